@@ -307,7 +307,8 @@ def test_an_exception_is_a_sites_failure_with_its_traceback(
             flare.receive()
             raise ZeroDivisionError("by hand")
         """
-    run = inline_jobs.run(script, listener=lambda event, _: events.append(event))
+    listener = lambda event, _: events.append(event)  # noqa: E731
+    run = inline_jobs.run(script, "clients.count=1", listener=listener)
     assert run.summary.status == "failed"
     failed = [each for each in events if isinstance(each, SiteFailed)]
     assert "client.py, line 7 raised ZeroDivisionError: by hand" in failed[0].reason

@@ -39,7 +39,8 @@ def is_possible(case):
         larger = ("large",)
     fits = size in ("tiny", *larger) and size in sizes
     if mode == "push":
-        fits = fits and chunk != "4 KiB"  # it takes seconds for a few hundred frames
+        # It takes seconds for a few hundred frames, and is refused inline.
+        fits = fits and chunk != "4 KiB" and workers != "inline"
     return fits and mode in modes and (workers == "inline") <= ("inline" in engines)
 
 

@@ -13,7 +13,6 @@ from flstream.errors import UsageError
 
 ROWS = (
     "fedavg",
-    "sampled",
     "scaffold",
     "cyclic",
     "swarm",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 
-from relay import Passing, Relay
+from packet_relay import Passing, Relay
 
 from flstream.model.memory import MemoryBody
 from flstream.streaming.download import download

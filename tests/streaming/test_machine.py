@@ -36,7 +36,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from nightly_cases import first_and_nightly
-from relay import ALL_FAULTS, LIES, Harm, Relay, Script
+from packet_relay import ALL_FAULTS, LIES, Harm, Relay, Script
 from support import as_bytes
 
 from flstream.codecs.cast import Cast

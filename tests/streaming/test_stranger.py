@@ -21,7 +21,7 @@ import pytest
 import stranger
 import torch
 import xxhash
-from relay import CutError, Passing, Relay
+from packet_relay import CutError, Passing, Relay
 from safetensors.torch import save_file
 from stranger import FRAME, MESSAGE, NOBODY, Packet, Tensor
 from support import as_bytes, every_kind

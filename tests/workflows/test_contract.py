@@ -10,9 +10,9 @@ from flstream.report.html.run_page import write_report
 from flstream.runs.resume import plan_resume
 from flstream.telemetry.events import RoundFinished
 
-OWN = Path(__file__).parents[2] / "benchmarks" / "small_job"
+OWN = Path(__file__).parents[1] / "matrix" / "job"
 WORKFLOWS = {
-    "a file": ([f'workflow.type="{OWN / "odd_even.py"}:odd_even"'], 4),
+    "a file": ([f'workflow.type="{OWN / "own.py"}:odd_even"'], 4),
     "fedavg, sampled": (["workflow.type=fedavg", "clients.per_round=2"], 2),
     "cyclic": (["workflow.type=cyclic", "workflow.args.order=random_without_same_in_a_row"], 4),
     "swarm": (["workflow.type=swarm"], 4),

@@ -37,7 +37,7 @@ def flow(run):
         meta = {"lr": 0.1, "seen": 1} | ({"late": None} if number > 1 else {})
         updates = run.train(model, run.sites, meta=meta, optimizer_params={"momentum": 0.9})
         model = run.fold(model, updates, control=FoldRule())
-        die_here(f"{number}")
+        break_off(f"{number}")
     return model
 """
 
@@ -47,7 +47,7 @@ def warned(run) -> list[str]:
 
 
 def test_each_value_that_no_site_reads_in_its_first_task_is_warned_of_once(flows):
-    run = flows.killed(FLOW, "clients.parallel=1", place="1", script=SCRIPT)
+    run = flows.broken(FLOW, "clients.parallel=1", place="1", script=SCRIPT)
     run = flows.resume(run, FLOW, "clients.parallel=1", script=SCRIPT)
     due = [("control", 1), ("lr", 1), ("optimizer_params", 1), ("late", 2)]
     assert run.summary.warnings == warned(run)
