@@ -105,7 +105,7 @@ def test_a_plain_model_is_pulled_as_it_is(jobs):
         (["streaming.codecs.up=[int8]", "streaming.codecs.require_lossless=[w,norm]"], MODEL,
          ("pulled",), None),
     ],
-    brief=3,
+    brief=2,
 )  # fmt: skip
 @pytest.mark.usefixtures("processes")
 def test_the_way_and_the_codecs_are_those_that_were_taken(jobs, how, model, down, up):

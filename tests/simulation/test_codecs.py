@@ -63,7 +63,7 @@ def using(codec, way="up"):
     return f"streaming.codecs.{way}=[{codec}]", "streaming.codecs.require_lossless=[norm]"
 
 
-@first_and_nightly("codec", ["int8", "topk", "cast", "int4", "ternary"], brief=2)
+@first_and_nightly("codec", ["int8", "topk", "cast", "int4", "ternary"])
 def test_an_update_loses_only_what_it_may_whole_or_not_and_only_what_is_sent_is_counted(
     jobs, codec
 ):
@@ -155,7 +155,7 @@ def test_sites_have_the_bits_that_the_server_keeps(jobs, codec):
 MASK = MODEL.replace("return {", 'return {"mask": torch.full((300,), -torch.inf),')
 
 
-@pytest.mark.parametrize(
+@first_and_nightly(
     ("codec", "model", "words"),
     [
         ('"mine.py:Halves"', MODEL, ["mine.py:Halves changes numbers of tensor"]),

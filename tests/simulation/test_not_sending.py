@@ -71,8 +71,8 @@ def test_layers_that_nobody_changes_travel_once_to_the_same_bits(jobs, how):
     assert up.bytes + up.reused == off.transfer.up.bytes
     assert off.transfer.down.reused == off.transfer.up.reused == 0
     # Of blocks of 64 KiB, each adapter is in one or two, of four or five that a layer takes.
-    assert down.bytes - 2 * size <= 0.5 * 4 * size
     if how is ADAPTERS:
+        assert down.bytes - 2 * size <= 0.5 * 4 * size
         assert up.bytes <= 0.5 * 6 * size
         assert up.reused >= 0.5 * 6 * size
 

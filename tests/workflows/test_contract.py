@@ -47,6 +47,8 @@ def test_a_run_ends_early_keeps_what_is_best_and_tells_of_every_round(jobs, name
     assert summary.transfer.down.bytes > summary.transfer.up.bytes
     # Whoever is in a round's model has a weight in it, however many models the round has made.
     assert [len(event.weights) for event in of_kind(run, RoundFinished)] == [sites] * 3
+    # A job without cross-site evaluation keeps no models of sites.
+    assert not list(directory.sites.rglob("last*"))
     page = write_report(directory.path).read_text()
     assert "accuracy" in page
     assert "site-4" in page
