@@ -1,6 +1,8 @@
 """Every way of computing a model has the bits of the table, however its bytes move.
 
 The cases cover each pair of row, workers, chunk size, streaming mode and model size that there is.
+Those in one process run each time, and a third of the others, drawn by the hash of flstream/;
+`make test-nightly` runs all of them.
 A change that is to change bits writes the table anew (`make digests`), for a reviewer to read.
 """
 
@@ -10,6 +12,7 @@ from collections import defaultdict
 from typing import get_args
 
 import pytest
+from matrix_draw import drawn
 from matrix_pairs import pairs_of, pairwise
 from matrix_rows import MODES, ROWS, SHIPPED
 from matrix_runs import DIGESTS, JOBS, overrides_of, recorded, run
@@ -54,7 +57,13 @@ ALIKE = [
 CASES = list(pairwise(list(ROWS), [list(WORKERS), CHUNKS, MODES, SIZES], is_possible))
 
 
-@pytest.mark.parametrize("case", CASES, ids=", ".join)
+DAILY = [case for case in CASES if case[1] == "inline"]
+"""The cheapest, of which there is one or more of nearly every row."""
+
+
+@pytest.mark.parametrize(
+    "case", [*DAILY, *drawn([case for case in CASES if case not in DAILY])], ids=", ".join
+)
 def test_a_model_has_the_bits_of_the_table(case, tmp_path, fork_server):
     row, workers, chunk, mode, size = case
     how = [f"streaming.mode={mode}", f"streaming.tensor_download_chunk_size={chunk}"]
