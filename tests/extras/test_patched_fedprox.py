@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from patched_jobs import HF, HF_LOOP, LIT, LIT_LOOP, NET, bits
+from patched_jobs import HF, LIT, NET, bits
 from safetensors.torch import load_file
 
 # The loss has the term, to which the patch adds nothing.
@@ -50,11 +50,11 @@ HF_CLIPS = trainer("build(), optim='sgd', max_grad_norm=0.1")
 HF_SUMS = trainer("build(), optim='sgd', max_grad_norm=0, gradient_accumulation_steps=3")
 # The model, the script without and with the term in its loss, and what the job says.
 CASES = {
-    "lightning": (NET, LIT, LIT_TERM, LIT_CLIPS + LIT_LOOP, FEDPROX),
-    "hf": (NET, HF, HF_TERM, HF_CLIPS + HF_LOOP, FEDPROX),
-    "hf, an adapter": (NET + ADAPTED, HF, ADAPTER_TERM, HF_CLIPS + HF_LOOP, FEDPROX),
-    "lightning, a model beside": (NET, LIT, LIT_TERM, LIT_SUMS + LIT_LOOP, DITTO),
-    "hf, a model beside": (NET, HF, HF_TERM, HF_SUMS + HF_LOOP, DITTO),
+    "lightning": (NET, LIT.head, LIT_TERM, LIT_CLIPS + LIT.loop, FEDPROX),
+    "hf": (NET, HF.head, HF_TERM, HF_CLIPS + HF.loop, FEDPROX),
+    "hf, an adapter": (NET + ADAPTED, HF.head, ADAPTER_TERM, HF_CLIPS + HF.loop, FEDPROX),
+    "lightning, a model beside": (NET, LIT.head, LIT_TERM, LIT_SUMS + LIT.loop, DITTO),
+    "hf, a model beside": (NET, HF.head, HF_TERM, HF_SUMS + HF.loop, DITTO),
 }
 
 
