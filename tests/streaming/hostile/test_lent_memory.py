@@ -1,7 +1,5 @@
 """A receiver that reads late gets what was offered, and nothing that came to lie there since."""
 
-import socket
-
 import numpy as np
 import pytest
 from liars import greeting
@@ -23,7 +21,7 @@ def test_memory_that_was_lent_is_not_read_once_the_offer_has_settled(attacked, h
     sock.sendall(greeting() + asked)
     sock.settimeout(30)
     read_packet(lambda count: exactly(sock, count), MIB)
-    assert sock.recv(1, socket.MSG_PEEK)  # the first frame is on its way
+    data = bytearray(exactly(sock, 70 << 10))  # so that the first frame is on its way
     match how:
         case "abort":
             ref.abort("no more")
@@ -38,11 +36,9 @@ def test_memory_that_was_lent_is_not_read_once_the_offer_has_settled(attacked, h
     # Its owner may use the memory for whatever it likes from here on.
     array[:] = 0xEE
     sock.settimeout(0.3)  # there is no more, or there is the end
-    data = bytearray()
     try:
         while piece := sock.recv(MIB):
             data += piece
     except TimeoutError:
         pass
-    assert data[64:].count(1) > 64 << 10
     assert bytes([0xEE]) * 64 not in data
