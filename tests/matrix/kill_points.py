@@ -123,7 +123,7 @@ def _launcher_killed(
 
 
 def _launch(folder: Path, overrides: list[str]) -> None:
-    """Run the job in this process, whose fork server is its own, and so is the folder of that."""
+    """Run the job in this process, with a fork server and a temporary folder of its own."""
     multiprocessing.current_process()._config.pop("tempdir", None)
     simulate_job(folder, overrides, host_for=host_for)
 

@@ -24,7 +24,7 @@ def pairwise(
     for cases in possible.values():
         own = {pair for case in cases for pair in pairs_of(case) if pair[0][0] == 0}
         while own & left:
-            case = max(cases, key=lambda each: len(pairs_of(each) & left))
+            case = max(cases, key=lambda case: len(pairs_of(case) & left))
             left -= pairs_of(case)
             yield case
 

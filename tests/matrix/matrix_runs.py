@@ -58,7 +58,7 @@ def _has_finished(folder: Path) -> bool:
 
 
 def ending(folder: Path) -> Ending:
-    """What the run in a folder has ended in.
+    """Read the ending of the run in a folder.
 
     Raises:
         AssertionError: It did not finish.
@@ -76,6 +76,6 @@ def ending(folder: Path) -> Ending:
 
 
 def recorded(name: str) -> Ending:
-    """What the table says that a job's runs end in."""
+    """Look up the ending of a job in the table."""
     found: Ending = json.loads(DIGESTS.read_text())[name]
     return found

@@ -82,8 +82,8 @@ def files_of(folder):
     }
 
 
-def kept(name, content):
-    """What of a file a resume that is refused leaves as it was."""
+def unchanged_part(name, content):
+    """Part of a file that a refused resume leaves as it was."""
     return content[: content.rfind(b"\n") + 1] if name in GROWING else content
 
 
@@ -110,6 +110,6 @@ def test_a_damaged_run_resumes_to_the_bits_of_the_table_or_is_left_as_it_was(
         assert "\n" not in refusal
         after = files_of(folder)
         for name, content in before.items():
-            was = kept(name, content)
+            was = unchanged_part(name, content)
             assert after[name][: len(was)] == was, name
     assert all((folder / name).exists() for name in FOREIGN)

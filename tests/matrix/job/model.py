@@ -24,7 +24,7 @@ class Net(torch.nn.Module):
 
 
 def targets(net, index):
-    """What a site's base and head are drawn to, by the site's index."""
+    """Targets of a site's base and head, by the index of the site."""
     generator = torch.Generator().manual_seed(index)
     return [
         torch.randint(-64, 65, each.shape, generator=generator) / 64

@@ -1,4 +1,4 @@
-"""What users may write themselves: a workflow, an aggregator, a codec and a filter."""
+"""Code of a user's own: a workflow, an aggregator, codecs and a filter."""
 
 import zlib
 
