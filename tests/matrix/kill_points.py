@@ -25,18 +25,19 @@ PATIENCE = 120.0
 
 
 class KillAt:
-    """Calls a function with the pid of the process that comes to a point, and then lets it go.
+    """Calls a function with the pid of a process that comes to a point, and then lets it go.
 
     Args:
         point: Name of the point.
         time: Which of the times counts that any process of the run comes there, from 1.
-        kill: Kills what is to be killed.
+        kill: Kills what is to be killed, and returns whether that is there yet; else it is called
+            the next time.
 
     Attributes:
         was_reached: Whether it was called.
     """
 
-    def __init__(self, point: str, time: int, kill: Callable[[int], None]) -> None:
+    def __init__(self, point: str, time: int, kill: Callable[[int], bool]) -> None:
         self.was_reached = False
         self._wanted = point, time
         self._kill = kill
@@ -54,9 +55,9 @@ class KillAt:
                 if not point:
                     return  # it is this process, which wants no more
                 times[point] += 1
-                if (point, times[point]) == self._wanted:
-                    self.was_reached = True
-                    self._kill(int(pid))
+                wanted, time = self._wanted
+                if point == wanted and times[point] >= time and not self.was_reached:
+                    self.was_reached = self._kill(int(pid))
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -87,14 +88,16 @@ def run_killed(folder: Path, overrides: list[str], point: str, time: int, victim
         return _launcher_killed(folder, overrides, point, time, victim)
     killed: list[psutil.Process] = []
 
-    def kill(halted: int) -> None:
+    def kill(halted: int) -> bool:
         pids = _pids(folder)
-        server = pids.pop("server")
-        chosen = server
+        chosen = pids.pop("server", None)
         if victim == "worker":
-            chosen = halted if halted in pids.values() else min(pids.values())
+            chosen = halted if halted in pids.values() else min(pids.values(), default=None)
+        if chosen is None:
+            return False
         killed.append(psutil.Process(chosen))
         os.kill(chosen, signal.SIGKILL)
+        return True
 
     with KillAt(point, time, kill) as at:
         simulate_job(folder, overrides)
@@ -108,12 +111,13 @@ def _launcher_killed(
     """Run the job in a process of its own, whose fork server is its own, too."""
     everyone: list[psutil.Process] = []
 
-    def kill(_: int) -> None:
+    def kill(_: int) -> bool:
         launcher = psutil.Process(launcher_pid)
         everyone.extend([launcher, *launcher.children(recursive=True)])
         for process in everyone if victim == "all" else [launcher]:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
+        return True
 
     with shared_host_for(load_job(JOB, overrides)) as host, KillAt(point, time, kill) as at:
         launcher_pid = host.start("launcher", _launch, folder, overrides)
@@ -135,6 +139,7 @@ def _await_end(processes: list[psutil.Process]) -> None:
 
 def _pids(folder: Path) -> dict[str, int]:
     """Pids of a run's processes, by name."""
-    lines = (folder / "events.jsonl").read_bytes().split(b"\n")[:-1]
+    journal = folder / "events.jsonl"
+    lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
     ready = [event for event in map(json.loads, lines) if event["kind"] == "process_ready"]
     return {event["process"]: event["pid"] for event in ready}
