@@ -65,7 +65,10 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         # Workflows.
         "fedavg": Row(),
         "fedprox": Row((workflow("fedavg", "fedprox_mu=0.5"),)),
-        "cyclic": Row((workflow("cyclic", "order=random_without_same_in_a_row"),)),
+        "cyclic": Row(
+            (workflow("cyclic", "order=random_without_same_in_a_row"),),
+            points=tuple(point for point in POINTS if point != "fold"),
+        ),
         "scaffold": Row((workflow("scaffold"),)),
         "feddyn": Row((workflow("feddyn", "feddyn_alpha=0.5"),)),
         "ditto": Row((workflow("ditto", "ditto_lambda=0.5"),)),

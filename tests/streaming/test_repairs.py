@@ -182,7 +182,8 @@ def test_downloads_of_several_threads_share_a_connection_also_one_that_breaks(ha
     for model, tensors in zip(models, got, strict=True):
         assert_same_tensors(tensors, model)
     assert all(ref.wait(30).ok for ref in refs)
-    assert watch.connections == (4 if breaks else 1)
+    # Fewer than the flips where one hits what a connection that broke has still on its way.
+    assert watch.connections in ((2, 3, 4) if breaks else (1,))
 
 
 def test_a_download_that_is_called_off_does_not_hold_up_another_of_its_connection(harness):
