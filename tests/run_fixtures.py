@@ -19,7 +19,6 @@ from flstream.job import Job, load_job
 from flstream.runs.resume import ResumePoint, plan_resume
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary
-from flstream.simulation import chunk_sizes
 from flstream.simulation.launcher import Listener, simulate
 from flstream.telemetry.events import AnyEvent, ProcessReady
 from flstream.telemetry.memory import MemorySampler
@@ -178,14 +177,6 @@ class Jobs(NamedTuple):
         _, left = psutil.wait_procs(processes, timeout=10)
         assert left == []
         return Run(summary, directory)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def chosen_chunk_size() -> Iterator[None]:
-    """Runs of this process measure nothing at their start: they have 2 MiB wherever tests run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunk_sizes, "measured_chunk_size", lambda: 2 << 20)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,6 @@ def validate(
     from flstream.job import load_job
     from flstream.report.console import make_console
     from flstream.report.forecast import forecast_json, print_forecast
-    from flstream.simulation.chunk_sizes import with_chunk_sizes
     from flstream.simulation.forecasting.fitting import available_in, fit
     from flstream.simulation.forecasting.model_layout import initial_differences
 
@@ -61,7 +60,6 @@ def validate(
     # Where nodes would join is of no matter here, so nobody has to say.
     nowhere = ["engine.bind=localhost:0", "engine.key_file=key"] if engine == "join" else []
     loaded = load_job(path, [*nowhere, *(overrides or ()), *engine_overrides(engine)])
-    loaded = with_chunk_sizes(loaded)
     layout, need = _plan(path, loaded)
     available = available_in(run_dir or Path("runs"))
     verdict = fit(loaded, layout, need, available)

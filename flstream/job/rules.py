@@ -155,6 +155,22 @@ FrameSize = Annotated[
 ]
 """A size in bytes at which no element of a tensor is cut."""
 
+
+def _in_range(size: int) -> int:
+    if size and not 16 <= size <= 1 << 30:
+        raise ValueError("")  # its kind says all there is to say
+    return size
+
+
+ChunkSize = Annotated[
+    int,
+    BeforeValidator(_read_size),
+    AfterValidator(_whole_frames),
+    AfterValidator(_in_range),
+    ValueKind("0 (streaming off) or a multiple of 16 bytes from 16 B to 1 GiB", render=render_size),
+]
+"""The longest frame, in bytes; 0 for none."""
+
 Seconds = Annotated[
     float,
     BeforeValidator(_read_seconds),

@@ -7,7 +7,7 @@ comment in a resolved job file. The annotation defines the allowed values.
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from flstream.job.aggregation_method import (
     CHOOSING,
@@ -17,12 +17,12 @@ from flstream.job.aggregation_method import (
     find_own_rule,
     is_own,
 )
-from flstream.job.annotations import ValueKind
 from flstream.job.codecs import CodecsSection
 from flstream.job.files import Checkpoint, CodeName
 from flstream.job.free_values import FreeArgs
 from flstream.job.problems import MISSING, Problem, RefusedValueError, must_be
 from flstream.job.rules import (
+    ChunkSize,
     Flag,
     FrameSize,
     Patterns,
@@ -31,28 +31,12 @@ from flstream.job.rules import (
     Section,
     Size,
     Whole,
-    render_size,
 )
 from flstream.job.site_names import SiteFactors
 
 MIB, GIB = 1024**2, 1024**3
 
 _FACTORY = CodeName()
-
-
-def _in_range(size: int) -> int:
-    if size and not 16 <= size <= GIB:
-        raise ValueError("")  # its kind says all there is to say
-    return size
-
-
-CHUNK_SIZE = ValueKind(
-    "0 (streaming off) or a multiple of 16 bytes from 16 B to 1 GiB, or auto", render=render_size
-)
-_ChunkSize = Annotated[
-    Annotated[FrameSize, AfterValidator(_in_range)] | Literal["auto"],
-    CHUNK_SIZE,
-]
 
 
 class ModelSection(Section):
@@ -234,21 +218,15 @@ class StreamingSection(Section):
     page [mapping.md](mapping.md) says more.
     """
 
-    tensor_download_chunk_size: _ChunkSize = "auto"
-    """The longest frame of a model exchanged as tensors (bytes), or auto; 0 turns streaming off.
+    tensor_download_chunk_size: ChunkSize = 2 * MIB
+    """The longest frame of a model exchanged as tensors (bytes); 0 turns streaming off.
 
-    With auto, a run whose workers are all on its machine measures at its start which of 1, 2 and
-    4 MiB take least of the processor's time, for less than a tenth of a second. Over emulated links
-    and to nodes, and with codecs, it is 2 MiB. The run's own job.conf has the size that was chosen,
-    and a resumed run keeps to it. Models have the same bits in any size. Updates that are folded as
-    they come have frames of 2 MiB at most, whatever the size.
+    Models have the same bits in any size. Updates that are folded as they come have frames of 2 MiB
+    at most, whatever the size.
     """
 
-    np_download_chunk_size: _ChunkSize = "auto"
-    """The longest frame of a model exchanged as arrays (bytes), or auto; 0 turns streaming off.
-
-    Auto is as for tensors; where a job exchanges tensors of a size that it states, it is 2 MiB.
-    """
+    np_download_chunk_size: ChunkSize = 2 * MIB
+    """The longest frame of a model exchanged as arrays (bytes); 0 turns streaming off."""
 
     streaming_per_request_timeout: Seconds = 600.0
     """How long one request may go unanswered (duration) before the download fails."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from flstream.errors import UsageError
-from flstream.job import Job, JobError, Key, job_keys
+from flstream.job import Job, JobError, Key, job_keys, render_job
 from flstream.job.codecs import CODECS
 from flstream.job.engine_section import EngineSection
 from flstream.job.filters import FILTERS
@@ -16,7 +17,6 @@ from flstream.job.hocon import read_hocon
 from flstream.job.key import WORKFLOW
 from flstream.job.keys import keys_in, workflow_sections
 from flstream.job.problems import RefusedValueError
-from flstream.job.sections import CHUNK_SIZE
 from flstream.job.values import render_value
 from flstream.runs.job_files import changes, files_of, read_files
 from flstream.runs.run_directory import RunDirectory
@@ -46,19 +46,27 @@ def check_same_job(job: Job, run: RunDirectory) -> None:
             and every file that was changed.
         JobError: The run's job file cannot be read.
     """
-    hocon = read_hocon(run.job_file)
-    if hocon.problems:
-        raise JobError(run.job_file, hocon.problems)
     recorded = read_files(run)
     there, here = recorded or {}, {} if recorded is None else files_of(job)
     files = there.keys() & here.keys()
-    differences = list(_differences(job, hocon.values, run, files))
+    differences = _differences(job, run, files)
     changed = sorted({clause for key in files for clause in changes(there[key], here[key])})
     if differences or changed:
         raise UsageError(_sentence(run, differences, changed))
 
 
-def _differences(
+def _differences(job: Job, run: RunDirectory, files: Collection[str]) -> list[str]:
+    """Describe every key that differs, with both values; a job's own text needs no parser."""
+    with suppress(OSError):
+        if run.job_file.read_bytes() == render_job(job).encode():
+            return []
+    hocon = read_hocon(run.job_file)
+    if hocon.problems:
+        raise JobError(run.job_file, hocon.problems)
+    return list(_different_keys(job, hocon.values, run, files))
+
+
+def _different_keys(
     job: Job, values: Mapping[str, Any], run: RunDirectory, files: Collection[str]
 ) -> Iterator[str]:
     """Yield every key that differs, with both values.
@@ -80,8 +88,6 @@ def _differences(
         here = key.render(key.value_in(job)) if name in own else _NOT_GIVEN
         if name in files:
             is_same = _inside_file(there) == _inside_file(here)
-        elif key.kind is CHUNK_SIZE and name in own and key.value_in(job) == "auto":
-            is_same = True  # what a job leaves to the machine stays as it was chosen
         elif key.kind in (FILTERS, CODECS):
             # Their files are compared by contents, unless an earlier version made the run.
             is_same = _without_folders(here) == _without_folders(there)

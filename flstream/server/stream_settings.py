@@ -7,7 +7,6 @@ from typing import Literal
 
 from flstream.job import Job
 from flstream.model.memory import Framework
-from flstream.streaming.chunk_choice import CANDIDATES
 from flstream.streaming.receiver import StreamSettings
 
 # Seconds after which nobody waits any more who may wait as long as it takes.
@@ -28,16 +27,14 @@ def stream_settings(job: Job, framework: Framework) -> StreamSettings:
     """Return the settings with which a job's models are fetched.
 
     Args:
-        job: The job. A chunk size that nobody has chosen yet counts as the longest of those that
-            are measured.
+        job: The job.
         framework: Kind of values that the models are exchanged as, which selects the chunk size.
     """
     streaming = job.streaming
-    given = {
+    chunk_size = {
         "pytorch": streaming.tensor_download_chunk_size,
         "numpy": streaming.np_download_chunk_size,
     }[framework]
-    chunk_size = max(CANDIDATES) if given == "auto" else given
     links = job.network.links(job.clients.site_names, job.seed).values()
     silence = max((link.silence for link in links), default=0.0)
     settings = StreamSettings(

@@ -27,7 +27,6 @@ from flstream.runs.job_files import render_files
 from flstream.runs.resume import ResumePoint, take_up
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import RunningSummary, Summary
-from flstream.simulation.chunk_sizes import with_chunk_sizes
 from flstream.simulation.inline import InlineHost
 from flstream.simulation.interruption import STOPS, handling
 from flstream.simulation.model_builder import builder_main
@@ -94,7 +93,6 @@ def simulate(
         UsageError: the engine cannot be used as the job asks for; nothing is left of the run.
     """
     began = time.monotonic()
-    job = with_chunk_sizes(job, run)
     run.write(run.job_file, render_job(job))
     run.write(run.job_files, render_files(job))
     # A resumed run has the versions of its last sitting.

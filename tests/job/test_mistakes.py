@@ -46,8 +46,8 @@ ROWS = [
     (
         "streaming.np_download_chunk_size = 4100",
         "streaming.np_download_chunk_size",
-        "given 4100; must be 0 (streaming off) or a multiple of 16 bytes from 16 B to 1 GiB, or "
-        "auto; nearest: 4096 or 4112",
+        "given 4100; must be 0 (streaming off) or a multiple of 16 bytes from 16 B to 1 GiB; "
+        "nearest: 4096 or 4112",
     ),
     ("streaming.mode = Pull", "streaming.mode", "did you mean pull?"),
     ("model.strict = 1", "model.strict", "given 1; must be true or false"),

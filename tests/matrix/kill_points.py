@@ -1,7 +1,6 @@
 """Kills of a run's processes at named points (see flstream/telemetry/halts.py)."""
 
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -9,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Self
 
@@ -16,7 +16,6 @@ import psutil
 from matrix_runs import JOB, simulate_job
 from run_fixtures import shared_host_for
 
-from flstream.engines.fork_server import host_for
 from flstream.job import load_job
 from flstream.telemetry.halts import SOCKET
 
@@ -108,13 +107,14 @@ def run_killed(folder: Path, overrides: list[str], point: str, time: int, victim
 def _launcher_killed(
     folder: Path, overrides: list[str], point: str, time: int, victim: str
 ) -> bool:
-    """Run the job in a process of its own, whose fork server is its own, too."""
+    """Run the job in a process of its own, which is forked from where the run's others are."""
     everyone: list[psutil.Process] = []
 
     def kill(_: int) -> bool:
-        launcher = psutil.Process(launcher_pid)
-        everyone.extend([launcher, *launcher.children(recursive=True)])
-        for process in everyone if victim == "all" else [launcher]:
+        for pid in (launcher_pid, *_pids(folder).values()):
+            with suppress(psutil.NoSuchProcess):
+                everyone.append(psutil.Process(pid))
+        for process in everyone if victim == "all" else everyone[:1]:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         return True
@@ -127,9 +127,9 @@ def _launcher_killed(
 
 
 def _launch(folder: Path, overrides: list[str]) -> None:
-    """Run the job in this process, with a fork server and a temporary folder of its own."""
-    multiprocessing.current_process()._config.pop("tempdir", None)
-    simulate_job(folder, overrides, host_for=host_for)
+    """Run the job in this process, from the fork server that has forked it, which has imported."""
+    forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None
+    simulate_job(folder, overrides)
 
 
 def _await_end(processes: list[psutil.Process]) -> None:

@@ -222,7 +222,7 @@ MUTATIONS = (
         "            numbers = numbers  # what is infinite then, the codec refuses\n",
         BITS,
     ),
-    Mutation("client/proximal.py", "return total * (mu / 2)", "return total * mu", BITS),
+    Mutation("client/proximal.py", "total * (mu / 2)", "total * mu", BITS),
     Mutation(
         "transport/emulated_link.py", "self._free_at - _AHEAD_SECONDS", "self._free_at", "transport"
     ),

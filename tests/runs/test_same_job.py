@@ -190,13 +190,13 @@ def test_initial_weights_are_compared_by_what_they_hold(folder, tmp_path):
 
 def test_what_a_run_has_noted_of_its_job_is_named_where_it_is_damaged(folder, run):
     job = load_job(folder / "job.conf")
+    run.job_file.write_text("name = {")
+    with pytest.raises(UsageError, match=r"run/job.conf"):
+        check_same_job(job, run)
     for text in (b"{", b"[]", b'{"train.script": [{"name": 3}]}'):
         run.job_files.write_bytes(text)
         with pytest.raises(UsageError, match=r"job.files.json cannot be read: "):
             check_same_job(job, run)
-    run.job_file.write_text("name = {")
-    with pytest.raises(UsageError, match=r"run/job.conf"):
-        check_same_job(job, run)
 
 
 def test_a_file_that_is_gone_by_then_is_a_sentence(folder):
