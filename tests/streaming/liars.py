@@ -172,7 +172,7 @@ class Sender:
             while True:
                 yield pong * 1000
         content = layouts.get(self._case, self._layout)
-        fields = {"request": number, "layout": content, "chunk_size": 0, "limit": 0}
+        fields = {"request": number, "layout": content, "chunk_size": 0}
         yield message("Opened", number, token, **fields)
 
     def _frames(self, asked: dict[str, Any]) -> Iterator[bytes]:

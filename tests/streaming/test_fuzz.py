@@ -62,7 +62,7 @@ def reply(rng, layout):
     match rng.randrange(4):
         case 0:
             told = rng.choice((layout, layout[:-9], rng.randbytes(60)))
-            return Opened(rng.randrange(9), told, number(rng) % 2**63, number(rng) % 2**63)
+            return Opened(rng.randrange(9), told, number(rng) % 2**63)
         case 1:
             return Refused(rng.randrange(2**32), "x" * rng.randrange(99))
         case 2:

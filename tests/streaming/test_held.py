@@ -108,18 +108,13 @@ def test_where_little_is_here_a_few_blocks_are_digested_and_all_are_fetched(harn
 
 
 @pytest.mark.parametrize(
-    ("change", "others"),
-    [
-        ({"reuse": False}, {}),
-        ({"chunk_size": 0}, {}),
-        ({"push": True}, {"push": REUSING}),
-        ({"chunk_size": 4000, "request_size": 64000}, {}),
-    ],
-    ids=["off", "native", "pushed", "chunks that are no part of a block"],
+    "change",
+    [{"reuse": False}, {"chunk_size": 0}, {"chunk_size": 4000, "request_size": 64000}],
+    ids=["off", "native", "chunks that are no part of a block"],
 )
-def test_elsewhere_nothing_is_compared(harness, change, others):
+def test_elsewhere_nothing_is_compared(harness, change):
     receiver, watch = harness.watched()
-    ref = harness.service.offer(body(), ["site-1"], **others)
+    ref = harness.service.offer(body(), ["site-1"])
     sink = body()
     how = replace(REUSING, ping_after=5.0, **change)
     _, cost = download(receiver, ref.token, how, lambda _: sink, at_hand=in_place(sink))

@@ -208,7 +208,6 @@ def test_a_misspelt_option_is_named_with_the_right_one(harness):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"push": True}, "push is True; give StreamSettings"),
         ({"on_settled": 3}, "on_settled is 3; give a function"),
         ({"round": "7"}, "round is '7'; give a whole number"),
         ({"tags": "agg"}, "tags are 'agg'; give a list of texts"),
