@@ -15,11 +15,15 @@ from flstream.streaming.remote import RemoteSource
 from flstream.streaming.service import DownloadService
 from flstream.streaming.wire import (
     FRAME,
+    NOBODY,
     TOKEN_BYTES,
+    VERSION,
     Close,
     Closed,
     Fetch,
+    Hello,
     Open,
+    Opened,
     Ping,
     Pong,
     Refused,
@@ -128,6 +132,10 @@ def test_a_range_that_makes_no_sense_is_refused_and_the_service_goes_on(
     receiver = Asker(harness.channel())
     fetch_request = Fetch(ref.token, receiver.next_number(), start, stop, chunk_size)
     assert reason in refusal(receiver, fetch_request)
+    if chunk_size == 100:  # nor does a body come together with its layout in such chunks
+        receiver.send(Open(ref.token, 9, 2**62, chunk_size))
+        assert isinstance(reply_to(receiver, 9), Opened)
+        assert reason in reply_to(receiver, 9).reason
     assert ref.deliveries["site-1"].requests == 0
     assert_same_tensors(fetch(harness.receiver(), ref.token).tensors, MODEL)
 
@@ -215,3 +223,35 @@ def test_settled_refs_are_remembered_for_a_while_only():
         settled[number.to_bytes(16, "big")] = Settled(frozenset(), "")
     assert len(settled) == 1024
     assert (2999).to_bytes(16, "big") in settled
+
+
+def test_a_request_that_arrives_byte_by_byte_is_answered(harness):
+    ref = offer(harness)
+    asker = Asker(harness.channel())
+    for byte in pack_message(Open(ref.token, 1), ref.token):
+        asker.send_bytes(bytes([byte]))
+    assert isinstance(reply_to(asker, 1), Opened)
+
+
+def test_a_beat_is_not_answered(harness):
+    ref = offer(harness)
+    asker = Asker(harness.channel())
+    asker.send(Ping(NOBODY, 0), Ping(ref.token, 0), Ping(ref.token, 5))
+    assert asker.header().token == NOBODY
+    assert asker.header().request == 5
+
+
+def test_an_instance_that_comes_back_supersedes_its_channel_and_another_one_coexists(harness):
+    ref = offer(harness, "site-1")
+    channels = [harness.channel() for _ in range(3)]
+    hello = [pack_message(Hello(VERSION, instance)) for instance in (b"first", b"other", b"first")]
+    askers = []
+    for channel, greeting in zip(channels, hello, strict=True):
+        asker = Asker(channel, greeting)
+        assert isinstance(ask(asker, Open(ref.token, 1)), Opened)
+        askers.append(asker)
+    with pytest.raises(ChannelClosedError):
+        ask(askers[0], Open(ref.token, 2))
+    for asker in askers[1:]:
+        assert isinstance(ask(asker, Open(ref.token, 2)), Opened)
+    assert ref.outcome is None
