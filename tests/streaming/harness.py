@@ -92,9 +92,9 @@ class Harness:
         self._stack = stack
         self.service = stack.enter_context(DownloadService())
 
-    def channel(self, name: str = "site-1") -> Channel:
+    def channel(self, name: str = "site-1", *, lends: bool = True) -> Channel:
         """The receiver's end of a pipe whose other end the service serves."""
-        ours, theirs = pipe("server", name, lends=True)
+        ours, theirs = pipe("server", name, lends=lends)
         self._stack.enter_context(closing(theirs))
         self.service.attach(ours, name)
         return theirs

@@ -49,10 +49,10 @@ class Halving:
             out[1] ^= self._shift
 
 
-def fetched(harness, codec, *, on_frame=None, **options):
-    receiver, watch = harness.watched(on_frame) if on_frame else harness.watched()
-    ref = harness.service.offer(BODY, ["site-1"], encoder=codec.encoder, **options)
-    at_hand = NOTHING._replace(decoder_for=lambda layout: codec)
+def fetched(harness, codec, *, decodes=True):
+    receiver, watch = harness.watched()
+    ref = harness.service.offer(BODY, ["site-1"], encoder=codec.encoder)
+    at_hand = NOTHING._replace(decoder_for=lambda layout: codec) if decodes else NOTHING
     sink, cost = download(receiver, ref.token, QUICK, MemoryBody.allocate, at_hand=at_hand)
     assert bits(sink) == bits(BODY)
     assert ref.wait(20).ok
@@ -73,20 +73,18 @@ def sizes():
     return [stop - start for start, stop in BODY.layout.ranges(QUICK.frame_size)]
 
 
-def test_others_get_them_as_they_are(harness):
-    receiver, watch = harness.watched()
-    ref = harness.service.offer(BODY, ["site-1"], encoder=Halving().encoder)
-    sink, _ = download(receiver, ref.token, QUICK, MemoryBody.allocate)
-    assert bits(sink) == bits(BODY)
-    assert {frame.kind for frame in watch.frames} == {FRAME}
+class Useless(Halving):
+    """A codec that makes nothing smaller."""
+
+    def encoder(self, name):
+        return lambda data, start, stop: EncodedBytes(bytes(data), has_base=False)
 
 
-def test_a_frame_that_gets_no_smaller_is_sent_as_it_is(harness):
-    class Useless(Halving):
-        def encoder(self, name):
-            return lambda data, start, stop: EncodedBytes(bytes(data), has_base=False)
-
-    _, watch, _ = fetched(harness, Useless())
+@pytest.mark.parametrize(("codec", "decodes"), [(Useless(), True), (Halving(), False)])
+def test_frames_come_as_they_are_to_others_and_where_they_would_be_no_smaller(
+    harness, codec, decodes
+):
+    _, watch, _ = fetched(harness, codec, decodes=decodes)
     assert {frame.kind for frame in watch.frames} == {FRAME}
 
 
