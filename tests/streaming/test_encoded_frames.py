@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from harness import QUICK, fetch
+from support import body_of
 
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.quantised import Quantised
 from flstream.errors import CodecError, StreamingError
-from flstream.model.body import Scratch
 from flstream.model.memory import MemoryBody
 from flstream.streaming.coding import HEAD_BYTES, EncodedBytes
 from flstream.streaming.download import AtHand, download
@@ -18,10 +18,6 @@ BODY = MemoryBody.of({"w": np.arange(100_000, dtype=np.uint32).view(np.uint8), "
 NOTHING = AtHand(lambda _: None)
 
 
-def bits(source) -> bytes:
-    return b"".join(source.views(0, source.layout.nbytes, Scratch()))
-
-
 class Halving:
     """Sends every second byte where the others follow from the model, which both sides have."""
 
@@ -29,7 +25,7 @@ class Halving:
         self.base = base
         self.asked: list[str] = []
         self.decoded = 0
-        self._bits = bits(BODY)
+        self._bits = body_of(BODY)
         self._shift = shift
 
     def encoder(self, name: str):
@@ -54,7 +50,7 @@ def fetched(harness, codec, *, decodes=True):
     ref = harness.service.offer(BODY, ["site-1"], encoder=codec.encoder)
     at_hand = NOTHING._replace(decoder_for=lambda layout: codec) if decodes else NOTHING
     sink, cost = download(receiver, ref.token, QUICK, MemoryBody.allocate, at_hand=at_hand)
-    assert bits(sink) == bits(BODY)
+    assert body_of(sink) == body_of(BODY)
     assert ref.wait(20).ok
     return cost, watch, ref
 

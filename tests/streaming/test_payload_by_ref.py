@@ -1,19 +1,16 @@
 """Payloads under one ref: any structure arrives as it was, and what is no payload is refused."""
 
-import math
-from collections import OrderedDict
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from harness import QUICK
-from payloads import NUMPY_CODES, REGISTRY, Colour, Point, assert_same
-from support import every_kind, tensor
+from payloads import NUMPY_CODES, REGISTRY, assert_same
+from support import tensor
 
-from flstream.client.fl_model import FLModel, ParamsType
 from flstream.errors import LayoutError, PayloadError
-from flstream.streaming import nodes, payload_body
+from flstream.streaming import payload_body
 from flstream.streaming.api import add_payload, download_payload
 
 WAYS = pytest.mark.parametrize("native", [False, True], ids=["streamed", "piece"])
@@ -21,15 +18,6 @@ WAYS = pytest.mark.parametrize("native", [False, True], ids=["streamed", "piece"
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     return tensor("F32", shape, seed)
-
-
-def model() -> FLModel:
-    return FLModel(
-        params={"w": numbers(90, 70), "half": tensor("F16", (777,)), "none": torch.zeros(0, 3)},
-        params_type=ParamsType.DIFF,
-        metrics={"loss": math.inf},
-        meta={"num_examples": 2**70, "arrays": (np.arange(5000), np.float16(0.5)), "e": "é"},
-    )
 
 
 def sent(harness, value, how=QUICK, **kwargs):
@@ -54,35 +42,12 @@ def given_to(told):
 
 
 @WAYS
-def test_every_type_of_either_framework_arrives(harness, native):
-    frameworks = [
-        (code, (value := tensor(code, (2, 3))), value.numpy(), np.asarray(value.numpy()[0, 0]))
-        for code in NUMPY_CODES
-    ]
-    value = [
-        every_kind(),
-        frameworks,
-        numbers(6, 4).t(),
-        torch.tensor([1 + 2j, 3 - 4j]).conj(),
-        np.arange(12)[::-3],
-        torch.nn.Linear(3, 2).state_dict(),
-        [np.float32(1.5), np.bool_(True), Colour.RED, Point(numbers(2)), OrderedDict(a=b"bytes")],
-    ]
-    due = [*value]
-    due[3] = value[3].resolve_conj()
-    arrived = sent(harness, value, native=native)
-    assert_same(arrived, due)
-    parameter = torch.nn.Parameter(numbers(3))
-    assert_same(sent(harness, {"p": parameter}, native=native), {"p": parameter.detach()})
-
-
-@WAYS
-def test_tensors_that_were_one_are_one_and_views_of_one_memory_too(harness, native):
+def test_tensors_that_were_one_are_one_and_an_array_over_their_memory_too(harness, native):
     weight = numbers(5, 5)
     arrived = sent(harness, [weight, {"tied": weight}, weight.numpy()], native=native)
     assert arrived[0] is arrived[1]["tied"]
     assert_same(arrived[2], weight.numpy())
-    if not native:  # an array over a tensor's memory travels once, and is that again
+    if not native:
         arrived[0][0, 0] = 999
         assert arrived[2][0, 0] == 999
 
@@ -165,19 +130,8 @@ def test_what_does_not_fit_is_an_error_and_the_sender_hears_why(harness, into, s
     assert ref.wait(30).status == "aborted"
 
 
-@WAYS
-def test_what_is_too_large_or_cannot_be_sent_is_refused_by_its_path(harness, native, monkeypatch):
-    def offer(value):
-        add_payload(harness.service, value, ["site-1"], native=native)
-
-    with pytest.raises(PayloadError, match=r'payload\["log"\] makes the message longer than'):
-        offer({"log": "x" * (nodes.MAX_MESSAGE_BYTES + 1)})
-    with pytest.raises(PayloadError, match=r'payload\["f"\] is a object, which cannot be sent'):
-        offer({"f": object()})
-    with pytest.raises(PayloadError, match=r"payload is a Point, .* register its class"):
-        offer(Point(1))
-    if not native:
-        monkeypatch.setattr(payload_body, "MAX_HEADER_BYTES", 1000)
-        many = {"w": 1, "a" * 300: [torch.zeros(1) for _ in range(9)]}
-        with pytest.raises(PayloadError, match=r'shapes of 9 tensors .* payload\["a{191}: shorten'):
-            offer(many)
+def test_names_that_take_too_much_room_are_refused_by_their_path(harness, monkeypatch):
+    monkeypatch.setattr(payload_body, "MAX_HEADER_BYTES", 1000)
+    many = {"w": 1, "a" * 300: [torch.zeros(1) for _ in range(9)]}
+    with pytest.raises(PayloadError, match=r'shapes of 9 tensors .* payload\["a{191}: shorten'):
+        add_payload(harness.service, many, ["site-1"])
