@@ -99,6 +99,12 @@ class Harness:
         self.service.attach(ours, name)
         return theirs
 
+    def socket(self, name: str, *, lends: bool = False) -> socket.socket:
+        """The other end of a channel, on which anything may be said."""
+        ours, theirs = socket.socketpair()
+        self.service.attach(SocketChannel(ours, name, lends=lends), name)
+        return self._stack.enter_context(theirs)
+
     def receiver(self, name: str = "site-1", abort: AbortSignal | None = None) -> Receiver:
         return Receiver(self.channel(name), "server", abort)
 

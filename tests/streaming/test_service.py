@@ -1,6 +1,8 @@
 """The service: only the declared may fetch, and nobody holds up another."""
 
+import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from asking import MODEL, NBYTES, Asker, ask, offer, refusal, reply_to
@@ -255,3 +257,40 @@ def test_an_instance_that_comes_back_supersedes_its_channel_and_another_one_coex
     for asker in askers[1:]:
         assert isinstance(ask(asker, Open(ref.token, 2)), Opened)
     assert ref.outcome is None
+
+
+@pytest.mark.parametrize("ends", ["itself", "after it was let go"])
+def test_a_receiver_that_is_detached_is_forgotten_and_what_was_on_offer_to_it_is_settled(
+    harness, ends
+):
+    service = harness.service
+    for number in range(50):
+        name = f"worker-1/{number}"
+        sock, ref = harness.socket(name), offer(harness, name)
+        if ends == "itself":
+            sock.shutdown(socket.SHUT_RDWR)
+            assert ref.wait(20).status == "aborted"
+        service.detach(name)
+        assert ref.wait(20).status == "aborted"
+        assert ends == "itself" or ref.outcome.reason == f"{name}: its channel was closed here"
+        while sock.recv(1000):  # its greeting, if there was time for it
+            pass
+    # The next one is served as ever.
+    assert_same_tensors(fetch(harness.receiver(name), offer(harness, name).token).tensors, MODEL)
+    ref = offer(harness, name)
+    service.detach(name)
+    assert ref.wait(20).status == "aborted"
+    assert service._lost == {}
+
+
+def test_sixty_four_receivers_are_served_at_once_on_one_thread(harness):
+    names = [f"site-{number}" for number in range(64)]
+    before = threading.active_count()
+    receivers = [harness.receiver(name) for name in names]
+    ref = offer(harness, *names)
+    assert threading.active_count() == before
+    with ThreadPoolExecutor(len(names)) as executor:
+        for body in executor.map(lambda receiver: fetch(receiver, ref.token), receivers):
+            assert_same_tensors(body.tensors, MODEL)
+    assert ref.wait(30).ok
+    assert {each.bytes for each in ref.deliveries.values()} == {NBYTES}
