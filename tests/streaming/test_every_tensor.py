@@ -6,9 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from harness import QUICK, fetch, open_harness
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from harness import QUICK, fetch
 from support import as_bytes, assert_same_tensors, every_kind, tensor
 
 from flstream.model.body import Scratch
@@ -57,21 +55,6 @@ def test_every_dtype_shape_and_stride_arrives_bit_for_bit(harness, chunk_size):
     arrived = sent(harness, tensors, replace(QUICK, chunk_size=chunk_size))
     assert_same_tensors(arrived, tensors)
     assert all(value.is_contiguous() for value in arrived.values())
-
-
-@given(st.data())
-@settings(max_examples=20)
-def test_any_strides_and_chunk_size_arrive_bit_for_bit(data):
-    tensors = {}
-    for number in range(data.draw(st.integers(1, 5))):
-        shape = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=4))
-        value = tensor(data.draw(st.sampled_from(list(BY_CODE))), tuple(shape), number)
-        value = value.permute(data.draw(st.permutations(range(value.ndim))))
-        steps = [data.draw(st.integers(1, 3)) for _ in shape]
-        tensors[f"t{number}"] = value[tuple(slice(None, None, step) for step in steps)]
-    size = 16 * data.draw(st.integers(0, 40))
-    with open_harness() as harness:
-        assert_same_tensors(sent(harness, tensors, replace(QUICK, chunk_size=size)), tensors)
 
 
 PATTERNS = {

@@ -105,11 +105,14 @@ class Offered(NamedTuple):
     Attributes:
         ref: The ref.
         bits: The tensors as they are to arrive.
-        fetch: Ways to fetch it, by name: functions of a receiver, settings, and what to do then.
+        size: Size of the model.
+        base: Model that encoded frames are decoded with.
+        codec: What decodes a model that was encoded with a loss, of this layout.
     """
 
     ref: Ref
     bits: Bits
+    size: str
     base: MemoryBody | None = None
     codec: LossyCodec | None = None
     layout: Any = None
@@ -245,7 +248,7 @@ class Transfers(RuleBasedStateMachine):
                 body, base = MemoryBody.of(tensors), MemoryBody.of(model(size, 0))
                 encoder = encoder_for(FRAMES, body.layout, {"known": base})
                 ref = self.service.offer(body, names, encoder=encoder, **options)
-                return Offered(ref, bits_of(tensors), base=base)
+                return Offered(ref, bits_of(tensors), size, base)
             case "payload" | "in one piece":
                 native = kind == "in one piece"
                 value = {"model": tensors, "round": self.version}
@@ -257,8 +260,8 @@ class Transfers(RuleBasedStateMachine):
                 ref = self.service.offer(sent, names, **options)
                 due = MemoryBody.allocate(source.layout)
                 copy(codec.rounded(source), due)
-                return Offered(ref, bits_of(due.tensors), codec=codec, layout=source.layout)
-        return Offered(ref, bits_of(tensors))
+                return Offered(ref, bits_of(due.tensors), size, None, codec, source.layout)
+        return Offered(ref, bits_of(tensors), size)
 
     # Where it goes.
     def fetch(self, offered: Offered, site: Site, sink: str, how: StreamSettings) -> Bits:
@@ -274,9 +277,7 @@ class Transfers(RuleBasedStateMachine):
             case "memory":
                 return bits_of(api.download_tensors(receiver, token, settings=how)[1])
             case "in place":
-                spec = {name: np.frombuffer(data, np.uint8) for name, data in offered.bits.items()}
-                size = "small" if len(spec["w"]) < 10_000 else "large"
-                into = model(size, 0)
+                into = model(offered.size, 0)
                 into["half"] = into["half"].contiguous()
                 api.download_tensors(receiver, token, settings=how, into=into)
                 return bits_of(into)
@@ -468,6 +469,8 @@ class Transfers(RuleBasedStateMachine):
         finally:
             receiver.close()
             liar.close()
+        if case == "bytes that never match":
+            assert "bytes 0 to 4096 from liar (tensor 'w') came 6 times" in str(outcome)
         fits_a_file = sink == "file" and case == "a layout that does not fit"
         if case == "the truth" or fits_a_file:
             assert outcome == {}

@@ -1,8 +1,6 @@
 """What is damaged on the way is fetched again, and only that; after a break, what is missing is."""
 
 import threading
-from collections import Counter
-from dataclasses import replace
 
 import pytest
 from harness import QUICK, fetch, flip
@@ -11,7 +9,6 @@ from support import assert_same_tensors, tensor
 from flstream.errors import (
     AbortedError,
     ChannelClosedError,
-    IntegrityError,
     RefusedError,
 )
 from flstream.model.memory import MemoryBody
@@ -66,31 +63,6 @@ def test_a_refusal_that_is_lost_is_given_again_to_a_ping(harness):
     with pytest.raises(RefusedError, match="settled"):
         remote.receive_whole()
     assert pings()
-
-
-@pytest.mark.parametrize("chunk_size", [0, 4096])
-def test_what_is_damaged_every_time_is_an_error_that_names_tensor_range_and_peer(
-    harness, chunk_size
-):
-    broken = (0, 8192) if chunk_size else (0,)
-    receiver, watch = harness.watched(
-        lambda header, packet: flip(packet, -1) if header.start in broken else None
-    )
-    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    how = replace(QUICK, chunk_size=chunk_size)
-    sentence = (
-        rf"bytes (0 to {chunk_size or ALL}|8192 to 12288) from server \(tensor 'large'\) "
-        "came 6 times, and never matched their digest"
-    )
-    with pytest.raises(IntegrityError, match=sentence):
-        download(receiver, ref.token, how, MemoryBody.allocate)
-    outcome = ref.wait(30)
-    assert outcome.status == "aborted"
-    assert "site-1: bytes" in outcome.reason
-    # Nothing was fetched more often than that, and what was sound once only.
-    starts = Counter(frame.start for frame in watch.frames)
-    assert max(starts.values()) <= 6
-    assert all(count == 1 for start, count in starts.items() if start not in broken)
 
 
 def test_damage_all_over_a_model_is_repaired_without_more_requests_than_a_sender_takes(harness):

@@ -144,9 +144,6 @@ def test_an_offer_to_nobody_is_finished_and_one_to_a_text_is_refused(harness):
         add_arrays(harness.service, {"w": np.ones(10)}, "site-1")
     with pytest.raises(ValueError, match=r"receivers are .None.; give their names"):
         add_arrays(harness.service, {"w": np.ones(10)}, [None])
-    for timeout in (0, "x", 10**400):
-        with pytest.raises(ValueError, match="stall_timeout is"):
-            add_arrays(harness.service, {"w": np.ones(10)}, ["site-1"], stall_timeout=timeout)
 
 
 @pytest.mark.parametrize("timeout", [1e300, float("inf")])
