@@ -45,6 +45,8 @@ SENDERS: dict[str, tuple[str, ...]] = {
     "a change at the end": ("RefusedError",),
 }
 """What senders say, and the errors that their receivers get."""
+WAITED_FOR = ("silence", "patience", "bytes of nobody", "chatter", "late chatter")
+"""Senders that are given up after a time."""
 
 RECEIVERS = (
     "an honest one",
