@@ -11,11 +11,7 @@ from flstream.errors import CheckpointError
 from flstream.model.memory import MemoryBody
 from flstream.streaming.download import download
 from flstream.streaming.receiver import StreamSettings
-from flstream.streaming.wire import (
-    Close,
-    Fetch,
-    Open,
-)
+from flstream.streaming.wire import Close, Fetch, Open
 
 SMALL = {"w": tensor("F32", (32, 32)), "b": tensor("F16", (5,))}
 KIB = 1 << 10
@@ -23,10 +19,6 @@ KIB = 1 << 10
 
 def kinds(channel):
     return [type(request) for request in channel.requests]
-
-
-def zeros(nbytes):
-    return MemoryBody.of({"w": np.zeros(nbytes, np.uint8)})
 
 
 def test_a_small_body_takes_two_requests_and_counts_as_one_fetch(harness):
@@ -53,9 +45,8 @@ def test_a_small_body_takes_two_requests_and_counts_as_one_fetch(harness):
 )
 def test_only_what_fits_one_request_and_64_kib_comes_unasked(harness, nbytes, settings, fetches):
     receiver, channel = harness.watched()
-    ref = harness.service.offer(zeros(nbytes), ["site-1"])
-    body = fetch(receiver, ref.token, settings)
-    assert body.layout.nbytes == nbytes
+    ref = harness.service.offer(MemoryBody.of({"w": np.zeros(nbytes, np.uint8)}), ["site-1"])
+    assert fetch(receiver, ref.token, settings).layout.nbytes == nbytes
     assert kinds(channel).count(Fetch) == fetches
     assert ref.wait(10).ok
 

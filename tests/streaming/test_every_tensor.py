@@ -9,11 +9,11 @@ import torch
 from harness import QUICK, fetch
 from support import as_bytes, assert_same_tensors, every_kind, tensor
 
-from flstream.model.body import Scratch
 from flstream.model.checkpoint import FileSource
 from flstream.model.dtypes import BY_CODE, torch_dtype
 from flstream.model.memory import MemoryBody
 from flstream.streaming.download import download
+from flstream.streaming.remote import RemoteSource
 
 
 def sent(harness, tensors, settings=QUICK, framework="pytorch"):
@@ -104,26 +104,6 @@ def test_tied_weights_are_sent_once_and_arrive_tied(harness, chunk_size):
     assert_same_tensors(arrived.tensors, tensors)
 
 
-class Discard:
-    """A sink that keeps only the last bytes of every range."""
-
-    random_access = True
-    resumed = False
-
-    def __init__(self, layout):
-        self.layout = layout
-        self.scratch = Scratch()
-        self.written = {}
-
-    def views(self, start, stop):
-        self.view = self.scratch.take(stop - start)
-        return [self.view]
-
-    def commit(self, start, stop):
-        if any(self.view[-64:]):
-            self.written[stop] = bytes(self.view[-64:])
-
-
 @pytest.mark.nightly
 def test_a_tensor_of_more_than_4_gib_streams_from_a_sparse_file(harness, tmp_path):
     size = (4 << 30) + (33 << 20) + 48
@@ -138,6 +118,14 @@ def test_a_tensor_of_more_than_4_gib_streams_from_a_sparse_file(harness, tmp_pat
             file.write(bytes(range(1, 65)))
     ref = harness.service.offer(FileSource(tmp_path / "sparse"), ["site-1"])
     settings = replace(QUICK, chunk_size=2 << 20, request_size=64 << 20)
-    sink, cost = download(harness.receiver(), ref.token, settings, Discard)
-    assert cost.bytes == size
-    assert sink.written == {4 << 30: bytes(range(1, 65)), size: bytes(range(1, 65))}
+    remote = RemoteSource(harness.receiver(), ref.token, settings)
+    chunk, found = memoryview(bytearray(2 << 20)), {}
+
+    def note(start, stop):
+        if any(end := bytes(chunk[: stop - start][-64:])):
+            found[stop] = end
+
+    remote.receive_all(lambda start, stop: [chunk[: stop - start]], note)
+    remote.close()
+    assert remote.cost.bytes == size
+    assert found == {4 << 30: bytes(range(1, 65)), size: bytes(range(1, 65))}

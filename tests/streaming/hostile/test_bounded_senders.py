@@ -12,8 +12,7 @@ from nightly_cases import first_and_nightly
 from stranger import message
 
 from flstream.streaming.api import add_arrays, download_arrays
-from flstream.streaming.receiver import Receiver, StreamSettings
-from flstream.transport.sockets import pipe
+from flstream.streaming.receiver import StreamSettings
 
 MIB = 1 << 20
 QUICK = StreamSettings(chunk_size=MIB, request_timeout=60)
@@ -114,19 +113,15 @@ def test_a_receiver_that_asks_without_end_has_its_turn_as_others_have(
 
 
 def test_two_channels_of_one_name_do_not_end_each_others_downloads(harness):
-    service = harness.service
-    pairs = [pipe("server", "site-4") for _ in range(2)]
-    for ours, _ in pairs:
-        service.attach(ours, "site-4")
+    service, (first, last) = harness.service, [harness.receiver("site-4") for _ in range(2)]
     ref = add_arrays(service, {"a": np.ones(1000, np.uint8)}, ["site-4"])
-    pairs[0][1].close()
+    first.close()
     service.offer(ref.source, []).abort("only to have the service look at its channels")
-    status, _ = download_arrays(Receiver(pairs[1][1], "server"), ref.token, settings=QUICK)
-    assert status.ok
+    assert download_arrays(last, ref.token, settings=QUICK)[0].ok
     assert ref.wait(30).ok
     # Once the last one has ended, so has the receiver.
     again = add_arrays(service, {"a": np.ones(1000, np.uint8)}, ["site-4"])
-    pairs[1][1].close()
+    last.close()
     assert again.wait(30).status == "aborted"
 
 
