@@ -95,16 +95,19 @@ class Sum:
         return Decimal(total)
 
 
-def test_a_decomposer_is_given_tensors_whose_bytes_are_there_and_may_refuse_them(harness):
-    registry = Registry()
+@pytest.mark.parametrize("native", [False, True])
+def test_a_decomposer_is_given_tensors_whose_bytes_are_there_and_may_refuse_them(harness, native):
+    registry, receiver = Registry(), harness.receiver()
     registry.register(Sum())
-    for native in (False, True):
-        ref = add_payload(harness.service, Decimal(2), ["site-1"], native=native, registry=registry)
-        receiver = harness.receiver()
-        assert download_payload(receiver, ref.token, settings=QUICK, registry=registry)[1] == 10_000
+
+    def fetch(value):
         ref = add_payload(
-            harness.service, Decimal(-2), ["site-1"], native=native, registry=registry
+            harness.service, Decimal(value), ["site-1"], native=native, registry=registry
         )
-        with pytest.raises(PayloadError, match="a sum of a payload cannot be made: no debts"):
-            download_payload(receiver, ref.token, settings=QUICK, registry=registry)
-        assert "no debts" in ref.wait(30).reason
+        return ref, lambda: download_payload(receiver, ref.id, settings=QUICK, registry=registry)
+
+    assert fetch(2)[1]()[1] == 10_000
+    ref, download = fetch(-2)
+    with pytest.raises(PayloadError, match="a sum of a payload cannot be made: no debts"):
+        download()
+    assert "no debts" in ref.wait(30).reason

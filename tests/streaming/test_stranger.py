@@ -67,12 +67,10 @@ class Tap:
     Args:
         change: Returns what becomes of the bytes of a packet: told the connection's number, from 1
             on. Less than it had is the last of the connection.
-        cuts: Whether it is.
     """
 
-    def __init__(self, change: Change | None = None, cuts: bool = True) -> None:
+    def __init__(self, change: Change | None = None) -> None:
         self.change = change or (lambda connection, packet, raw: raw)
-        self.cuts = cuts
         self.log: list[tuple[int, str, Packet]] = []
         self.relays: list[Relay] = []
 
@@ -88,7 +86,7 @@ class Tap:
             packet = stranger.read_packet(io.BytesIO(raw).read, 1 << 30)
             self.log.append((connection, named(packet), packet))
             changed = self.change(connection, packet, raw)
-            if self.cuts and len(changed) < len(raw):
+            if len(changed) < len(raw):
                 raise CutError(changed)
             return [changed]
 
@@ -151,12 +149,12 @@ class Sender:
     """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.folder, self.stack = folder, stack
+        self.stack = stack
         self.service = stack.enter_context(DownloadService())
         self.out = folder / "out"
 
-    def tap(self, change: Change | None = None, cuts: bool = True) -> Tap:
-        tap = Tap(change, cuts)
+    def tap(self, change: Change | None = None) -> Tap:
+        tap = Tap(change)
         self.stack.callback(tap.close)
         return tap
 
@@ -167,21 +165,16 @@ class Sender:
             self.service.attach(SocketChannel(far, site), site)
         else:
             near = tap.pair(self.service, site)
-        return told("fd", near.detach(), ref_id(ref), self.out, *options)
+        return told("fd", near.detach(), ref, self.out, *options)
 
     @cached_property
     def listener(self) -> TcpListener:
         return self.stack.enter_context(listen(self.service, "127.0.0.1:0"))
 
-    def tcp(self, ref: Ref, *options: str, tap: Tap | None = None, key: str = "") -> Told:
+    def tcp(self, ref: Ref, *options: str, tap: Tap | None = None) -> Told:
         """Have a stranger fetch over TCP."""
         address = self.listener.address if tap is None else tap.listen(self.listener.address)
-        key = key or str(self.listener.admit(SITE))
-        return told("tcp", address, key, "", ref.id, self.out, *options)
-
-
-def ref_id(ref: Ref | str) -> str:
-    return ref if isinstance(ref, str) else ref.id
+        return told("tcp", address, self.listener.admit(SITE), "", ref, self.out, *options)
 
 
 @pytest.fixture
