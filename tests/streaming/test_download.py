@@ -3,25 +3,24 @@
 from dataclasses import replace
 from math import ceil
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from harness import QUICK, open_harness
+from harness import QUICK, fetch, open_harness
 from hypothesis import given
 from hypothesis import strategies as st
-from support import (
-    assert_same_tensors,
-    entries,
-    tensor,
-)
+from support import assert_same_tensors, entries, tensor
 
 from flstream.model.memory import MemoryBody
 from flstream.streaming.download import download
 from flstream.streaming.receiver import StreamSettings
-from flstream.streaming.wire import HEADER_BYTES
+from flstream.streaming.wire import HEADER_BYTES, Close, Fetch, Open
 from flstream.telemetry.events import Transfer
 
 MODEL = {"large": tensor("F32", (300, 100)), "small": tensor("F16", (5,)), "flag": tensor("U8", ())}
+SMALL = {"w": tensor("F32", (32, 32)), "b": tensor("F16", (5,))}
+KIB = 1 << 10
 multiples_of_16 = st.integers(1, 40).map(lambda count: 16 * count)
 
 
@@ -72,3 +71,39 @@ def test_one_message_of_the_whole_model_is_a_safetensors_file(harness):
     _, stats = download(receiver, ref.token, replace(QUICK, chunk_size=0), MemoryBody.allocate)
     assert stats.chunks == stats.requests == 1
     assert_same_tensors(safetensors.torch.load(messages[0]), MODEL)
+
+
+def kinds(channel):
+    return [type(request) for request in channel.requests]
+
+
+def test_a_small_body_takes_two_requests_and_counts_as_one_fetch(harness):
+    receiver, channel = harness.watched()
+    ref = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
+    sink, cost = download(receiver, ref.token, QUICK, MemoryBody.allocate)
+    assert_same_tensors(sink.tensors, SMALL)
+    assert kinds(channel) == [Open, Close]
+    assert (cost.requests, cost.retries, cost.chunks) == (1, 0, 2)
+    assert ref.deliveries["site-1"].requests == 1
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "settings", "fetches"),
+    [
+        (64 * KIB, StreamSettings(), 0),
+        (64 * KIB + 1, StreamSettings(), 1),
+        (16 * KIB, QUICK, 0),
+        (16 * KIB + 1, QUICK, 2),
+        (0, QUICK, 0),
+        (100, replace(QUICK, chunk_size=0), 1),
+    ],
+    ids=["64 KiB", "more", "a request", "more than a request", "nothing", "native"],
+)
+def test_only_what_fits_one_request_and_64_kib_comes_with_its_layout(
+    harness, nbytes, settings, fetches
+):
+    receiver, channel = harness.watched()
+    ref = harness.service.offer(MemoryBody.of({"w": np.zeros(nbytes, np.uint8)}), ["site-1"])
+    assert fetch(receiver, ref.token, settings).layout.nbytes == nbytes
+    assert kinds(channel).count(Fetch) == fetches
+    assert ref.wait(10).ok

@@ -404,7 +404,9 @@ class Transfers(RuleBasedStateMachine):
         """What is not for a receiver, or no longer, is refused; and nothing of it is sent."""
         site, other = self.sites
         names = [other.name] if case == "for others" else [site.name]
-        offered = self.offered("file" if case == "cut short" else "tensors", "large", names)
+        # Of a small model all bytes come, also to who has no place for them.
+        size = "small" if case == "misfit" else "large"
+        offered = self.offered("file" if case == "cut short" else "tensors", size, names)
         match case:
             case "changed":
                 offered.ref.source.tensors["w"].add_(1)

@@ -58,10 +58,6 @@ class Text(str):
     __slots__ = ()
 
 
-class Point3(Point):
-    pass
-
-
 class Version(tuple[int, ...]):
     __slots__ = ()
 
@@ -99,7 +95,6 @@ def nested(depth: int) -> list[Any]:
         (lambda: None, "is a function, which cannot be sent"),
         (Level.LOW, "is a Level, which cannot be sent; register its type with register_enum"),
         (Colourless(), "is a Colourless, .* register its class with register_dataclass"),
-        (Point3(1), "is a Point3, which cannot be sent"),
         (
             Pair(1, 2),
             "is a Pair, which cannot be sent; register its class with register_namedtuple",

@@ -4,6 +4,7 @@ import gc
 import re
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -29,15 +30,12 @@ def test_a_ref_settles_once_and_keeps_its_first_outcome():
     ref = Ref(MemoryBody.of(MODEL), ["site-1"], after_settled=settled.append)
     barrier = threading.Barrier(8)
 
-    def settle(number: int) -> None:
+    def settle(reason: str) -> None:
         barrier.wait()
-        ref.abort(f"reason {number}")
+        ref.abort(reason)
 
-    threads = [threading.Thread(target=settle, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as executor:
+        assert list(executor.map(settle, "12345678")) == [None] * 8
     first = ref.outcome
     ref.receiver_done("site-1", None)
     ref.abort("too late")

@@ -1,6 +1,7 @@
 """What is damaged on the way is fetched again, and only that; after a break, what is missing is."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from harness import QUICK, fetch, flip
@@ -104,8 +105,7 @@ def test_a_sender_that_is_gone_for_good_is_given_up_after_a_while(harness, monke
 
 @pytest.mark.parametrize("breaks", [False, True], ids=["whole", "breaks"])
 def test_downloads_of_several_threads_share_a_connection_also_one_that_breaks(harness, breaks):
-    count = 6
-    models = [{"w": tensor("F32", (40_000 + n,), seed=n)} for n in range(count)]
+    models = [{"w": tensor("F32", (40_000 + n,), seed=n)} for n in range(6)]
 
     def break_some(header, packet):
         # Also what a connection that broke still has on its way.
@@ -114,18 +114,10 @@ def test_downloads_of_several_threads_share_a_connection_also_one_that_breaks(ha
 
     receiver, watch = harness.watched(break_some)
     refs = [harness.service.offer(MemoryBody.of(model), ["site-1"]) for model in models]
-    got = [None] * count
-
-    def run(number):
-        got[number] = fetch(receiver, refs[number].token).tensors
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    for model, tensors in zip(models, got, strict=True):
-        assert_same_tensors(tensors, model)
+    with ThreadPoolExecutor(len(refs)) as executor:
+        bodies = list(executor.map(lambda ref: fetch(receiver, ref.token), refs))
+    for model, body in zip(models, bodies, strict=True):
+        assert_same_tensors(body.tensors, model)
     assert all(ref.wait(30).ok for ref in refs)
     assert watch.connections == (3 if breaks else 1)
 
@@ -134,25 +126,17 @@ def test_a_download_that_is_called_off_does_not_hold_up_another_of_its_connectio
     receiver = harness.receiver()
     large = {"w": tensor("U8", (4 << 20,))}
     refs = [harness.service.offer(MemoryBody.of(large), ["site-1"]) for _ in range(2)]
-    abort, begun, errors = Signal(), threading.Event(), []
+    abort, begun = Signal(), threading.Event()
 
     def stop_half_way(start, _stop):
         if start == 1 << 20:
             abort.set()
             begun.set()
 
-    def run():
-        try:
-            download(
-                receiver, refs[0].token, QUICK, MemoryBody.allocate, stop_half_way, None, abort
-            )
-        except AbortedError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert begun.wait(30)
-    assert_same_tensors(fetch(receiver, refs[1].token).tensors, large)
-    thread.join(30)
-    assert len(errors) == 1
+    how = QUICK, MemoryBody.allocate, stop_half_way, None, abort
+    with ThreadPoolExecutor(1) as executor:
+        called_off = executor.submit(download, receiver, refs[0].token, *how)
+        assert begun.wait(30)
+        assert_same_tensors(fetch(receiver, refs[1].token).tensors, large)
+        assert isinstance(called_off.exception(30), AbortedError)
     abort.close()

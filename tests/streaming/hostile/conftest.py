@@ -1,35 +1,33 @@
-"""A service that is attacked, and how much this process grows."""
+"""How much this process grows while it is attacked."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
 
 
-class Growth:
-    """The most by which this process has grown since it was made, in bytes."""
-
-    def __init__(self) -> None:
-        self._process = psutil.Process()
-        self._before = self._process.memory_info().rss
-        self._peak = self._before
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name=Growth.__name__, daemon=True)
-        self._thread.start()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(0.005):
-            self._peak = max(self._peak, self._process.memory_info().rss)
-
-    def stop(self) -> int:
-        self._stop.set()
-        self._thread.join()
-        return max(self._peak, self._process.memory_info().rss) - self._before
-
-
 @pytest.fixture
-def watch_growth() -> Iterator[type[Growth]]:
-    """Begins to watch; the test ends it."""
-    yield Growth
-    assert not [each for each in threading.enumerate() if each.name == Growth.__name__]
+def watch_growth() -> Iterator[Callable[[], Callable[[], int]]]:
+    """Begins to watch; what that returns ends it, and returns the most bytes beyond the first."""
+    process, done = psutil.Process(), threading.Event()
+
+    def watched() -> int:
+        most = 0
+        while not done.wait(0.005):
+            most = max(most, process.memory_info().rss)
+        return most
+
+    def begin() -> Callable[[], int]:
+        before, most = process.memory_info().rss, executor.submit(watched)
+
+        def end() -> int:
+            done.set()
+            return max(most.result(), process.memory_info().rss) - before
+
+        return end
+
+    with ThreadPoolExecutor(1) as executor:
+        yield begin
+        done.set()

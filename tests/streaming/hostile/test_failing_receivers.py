@@ -52,6 +52,7 @@ def test_a_sink_that_cannot_be_written_reaches_the_sender(harness, receiver):
     with pytest.raises(LayoutError, match="not contiguous"):
         download_tensors(receiver, ref.token, settings=QUICK, into={"w": torch.ones(10, 10).T})
     assert "site-1: tensor 'w' is not contiguous" in ref.wait(10).reason
+    ref = add_arrays(service, {"w": token}, ["site-1"])
     with pytest.raises(LayoutError, match="cannot be received into a int; give a module"):
         download_tensors(receiver, ref.token, settings=QUICK, into=5)
     ref = add_payload(service, {"w": token}, ["site-1"])
@@ -63,13 +64,14 @@ def test_a_sink_that_cannot_be_written_reaches_the_sender(harness, receiver):
 def test_a_path_that_cannot_be_written_reaches_the_sender(harness, receiver, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
-    for name in ("file/m.safetensors", "m" * 300, "folder", "n\0l"):
-        path = tmp_path / name
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("file/m.safetensors", "m" * 300, "folder", "n\0l", "pipe"):
+        sentence = "it is no regular file" if name == "pipe" else "cannot be written"
         ref = add_arrays(harness.service, {"w": np.ones(MIB, np.uint8)}, ["site-1"])
-        with pytest.raises(CheckpointError, match="cannot be written"):
-            download_file(receiver, ref.token, path, settings=QUICK, resume=True)
-        assert "cannot be written" in ref.wait(10).reason
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+        with pytest.raises(CheckpointError, match=sentence):
+            download_file(receiver, ref.token, tmp_path / name, settings=QUICK, resume=True)
+        assert sentence in ref.wait(10).reason
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "pipe"]
 
 
 def test_a_disk_that_refuses_the_last_step_is_a_failure_for_the_sender(

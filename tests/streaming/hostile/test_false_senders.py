@@ -52,10 +52,6 @@ LAYOUTS = {
         lambda: b'{"__metadata__":{"flstream.tied":"[' + b"[]," * (2 * MIB) + b'[]]"}}',
         "Expected `object`, got `array`",
     ),
-    "numbers in the place of tensors": (
-        lambda: b"{" + entries(300_000, b'"%d":1') + b"}",
-        "cannot be read",
-    ),
     "more tensors than are taken": (
         lambda: b"{" + entries(120_000, b'"%d":' + EMPTY) + b"}",
         "120000 tensors",
@@ -85,7 +81,7 @@ LAYOUTS = {
 }
 
 
-@first_and_nightly(("make", "sentence"), LAYOUTS.values(), ids=LAYOUTS, brief=7)
+@first_and_nightly(("make", "sentence"), LAYOUTS.values(), ids=LAYOUTS, brief=6)
 def test_a_layout_that_is_none_costs_the_receiver_little_and_leaves_nothing(
     watch_growth, tmp_path, make, sentence
 ):
@@ -95,7 +91,7 @@ def test_a_layout_that_is_none_costs_the_receiver_little_and_leaves_nothing(
             receiver, TOKEN, tmp_path / "m.safetensors", settings=QUICK, resume=True, optional=True
         )
         # What is sent is in this process, too.
-        assert growth.stop() < (64 + 2 * 21) * MIB
+        assert growth() < (64 + 2 * 21) * MIB
         assert (status.code, path) == ("failed", None)
         assert re.search(sentence, status.reason)
         assert not list(tmp_path.iterdir())
