@@ -310,7 +310,8 @@ class Stranger:
         """Send a request, and return its number."""
         self.number = self.number % LAST_NUMBER + 1
         self.asked[self.number] = Asked(time.monotonic())
-        fields = {"token": self.token, "request": self.number, **fields}
+        # A reader passes over fields that it does not know.
+        fields = {"token": self.token, "request": self.number, "unheard_of": [1], **fields}
         self.sock.sendall(message(name, self.number, self.token, **fields))
         return self.number
 
@@ -417,7 +418,7 @@ class Stranger:
     def open(self) -> Body:
         """Learn the layout, with a small body."""
         eager = self.how.eager if self.how.chunk_size else 0
-        fields = {"eager": eager, "chunk_size": self.how.chunk_size, "unheard_of": [1]}
+        fields = {"eager": eager, "chunk_size": self.how.chunk_size}
         opened = self.call("Open", **fields, part=self.part)
         number = self.number
         self.body = body = Body(self.how, opened)

@@ -20,7 +20,7 @@ import stranger
 import torch
 from packet_relay import CutError, Passing, Relay
 from safetensors.torch import save_file
-from stranger import FRAME, MESSAGE, NOBODY, Packet, Tensor
+from stranger import FRAME, NOBODY, Packet, Tensor
 from support import as_bytes, every_kind
 
 from flstream.model.dtypes import code_of
@@ -132,12 +132,6 @@ def content_of(packet: Packet) -> dict[str, Any]:
 
 def named(packet: Packet) -> str:
     return "frame" if packet.kind == FRAME else content_of(packet)["type"]
-
-
-def altered(packet: Packet, **fields: object) -> bytes:
-    """A message with other fields, and those that it has."""
-    payload = msgspec.msgpack.encode(content_of(packet) | fields)
-    return stranger.packed(MESSAGE, packet.request, packet.token, packet.start, payload)
 
 
 class Sender:
@@ -350,26 +344,6 @@ def test_after_a_cut_only_what_is_missing_comes_again(sender: Sender, left: int)
     assert instances[0] & instances[1] - {b""}
     frames = [packet.start for packet in tap.all("frame", 1)[:7] + tap.all("frame", 2)]
     assert sorted(frames) == list(range(0, 20 * CHUNK, CHUNK))
-
-
-def test_fields_that_a_reader_does_not_know_are_passed_over_by_both(sender: Sender) -> None:
-    def change(connection: int, packet: Packet, raw: bytes) -> bytes:
-        if packet.kind == FRAME:
-            return raw
-        fields = {"unheard_of": {"a": [1, None, b"x"]}, "also": 3}
-        if named(packet) == "Hello":
-            fields["capabilities"] = [*content_of(packet)["capabilities"], "unheard-of"]
-        return altered(packet, **fields)
-
-    ref = add_tensors(sender.service, FAR, [SITE])
-    tap = sender.tap(change)
-    told = sender.pair(ref, *SIZES, tap=tap)
-    assert told.status == 0, told.reason
-    assert ref.wait(SECONDS).ok
-    assert_same(sender.out, FAR)
-    assert {"Hello", "Open", "Opened", "Fetch", "Ping", "Pong", "Close", "Closed"} <= {
-        name for _, name, _ in tap.log
-    }
 
 
 def test_a_file_goes_on_where_it_was_broken_off_and_damage_to_it_is_found(
