@@ -162,7 +162,7 @@ class EffectScript:
         return [
             ProcessReady(process=SERVER, pid=1, idle_rss=1),
             RunStarted(
-                job="job", seed=0, rounds=self.rounds, clients=2, mode="push", chunk_size=16
+                job="job", seed=0, rounds=self.rounds, clients=2, mode="pull", chunk_size=16
             ),
             ModelReady(bytes=160, tensors=2, digest=self.digest(0)),
         ]

@@ -87,8 +87,6 @@ class RemoteBody:
                 self._receiver, self._token, self._settings, decoder_for=self._decoder_for
             )
             self._remotes.append(remote)
-            # What was pushed is on its way once. A second walk has to ask.
-            self._settings = replace(self._settings, push=False)
             if self._settings.chunk_size == 0:
                 # As the old way does: every update whole, in this process's memory, until all of
                 # them have been folded.

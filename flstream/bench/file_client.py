@@ -63,7 +63,7 @@ def serve(worker: Worker, task: Task, path: Path) -> None:
     add(source, site.index + 1)
     # Opened anew: a source is not to change after it was opened.
     answer = SiteAnswer(site.site, 1.0, {}, has_params=True)
-    with worker.offering(task.effect, FileSource(path), task.chunk_size) as ref:
+    with worker.offering(task.effect, FileSource(path)) as ref:
         worker.send(Answered(task.effect, {MODEL: ref.token}, [answer]))
         outcome = ref.wait()
     if not outcome.ok:

@@ -16,8 +16,8 @@ from flstream.job import Job
 from flstream.job.link import NetworkLink
 from flstream.units import format_bytes
 
-Mode = Literal["pull", "push", "native", "map", "file"]
-MODES: tuple[Mode, ...] = ("pull", "push", "native", "map", "file")
+Mode = Literal["pull", "native", "map", "file"]
+MODES: tuple[Mode, ...] = ("pull", "native", "map", "file")
 """Transfer modes. In ``file``, clients pull the model into a file and send the update from it."""
 
 _FILE_CLIENT = Path(__file__).with_name("file_client.py")
@@ -25,7 +25,6 @@ _FILE_CLIENT = Path(__file__).with_name("file_client.py")
 # cores. They only have to be good enough for the first minute.
 _TIMES_PIPE: dict[Mode, float] = {
     "pull": 4.0,
-    "push": 3.5,
     "native": 13.0,
     "map": 6.0,
     "file": 9.0,

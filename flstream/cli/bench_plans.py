@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from flstream.bench.plan import Mode, Plan
     from flstream.job.link import NetworkLink
 
-MODES = "pull,push,native,file"
+MODES = "pull,native,file"
 """Modes that are compared unless others are named."""
 
 _REPEAT = 3

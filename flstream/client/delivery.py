@@ -63,7 +63,7 @@ def _offer(
     if codecs.frames is not None:
         bases = {} if kept is None else {task.model: kept}
         encoder = encoder_for(codecs.frames, update.layout, bases)
-    with worker.offering(answered.effect, update, task.chunk_size, encoder) as ref:
+    with worker.offering(answered.effect, update, encoder) as ref:
         worker.send(structs.replace(answered, bodies={MODEL: ref.token}))
         outcome = ref.wait()
     if not outcome.ok:

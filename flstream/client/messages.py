@@ -60,7 +60,6 @@ class Task(msgspec.Struct, tag=True, frozen=True):
         total_rounds: Rounds of the job.
         bodies: Token of each body on offer, by its name.
         model: Name of the model, its digest, by which both sides know that they have it.
-        chunk_size: Longest frame in bytes in which the update may be pushed.
         sites: One or more. With more than one, each works on a copy of the model, so this is for
             models that are small.
         keeps_state: Whether what the sites leave in their state is kept. A task that is repeated
@@ -82,7 +81,6 @@ class Task(msgspec.Struct, tag=True, frozen=True):
     round: int
     total_rounds: int
     bodies: dict[str, bytes]
-    chunk_size: int
     sites: list[SiteTask]
     keeps_state: bool = True
     meta: bytes = b""

@@ -68,12 +68,10 @@ class OfferUpdate(msgspec.Struct, tag=True, frozen=True):
     Attributes:
         effect: Number of the effect whose task the update answers.
         peer: Name of the peer's process.
-        chunk_size: Longest frame in bytes in which it may be pushed.
     """
 
     effect: int
     peer: str
-    chunk_size: int
 
 
 class OfferModel(msgspec.Struct, tag=True, frozen=True):

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flstream.client.mapped_model import HandedModels
@@ -37,7 +37,7 @@ from flstream.errors import ChannelClosedError, FlstreamError, RefusedError, Str
 from flstream.model.body import Source
 from flstream.model.checkpoint import FileSource
 from flstream.streaming.limits import Limits
-from flstream.streaming.receiver import Receiver, StreamSettings
+from flstream.streaming.receiver import Receiver
 from flstream.streaming.refs import Ref
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import SERVER
@@ -69,7 +69,6 @@ class Peers:
     Args:
         sock: The worker's end of the socket for the server's requests.
         service: Offers bodies to peers.
-        settings: How bodies are streamed.
         limits: What a peer may cause.
         relay: Emulates the link of the worker's site; None where none is emulated.
         worker: Name of the worker, which reaches itself without a link.
@@ -82,14 +81,12 @@ class Peers:
         self,
         sock: socket.socket,
         service: DownloadService,
-        settings: StreamSettings,
         limits: Limits,
         relay: LinkRelay | None = None,
         worker: str = "",
     ) -> None:
         self._socket = sock
         self._service = service
-        self._settings = settings
         self._limits = limits
         self._relay = relay
         self._worker = worker
@@ -194,8 +191,8 @@ class Peers:
             case Dial(peer, address, key):
                 self._add(peer, dial(address, StartToken(key), _worker_of(peer)))
                 return PeerDone()
-            case OfferUpdate(effect, peer, chunk_size):
-                return self._offer_update(effect, peer, chunk_size)
+            case OfferUpdate(effect, peer):
+                return self._offer_update(effect, peer)
             case OfferModel():
                 return self._offer_model(request)
             case MapModel():
@@ -246,22 +243,20 @@ class Peers:
         self._channels[peer] = channel
         self._receivers[peer] = Receiver(channel, _worker_of(peer), limits=self._limits)
 
-    def _offer_update(self, effect: int, peer: str, chunk_size: int) -> Offered:
-        held, settings = self._held_update(effect), self._settings
+    def _offer_update(self, effect: int, peer: str) -> Offered:
+        held = self._held_update(effect)
         for earlier in list(held.refs.values()):
             # Of a fold that was given up: what is left of it is not to be sent any more.
             earlier.abort("the fold is done again")
         held.refs.clear()
-        push = replace(settings, chunk_size=chunk_size) if settings.push else None
-        ref = self._service.offer(held.source, [peer], push=push)
+        ref = self._service.offer(held.source, [peer])
         held.refs[ref.token] = ref
         return Offered(ref.token)
 
     def _offer_model(self, request: OfferModel) -> Offered:
         if self._newest is None or self._newest[0] != request.digest:
             self._newest = request.digest, FileSource(Path(request.path), immutable=True)
-        push = self._settings if self._settings.push else None
-        ref = self._service.offer(self._newest[1], [request.peer], push=push)
+        ref = self._service.offer(self._newest[1], [request.peer])
         self._models[ref.token] = ref
         return Offered(ref.token)
 

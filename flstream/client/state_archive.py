@@ -87,6 +87,6 @@ def receive_state(
         return UnnamedFile(layout, folder)
 
     # In one message, it would be in memory as a whole.
-    pulled = replace(settings, push=False, chunk_size=settings.chunk_size or _CHUNK_BYTES)
+    pulled = replace(settings, chunk_size=settings.chunk_size or _CHUNK_BYTES)
     sink, _ = download(receiver, token, pulled, sink_for)
     return sink.open()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -298,24 +297,20 @@ class Worker:
 
     @contextmanager
     def offering(
-        self, effect: int, source: Source, chunk_size: int, encoder: EncoderFor | None = None
+        self, effect: int, source: Source, encoder: EncoderFor | None = None
     ) -> Iterator[Ref]:
         """Offer an update to the server, and to the peers that the server names meanwhile.
 
         Args:
             effect: Number of the effect whose task it answers.
             source: Body of the update, which must not change as long as the block lasts.
-            chunk_size: Longest frame in bytes in which it may be pushed to the server; 0 if it may
-                not.
             encoder: What makes its frames smaller for the server; None for nothing.
 
         Yields:
             The ref, which settles once the update was used or rejected.
         """
-        streaming = self.info.streaming
-        push = replace(streaming, chunk_size=chunk_size) if streaming.push else None
         self._peers.hold(effect, source)
         try:
-            yield self._service.offer(source, [SERVER], push=push, encoder=encoder)
+            yield self._service.offer(source, [SERVER], encoder=encoder)
         finally:
             self._peers.release(effect)

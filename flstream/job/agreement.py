@@ -237,10 +237,6 @@ def _one_process_where_inline(engine: EngineSection, job: SoundSections) -> Iter
         if value is not None:
             allowed = f"other than inline where {key} is given, since inline has one process"
             yield Problem("type", given(engine.type), allowed, f"leave {key} out, or take local")
-    if job.streaming is not None and job.streaming.mode == "push":
-        # A push may wait for its receiver's next sign of life, which has no time inline.
-        allowed = "other than inline where streaming.mode is push"
-        yield Problem("type", given(engine.type), allowed, _PULL)
 
 
 def _gpus_from_one_of_the_two(engine: EngineSection, job: SoundSections) -> Iterator[Problem]:

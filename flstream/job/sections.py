@@ -207,15 +207,14 @@ class ServerOptimizerSection(Section):
 class StreamingSection(Section):
     """How models move between the server and its clients."""
 
-    mode: Literal["pull", "push", "native", "map"] = "pull"
-    """How a model moves: in chunks its receiver asks for (pull) or not (push), whole (native), or
-    not at all (map).
+    mode: Literal["pull", "native", "map"] = "pull"
+    """How a model moves: in chunks that its receiver asks for (pull), whole (native), or not at all
+    (map).
 
-    The model that results is the same, bit for bit. In push mode the sender streams at once, and
-    the receiver grants how far; in native mode the model is serialised into one message. In map
-    mode the clients of this machine map the server's checkpoint, and pay for what training writes
-    to alone: it is for evaluation, and for models most of which is frozen. Updates are pulled. The
-    page [mapping.md](mapping.md) says more.
+    The model that results is the same, bit for bit. In native mode the model is serialised into one
+    message. In map mode the clients of this machine map the server's checkpoint, and pay for what
+    training writes to alone: it is for evaluation, and for models most of which is frozen. Updates
+    are pulled. The page [mapping.md](mapping.md) says more.
     """
 
     tensor_download_chunk_size: ChunkSize = 2 * MIB

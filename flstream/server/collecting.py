@@ -144,7 +144,7 @@ class ModelCollection:
         collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
             "submit their models", sites, 0
         )
-        settings = replace(context.model_settings, push=False)  # nothing is sent to the sites
+        settings = context.model_settings
         steps = plan_steps(
             source.layout,
             adopting(context.rule),
@@ -163,7 +163,6 @@ class ModelCollection:
             sites=tasks,
             settings=settings,
             form=UpdateForm(source, name=base.digest),
-            frame=steps.frame,
             seconds=seconds,
             keeps_state=False,
             meta=pack_values(_ASKED_FOR, None),

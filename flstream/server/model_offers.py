@@ -131,7 +131,7 @@ def offers_by_server(
         encoder: What makes its frames smaller; None for nothing.
         lossy: What encodes it before that; None for nothing.
     """
-    push, service = settings if settings.push else None, context.service
+    service = context.service
     refs: list[Ref] = []
     layout = b""
     try:
@@ -143,7 +143,7 @@ def offers_by_server(
             blob = BufferSource(Layout.of([(LAYOUT, "U8", (len(header),))]), header)
             refs.append(service.offer(blob, [worker.receiver]))
             layout = refs[0].token
-        ref = service.offer(sent, [worker.receiver], push=push, encoder=encoder)
+        ref = service.offer(sent, [worker.receiver], encoder=encoder)
         refs.append(ref)
         is_mapped = settings.chunk_size > 0 and hand_over(context, model, worker, ref.token)
         yield ModelOffer(ref.token, "", SERVER, ref.deliveries[worker.receiver], is_mapped, layout)

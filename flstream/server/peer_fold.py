@@ -215,10 +215,7 @@ class PeerFold:
             base=str(self._store.source(self._model).path),
             path=str(files.path),
             metadata=files.metadata,
-            updates=[
-                self._place(worker, source, update.placed, steps.frame)
-                for source, update in updates
-            ],
+            updates=[self._place(worker, source, update.placed) for source, update in updates],
             aggregation=job.aggregation.model_dump(exclude_defaults=True),
             optimizer=optimizer.model_dump(exclude_defaults=True),
             state_in=str(files.state_in or ""),
@@ -263,7 +260,7 @@ class PeerFold:
             raise PeerLostError(str(error)) from error
 
     def _place(
-        self, worker: WorkerHandle, source: UpdateSource, update: CollectedUpdate, frame: int
+        self, worker: WorkerHandle, source: UpdateSource, update: CollectedUpdate
     ) -> UpdatePlace:
         """Where a worker finds an update, which is offered to it and to nobody else.
 
@@ -284,7 +281,7 @@ class PeerFold:
             return structs.replace(place, effect=training.number)
         try:
             peer = owner.peers.serve(worker.peers)
-            offer = OfferUpdate(training.number, peer, frame)
+            offer = OfferUpdate(training.number, peer)
             token = owner.peers.ask(offer, Offered).token
         except AbortedError:
             raise

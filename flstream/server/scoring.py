@@ -222,7 +222,6 @@ class Scoring:
             form=UpdateForm(source, name=model.digest),
             encoder=self._store.encoder(model.digest, source, lossy),
             lossy=lossy,
-            frame=0,
             seconds=task.seconds,
             meta=meta,
             order=source.metadata.get(ORDER, ""),

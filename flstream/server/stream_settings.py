@@ -12,15 +12,13 @@ from flstream.streaming.receiver import StreamSettings
 # Seconds after which nobody waits any more who may wait as long as it takes.
 _FOREVER = 1e9
 
-Way = Literal["pulled", "pushed", "native"]
-"""How a body travels: its chunks on request, or unasked, or the whole of it as one message."""
+Way = Literal["pulled", "native"]
+"""How a body travels: chunk by chunk, or the whole of it as one message."""
 
 
 def way_of(settings: StreamSettings) -> Way:
     """Return how a body travels that is streamed with these settings."""
-    if not settings.chunk_size:
-        return "native"
-    return "pushed" if settings.push else "pulled"
+    return "pulled" if settings.chunk_size else "native"
 
 
 def stream_settings(job: Job, framework: Framework) -> StreamSettings:
@@ -43,8 +41,7 @@ def stream_settings(job: Job, framework: Framework) -> StreamSettings:
         window=streaming.window,
         request_timeout=streaming.streaming_per_request_timeout,
         ping_timeout=StreamSettings.ping_timeout + silence,
-        push=streaming.mode == "push",
-        reuse=streaming.mode in ("pull", "map") and streaming.reuse == "auto",
+        reuse=streaming.mode != "native" and streaming.reuse == "auto",
     )
     if job.engine.is_inline:  # whoever waits may have to wait for who sits in pdb, too
         return replace(settings, request_timeout=_FOREVER, ping_after=_FOREVER)

@@ -58,7 +58,6 @@ class TaskSpec:
         sites: Each site's own part, in the order in which updates are folded.
         form: The form in which updates come.
         settings: How models are streamed.
-        frame: Longest frame in bytes in which updates may be pushed.
         seconds: How long a site may take.
         keeps_state: Whether what the sites leave in their state is kept.
         meta: Payload message of the values sent along; empty for none.
@@ -82,7 +81,6 @@ class TaskSpec:
     sites: Mapping[str, SiteTask]
     form: UpdateForm
     settings: StreamSettings
-    frame: int
     seconds: float
     keeps_state: bool = True
     meta: bytes = b""
@@ -140,7 +138,6 @@ class TaskSpec:
             total_rounds=self.total_rounds,
             bodies=bodies,
             model=self.form.name,
-            chunk_size=self.frame,
             sites=[self.sites[site] for site in sites],
             keeps_state=self.keeps_state,
             meta=self.meta,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
-from flstream.aggregation.steps import plan_steps
 from flstream.client.messages import SiteTask
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import FlstreamError
@@ -214,13 +212,6 @@ class Trainer:
         sites = training.tasks if tasks is None else tasks
         settings = context.model_settings
         lossy = context.model_codecs.lossy
-        steps = plan_steps(
-            source.layout,
-            replace(context.rule, bodies=bodies),
-            updates=max(len(sites), 1),
-            chunk_size=settings.frame_size,
-            memory_budget=context.job.aggregation.memory_budget,
-        )
         return TaskSpec(
             kind="train",
             effect=training.number,
@@ -230,8 +221,6 @@ class Trainer:
             model=source,
             sites=sites,
             settings=settings,
-            # What is folded at a site is not pushed to the server.
-            frame=0 if training.at else steps.frame,
             seconds=training.seconds,
             keeps_state=keeps_state,
             meta=training.meta,

@@ -117,11 +117,11 @@ def serving(
     control: MessageChannel[ToWorker] = MessageChannel(
         SocketChannel(end.control, SERVER), SERVER, ToWorker
     )
-    limits, settings = limits_for(info.streaming), info.streaming
+    limits = limits_for(info.streaming)
     with (
         _relaying(info) as relay,
         DownloadService(limits=limits) as service,
-        closing(Peers(end.peers, service, settings, limits, relay, info.name)) as peers,
+        closing(Peers(end.peers, service, limits, relay, info.name)) as peers,
     ):
         abandon_in_children(peers.abandon)
         service.attach(_channel(end, "up", relay), receiver=SERVER)

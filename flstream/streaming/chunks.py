@@ -16,7 +16,6 @@ from flstream.streaming.wire import (
     ENCODED,
     MAX_REQUESTS,
     MESSAGE,
-    PUSHED,
     Fetch,
     Header,
     Refused,
@@ -77,7 +76,7 @@ class Chunks:
         self._decoder_is_sound = True
         # A model in one frame has its header before it.
         self._head = 0 if settings.chunk_size else len(opened.layout.plain_header)
-        # Offset up to which the body was requested, or comes without.
+        # Offset up to which the body was requested.
         self._asked = 0
 
     @cached_property
@@ -86,21 +85,16 @@ class Chunks:
         tracker = ChunkTracker(self._layout.nbytes, self.unit, self.block)
         self._exchange.due = self._due
         self._exchange.pending = tracker.under_way.keys
-        if self._opened.coming:
-            self._asked = self._opened.coming
+        if self._opened.is_eager and not self._opened.is_same:
+            self._asked = self._layout.nbytes
             tracker.request(self._opened.number, 0, self._asked, urgent=False)
-            self.requests += self._opened.number != PUSHED
+            self.requests += 1
         return tracker
 
     @property
     def is_complete(self) -> bool:
         """Whether every chunk has arrived."""
         return self.tracker.complete
-
-    def forget(self) -> None:
-        """Take nothing more of what was requested or is pushed."""
-        self.tracker.restart()
-        self._asked = 0
 
     def begin(self) -> None:
         """Send the first requests; :meth:`take` sends them too, if nobody has."""
@@ -225,7 +219,8 @@ class Chunks:
     def _restart(self) -> None:
         """Ask anew for what is missing: nothing more will come of earlier requests."""
         self.repairs += len(self.tracker.under_way)
-        self.forget()
+        self.tracker.restart()
+        self._asked = 0
 
     def _send_due(self) -> None:
         """Send the requests that are due: for damaged chunks, and for the next ones."""

@@ -16,8 +16,6 @@ from flstream.streaming.frames import Demand, change_of
 from flstream.streaming.limits import DEFAULT_LIMITS, Limits
 from flstream.streaming.offers import NOT_ON_OFFER, Offers
 from flstream.streaming.opening import MOST_EAGER_BYTES
-from flstream.streaming.receiver import StreamSettings
-from flstream.streaming.refs import Ref
 from flstream.streaming.send_queue import SendQueue
 from flstream.text import quotable
 from flstream.transport.channel import Channel
@@ -96,20 +94,6 @@ class Connection:
         self.send_queue.post(
             wire.pack_message(wire.Hello(wire.VERSION, capabilities=list(wire.CAPABILITIES)))
         )
-
-    def push(self, ref: Ref, settings: StreamSettings) -> None:
-        """Send the beginning of a ref that the receiver has not requested, and none of it yet."""
-        source, delivery = ref.source, ref.deliveries.get(self.receiver)
-        if source is None or delivery is None or delivery.bytes:
-            return
-        nbytes, chunk_size = source.layout.nbytes, ref.chunk_size(settings.frame_size)
-        limit = min(settings.window * settings.bytes_a_request // chunk_size * chunk_size, nbytes)
-        opened = wire.Opened(
-            wire.PUSHED, source.layout.plain_header[8:], chunk_size, limit, ref.order
-        )
-        self._send(opened, ref.token)
-        if limit:
-            self.send_queue.add(Demand(ref.token, wire.PUSHED, 0, limit, chunk_size))
 
     def read(self) -> None:
         """Receive what has arrived."""

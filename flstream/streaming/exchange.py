@@ -126,7 +126,6 @@ class Exchange:
         request: wire.Request,
         answer: type[ReplyT],
         *,
-        unasked: bool = False,
         meanwhile: Callable[[], None] | None = None,
     ) -> ReplyT:
         """Send a request, and wait for its answer; again, if the connection breaks meanwhile.
@@ -134,8 +133,6 @@ class Exchange:
         Args:
             request: Request to send.
             answer: Type of the answer.
-            unasked: Whether the answer is expected without a request, which is then sent only if
-                the sender is silent.
             meanwhile: Called once the request is sent, before its answer is read.
 
         Raises:
@@ -145,21 +142,17 @@ class Exchange:
         """
         before = self.due, self.pending
         self.due = lambda: f"an answer to {type(request).__name__}"
-        self.pending = lambda: () if unasked else (request.request,)
+        self.pending = lambda: (request.request,)
         try:
             while True:
-                numbers = {request.request, *([wire.PUSHED] if unasked else [])}
                 try:
-                    if not unasked:
-                        self.send(request)
+                    self.send(request)
                     if meanwhile is not None:
                         meanwhile()
                         meanwhile = None
-                    if (reply := self._answer(numbers, answer)) is not None:
-                        return reply
+                    return self._answer(request.request, answer)
                 except BROKEN as error:
                     self.recover(error)
-                unasked = False
         finally:
             self.due, self.pending = before
 
@@ -315,8 +308,8 @@ class Exchange:
             self.send(wire.Ping(self.token, self._ping))
             self._active_at = time.monotonic()
 
-    def _answer(self, numbers: Collection[int], answer: type[ReplyT]) -> ReplyT | None:
-        """Wait for an answer to one of these requests; return None if none comes unasked."""
+    def _answer(self, number: int, answer: type[ReplyT]) -> ReplyT:
+        """Wait for the answer to a request."""
         with self:
             while True:
                 self.expect_left()
@@ -328,11 +321,9 @@ class Exchange:
                         self.count_useless(header.length)
                 finally:
                     self.done()
-                if isinstance(reply, wire.Refused) and reply.request in numbers:
+                if isinstance(reply, wire.Refused) and reply.request == number:
                     self._receiver.of_use()
                     raise self.refusal(reply)
-                if isinstance(reply, answer) and reply.request in numbers:
+                if isinstance(reply, answer) and reply.request == number:
                     self._receiver.of_use()
                     return reply
-                if isinstance(reply, wire.Pong) and wire.PUSHED in numbers:
-                    return None

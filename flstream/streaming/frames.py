@@ -42,7 +42,7 @@ class Demand:
 
     Attributes:
         token: Token of the ref.
-        request: Number of its request; 0 for a push, which has none.
+        request: Number of its request.
         next: Offset in bytes of its next chunk.
         stop: Offset in bytes of its end.
         chunk_size: Length in bytes of the longest frame; 0 is the whole model serialised into one.

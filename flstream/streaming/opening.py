@@ -14,7 +14,6 @@ from flstream.streaming.settings import StreamSettings
 from flstream.streaming.wire import (
     MAX_NAMES,
     MAX_REQUEST_BYTES,
-    PUSHED,
     Open,
     Opened,
     Part,
@@ -83,9 +82,8 @@ class OpenedRef(NamedTuple):
     Attributes:
         layout: Layout of the sender.
         frame_size: Length in bytes of the longest frame; 0 is the whole model in one.
-        is_eager: Whether the sender sends the whole body together with the layout.
-        number: Number under which the beginning of the body comes without a further request.
-        coming: Offset up to which it does; 0 if it does not.
+        is_eager: Whether the whole body comes together with the layout, unless it is the same.
+        number: Number of the request to open it, under which such a body comes.
         names: Names of the tensors and aliases in the order in which the sender lists them.
         is_same: Whether nothing of the body comes, since it has the digest that was stated.
     """
@@ -94,7 +92,6 @@ class OpenedRef(NamedTuple):
     frame_size: int
     is_eager: bool
     number: int
-    coming: int
     names: list[str]
     is_same: bool = False
 
@@ -106,7 +103,7 @@ def open_ref(
     part: Part | None = None,
     have: str = "",
 ) -> OpenedRef:
-    """Open a ref, or take what is pushed of it.
+    """Open a ref.
 
     Args:
         exchange: Messages of the download; its time starts again afterwards.
@@ -119,7 +116,7 @@ def open_ref(
         StreamingError: The sender refused, fell silent, or is gone.
     """
     number, frame_size, most_eager = exchange.next_number(), settings.frame_size, 0
-    if frame_size and not settings.push:
+    if frame_size:
         most_eager = min(MOST_EAGER_BYTES, settings.bytes_a_request)
     request = Open(exchange.token, number, most_eager, frame_size, part, have)
     if part is not None and len(pack_message(request)) > MAX_REQUEST_BYTES:
@@ -131,7 +128,7 @@ def open_ref(
         raise RefusedError(
             f"more than {MAX_NAMES} tensors are selected; ask for fewer at a time, or for all"
         )
-    opened = exchange.ask(request, Opened, unasked=settings.push)
+    opened = exchange.ask(request, Opened)
     exchange.renew()
     exchange.has_missed = False  # on a connection that broke; the answer came on another
     layout = layout_of_header(opened.layout, exchange.peer, limits)
@@ -144,20 +141,7 @@ def open_ref(
     size = opened.chunk_size
     if size % ALIGNMENT:
         raise ProtocolError(f"{exchange.peer} sends chunks of {size} bytes, no multiple of 16")
-    if opened.request == PUSHED:
-        # Frames that are no part of the receiver's own are passed over.
-        limit = min(opened.limit, layout.nbytes)
-        fits = (
-            size
-            and frame_size
-            and not frame_size % size
-            and (limit == layout.nbytes or not limit % size)
-        )
-        coming = limit if fits else 0
-        frame_size = size if coming else min(frame_size, size or frame_size)
-        return OpenedRef(layout, frame_size, False, PUSHED, coming, names)
     is_eager = 0 < layout.nbytes <= most_eager
     frame_size = min(frame_size, size or frame_size)
     is_same = is_eager and opened.same and bool(have)
-    coming = layout.nbytes if is_eager and not is_same else 0
-    return OpenedRef(layout, frame_size, is_eager, number, coming, names, is_same)
+    return OpenedRef(layout, frame_size, is_eager, number, names, is_same)

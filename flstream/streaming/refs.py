@@ -15,7 +15,7 @@ from flstream.debugging import waiting
 from flstream.model.body import Source
 from flstream.model.layout import ALIGNMENT, Layout
 from flstream.streaming.coding import EncoderFor
-from flstream.streaming.settings import StreamSettings, expect_options, expect_seconds
+from flstream.streaming.settings import expect_options, expect_seconds
 from flstream.streaming.wire import TOKEN_BYTES
 from flstream.transport.lending import PrivateMemory
 from flstream.units import format_bytes, format_seconds
@@ -116,8 +116,6 @@ class OfferOptions(TypedDict, total=False):
             as soon as they have it, and aborted as soon as that is no longer possible; late
             receivers are refused. By default it stays open until every receiver is done, and all
             must have it.
-        push: Settings with which to send it before the receivers ask: in frames of this chunk size,
-            and at first as much as this window covers. By default the receivers pull it.
         stall_timeout: Seconds after which a receiver is lost that takes nothing and asks for
             nothing. By default the offer waits for it.
         max_chunk_size: Length in bytes of the longest chunk that receivers are sent, a multiple of
@@ -132,7 +130,6 @@ class OfferOptions(TypedDict, total=False):
 
     on_settled: Callable[[Ref], None] | None
     quorum: int | None
-    push: StreamSettings | None
     stall_timeout: float | None
     max_chunk_size: int | None
     round: int
@@ -208,8 +205,7 @@ class Ref:
     def _check(self) -> None:
         expect_options(self.options, OfferOptions)
         quorum, size = self._quorum, self.options.get("max_chunk_size")
-        tags, push = self.options.get("tags", ()), self.options.get("push")
-        on_settled = self.options.get("on_settled")
+        tags, on_settled = self.options.get("tags", ()), self.options.get("on_settled")
         if (seconds := self.options.get("stall_timeout")) is not None:
             expect_seconds("stall_timeout", seconds)
         if quorum is not None and (
@@ -221,8 +217,6 @@ class Ref:
             )
         if size is not None and (type(size) is not int or size < ALIGNMENT or size % ALIGNMENT):
             raise ValueError(f"max_chunk_size is {size!r}; give a multiple of {ALIGNMENT} bytes")
-        if push is not None and not isinstance(push, StreamSettings):
-            raise ValueError(f"push is {push!r}; give StreamSettings, or None")
         if on_settled is not None and not callable(on_settled):
             raise ValueError(f"on_settled is {on_settled!r}; give a function")
         if type(self.options.get("round", 0)) is not int:

@@ -139,7 +139,7 @@ class RemoteSource:
             FlstreamError: The source cannot be read.
         """
         opened, settings = self._opened, self._settings
-        is_fetched = not (opened.is_eager or opened.coming) and bool(settings.chunk_size)
+        is_fetched = not opened.is_eager and bool(settings.chunk_size)
         can_compare = {"digests", "samples"} <= self._exchange.capabilities
         if not (settings.reuse and is_fetched and can_compare and source.layout == self.layout):
             return
@@ -254,7 +254,6 @@ class RemoteSource:
         has_digests = "digests" in self._exchange.capabilities
         if self._opened.is_eager or not has_digests or self._chunks.unit > wire.MAX_DIGEST_BYTES:
             return  # all of it is being sent, or will be
-        self._chunks.forget()  # what is pushed may be here
         unit = self._chunks.unit
         step = max(min(wire.MAX_DIGEST_BYTES // unit, wire.MAX_DIGESTS), 1) * unit
         for start, stop in self.layout.ranges(step):

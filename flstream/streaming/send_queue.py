@@ -14,7 +14,7 @@ from flstream.model.body import Scratch
 from flstream.streaming.content import Content, Copied
 from flstream.streaming.frames import Demand, Frame, Preparation
 from flstream.streaming.refs import Ref
-from flstream.streaming.wire import PUSHED, Refused, pack_message
+from flstream.streaming.wire import Refused, pack_message
 from flstream.transport.channel import Channel
 from flstream.transport.lending import Loans
 
@@ -79,11 +79,11 @@ class SendQueue:
     @property
     def demands(self) -> int:
         """Number of requests that wait."""
-        return sum(each.request != PUSHED for each in chain(self._urgent, self._demands))
+        return len(self._urgent) + len(self._demands)
 
     @property
     def requests(self) -> list[int]:
-        """Numbers of the requests that are not fully answered; one for all that is pushed."""
+        """Numbers of the requests that are not fully answered."""
         return list(dict.fromkeys(each.request for each in chain(self._urgent, self._demands)))
 
     @property

@@ -20,7 +20,6 @@ from flstream.streaming.connection import Connection
 from flstream.streaming.deadlines import Deadlines
 from flstream.streaming.limits import DEFAULT_LIMITS, Limits
 from flstream.streaming.offers import Offers
-from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import OfferOptions, Outcome, Ref
 from flstream.transport.channel import Channel, Signal
 
@@ -48,9 +47,6 @@ class DownloadService:
         # stall, in the order of the calls.
         self._changes: deque[Connection | Ref | tuple[str, list[Ref]]] = deque()
         self._callbacks = Callbacks(f"{name}-callbacks")
-        # Refs to be pushed that the thread has not taken over yet.
-        self._pushing: deque[tuple[Ref, StreamSettings]] = deque()
-        self._pushed: list[tuple[Ref, StreamSettings]] = []
         self._scratch = Scratch()
         self._digesting = ThreadPoolExecutor(1, f"{name}-digests")  # whose thread starts when used
         # Connections with requests that can be answered now, in the order of their turns.
@@ -105,10 +101,6 @@ class DownloadService:
                 ref.receiver_done(name, reason)
         if self._closing:
             ref.abort("the service was closed")
-        push = options.get("push")
-        if push is not None and push.frame_size:
-            self._pushing.append((ref, push))
-            self._wake_thread()
         if options.get("stall_timeout") is not None:
             self._changes.append(ref)
             self._wake_thread()
@@ -212,12 +204,6 @@ class DownloadService:
         connections = [key.data for key in self._selector.get_map().values() if key.data]
         for connection in connections:
             connection.send_queue.drop_settled()
-        self._pushed = [(ref, push) for ref, push in self._pushed if ref.source is not None]
-        while self._pushing:
-            ref, push = self._pushing.popleft()
-            self._pushed.append((ref, push))
-            for connection in connections:
-                connection.push(ref, push)
         while self._changes:
             match self._changes.popleft():
                 case (receiver, refs):
@@ -231,8 +217,6 @@ class DownloadService:
                     connection.greet()
                     self._deadlines.is_back(connection.receiver)
                     self._deadlines.watch_silence(connection)
-                    for ref, push in self._pushed:
-                        connection.push(ref, push)
         for connection in connections:
             if connection.send_queue.has_output:
                 self._advance(connection, selectors.EVENT_WRITE)

@@ -51,10 +51,8 @@ class StreamSettings:
         ping_after: Seconds of silence after which the sender is asked whether it lives.
         ping_timeout: Seconds of further silence after which the connection is dropped, long before
             the request times out.
-        push: Whether the sender is to send before it is asked. If it does not, it is asked after
-            ``ping_after``.
         reuse: Whether what is at hand of a body is looked for, and not fetched. It is not where a
-            body is pushed, or comes whole.
+            body comes whole.
 
     Raises:
         ValueError: A setting is none of these; the message names it.
@@ -66,7 +64,6 @@ class StreamSettings:
     request_timeout: float = 600.0
     ping_after: float = 1.0
     ping_timeout: float = 5.0
-    push: bool = False
     reuse: bool = False
 
     def __post_init__(self) -> None:

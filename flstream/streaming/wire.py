@@ -42,9 +42,6 @@ MAX_SAMPLE = 256
 MAX_NAMES = 10_000
 """Most tensors of a part: to lay them out keeps a sender from others for 0.1 s."""
 
-PUSHED = 0
-"""Request number of what is pushed, which has no request."""
-
 NOBODY = bytes(TOKEN_BYTES)
 """Token of messages that are about no ref."""
 
@@ -230,18 +227,15 @@ class Close(msgspec.Struct, tag=True, frozen=True):
 class Opened(msgspec.Struct, tag=True, frozen=True):
     """Answer of a sender: the layout, as the JSON of a safetensors header.
 
-    The longest frame that it sends has ``chunk_size`` bytes; 0 is any that it is asked for. For a
-    push, this comes without a request, and states the size of its frames, and the ``limit`` up to
-    which the body is sent without a request. ``order`` has the places of the names,
-    first of the tensors, then of the aliases, in the order in which the receiver is to have them;
-    none if that is their order. ``same`` says that the body has the digest that the receiver has,
-    so none of it is sent.
+    The longest frame that it sends has ``chunk_size`` bytes; 0 is any that it is asked for.
+    ``order`` has the places of the names, first of the tensors, then of the aliases, in the order
+    in which the receiver is to have them; none if that is their order. ``same`` says that the body
+    has the digest that the receiver has, so none of it is sent.
     """
 
     request: Number
     layout: bytes
     chunk_size: int = 0
-    limit: int = 0
     order: Annotated[list[int], msgspec.Meta(max_length=200_000)] = []
     same: bool = False
 

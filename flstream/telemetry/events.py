@@ -108,7 +108,7 @@ class RunStarted(Event, tag="run_started"):
     job: str
     seed: int
     rounds: int
-    mode: Literal["pull", "push", "native", "map"]
+    mode: Literal["pull", "native", "map"]
     chunk_size: int
     clients: int = 0
     names: list[str] = []
@@ -213,9 +213,8 @@ class ModelReceived(Event, tag="model_received", omit_defaults=True):
         digest: Digest of the model.
         made: Round that made it; 0 for the initial one.
         origin: Who sent it: the server, or the worker of a peer.
-        tags: Form in which it came: ``pulled``, ``pushed``, ``native`` or ``mapped``; names of the
-            exact codecs of its frames, where any frame was encoded; and ``reused``, where bytes of
-            it were here.
+        tags: Form in which it came: ``pulled``, ``native`` or ``mapped``; names of the exact codecs
+            of its frames, where any frame was encoded; and ``reused``, where bytes of it were here.
         size: Bytes of the model, with those of the bodies that travel with it.
         cost: What that took.
         bodies: Names of these bodies.
@@ -262,8 +261,8 @@ class UpdatesReceived(Event, tag="updates_received", omit_defaults=True):
         task: What the sites were asked for.
         base: Digest of the model that the sites had received.
         receiver: Who has taken them: the server, or the site that folds.
-        tags: Form in which they came: ``pulled``, ``pushed``, ``native``, ``written`` to a file, or
-            ``local`` where they did not travel; ``FULL`` or ``DIFF``; ``partial``; the name of the
+        tags: Form in which they came: ``pulled``, ``native``, ``written`` to a file, or ``local``
+            where they did not travel; ``FULL`` or ``DIFF``; ``partial``; the name of the
             codec with a loss, where it encoded any tensor; names of the exact codecs of their
             frames, where any was encoded; and ``reused``, where bytes were here.
         updates: The updates by site.

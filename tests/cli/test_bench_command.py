@@ -30,7 +30,7 @@ def test_a_mode_that_does_not_fit_is_shown_but_not_run(flstream_here):
     ("changes", "words"),
     [
         ({"model_size": "3"}, "multiple of 4"),
-        ({"modes": "pull,warp"}, "no mode 'warp'; known are pull, push, native, map, file"),
+        ({"modes": "pull,warp"}, "no mode 'warp'; known are pull, native, map, file"),
         ({"chunk_size": "100"}, "multiple of 16"),
         ({"model_size": "8", "tensors": 3}, "--tensors 3"),
         ({"plot": Path("out.xyz")}, "must end in one of .png"),

@@ -6,7 +6,6 @@ import textwrap
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -56,7 +55,6 @@ def worker_info(
     site: str | None = None,
     *,
     exchange_format: Framework = "pytorch",
-    push: bool = False,
     exclude: tuple[str, ...] = (),
     optimizer_state: Literal["reset", "local"] | None = None,
 ) -> WorkerInfo:
@@ -75,7 +73,7 @@ def worker_info(
         model_args={},
         alias=None,
         exchange_format=exchange_format,
-        streaming=replace(SETTINGS, push=push),
+        streaming=SETTINGS,
         include=[".*"],
         exclude=list(exclude),
         optimizer_state=optimizer_state,
@@ -111,15 +109,14 @@ class Server:
 
         Further arguments are fields of the task.
         """
-        push = self.settings if self.settings.push else None
-        ref = self.service.offer(MemoryBody.of(params), [PEER], push=push)
+        ref = self.service.offer(MemoryBody.of(params), [PEER])
         named = [
             SiteTask(name, _number(name) - 1, _number(name), self._states.get(name))
             for name in sites
         ]
         bodies = {MODEL: token or ref.token}
         # Effects are numbered as rounds are: a test asks for one task of a kind in each.
-        task = Task(kind, round_number, round_number, 5, bodies, 1 << 20, named, **more)
+        task = Task(kind, round_number, round_number, 5, bodies, named, **more)
         self.control.send(task)
 
     def hear(self, kind: type[MessageT]) -> MessageT:
@@ -205,7 +202,7 @@ class Serving:
         )
         with (
             DownloadService() as service,
-            closing(Peers(end.peers, service, SETTINGS, DEFAULT_LIMITS)) as peers,
+            closing(Peers(end.peers, service, DEFAULT_LIMITS)) as peers,
         ):
             service.attach(SocketChannel(end.up, SERVER), SERVER)
             down = Receiver(SocketChannel(end.down, SERVER), SERVER)

@@ -19,7 +19,7 @@ from flstream.transport.sockets import SocketChannel
 def task(number, kind="train"):
     site = SiteTask("site-1", 0, 100 + number)
     meta = pack_values({"lr": 0.5})
-    return Task(kind, number, number, 5, {"model": b"secret"}, 1 << 20, [site], meta=meta)
+    return Task(kind, number, number, 5, {"model": b"secret"}, [site], meta=meta)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from flstream.telemetry.halts import POINTS
 
-MODES = ("pull", "push", "map", "native")
+MODES = ("pull", "map", "native")
 
 
 class Row(NamedTuple):
@@ -56,8 +56,6 @@ def private(*settings: str) -> Row:
 
 STAGES = "workflow=[{type=fedavg}, {type=cyclic, args{order=random}}, {type=cross_site}]"
 ADAPTIVE = "privacy.clipping={type=adaptive, norm=2}"
-# A push of a model that was rounded waits for two seconds a task.
-ROUNDED = {"modes": ("pull", "map", "native")}
 EXACT = {"modes": ("pull",), "sizes": ("large",)}
 
 ROWS: Mapping[str, Row] = MappingProxyType(
@@ -119,9 +117,9 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "topk up": codecs("up", "{type=topk, fraction=0.25}"),
         "ternary up": codecs("up", "ternary", "zstd", modes=("pull",)),
         "own codec up": codecs("up", '"own.py:Sixteenths"'),
-        "cast down": codecs("down", "cast", **ROUNDED),
-        "int8 down": codecs("down", "int8", **ROUNDED),
-        "int4 down": codecs("down", "int4", **ROUNDED),
+        "cast down": codecs("down", "cast"),
+        "int8 down": codecs("down", "int8"),
+        "int4 down": codecs("down", "int4"),
         "delta both": Row(
             ("streaming.codecs={down=[delta, shuffle, zstd], up=[delta, zstd]}",), **EXACT
         ),
@@ -136,7 +134,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         # Links.
         "thin links": Row(
             ("network={up=400 Mbit, down=800 Mbit, latency=1 ms, jitter=1 ms, loss=0.01}",),
-            modes=("pull", "push", "native"),
+            modes=("pull", "native"),
             engines=("local",),  # inline, it leaves sockets to the garbage collector
         ),
     }

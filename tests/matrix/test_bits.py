@@ -41,9 +41,6 @@ def is_possible(case):
     if "middle" not in sizes and chunk == "4 KiB":
         larger = ("large",)
     fits = size in ("tiny", *larger) and size in sizes
-    if mode == "push":
-        # It takes seconds for a few hundred frames, and is refused inline.
-        fits = fits and chunk != "4 KiB" and workers != "inline"
     return fits and mode in modes and (workers == "inline") <= ("inline" in engines)
 
 

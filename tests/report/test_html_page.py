@@ -213,11 +213,11 @@ def test_of_many_sites_the_failed_and_the_slowest_come_first(tmp_path: Path) -> 
 
 def test_runs_side_by_side_show_what_is_different(tmp_path: Path) -> None:
     runs = [finished_run(tmp_path / name) for name in ("one", "other")]
-    (runs[1] / "job.conf").write_text(JOB.replace('"pull"', '"push"'))
+    (runs[1] / "job.conf").write_text(JOB.replace('"pull"', '"native"'))
     text = comparison_page([read_run(run) for run in runs])
     page = Page(text)
     rows = {row[0]: row[1:] for row in page.rows}
-    assert rows["streaming.mode"] == ['"pull"', '"push"']
+    assert rows["streaming.mode"] == ['"pull"', '"native"']
     assert rows["clients.count"] == ["2"]
     assert rows["best"] == ["0.8000 accuracy (round 3)"] * 2
     assert rows["server over idle"] == ["16 MiB"] * 2

@@ -40,7 +40,6 @@ TASK = TaskSpec(
     {site: SiteTask(site, 0, 7) for site in SITES},
     UpdateForm(MODEL_BODY),
     StreamSettings(),
-    1 << 20,
     SECONDS,
 )
 

@@ -112,10 +112,9 @@ service.offer = lambda source, receivers, **how: offer(Killed(source), receivers
 """
 
 
-@first_and_nightly("mode", ["pull", "push"])
-def test_a_client_killed_in_the_middle_of_its_upload_leaves_no_trace(jobs, mode):
+def test_a_client_killed_in_the_middle_of_its_upload_leaves_no_trace(jobs):
     script = adding({("site-2", 1): KILLED_HALFWAY})
-    how = ["clients.count=4", "clients.min_updates=3", f"streaming.mode={mode}", QUIET]
+    how = ["clients.count=4", "clients.min_updates=3", QUIET]
     large = ["model.args.elements=2000000", "streaming.tensor_download_chunk_size=64 KiB"]
     run = finished(jobs.run(script, *how, *large))
     assert took_part(run) == {1: ["site-1", "site-3", "site-4"], 2: FOUR}

@@ -40,9 +40,9 @@ def assert_took_no_more(summary: Summary, need: Forecast) -> None:
 
 WAYS = {
     # Updates are walked over twice, and every round is evaluated.
-    "a process each, pushed": ["aggregation.clip_norm=1", "streaming.mode=push"],
+    "a process each": ["aggregation.clip_norm=1"],
     # Updates go into files, and not all of each. Nothing is evaluated.
-    "fewer processes, pulled": [
+    "fewer processes": [
         "clients.count=5", "clients.parallel=2", "aggregation.exclude=[b]", QUIET,
         "filters.up=[svt_privacy, { type = exclude_vars, exclude_vars = [steps] }]",
     ],
@@ -82,15 +82,6 @@ def test_a_download_takes_a_request_for_each_request_size_and_a_frame_for_each_c
     assert need.down == Traffic(66 * MIB, 2 * 5, 2 * 9)
     assert need.evaluation == Traffic()
     assert need.evaluations == 0
-
-
-def test_what_is_pushed_takes_a_window_of_requests_less():
-    sizes = {"request_size": 4 * MIB, "tensor_download_chunk_size": 4 * MIB, "window": 3}
-    pulled = forecast(streaming(**sizes), plain_layout(33 * MIB)).down
-    pushed = forecast(streaming(mode="push", **sizes), plain_layout(33 * MIB)).down
-    assert pulled == Traffic(66 * MIB, 18, 18)
-    assert pushed == Traffic(66 * MIB, 12, 18)
-    assert forecast(streaming(mode="push", **sizes), plain_layout(MIB)).down.requests == 0
 
 
 @pytest.mark.parametrize("off", [{"mode": "native"}, {"tensor_download_chunk_size": 0}])

@@ -3,7 +3,6 @@
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 
 from packet_relay import Passing, Relay
 
@@ -22,16 +21,14 @@ from flstream.streaming.wire import (
     decode_reply,
     decode_request,
 )
-from flstream.transport.channel import AbortSignal, Channel
+from flstream.transport.channel import Channel
 from flstream.transport.sockets import SocketChannel, pipe
 
 QUICK = StreamSettings(
     chunk_size=4096, request_size=16384, window=2, request_timeout=30, ping_after=0.05
 )
-IMPATIENT = replace(QUICK, request_timeout=0.2)
 
 OnFrame = Callable[[Header, bytearray], None]
-OnRequest = Callable[[Request, bytearray], None]
 OnReply = Callable[[Reply, bytearray], None]
 
 
@@ -47,8 +44,8 @@ def flip(packet: bytearray, place: int = HEADER_BYTES) -> None:
 class Watch:
     """Notes every packet between a receiver and a service, and lets a test change it on its way.
 
-    Each function gets what a packet says, and the packet itself to be changed in place: damaged,
-    cut, cleared (and so lost), repeated, or preceded by one that was lost before.
+    Each function gets what a packet says, and the packet itself to be changed in place: damaged, or
+    cleared and so lost.
 
     Attributes:
         frames: headers of the frames that the sender sent.
@@ -56,11 +53,8 @@ class Watch:
         connections: number of connections so far.
     """
 
-    def __init__(
-        self, on_frame: OnFrame = leave, on_request: OnRequest = leave, on_reply: OnReply = leave
-    ) -> None:
+    def __init__(self, on_frame: OnFrame, on_reply: OnReply) -> None:
         self.on_frame = on_frame
-        self.on_request = on_request
         self.on_reply = on_reply
         self.frames: list[Header] = []
         self.requests: list[Request] = []
@@ -77,7 +71,6 @@ class Watch:
             request = decode_request(passing.payload, "receiver")
             if not isinstance(request, Hello):
                 self.requests.append(request)
-                self.on_request(request, packet)
         else:
             reply = decode_reply(passing.payload, "sender")
             if not isinstance(reply, Hello):
@@ -92,26 +85,27 @@ class Harness:
         self._stack = stack
         self.service = stack.enter_context(DownloadService())
 
-    def channel(self, name: str = "site-1") -> Channel:
+    def channel(self, name: str = "site-1", *, lends: bool = True) -> Channel:
         """The receiver's end of a pipe whose other end the service serves."""
-        ours, theirs = pipe("server", name, lends=True)
+        ours, theirs = pipe("server", name, lends=lends)
         self._stack.enter_context(closing(theirs))
         self.service.attach(ours, name)
         return theirs
 
-    def receiver(self, name: str = "site-1", abort: AbortSignal | None = None) -> Receiver:
-        return Receiver(self.channel(name), "server", abort)
+    def socket(self, name: str, *, lends: bool = False) -> socket.socket:
+        """The other end of a channel, on which anything may be said."""
+        ours, theirs = socket.socketpair()
+        self.service.attach(SocketChannel(ours, name, lends=lends), name)
+        return self._stack.enter_context(theirs)
+
+    def receiver(self, name: str = "site-1") -> Receiver:
+        return Receiver(self.channel(name), "server")
 
     def watched(
-        self,
-        on_frame: OnFrame = leave,
-        on_request: OnRequest = leave,
-        on_reply: OnReply = leave,
-        *,
-        returns: bool = True,
+        self, on_frame: OnFrame = leave, *, on_reply: OnReply = leave, returns: bool = True
     ) -> tuple[Receiver, Watch]:
         """A receiver whose packets are noted, and which comes back when its connection breaks."""
-        watch = Watch(on_frame, on_request, on_reply)
+        watch = Watch(on_frame, on_reply)
 
         def connect() -> SocketChannel:
             watch.connections += 1

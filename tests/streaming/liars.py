@@ -31,6 +31,8 @@ SENDERS: dict[str, tuple[str, ...]] = {
     "a layout with a hole": ("ProtocolError",),
     "a layout without end": ("ProtocolError", "LayoutError"),
     "a layout that does not fit": ("LayoutError",),
+    "names in no order": ("ProtocolError",),
+    "chunks of an odd length": ("ProtocolError",),
     "bytes of elsewhere": ("BrokenStreamError",),
     "too few bytes": ("BrokenStreamError",),
     "too many bytes": ("BrokenStreamError",),
@@ -39,9 +41,12 @@ SENDERS: dict[str, tuple[str, ...]] = {
     "bytes of nobody": ("DeadlineError", "ChannelClosedError", "BrokenStreamError"),
     "encoded bytes unasked": ("BrokenStreamError",),
     "chatter": ("DeadlineError", "ProtocolError"),
+    "late chatter": ("DeadlineError", "ProtocolError"),
     "a change at the end": ("RefusedError",),
 }
 """What senders say, and the errors that their receivers get."""
+WAITED_FOR = ("silence", "patience", "bytes of nobody", "chatter", "late chatter")
+"""Senders that are given up after a time."""
 
 RECEIVERS = (
     "an honest one",
@@ -77,13 +82,33 @@ def layout_of(*entries: tuple[str, int, int]) -> bytes:
     ).encode()
 
 
-class Sender:
-    """A sender that answers on a thread of its own.
+class Liar:
+    """A peer that does what it does on a thread of its own, until either side ends it."""
+
+    def __init__(self, sock: socket.socket, case: str) -> None:
+        self._sock = sock
+        self._case = case
+        self._thread = threading.Thread(target=self._run, name="liar", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._sock.close()
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+
+class Sender(Liar):
+    """A sender that answers.
 
     Args:
         sock: Its end of the connection.
         case: What it does: see :data:`SENDERS`.
         nbytes: Length of the body that it has.
+        again: What it sends without end, once it is asked for the layout or for bytes.
         layout: Layout that it states.
         reason: Why it refuses.
 
@@ -97,24 +122,17 @@ class Sender:
         case: str,
         *,
         nbytes: int = NBYTES,
+        again: bytes = message("Pong", 999_999, NOBODY, request=999_999, requests=[]),
         layout: bytes = b"",
         reason: str = "no",
     ) -> None:
         self.told: Queue[tuple[bool, str]] = Queue()
-        self._sock = sock
-        self._case = case
         self._layout = layout or layout_of(("w", 0, nbytes))
         self._reason = reason
-        self._thread = threading.Thread(target=self._serve, name="liar", daemon=True)
-        self._thread.start()
+        self._again = again * (1 + (64 << 10) // len(again))
+        super().__init__(sock, case)
 
-    def close(self) -> None:
-        with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._sock.close()
-
-    def _serve(self) -> None:
+    def _run(self) -> None:
         with suppress(Exception):  # the receiver is gone
             for packet in self._packets():
                 self._sock.sendall(packet)
@@ -167,16 +185,18 @@ class Sender:
             yield packed(1, number, token, 0, b"\xc1")
         if self._case == "a refusal":
             yield message("Refused", number, token, request=number, reason=self._reason)
-        if self._case == "chatter":
-            pong = message("Pong", 999_999, token, request=999_999, requests=[])
-            while True:
-                yield pong * 1000
+        while self._case == "chatter":
+            yield self._again
         content = layouts.get(self._case, self._layout)
-        fields = {"request": number, "layout": content, "chunk_size": 0, "limit": 0}
+        size = 17 if self._case == "chunks of an odd length" else 0
+        order = [0, 0] if self._case == "names in no order" else []
+        fields = {"request": number, "layout": content, "chunk_size": size, "order": order}
         yield message("Opened", number, token, **fields)
 
     def _frames(self, asked: dict[str, Any]) -> Iterator[bytes]:
         number, token = asked["request"], asked["token"]
+        while self._case == "late chatter":
+            yield self._again
         for start in range(asked["start"], asked["stop"], asked["chunk_size"]):
             data = bytes(min(asked["chunk_size"], asked["stop"] - start))
             frame = packed(FRAME, number, token, start, data)
@@ -199,21 +219,12 @@ class Sender:
                     yield frame
 
 
-class Receiver:
-    """A receiver that does one thing, and then reads what comes, on a thread of its own."""
+class Receiver(Liar):
+    """A receiver that does one thing, and then reads what comes."""
 
     def __init__(self, sock: socket.socket, case: str, token: bytes) -> None:
-        self._sock = sock
-        self._case = case
         self._token = token
-        self._thread = threading.Thread(target=self._run, name="liar", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._sock.close()
+        super().__init__(sock, case)
 
     def _run(self) -> None:
         with suppress(OSError):

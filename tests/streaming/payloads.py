@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support import as_bytes, tensor
 
 from flstream.client.fl_model import FLModel, ParamsType
+from flstream.model.copy import copy
 from flstream.model.dtypes import BY_CODE, numpy_dtype
 from flstream.model.memory import Framework, MemoryBody, Params
 from flstream.streaming.decomposers import Registry
@@ -65,9 +66,7 @@ def delivered(tensors: Params, framework: Framework = "pytorch") -> Params:
     """What a receiver has once the bytes of the tensors are copied."""
     source = MemoryBody.of(tensors)
     sink = MemoryBody.allocate(source.layout, framework)
-    data = memoryview(b"".join(source.views(0, source.layout.nbytes)))
-    for view in sink.views(0, len(data)):
-        view[:], data = data[: len(view)], data[len(view) :]
+    copy(source, sink)
     return sink.tensors
 
 

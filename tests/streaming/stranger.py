@@ -5,8 +5,8 @@ It fetches one thing into a file, and prints what it has seen as JSON::
     python stranger.py tcp HOST:PORT KEY RUN TOKEN OUT
     python stranger.py fd DESCRIPTOR TOKEN OUT
 
-Tensors make a safetensors file, a blob its own bytes, and a payload the ``repr`` of its value. No
-layout says which of them it is; the options do.
+Tensors make a safetensors file, and a payload the ``repr`` of its value. No layout says which of
+them it is; the options do.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ NUMBER = struct.Struct("<Q")
 LAST_NUMBER = 4294967295
 LONGEST_MESSAGE = 16 << 20
 DIGESTED_AT_ONCE = 16 << 20
+SIZES = {"eager": 65536, "chunk-size": 65536, "request-size": 262144}
+WINDOW, TIMEOUT, PING_AFTER, PING_TIMEOUT, BEAT_AFTER = 4, 60.0, 1.0, 5.0, 2.0
 NUMPY = {f"{kind}{8 * size}": f"{kind.lower()}{size}" for kind in "IUF" for size in (1, 2, 4, 8)}
 NUMPY |= {"BOOL": "?", "C64": "c8", "C128": "c16"}
 WORDS: dict[str, Callable[[Any], object]] = {
@@ -240,7 +242,7 @@ class Body:
         self.damaged: dict[int, int] = {}
         self.part = self.path.with_name(self.path.name + ".part")
         self.earlier = self.part.exists()
-        self.prefix = b"" if how.blob else NUMBER.pack(len(self.header)) + self.header
+        self.prefix = NUMBER.pack(len(self.header)) + self.header
         self.file = open(self.part, "r+b" if self.earlier else "w+b")  # noqa: SIM115
         self.file.truncate(len(self.prefix) + self.size)
         self.put(-len(self.prefix), self.prefix)
@@ -279,7 +281,8 @@ class Stranger:
 
     def __init__(self, dial: Callable[[], socket.socket], how: argparse.Namespace) -> None:
         self.dial, self.how, self.instance = dial, how, os.urandom(16)
-        self.number = (how.first or 1) - 1
+        self.beats = BEAT_AFTER if how.kind == "tcp" else float("inf")
+        self.number = 0
         self.ref = bytes.fromhex(how.token)
         self.part: dict[str, object] | None = None
         if how.names:
@@ -297,8 +300,8 @@ class Stranger:
         self.sock, self.greeted, self.pinged = self.dial(), False, False
         self.asked: dict[int, Asked] = {}
         self.answers: dict[int, dict[str, Any]] = {}
-        self.due = time.monotonic() + self.how.ping_after
-        self.next_beat = time.monotonic() + self.how.beat
+        self.due = time.monotonic() + PING_AFTER
+        self.next_beat = time.monotonic() + self.beats
         self.seen["connections"] += 1
         fields = {"version": VERSION, "instance": self.instance, "capabilities": ["unheard-of"]}
         self.sock.sendall(message("Hello", 0, NOBODY, **fields))
@@ -307,7 +310,8 @@ class Stranger:
         """Send a request, and return its number."""
         self.number = self.number % LAST_NUMBER + 1
         self.asked[self.number] = Asked(time.monotonic())
-        fields = {"token": self.token, "request": self.number, **fields}
+        # A reader passes over fields that it does not know.
+        fields = {"token": self.token, "request": self.number, "unheard_of": [1], **fields}
         self.sock.sendall(message(name, self.number, self.token, **fields))
         return self.number
 
@@ -326,13 +330,13 @@ class Stranger:
             if now >= self.next_beat:
                 beat = message("Ping", 0, NOBODY, token=NOBODY, request=0)
                 self.sock.sendall(beat)
-                self.next_beat = now + self.how.beat
+                self.next_beat = now + self.beats
             if now >= self.due:
                 if self.pinged:
                     raise BrokenError("the sender is silent")
                 self.ask("Ping")
-                self.pinged, self.due = True, now + self.how.ping_timeout
-            if any(now - asked.since > self.how.timeout for asked in self.asked.values()):
+                self.pinged, self.due = True, now + PING_TIMEOUT
+            if any(now - asked.since > TIMEOUT for asked in self.asked.values()):
                 raise FailedError("a request was not answered in time")
             wait = max(0, min(self.due, self.next_beat) - now)
             if select.select([self.sock], [], [], wait)[0]:
@@ -340,7 +344,7 @@ class Stranger:
                 if not more:
                     raise BrokenError("the connection has ended")
                 data += more
-                self.pinged, self.due = False, time.monotonic() + self.how.ping_after
+                self.pinged, self.due = False, time.monotonic() + PING_AFTER
         return bytes(data)
 
     def step(self) -> None:
@@ -414,7 +418,7 @@ class Stranger:
     def open(self) -> Body:
         """Learn the layout, with a small body."""
         eager = self.how.eager if self.how.chunk_size else 0
-        fields = {"eager": eager, "chunk_size": self.how.chunk_size, "unheard_of": [1]}
+        fields = {"eager": eager, "chunk_size": self.how.chunk_size}
         opened = self.call("Open", **fields, part=self.part)
         number = self.number
         self.body = body = Body(self.how, opened)
@@ -443,7 +447,7 @@ class Stranger:
         waiting = sorted(body.missing)
         chunk_size = body.chunk_size or body.size
         while body.missing:
-            while waiting and len(self.asked) < self.how.window:
+            while waiting and len(self.asked) < WINDOW:
                 start = stop = waiting[0]
                 while waiting and waiting[0] == stop:
                     if stop > start and stop + chunk_size - start > self.how.request_size:
@@ -504,16 +508,9 @@ def main(arguments: list[str] | None = None) -> int:
         kind.add_argument("out")
         kind.add_argument("--names", help="JSON: the names of the tensors that are wanted")
         kind.add_argument("--specs", help="JSON: [[name, round, tags], ...]")
-        for flag in ("--payload", "--blob"):
-            kind.add_argument(flag, action="store_true")
-        for option, value in {"first": 1, "window": 4, "eager": 65536}.items():
+        kind.add_argument("--payload", action="store_true")
+        for option, value in SIZES.items():
             kind.add_argument(f"--{option}", type=int, default=value)
-        for option, value in {"chunk-size": 65536, "request-size": 262144}.items():
-            kind.add_argument(f"--{option}", type=int, default=value)
-        for option, second in {"ping-after": 1, "ping-timeout": 5, "timeout": 60}.items():
-            kind.add_argument(f"--{option}", type=float, default=second)
-    tcp.add_argument("--beat", type=float, default=2)
-    pair.set_defaults(beat=float("inf"))
     how = parser.parse_args(arguments)
 
     def connect() -> socket.socket:
@@ -522,9 +519,7 @@ def main(arguments: list[str] | None = None) -> int:
         return dial(how.address, bytes.fromhex(how.key), how.run)
 
     try:
-        receiver = Stranger(connect, how)
-        with contextlib.ExitStack() as stack:
-            stack.callback(lambda: receiver.close())
+        with contextlib.closing(Stranger(connect, how)) as receiver:
             print(json.dumps(receiver.download()))
     except (FailedError, BrokenError, OSError) as failure:
         print(f"{type(failure).__name__}: {failure}", file=sys.stderr)

@@ -1,7 +1,5 @@
 """The low-level API: offers and downloads of tensors, arrays and files."""
 
-from typing import ClassVar
-
 import numpy as np
 import pytest
 import torch
@@ -61,74 +59,44 @@ def test_a_callback_that_raises_harms_nobody(harness, capfd):
     assert "in the callback" in capfd.readouterr().err
 
 
-class TestResume:
-    """A download into a file that was broken off goes on where it was."""
+MODEL = {"w": np.random.default_rng(3).random(100_000, dtype=np.float32)}
+NBYTES = 400_000
 
-    MODEL: ClassVar = {"w": np.random.default_rng(3).random(100_000, dtype=np.float32)}
-    NBYTES = 400_000
 
-    def broken_off(self, harness, path):
-        ref = add_arrays(harness.service, self.MODEL, ["first"])
+@pytest.mark.parametrize("left", ["as it was", "damaged", "of another model", "of another layout"])
+def test_a_download_into_a_file_goes_on_with_what_is_sound_of_it(harness, tmp_path, left):
+    path, progress = tmp_path / "model.safetensors", []
+    part = path.with_name(path.name + ".tmp")
 
-        def stop(done, _):
-            if done >= 300_000:
-                raise InterruptedError
-
-        with pytest.raises(InterruptedError):
-            download_file(
-                harness.receiver("first"),
-                ref.token,
-                path,
-                settings=SMALL,
-                on_progress=stop,
-                resume=True,
-            )
-
-    def resumed(self, harness, path, model=None):
-        ref = add_arrays(harness.service, model or self.MODEL, ["second"])
-        progress = []
-        status, _ = download_file(
-            harness.receiver("second"),
+    def go_on(name, model, on_progress):
+        ref = add_arrays(harness.service, model, [name])
+        return download_file(
+            harness.receiver(name),
             ref.token,
             path,
             settings=SMALL,
-            on_progress=lambda done, _: progress.append(done),
+            on_progress=on_progress,
             resume=True,
-        )
-        assert status.ok
-        assert progress == sorted(set(progress))
-        assert progress[-1] == self.NBYTES
-        assert torch.equal(load_file(path)["w"], torch.from_numpy((model or self.MODEL)["w"]))
-        assert not list(path.parent.glob("*.tmp"))
-        return status.cost.bytes
+        )[0]
 
-    def test_only_what_is_missing_is_fetched(self, harness, tmp_path):
-        path = tmp_path / "model.safetensors"
-        self.broken_off(harness, path)
-        assert not path.exists()
-        here = path.with_name(path.name + ".tmp").read_bytes()[-self.NBYTES :]
-        chunks = range(0, self.NBYTES, SMALL.chunk_size)
-        due = self.MODEL["w"].tobytes()
-        missing = [at for at in chunks if here[at : at + 1024] != due[at : at + 1024]]
-        assert 0 < len(missing) < len(chunks)
-        fetched = self.resumed(harness, path)
-        assert fetched == sum(min(1024, self.NBYTES - at) for at in missing)
+    def stop(done, _):
+        if done >= 300_000:
+            raise InterruptedError
 
-    def test_what_changed_meanwhile_is_not_trusted(self, harness, tmp_path):
-        path = tmp_path / "model.safetensors"
-        self.broken_off(harness, path)
-        partial = path.with_name(path.name + ".tmp")
-        data = bytearray(partial.read_bytes())
-        data[-self.NBYTES + 5] ^= 1
-        partial.write_bytes(data)
-        self.resumed(harness, path)
-
-    def test_another_snapshot_of_the_same_layout_is_told_apart(self, harness, tmp_path):
-        path = tmp_path / "model.safetensors"
-        self.broken_off(harness, path)
-        assert self.resumed(harness, path, {"w": self.MODEL["w"] + 1}) == self.NBYTES
-
-    def test_a_partial_file_of_another_layout_is_begun_again(self, harness, tmp_path):
-        path = tmp_path / "model.safetensors"
-        path.with_name(path.name + ".tmp").write_bytes(b"something else altogether" * 999)
-        assert self.resumed(harness, path) == self.NBYTES
+    with pytest.raises(InterruptedError):
+        go_on("first", MODEL, stop)
+    assert not path.exists()
+    model = {"w": MODEL["w"] + (left == "of another model")}
+    data = bytearray(part.read_bytes())
+    if left == "damaged":
+        data[-NBYTES + 5] ^= 1
+    part.write_bytes(b"something else altogether" * 999 if left == "of another layout" else data)
+    here, due = part.read_bytes()[-NBYTES:], model["w"].tobytes()
+    missing = [at for at in range(0, NBYTES, 1024) if here[at : at + 1024] != due[at : at + 1024]]
+    assert (len(missing) < 100) == (left in ("as it was", "damaged"))
+    status = go_on("second", model, lambda done, _: progress.append(done))
+    assert status.cost.bytes == sum(min(1024, NBYTES - at) for at in missing)
+    assert progress == sorted(set(progress))
+    assert progress[-1] == NBYTES
+    assert torch.equal(load_file(path)["w"], torch.from_numpy(model["w"]))
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]

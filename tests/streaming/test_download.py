@@ -3,27 +3,24 @@
 from dataclasses import replace
 from math import ceil
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 from harness import QUICK, fetch, open_harness
 from hypothesis import given
 from hypothesis import strategies as st
-from support import (
-    assert_same_tensors,
-    entries,
-    tensor,
-)
+from support import assert_same_tensors, entries, tensor
 
-from flstream.errors import RefusedError
-from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.memory import MemoryBody
 from flstream.streaming.download import download
 from flstream.streaming.receiver import StreamSettings
-from flstream.streaming.wire import HEADER_BYTES
+from flstream.streaming.wire import HEADER_BYTES, Close, Fetch, Open
 from flstream.telemetry.events import Transfer
 
 MODEL = {"large": tensor("F32", (300, 100)), "small": tensor("F16", (5,)), "flag": tensor("U8", ())}
+SMALL = {"w": tensor("F32", (32, 32)), "b": tensor("F16", (5,))}
+KIB = 1 << 10
 multiples_of_16 = st.integers(1, 40).map(lambda count: 16 * count)
 
 
@@ -54,20 +51,15 @@ def test_every_tensor_arrives_bit_by_bit_in_frames_and_requests_as_promised(
     )
 
 
-@pytest.mark.parametrize(
-    "tensors", [MODEL, {}, {"none": torch.zeros(0)}], ids=["tensors", "none", "empty"]
-)
+@pytest.mark.parametrize("tensors", [{}, {"none": torch.zeros(0)}], ids=["none", "empty"])
 @pytest.mark.parametrize("chunk_size", [0, 4096])
-def test_a_model_arrives_streamed_or_as_one_message_even_if_it_has_no_bytes(
-    harness, tensors, chunk_size
-):
+def test_a_model_without_bytes_arrives(harness, tensors, chunk_size):
     ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
     how = replace(QUICK, chunk_size=chunk_size)
     sink, stats = download(harness.receiver(), ref.token, how, MemoryBody.allocate)
     assert_same_tensors(sink.tensors, tensors)
     assert ref.wait(30).ok
-    if chunk_size == 0:
-        assert stats.chunks == stats.requests == (1 if sink.layout.nbytes else 0)
+    assert stats.chunks == stats.requests == 0
 
 
 def test_one_message_of_the_whole_model_is_a_safetensors_file(harness):
@@ -76,30 +68,42 @@ def test_one_message_of_the_whole_model_is_a_safetensors_file(harness):
     receiver, _ = harness.watched(
         lambda header, packet: messages.append(bytes(packet[HEADER_BYTES:]))
     )
-    download(receiver, ref.token, replace(QUICK, chunk_size=0), MemoryBody.allocate)
+    _, stats = download(receiver, ref.token, replace(QUICK, chunk_size=0), MemoryBody.allocate)
+    assert stats.chunks == stats.requests == 1
     assert_same_tensors(safetensors.torch.load(messages[0]), MODEL)
 
 
-@pytest.mark.parametrize("chunk_size", [0, 16, 4096])
-def test_a_model_arrives_in_a_modules_own_parameters(harness, chunk_size):
-    torch.manual_seed(1)
-    sent, module = torch.nn.Linear(30, 20), torch.nn.Linear(30, 20)
-    ref = harness.service.offer(MemoryBody.of(sent.state_dict()), ["site-1"])
-    where = module.weight.data_ptr()
-    how = replace(QUICK, chunk_size=chunk_size)
-    own = MemoryBody.of(module.state_dict(), writable=True)
-    download(harness.receiver(), ref.token, how, lambda layout: own)
-    assert torch.equal(module.weight, sent.weight)
-    assert torch.equal(module.bias, sent.bias)
-    assert module.weight.data_ptr() == where
+def kinds(channel):
+    return [type(request) for request in channel.requests]
 
 
-def test_a_file_that_is_cut_short_while_it_is_sent_is_refused_with_the_reason(harness, tmp_path):
-    path = tmp_path / "model"
-    write_checkpoint(path, MemoryBody.of(MODEL))
-    ref = harness.service.offer(FileSource(path), ["site-1"])
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size - 1000)
-    with pytest.raises(RefusedError, match="model ends at byte"):
-        fetch(harness.receiver(), ref.token)
-    assert not ref.wait(30).ok
+def test_a_small_body_takes_two_requests_and_counts_as_one_fetch(harness):
+    receiver, channel = harness.watched()
+    ref = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
+    sink, cost = download(receiver, ref.token, QUICK, MemoryBody.allocate)
+    assert_same_tensors(sink.tensors, SMALL)
+    assert kinds(channel) == [Open, Close]
+    assert (cost.requests, cost.retries, cost.chunks) == (1, 0, 2)
+    assert ref.deliveries["site-1"].requests == 1
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "settings", "fetches"),
+    [
+        (64 * KIB, StreamSettings(), 0),
+        (64 * KIB + 1, StreamSettings(), 1),
+        (16 * KIB, QUICK, 0),
+        (16 * KIB + 1, QUICK, 2),
+        (0, QUICK, 0),
+        (100, replace(QUICK, chunk_size=0), 1),
+    ],
+    ids=["64 KiB", "more", "a request", "more than a request", "nothing", "native"],
+)
+def test_only_what_fits_one_request_and_64_kib_comes_with_its_layout(
+    harness, nbytes, settings, fetches
+):
+    receiver, channel = harness.watched()
+    ref = harness.service.offer(MemoryBody.of({"w": np.zeros(nbytes, np.uint8)}), ["site-1"])
+    assert fetch(receiver, ref.token, settings).layout.nbytes == nbytes
+    assert kinds(channel).count(Fetch) == fetches
+    assert ref.wait(10).ok

@@ -2,12 +2,10 @@
 
 import numpy as np
 import pytest
-from harness import QUICK, fetch
+from harness import QUICK
+from support import body_of
 
-from flstream.codecs.lossy import LossyCodec
-from flstream.codecs.quantised import Quantised
 from flstream.errors import CodecError, StreamingError
-from flstream.model.body import Scratch
 from flstream.model.memory import MemoryBody
 from flstream.streaming.coding import HEAD_BYTES, EncodedBytes
 from flstream.streaming.download import AtHand, download
@@ -15,46 +13,45 @@ from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.wire import ENCODED, FRAME, Fetch
 
 BODY = MemoryBody.of({"w": np.arange(100_000, dtype=np.uint32).view(np.uint8), "v": np.ones(999)})
-NOTHING = AtHand(lambda _: None)
+SIZES = [stop - start for start, stop in BODY.layout.ranges(QUICK.frame_size)]
 
 
-def bits(source) -> bytes:
-    return b"".join(source.views(0, source.layout.nbytes, Scratch()))
+def halved(data, start, stop):
+    return EncodedBytes(bytes(data[::2]), has_base=True)
 
 
 class Halving:
     """Sends every second byte where the others follow from the model, which both sides have."""
 
-    def __init__(self, base: str = "known", shift: int = 0) -> None:
-        self.base = base
+    base = "known"
+
+    def __init__(self, encode=halved, error=None, shift=0) -> None:
         self.asked: list[str] = []
         self.decoded = 0
-        self._bits = bits(BODY)
+        self._encode = encode
+        self._error = error
         self._shift = shift
 
     def encoder(self, name: str):
         self.asked.append(name)
-
-        def encode(data, start, stop):
-            return EncodedBytes(bytes(data[::2]), name == "known")
-
-        return encode
+        return self._encode
 
     def decode(self, data, out, start, stop, *, has_base):
-        assert has_base == (self.base == "known")
+        assert has_base
         self.decoded += 1
-        out[:] = self._bits[start:stop]
+        if self._error is not None:
+            raise self._error
+        out[:] = body_of(BODY)[start:stop]
         out[::2] = bytes(data)
-        if self._shift:
-            out[1] ^= self._shift
+        out[1] ^= self._shift
 
 
-def fetched(harness, codec, *, on_frame=None, **options):
-    receiver, watch = harness.watched(on_frame) if on_frame else harness.watched()
-    ref = harness.service.offer(BODY, ["site-1"], encoder=codec.encoder, **options)
-    at_hand = NOTHING._replace(decoder_for=lambda layout: codec)
-    sink, cost = download(receiver, ref.token, QUICK, MemoryBody.allocate, at_hand=at_hand)
-    assert bits(sink) == bits(BODY)
+def fetched(harness, codec, *, decodes=True, body=BODY, how=QUICK):
+    receiver, watch = harness.watched()
+    ref = harness.service.offer(body, ["site-1"], encoder=codec.encoder)
+    here = AtHand(lambda _: None, decoder_for=(lambda layout: codec) if decodes else None)
+    sink, cost = download(receiver, ref.token, how, MemoryBody.allocate, at_hand=here)
+    assert body_of(sink) == body_of(body)
     assert ref.wait(20).ok
     return cost, watch, ref
 
@@ -65,41 +62,25 @@ def test_frames_come_encoded_to_those_who_can_give_them_back(harness):
     assert {frame.kind for frame in watch.frames} == {ENCODED}
     assert codec.decoded == len(watch.frames)
     assert set(codec.asked) == {"known"}
-    expected = sum(-(-size // 2) + HEAD_BYTES for size in sizes())
+    expected = sum(-(-size // 2) + HEAD_BYTES for size in SIZES)
     assert cost.bytes == ref.deliveries["site-1"].bytes == expected
 
 
-def sizes():
-    return [stop - start for start, stop in BODY.layout.ranges(QUICK.frame_size)]
+def no_smaller(data, start, stop):
+    return EncodedBytes(bytes(data), has_base=False)
 
 
-def test_others_get_them_as_they_are(harness):
-    receiver, watch = harness.watched()
-    ref = harness.service.offer(BODY, ["site-1"], encoder=Halving().encoder)
-    sink, _ = download(receiver, ref.token, QUICK, MemoryBody.allocate)
-    assert bits(sink) == bits(BODY)
+@pytest.mark.parametrize(("encode", "decodes"), [(no_smaller, True), (halved, False)])
+def test_frames_come_as_they_are_to_others_and_where_they_would_be_no_smaller(
+    harness, encode, decodes
+):
+    _, watch, _ = fetched(harness, Halving(encode), decodes=decodes)
     assert {frame.kind for frame in watch.frames} == {FRAME}
 
 
-def test_a_frame_that_gets_no_smaller_is_sent_as_it_is(harness):
-    class Useless(Halving):
-        def encoder(self, name):
-            return lambda data, start, stop: EncodedBytes(bytes(data), has_base=False)
-
-    _, watch, _ = fetched(harness, Useless())
-    assert {frame.kind for frame in watch.frames} == {FRAME}
-
-
-@pytest.mark.parametrize("kind", ["another model", "an error"])
-def test_what_does_not_decode_to_what_was_encoded_is_fetched_as_it_is(harness, kind):
-    codec = Halving(shift=1)
-    if kind == "an error":
-
-        def fail(*_, **__):
-            raise CodecError("it is not the compressed form")
-
-        codec.decode = fail
-    _, watch, _ = fetched(harness, codec)
+@pytest.mark.parametrize("error", [None, CodecError("it is not the compressed form")])
+def test_what_does_not_decode_to_what_was_encoded_is_fetched_as_it_is(harness, error):
+    _, watch, _ = fetched(harness, Halving(error=error, shift=1))
     asked = [each for each in watch.requests if isinstance(each, Fetch)]
     assert asked[0].encoded
     # From the first one on that was not sound, nothing is asked for that is encoded.
@@ -109,44 +90,23 @@ def test_what_does_not_decode_to_what_was_encoded_is_fetched_as_it_is(harness, k
 
 @pytest.mark.parametrize("error", [ValueError("no"), MemoryError(), SystemExit(3)])
 def test_an_encoder_of_whatever_errors_does_not_end_the_service(harness, error):
-    class Failing(Halving):
-        def encoder(self, name):
-            def encode(data, start, stop):
-                raise error
+    def fail(data, start, stop):
+        raise error
 
-            return encode
-
-    ref = harness.service.offer(BODY, ["site-1"], encoder=Failing().encoder)
-    at_hand = NOTHING._replace(decoder_for=lambda layout: Halving())
     with pytest.raises(StreamingError, match="a frame cannot be encoded"):
-        download(harness.receiver(), ref.token, QUICK, MemoryBody.allocate, at_hand=at_hand)
+        fetched(harness, Halving(fail))
     fetched(harness, Halving())
 
 
 def test_each_frame_is_encoded_once_and_long_ones_are_not(harness):
-    class Counting(Halving):
-        calls = 0
+    calls = []
 
-        def encoder(self, name):
-            def encode(data, start, stop):
-                Counting.calls += 1
+    def count(data, start, stop):
+        calls.append(stop - start)
 
-            return encode
-
-    fetched(harness, Counting())
-    assert Counting.calls == len(sizes())
+    fetched(harness, Halving(count))
+    assert calls == SIZES
+    calls.clear()
     long = MemoryBody.of({"w": np.zeros(20 << 20, np.uint8)})
-    ref = harness.service.offer(long, ["site-1"], encoder=Counting().encoder)
-    at_hand = NOTHING._replace(decoder_for=lambda layout: Halving())
-    how = StreamSettings(chunk_size=16 << 20)
-    download(harness.receiver(), ref.token, how, MemoryBody.allocate, at_hand=at_hand)
-    assert Counting.calls == len(sizes()) + 1  # the last one has 4 MiB
-
-
-def test_a_number_that_cannot_be_encoded_ends_the_download_of_its_receivers(harness):
-    weight = np.zeros(100_000, np.float32)
-    weight[99_000] = np.inf
-    codec = LossyCodec(Quantised(8, 256), "int8", ())
-    ref = harness.service.offer(codec.encode(MemoryBody.of({"w": weight})), ["site-1"])
-    with pytest.raises(StreamingError, match="'w' has inf as element 99000"):
-        fetch(harness.receiver(), ref.token)
+    fetched(harness, Halving(count), body=long, how=StreamSettings(chunk_size=16 << 20))
+    assert calls == [4 << 20]

@@ -8,12 +8,8 @@ from contextlib import ExitStack
 from queue import Queue
 
 import pytest
-import torch
-from support import assert_same_tensors, tensor
+from support import tensor
 
-from flstream.errors import ChannelClosedError, UsageError
-from flstream.model.checkpoint import FileSource, write_checkpoint
-from flstream.model.memory import MemoryBody
 from flstream.streaming import (
     DownloadService,
     Signal,
@@ -37,14 +33,6 @@ def tcp():
     with ExitStack() as stack:
         service = stack.enter_context(DownloadService())
         yield service, stack.enter_context(listen(service, "127.0.0.1:0"))
-
-
-def test_a_wrong_key_and_no_key_are_errors_at_once(tcp):
-    _, listener = tcp
-    with pytest.raises(ChannelClosedError, match="has another key"):
-        connect(listener.address, StartToken.new())
-    with pytest.raises(UsageError, match="64 hexadecimal digits"):
-        connect(listener.address, "secret")
 
 
 def test_a_receiver_stays_declared_for_a_while_after_its_last_connection(tcp, monkeypatch):
@@ -103,20 +91,6 @@ def test_a_receiver_that_is_let_go_leaves_no_thread(tcp, monkeypatch):
         each.join(10)
         assert not each.is_alive()
     channel.close()
-
-
-def test_large_memory_and_files_arrive_as_they_are(tcp, tmp_path):
-    service, listener = tcp
-    large = {"w": torch.arange(3 << 20, dtype=torch.int32), "t": tensor("F32", (1000, 999)).T}
-    write_checkpoint(tmp_path / "m.safetensors", MemoryBody.of(large))
-    with connect(listener.address, listener.admit("site-1")) as receiver:
-        ref = add_tensors(service, large, ["site-1"])
-        assert_same_tensors(download_tensors(receiver, ref.id)[1], large)
-        for immutable in (False, True):
-            source = FileSource(tmp_path / "m.safetensors", immutable=immutable)
-            ref = service.offer(source, ["site-1"])
-            assert_same_tensors(download_tensors(receiver, ref.id)[1], large)
-            assert ref.wait(10).ok
 
 
 def test_a_receiver_has_no_more_connections_than_it_may(tcp):

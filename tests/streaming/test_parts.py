@@ -1,18 +1,15 @@
 """Parts: some tensors of an offer, or of all that is on offer, and nothing else is sent."""
 
-import gc
-import os
 import threading
-import weakref
 from collections import OrderedDict
-from pathlib import Path
 
 import pytest
 import torch
+from asking import Asker, ask, refusal
 from harness import QUICK
 from support import assert_same_tensors, tensor
 
-from flstream.errors import CheckpointError, LayoutError, RefusedError
+from flstream.errors import LayoutError, RefusedError
 from flstream.streaming import (
     TensorSpec,
     add_arrays,
@@ -52,10 +49,8 @@ def test_what_was_selected_arrives_and_nothing_else_is_sent(harness, tmp_path, n
     assert status.cost.bytes == sum(MODEL[name].nbytes for name in names)
     assert ref.deliveries["site-1"].bytes == status.cost.bytes
     # It is done with the ref, as with the whole of it.
-    assert ref.outcome is None or where == "memory"
-    assert download_tensors(harness.receiver("other"), ref.id, optional=True)[0].ok or (
-        where == "memory"
-    )
+    assert ref.outcome is None
+    assert download_tensors(harness.receiver("other"), ref.id)[0].ok
     assert ref.wait(10).ok
 
 
@@ -89,8 +84,6 @@ def test_parts_are_for_those_the_whole_is_for(harness):
 
 
 def test_the_end_of_the_whole_is_that_of_its_parts(harness):
-    from asking import Asker, ask, refusal
-
     ref = add_tensors(harness.service, MODEL, ["site-1"])
     asker, token = Asker(harness.channel()), bytes(range(16))
     part = Part(ref.token, ["a.half"])
@@ -149,9 +142,6 @@ def test_chunks_are_no_longer_than_the_sender_says(harness, size):
     again = add_tensors(harness.service, MODEL, ["site-1"], max_chunk_size=size)
     with pytest.raises(RefusedError, match=f"chunks of more than {size} bytes are not sent"):
         download_tensors(receiver, again.id, max_chunk_size=0)
-    for wrong in (0, 8, -16, 1.0, "2 MiB"):
-        with pytest.raises(ValueError, match="max_chunk_size is"):
-            add_tensors(harness.service, MODEL, ["site-1"], max_chunk_size=wrong)
 
 
 @pytest.mark.parametrize("content", [b"", b"x", bytes(range(256)) * 1000])
@@ -193,30 +183,24 @@ def test_more_names_than_a_request_has_room_for_are_refused_here(harness):
     ]:
         with pytest.raises(RefusedError, match=sentence):
             download_tensors(receiver, ref.id, select=names)
-    with pytest.raises(ValueError, match=r"select is \[3\]; give a list of names"):
-        download_tensors(receiver, ref.id, select=[3])
     assert download_tensors(receiver, ref.id)[0].ok
-
-
-def test_a_misspelt_option_is_named_with_the_right_one(harness):
-    with pytest.raises(TypeError, match="no option 'stall_timeuot'; did you mean 'stall_timeout'"):
-        add_tensors(harness.service, MODEL, ["site-1"], stall_timeuot=5)
-    with pytest.raises(TypeError, match="no option 'abort_singal'; did you mean 'abort_sig"):
-        download_tensors(harness.receiver(), bytes(16), abort_singal=None)
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"push": True}, "push is True; give StreamSettings"),
         ({"on_settled": 3}, "on_settled is 3; give a function"),
         ({"round": "7"}, "round is '7'; give a whole number"),
         ({"tags": "agg"}, "tags are 'agg'; give a list of texts"),
         ({"order": ["a", "a"]}, "order has 2 names that are not the 5 of the body"),
+        ({"max_chunk_size": 8}, "max_chunk_size is 8"),
+        ({"max_chunk_size": 1.0}, "max_chunk_size is 1.0"),
+        ({"stall_timeout": 10**400}, "stall_timeout is 1"),
+        ({"stall_timuot": 5}, "no option 'stall_timuot'; did you mean 'stall_timeout'"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused(harness, options, sentence):
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
         add_tensors(harness.service, MODEL, ["site-1"], **options)
 
 
@@ -225,35 +209,15 @@ def test_an_option_that_makes_no_sense_is_refused(harness, options, sentence):
     [
         ({"settings": 3}, "settings is 3; give StreamSettings"),
         ({"abort_signal": threading.Event()}, r"give a flstream\.streaming\.Signal\(\)"),
+        ({"abort_singal": None}, "no option 'abort_singal'; did you mean 'abort_signal'"),
+        ({"select": [3]}, r"select is \[3\]; give a list of names"),
     ],
 )
 def test_an_option_of_a_download_that_makes_no_sense_is_refused(harness, options, sentence):
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
         download_tensors(harness.receiver(), bytes(16), **options)
 
 
 def test_a_module_is_not_offered_for_its_state(harness):
     with pytest.raises(LayoutError, match="is a Linear; give tensors by name, such as the state_d"):
         add_tensors(harness.service, torch.nn.Linear(2, 2), ["site-1"])
-
-
-def test_a_device_is_not_replaced_by_a_file(harness, tmp_path):
-    (tmp_path / "data").write_bytes(b"data")
-    os.mkfifo(tmp_path / "pipe")
-    for name, sentence in (("pipe", "it is no regular file"), ("", "empty name|directory")):
-        ref = add_blob(harness.service, tmp_path / "data", ["site-1"])
-        path = tmp_path / name if name else Path()
-        with pytest.raises(CheckpointError, match=sentence):
-            download_blob(harness.receiver(), ref.id, path)
-    assert (tmp_path / "pipe").is_fifo()
-
-
-def test_a_ref_that_has_settled_keeps_no_tensors_by_its_parts(harness):
-    weight = torch.zeros(1000)
-    gone = weakref.ref(weight.untyped_storage())
-    ref = add_tensors(harness.service, {"w": weight, "v": torch.ones(2)}, ["site-1"])
-    del weight
-    assert download_tensors(harness.receiver(), ref.id, select=["w"])[0].ok
-    assert ref.wait(10).ok
-    gc.collect()
-    assert gone() is None

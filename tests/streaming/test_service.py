@@ -1,6 +1,8 @@
 """The service: only the declared may fetch, and nobody holds up another."""
 
+import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from asking import MODEL, NBYTES, Asker, ask, offer, refusal, reply_to
@@ -15,11 +17,15 @@ from flstream.streaming.remote import RemoteSource
 from flstream.streaming.service import DownloadService
 from flstream.streaming.wire import (
     FRAME,
+    NOBODY,
     TOKEN_BYTES,
+    VERSION,
     Close,
     Closed,
     Fetch,
+    Hello,
     Open,
+    Opened,
     Ping,
     Pong,
     Refused,
@@ -113,7 +119,6 @@ def test_what_is_urgent_is_sent_before_what_waits(harness):
         (0, -16, 4096, "not a range"),
         (4096, 4096, 4096, "not a range"),
         (4096, 16, 4096, "not a range"),
-        (2**40, 2**41, 4096, "not a range"),
         (8, 4096, 4096, "multiples of 16"),
         (0, 4096, 100, "multiples of 16"),
         (0, 4096, -16, "multiples of 16"),
@@ -128,6 +133,10 @@ def test_a_range_that_makes_no_sense_is_refused_and_the_service_goes_on(
     receiver = Asker(harness.channel())
     fetch_request = Fetch(ref.token, receiver.next_number(), start, stop, chunk_size)
     assert reason in refusal(receiver, fetch_request)
+    if chunk_size == 100:  # nor does a body come together with its layout in such chunks
+        receiver.send(Open(ref.token, 9, 2**62, chunk_size))
+        assert isinstance(reply_to(receiver, 9), Opened)
+        assert reason in reply_to(receiver, 9).reason
     assert ref.deliveries["site-1"].requests == 0
     assert_same_tensors(fetch(harness.receiver(), ref.token).tensors, MODEL)
 
@@ -215,3 +224,72 @@ def test_settled_refs_are_remembered_for_a_while_only():
         settled[number.to_bytes(16, "big")] = Settled(frozenset(), "")
     assert len(settled) == 1024
     assert (2999).to_bytes(16, "big") in settled
+
+
+def test_a_request_that_arrives_byte_by_byte_is_answered(harness):
+    ref = offer(harness)
+    asker = Asker(harness.channel())
+    for byte in pack_message(Open(ref.token, 1), ref.token):
+        asker.send_bytes(bytes([byte]))
+    assert isinstance(reply_to(asker, 1), Opened)
+
+
+def test_a_beat_is_not_answered(harness):
+    ref = offer(harness)
+    asker = Asker(harness.channel())
+    asker.send(Ping(NOBODY, 0), Ping(ref.token, 0), Ping(ref.token, 5))
+    assert asker.header().token == NOBODY
+    assert asker.header().request == 5
+
+
+def test_an_instance_that_comes_back_supersedes_its_channel_and_another_one_coexists(harness):
+    ref = offer(harness, "site-1")
+    channels = [harness.channel() for _ in range(3)]
+    hello = [pack_message(Hello(VERSION, instance)) for instance in (b"first", b"other", b"first")]
+    askers = []
+    for channel, greeting in zip(channels, hello, strict=True):
+        asker = Asker(channel, greeting)
+        assert isinstance(ask(asker, Open(ref.token, 1)), Opened)
+        askers.append(asker)
+    with pytest.raises(ChannelClosedError):
+        ask(askers[0], Open(ref.token, 2))
+    for asker in askers[1:]:
+        assert isinstance(ask(asker, Open(ref.token, 2)), Opened)
+    assert ref.outcome is None
+
+
+@pytest.mark.parametrize("ends", ["itself", "after it was let go"])
+def test_a_receiver_that_is_detached_is_forgotten_and_what_was_on_offer_to_it_is_settled(
+    harness, ends
+):
+    service = harness.service
+    for number in range(50):
+        name = f"worker-1/{number}"
+        sock, ref = harness.socket(name), offer(harness, name)
+        if ends == "itself":
+            sock.shutdown(socket.SHUT_RDWR)
+            assert ref.wait(20).status == "aborted"
+        service.detach(name)
+        assert ref.wait(20).status == "aborted"
+        assert ends == "itself" or ref.outcome.reason == f"{name}: its channel was closed here"
+        while sock.recv(1000):  # its greeting, if there was time for it
+            pass
+    # The next one is served as ever.
+    assert_same_tensors(fetch(harness.receiver(name), offer(harness, name).token).tensors, MODEL)
+    ref = offer(harness, name)
+    service.detach(name)
+    assert ref.wait(20).status == "aborted"
+    assert service._lost == {}
+
+
+def test_sixty_four_receivers_are_served_at_once_on_one_thread(harness):
+    names = [f"site-{number}" for number in range(64)]
+    before = threading.active_count()
+    receivers = [harness.receiver(name) for name in names]
+    ref = offer(harness, *names)
+    assert threading.active_count() == before
+    with ThreadPoolExecutor(len(names)) as executor:
+        for body in executor.map(lambda receiver: fetch(receiver, ref.token), receivers):
+            assert_same_tensors(body.tensors, MODEL)
+    assert ref.wait(30).ok
+    assert {each.bytes for each in ref.deliveries.values()} == {NBYTES}

@@ -10,17 +10,14 @@ from flstream.streaming.receiver import StreamSettings
     ("fields", "sentence"),
     [
         ({"chunk_size": 100}, "chunk_size is 100; give a multiple of 16"),
-        ({"chunk_size": -16}, "chunk_size is -16"),
         ({"chunk_size": 1 << 31}, "up to 1073741824 bytes"),
         ({"chunk_size": 4096.0}, "whole numbers"),
         ({"request_size": 15}, "request_size is 15; a request covers 16 bytes at least"),
         ({"window": 0}, "window is 0; give 1 to 256 requests"),
-        ({"window": 257}, "window is 257"),
         ({"request_timeout": 0}, "request_timeout is 0; give seconds above 0"),
         ({"request_timeout": float("nan")}, "request_timeout is nan"),
         ({"ping_after": -1.0}, "ping_after is -1.0"),
         ({"request_timeout": "5"}, "request_timeout is '5'; give seconds above 0"),
-        ({"request_timeout": None}, "request_timeout is None"),
         ({"request_timeout": 10**400}, "give seconds above 0"),
     ],
 )

@@ -17,7 +17,6 @@ from flstream.units import format_bytes
 _MOST_COLUMNS = 100
 _STYLES: dict[Mode, str] = {
     "pull": "cyan",
-    "push": "magenta",
     "native": "yellow",
     "map": "blue",
     "file": "green",

@@ -49,7 +49,7 @@ _FILTERS_BYTES = 8 << 20
 # Memory of the server for each worker: threads, channels and messages.
 _LINE_BYTES = 256 << 10
 
-Mode = Literal["pull", "push", "native", "map"]
+Mode = Literal["pull", "native", "map"]
 
 
 class Traffic(NamedTuple):
@@ -208,7 +208,7 @@ def forecast(job: Job, layout: Layout) -> Forecast:
     one, alone = (
         Traffic()
         if _is_mapped(job, settings, nbytes) and nbytes == layout.nbytes
-        else _download(nbytes, settings, settings.frame_size, pushed=settings.push)
+        else _download(nbytes, settings)
         for nbytes in (joint.nbytes, layout.nbytes)
     )
     # The global model goes to a site once more where one of the site's own is drawn to it.
@@ -345,17 +345,15 @@ def _trained_bytes(layout: Layout, selected: frozenset[str]) -> int:
     return sum(spec.nbytes for spec in floats)
 
 
-def _download(nbytes: int, settings: StreamSettings, frame: int, *, pushed: bool) -> Traffic:
-    """Return the traffic of a download, in frames of at most ``frame`` bytes, or whole if 0."""
+def _download(nbytes: int, settings: StreamSettings) -> Traffic:
+    """Return the traffic of a download with these settings."""
     if not nbytes:
         return Traffic()
-    if not frame:
+    if not settings.chunk_size:
         return Traffic(nbytes, 1, 1)
-    requests, chunks = -(-nbytes // settings.bytes_a_request), -(-nbytes // frame)
-    if pushed:
-        # The first window of frames is pushed without a request.
-        requests = max(requests - settings.window, 0)
-    return Traffic(nbytes, requests, chunks)
+    return Traffic(
+        nbytes, -(-nbytes // settings.bytes_a_request), -(-nbytes // settings.frame_size)
+    )
 
 
 def _updates(
@@ -368,39 +366,23 @@ def _updates(
 ) -> Traffic:
     """Return the traffic of a round's updates, as :mod:`flstream.server.training` fetches them."""
     cohort = job.clients.cohort_size
-
-    def frame_of(partial: int) -> int:
-        """Return the longest frame in bytes of a walk with so many partial updates; 0 for whole."""
-        if not settings.frame_size:
-            return 0
-        return plan_steps(
+    if not plan.own:
+        whole, rest = divmod(cohort, plan.sites)
+        batch = _download(plan.sites * update.nbytes, settings)
+        return batch.times(whole).plus(_download(rest * update.nbytes, settings))
+    is_partial = len(update.tensors) < len(layout.tensors)
+    if settings.chunk_size:
+        steps = plan_steps(
             layout,
             rule,
             updates=cohort,
             chunk_size=settings.frame_size,
             memory_budget=job.aggregation.memory_budget,
-            partial=partial,
-        ).frame
-
-    def download(nbytes: int, limit: int, *, again: bool = False) -> Traffic:
-        """Return the traffic of a download in frames of at most ``limit`` bytes.
-
-        Frames that are pushed have the sender's size instead.
-        """
-        sent = frame_of(0)
-        pushed = settings.push and not again and bool(sent) and not limit % sent
-        taken = replace(settings, chunk_size=limit)
-        return _download(nbytes, taken, sent if pushed else limit, pushed=pushed)
-
-    if not plan.own:
-        whole, rest = divmod(cohort, plan.sites)
-        batch = download(plan.sites * update.nbytes, settings.frame_size)
-        return batch.times(whole).plus(download(rest * update.nbytes, settings.frame_size))
-    is_partial = len(update.tensors) < len(layout.tensors)
-    limit = frame_of(cohort if is_partial else 0)
-    first, again = download(update.nbytes, limit), download(update.nbytes, limit, again=True)
+            partial=cohort if is_partial else 0,
+        )
+        settings = replace(settings, chunk_size=steps.frame)
     repeated = _fetched_again(job, rule, is_partial=is_partial)
-    return first.times(cohort).plus(again.times(repeated))
+    return _download(update.nbytes, settings).times(cohort + repeated)
 
 
 def _fetched_again(job: Job, rule: AggregationRule, *, is_partial: bool) -> int:

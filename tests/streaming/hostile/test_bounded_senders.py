@@ -12,20 +12,19 @@ from nightly_cases import first_and_nightly
 from stranger import message
 
 from flstream.streaming.api import add_arrays, download_arrays
-from flstream.streaming.receiver import Receiver, StreamSettings
-from flstream.transport.sockets import pipe
+from flstream.streaming.receiver import StreamSettings
 
 MIB = 1 << 20
 QUICK = StreamSettings(chunk_size=MIB, request_timeout=60)
 
 
 @pytest.fixture
-def honest(attacked):
+def honest(harness):
     """Downloads from the service what it has for an honest receiver."""
-    receiver = attacked.receiver("site-2")
+    receiver = harness.receiver("site-2")
 
     def download(array, settings=QUICK):
-        ref = add_arrays(attacked.service, {"a": array}, ["site-2"])
+        ref = add_arrays(harness.service, {"a": array}, ["site-2"])
         return download_arrays(receiver, ref.token, settings=settings, optional=True)
 
     return download
@@ -91,14 +90,14 @@ def drain(sock):
     brief=6,
 )
 def test_a_receiver_that_asks_without_end_has_its_turn_as_others_have(
-    attacked, honest, watch_growth, kind, reads
+    harness, honest, watch_growth, kind, reads
 ):
     # The layout has 1 MiB, and the large tensor is to be gathered.
     arrays = {f"{'a' * 30}{number}": np.zeros(1, np.uint8) for number in range(10_000)}
     arrays["a"] = np.ones((16, 4 * MIB), np.uint8).T
-    ref = add_arrays(attacked.service, arrays, ["site-1", "site-3"])
+    ref = add_arrays(harness.service, arrays, ["site-1", "site-3"])
     asked = b"".join(ATTACKS[kind](n, ref.token, 64 * MIB) for n in range(1, 51))
-    sock = attacked.socket("site-1")
+    sock = harness.socket("site-1")
     growth = watch_growth()
     sock.sendall(greeting())
     thread = threading.Thread(target=insist, args=(sock, asked, reads), daemon=True)
@@ -108,25 +107,21 @@ def test_a_receiver_that_asks_without_end_has_its_turn_as_others_have(
         assert status.ok
         assert got["a"].sum() == MIB
     assert ref.outcome is None or kind in ("beats", "greetings")
-    assert growth.stop() < 64 * MIB
+    assert growth() < 64 * MIB
     sock.shutdown(socket.SHUT_RDWR)
     thread.join(30)
 
 
-def test_two_channels_of_one_name_do_not_end_each_others_downloads(attacked):
-    service = attacked.service
-    pairs = [pipe("server", "site-4") for _ in range(2)]
-    for ours, _ in pairs:
-        service.attach(ours, "site-4")
+def test_two_channels_of_one_name_do_not_end_each_others_downloads(harness):
+    service, (first, last) = harness.service, [harness.receiver("site-4") for _ in range(2)]
     ref = add_arrays(service, {"a": np.ones(1000, np.uint8)}, ["site-4"])
-    pairs[0][1].close()
+    first.close()
     service.offer(ref.source, []).abort("only to have the service look at its channels")
-    status, _ = download_arrays(Receiver(pairs[1][1], "server"), ref.token, settings=QUICK)
-    assert status.ok
+    assert download_arrays(last, ref.token, settings=QUICK)[0].ok
     assert ref.wait(30).ok
     # Once the last one has ended, so has the receiver.
     again = add_arrays(service, {"a": np.ones(1000, np.uint8)}, ["site-4"])
-    pairs[1][1].close()
+    last.close()
     assert again.wait(30).status == "aborted"
 
 

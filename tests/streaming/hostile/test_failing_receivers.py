@@ -24,8 +24,8 @@ QUICK = StreamSettings(chunk_size=1 << 16, request_timeout=30)
 
 
 @pytest.fixture
-def receiver(attacked):
-    return attacked.receiver("site-1")
+def receiver(harness):
+    return harness.receiver("site-1")
 
 
 def raises(*_):
@@ -34,20 +34,20 @@ def raises(*_):
 
 @pytest.mark.parametrize("argument", ["on_progress", "on_tensors"])
 @pytest.mark.parametrize("nbytes", [1000, MIB])
-def test_an_error_of_a_callback_reaches_the_sender(attacked, receiver, argument, nbytes):
-    ref = add_arrays(attacked.service, {"w": np.ones(nbytes, np.uint8)}, ["site-1"])
+def test_an_error_of_a_callback_reaches_the_sender(harness, receiver, argument, nbytes):
+    ref = add_arrays(harness.service, {"w": np.ones(nbytes, np.uint8)}, ["site-1"])
     with pytest.raises(ZeroDivisionError):
         download_arrays(receiver, ref.token, settings=QUICK, **{argument: raises})
     outcome = ref.wait(10)
     assert outcome.status == "aborted"
     assert outcome.reason == "site-1: ZeroDivisionError: of the user's"
     # The channel is as good as before.
-    again = add_arrays(attacked.service, {"w": np.ones(nbytes, np.uint8)}, ["site-1"])
+    again = add_arrays(harness.service, {"w": np.ones(nbytes, np.uint8)}, ["site-1"])
     assert download_arrays(receiver, again.token, settings=QUICK)[0].ok
 
 
-def test_a_sink_that_cannot_be_written_reaches_the_sender(attacked, receiver):
-    service, token = attacked.service, np.ones((10, 10), np.float32)
+def test_a_sink_that_cannot_be_written_reaches_the_sender(harness, receiver):
+    service, token = harness.service, np.ones((10, 10), np.float32)
     ref = add_arrays(service, {"w": token}, ["site-1"])
     with pytest.raises(LayoutError, match="not contiguous"):
         download_tensors(receiver, ref.token, settings=QUICK, into={"w": torch.ones(10, 10).T})
@@ -61,22 +61,23 @@ def test_a_sink_that_cannot_be_written_reaches_the_sender(attacked, receiver):
     assert "cannot be sent" in ref.wait(10).reason
 
 
-def test_a_path_that_cannot_be_written_reaches_the_sender(attacked, receiver, tmp_path):
+def test_a_path_that_cannot_be_written_reaches_the_sender(harness, receiver, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
-    for name in ("file/m.safetensors", "m" * 300, "folder", "n\0l"):
-        path = tmp_path / name
-        ref = add_arrays(attacked.service, {"w": np.ones(MIB, np.uint8)}, ["site-1"])
-        with pytest.raises(CheckpointError, match="cannot be written"):
-            download_file(receiver, ref.token, path, settings=QUICK, resume=True)
-        assert "cannot be written" in ref.wait(10).reason
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("file/m.safetensors", "m" * 300, "folder", "n\0l", "pipe"):
+        sentence = "it is no regular file" if name == "pipe" else "cannot be written"
+        ref = add_arrays(harness.service, {"w": np.ones(MIB, np.uint8)}, ["site-1"])
+        with pytest.raises(CheckpointError, match=sentence):
+            download_file(receiver, ref.token, tmp_path / name, settings=QUICK, resume=True)
+        assert sentence in ref.wait(10).reason
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "pipe"]
 
 
 def test_a_disk_that_refuses_the_last_step_is_a_failure_for_the_sender(
-    attacked, receiver, tmp_path, monkeypatch
+    harness, receiver, tmp_path, monkeypatch
 ):
-    ref = add_arrays(attacked.service, {"w": np.ones(MIB, np.uint8)}, ["site-1"])
+    ref = add_arrays(harness.service, {"w": np.ones(MIB, np.uint8)}, ["site-1"])
 
     def fails(fd):
         raise OSError(5, "Input/output error")
@@ -88,9 +89,9 @@ def test_a_disk_that_refuses_the_last_step_is_a_failure_for_the_sender(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_error_that_is_kept_keeps_no_tensors(attacked, receiver):
+def test_an_error_that_is_kept_keeps_no_tensors(harness, receiver):
     arrays = {name: np.ones(MIB, np.uint8) for name in "abc"}
-    ref = add_arrays(attacked.service, arrays, ["site-1"])
+    ref = add_arrays(harness.service, arrays, ["site-1"])
     come = []
 
     def on_tensors(tensors):
@@ -108,8 +109,8 @@ def test_an_error_that_is_kept_keeps_no_tensors(attacked, receiver):
     assert [each() is None for each in come] == [True, True]
 
 
-def test_a_receiver_that_stalls_is_named_by_the_offer_itself(attacked, receiver):
-    service = attacked.service
+def test_a_receiver_that_stalls_is_named_by_the_offer_itself(harness, receiver):
+    service = harness.service
     settled = threading.Event()
     ref = add_arrays(
         service,
@@ -125,8 +126,8 @@ def test_a_receiver_that_stalls_is_named_by_the_offer_itself(attacked, receiver)
     assert ref.deliveries["site-1"].failure is None
 
 
-def test_a_callback_may_close_the_service(attacked, receiver):
-    service, closed = attacked.service, threading.Event()
+def test_a_callback_may_close_the_service(harness, receiver):
+    service, closed = harness.service, threading.Event()
 
     def close(_):
         service.close()
@@ -137,21 +138,18 @@ def test_a_callback_may_close_the_service(attacked, receiver):
     assert closed.wait(10)
 
 
-def test_an_offer_to_nobody_is_finished_and_one_to_a_text_is_refused(attacked):
-    ref = add_arrays(attacked.service, {"w": np.ones(10)}, [])
+def test_an_offer_to_nobody_is_finished_and_one_to_a_text_is_refused(harness):
+    ref = add_arrays(harness.service, {"w": np.ones(10)}, [])
     assert ref.wait(0).ok
     with pytest.raises(ValueError, match="receivers is the text 'site-1'; give a list"):
-        add_arrays(attacked.service, {"w": np.ones(10)}, "site-1")
+        add_arrays(harness.service, {"w": np.ones(10)}, "site-1")
     with pytest.raises(ValueError, match=r"receivers are .None.; give their names"):
-        add_arrays(attacked.service, {"w": np.ones(10)}, [None])
-    for timeout in (0, "x", 10**400):
-        with pytest.raises(ValueError, match="stall_timeout is"):
-            add_arrays(attacked.service, {"w": np.ones(10)}, ["site-1"], stall_timeout=timeout)
+        add_arrays(harness.service, {"w": np.ones(10)}, [None])
 
 
 @pytest.mark.parametrize("timeout", [1e300, float("inf")])
-def test_a_stall_timeout_without_end_does_not_stop_the_service(attacked, receiver, timeout):
+def test_a_stall_timeout_without_end_does_not_stop_the_service(harness, receiver, timeout):
     array = {"w": np.ones(10)}
-    ref = add_arrays(attacked.service, array, ["site-1"], stall_timeout=timeout)
+    ref = add_arrays(harness.service, array, ["site-1"], stall_timeout=timeout)
     assert download_arrays(receiver, ref.token, settings=QUICK)[0].ok
     assert ref.wait(10).ok

@@ -12,10 +12,10 @@ MIB = 1 << 20
 
 @pytest.mark.parametrize("lends", [True, False], ids=["trusted", "not trusted"])
 @pytest.mark.parametrize("how", ["abort", "quorum", "closed", "detached"])
-def test_memory_that_was_lent_is_not_read_once_the_offer_has_settled(attacked, how, lends):
+def test_memory_that_was_lent_is_not_read_once_the_offer_has_settled(harness, how, lends):
     array = np.full(8 * MIB, 1, np.uint8)
-    ref = add_arrays(attacked.service, {"a": array}, ["site-1", "site-2"], quorum=1)
-    sock = attacked.socket("site-1", lends=lends)
+    ref = add_arrays(harness.service, {"a": array}, ["site-1", "site-2"], quorum=1)
+    sock = harness.socket("site-1", lends=lends)
     fields = {"start": 0, "stop": 8 * MIB, "chunk_size": MIB, "urgent": False}
     asked = message("Fetch", 1, ref.token, token=ref.token, request=1, **fields)
     sock.sendall(greeting() + asked)
@@ -28,9 +28,9 @@ def test_memory_that_was_lent_is_not_read_once_the_offer_has_settled(attacked, h
         case "quorum":
             ref.receiver_done("site-2", None)
         case "closed":
-            attacked.service.close()
+            harness.service.close()
         case "detached":
-            attacked.service.detach("site-1")
+            harness.service.detach("site-1")
             ref.receiver_done("site-2", "it goes, too")
     assert ref.wait(10).status != "waiting"
     # Its owner may use the memory for whatever it likes from here on.
