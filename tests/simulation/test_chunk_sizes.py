@@ -12,6 +12,7 @@ from flstream.simulation.chunk_sizes import with_chunk_sizes
 from flstream.streaming.chunk_choice import CANDIDATES, measured_chunk_size
 
 MIB = 1 << 20
+pytestmark = pytest.mark.usefixtures("processes")  # inline, nothing is measured
 TENSORS, ARRAYS = "streaming.tensor_download_chunk_size", "streaming.np_download_chunk_size"
 
 
