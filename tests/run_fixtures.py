@@ -1,4 +1,4 @@
-"""A job in a few lines, run for real: a server, sites and a builder, each a process, or inline."""
+"""A job in a few lines, run for real: inline, or with processes where a test asks for them."""
 
 from __future__ import annotations
 
@@ -59,12 +59,11 @@ COMMON_IMPORTS = [LibraryImport("numpy", []), LibraryImport("torch._dynamo", [])
 LOCAL = ("engine.type=local",)
 """The engine of tests that watch or kill processes, measure memory, or need parallel workers."""
 
-ENGINE = LOCAL
-"""The engine of all other tests. A test overrides it with the fixture ``processes``."""
-
-
 INLINE = ("engine.type=inline",)
-"""Overrides with which a job runs in the test's own process."""
+"""Overrides with which a job runs in the test's own process, in some hundredths of a second."""
+
+ENGINE = INLINE
+"""The engine of all other tests. A test overrides it with the fixture ``processes``."""
 
 
 class Run(NamedTuple):
@@ -196,12 +195,6 @@ def jobs(tmp_path: Path, fork_server: None, request: pytest.FixtureRequest) -> J
     """Jobs in a folder of the test's own."""
     engine = LOCAL if "processes" in request.fixturenames else ENGINE
     return Jobs(tmp_path, engine=engine)
-
-
-@pytest.fixture
-def inline_jobs(tmp_path: Path) -> Jobs:
-    """Jobs that run in this process, which takes some hundredths of a second."""
-    return Jobs(tmp_path, engine=INLINE)
 
 
 @pytest.fixture

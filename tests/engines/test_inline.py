@@ -165,12 +165,14 @@ def made(run: Run) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("processes")
 def test_a_job_comes_to_the_bits_of_the_local_engine(jobs: Jobs, case: str):
     inline = jobs.run_files(FILES, *INLINE, *CASES[case])
     assert inline.summary.status == "finished", inline.summary.error
     assert made(inline) == made(jobs.run_files(FILES, *CASES[case]))
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_run_may_change_its_engine_where_it_is_resumed(jobs: Jobs, noise: str):
     whole = jobs.run(noise, "rounds=3", *INLINE)
     for first, then in (INLINE, ()), ((), INLINE):
@@ -232,17 +234,17 @@ while flare.is_running():
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_nothing_is_left_behind(inline_jobs: Jobs, count: int):
+def test_nothing_is_left_behind(jobs: Jobs, count: int):
     """Neither where a run finishes nor where it fails."""
     files = {**FILES, "client.py": MESSY}
-    inline_jobs.run_files(files, "train.alias=nvflare", "clients.count=1")  # imports what it needs
+    jobs.run_files(files, "train.alias=nvflare", "clients.count=1")  # imports what it needs
     before = left_behind()
-    run = inline_jobs.run_files(files, "train.alias=nvflare", f"clients.count={count}")
+    run = jobs.run_files(files, "train.alias=nvflare", f"clients.count={count}")
     assert run.summary.status == ("finished" if count == 1 else "failed"), run.summary.error
     assert left_behind() == before
 
 
-def test_no_process_is_started(inline_jobs: Jobs, monkeypatch: pytest.MonkeyPatch):
+def test_no_process_is_started(jobs: Jobs, monkeypatch: pytest.MonkeyPatch):
     """Not for models, accounts of privacy or trackers, either."""
     for owner, name in (
         (os, "fork"),
@@ -251,7 +253,7 @@ def test_no_process_is_started(inline_jobs: Jobs, monkeypatch: pytest.MonkeyPatc
     ):
         monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("a process"))
     overrides = *CASES["private"], "tracking.type=tensorboard"
-    run = inline_jobs.run_files(FILES, *overrides)
+    run = jobs.run_files(FILES, *overrides)
     assert run.summary.status == "finished", run.summary.error
     assert list((run.directory.path / "tensorboard").rglob("events.*"))
 
@@ -274,7 +276,7 @@ def test_a_run_from_python_may_be_inline(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_run_in_which_nothing_happens_says_where_it_is(
-    inline_jobs: Jobs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     script = """
         import sys
@@ -290,13 +292,13 @@ def test_a_run_in_which_nothing_happens_says_where_it_is(
     monkeypatch.setattr(inline, "_SILENT_SECONDS", 0.01)
     monkeypatch.setattr(InlineHost, "_say", lambda host, text: said.append(text))
     monkeypatch.setattr(flstream.client, "said", said, raising=False)
-    assert inline_jobs.run(script).summary.status == "finished"
+    assert jobs.run(script).summary.status == "finished"
     assert "nothing has happened" in said[0]
     assert any("site-1 is at" in each or "site-2 is at" in each for each in said)
 
 
 def test_an_exception_is_a_sites_failure_with_its_traceback(
-    inline_jobs: Jobs, capsys: pytest.CaptureFixture[str]
+    jobs: Jobs, capsys: pytest.CaptureFixture[str]
 ):
     events: list[Any] = []
     script = """
@@ -308,7 +310,7 @@ def test_an_exception_is_a_sites_failure_with_its_traceback(
             raise ZeroDivisionError("by hand")
         """
     listener = lambda event, _: events.append(event)  # noqa: E731
-    run = inline_jobs.run(script, "clients.count=1", listener=listener)
+    run = jobs.run(script, "clients.count=1", listener=listener)
     assert run.summary.status == "failed"
     failed = [each for each in events if isinstance(each, SiteFailed)]
     assert "client.py, line 7 raised ZeroDivisionError: by hand" in failed[0].reason
@@ -320,6 +322,7 @@ def test_an_exception_is_a_sites_failure_with_its_traceback(
     assert 'raise ZeroDivisionError("by hand")' in log
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_script_that_ends_itself_does_so_as_in_a_process_of_its_own(jobs: Jobs):
     script = "import sys\nimport flstream.client as flare\nflare.init()\nsys.exit({})"
     for status in ("3", "'because'"):
@@ -458,21 +461,21 @@ def test_pdb_opens_where_training_code_raises(jobs: Jobs):
     assert terminal.status() == 1
 
 
-def test_memory_is_that_of_the_one_process(inline_jobs: Jobs, noise: str):
-    memory = inline_jobs.run(noise).summary.memory
+def test_memory_is_that_of_the_one_process(jobs: Jobs, noise: str):
+    memory = jobs.run(noise).summary.memory
     assert memory.clients == {}
     assert memory.server.peak_rss >= memory.server.idle_rss > 0
 
 
-def test_no_time_is_limited(inline_jobs: Jobs, noise: str):
+def test_no_time_is_limited(jobs: Jobs, noise: str):
     """A site waits for the others, and all of them for who sits in pdb."""
     times = "clients.round_timeout", "clients.wait_after_min"
     times = *times, "streaming.streaming_per_request_timeout"
-    run = inline_jobs.run(noise, *(f"{key}=1us" for key in times))
+    run = jobs.run(noise, *(f"{key}=1us" for key in times))
     assert run.summary.status == "finished"
 
 
-def test_threads_of_training_code_have_the_session_of_its_site(inline_jobs: Jobs):
+def test_threads_of_training_code_have_the_session_of_its_site(jobs: Jobs):
     script = """
         from threading import Thread
         import flstream.client as flare
@@ -486,7 +489,7 @@ def test_threads_of_training_code_have_the_session_of_its_site(inline_jobs: Jobs
             assert names == [flare.get_site_name()]
             flare.send(flare.FLModel(params=model.params, metrics={"x": 1.0}))
         """
-    assert inline_jobs.run(script).summary.status == "finished"
+    assert jobs.run(script).summary.status == "finished"
 
 
 @pytest.mark.parametrize(
@@ -497,26 +500,27 @@ def test_threads_of_training_code_have_the_session_of_its_site(inline_jobs: Jobs
         ("engine.gpus=1", "engine.gpus"),
     ],
 )
-def test_what_needs_processes_is_refused(inline_jobs: Jobs, noise: str, override: str, key: str):
+def test_what_needs_processes_is_refused(jobs: Jobs, noise: str, override: str, key: str):
     with pytest.raises(JobError) as caught:
-        inline_jobs.make(noise, override)
+        jobs.make(noise, override)
     assert f"other than inline where {key} is given" in str(caught.value)
     assert f"leave {key} out" in str(caught.value)
 
 
+@pytest.mark.usefixtures("processes")
 def test_pdb_is_refused_elsewhere(jobs: Jobs, noise: str):
     with pytest.raises(JobError, match=r"engine\.pdb.*unless engine\.type is inline"):
         jobs.make(noise, "engine.pdb=true")
 
 
-def test_there_is_one_run_at_a_time(inline_jobs: Jobs, noise: str):
+def test_there_is_one_run_at_a_time(jobs: Jobs, noise: str):
     caught: list[UsageError] = []
 
     def listen(event: Any, sampler: Any) -> None:
         if not caught:
             with pytest.raises(UsageError, match="is under way in this process") as error:
-                inline_jobs.run(noise)
+                jobs.run(noise)
             caught.append(error.value)
 
-    assert inline_jobs.run(noise, listener=listen).summary.status == "finished"
+    assert jobs.run(noise, listener=listen).summary.status == "finished"
     assert caught

@@ -10,7 +10,7 @@ import pytest
 import torch
 from patched_jobs import LIBRARIES as TRAINERS
 from patched_jobs import finished
-from run_fixtures import COMMON_IMPORTS, Jobs, SharedHost
+from run_fixtures import COMMON_IMPORTS, LOCAL, Jobs, SharedHost
 from safetensors.torch import load_file
 from shared_results import made_once
 from tiny_gpt2 import write_model
@@ -83,13 +83,13 @@ def libraries(fork_server: None, tmp_path_factory: pytest.TempPathFactory) -> Ca
 @pytest.fixture
 def jobs(tmp_path: Path, libraries: object) -> Jobs:
     """Jobs whose processes have the libraries."""
-    return Jobs(tmp_path, library_host)
+    return Jobs(tmp_path, library_host, LOCAL)
 
 
 @pytest.fixture(scope="session")
 def jobs_in(libraries: object) -> Callable[[Path], Jobs]:
     """The same, in a folder that several tests share."""
-    return partial(Jobs, host_for=library_host)
+    return partial(Jobs, host_for=library_host, engine=LOCAL)
 
 
 @pytest.fixture(scope="session")

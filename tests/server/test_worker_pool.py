@@ -27,6 +27,7 @@ from flstream.telemetry.events import (
     Warned,
 )
 
+pytestmark = pytest.mark.usefixtures("processes")
 AFTER_SEND = """
 import flstream.client as flare
 

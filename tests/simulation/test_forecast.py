@@ -1,8 +1,6 @@
 """What is foretold of a job is what a run of it moves, and no less than what it takes."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from journal_support import a_job
 from nightly_cases import first_and_nightly
 from training_scripts import QUIET, adding
@@ -51,7 +49,6 @@ WAYS = {
     "scored across sites": ["workflow={type=cross_site,args{after=fedavg,key_metric=accuracy}}"],
     "a model of each site's own": ["workflow={type=ditto,args{key_metric=accuracy}}"],
     "mapped": ["streaming.mode=map"],
-    "mapped, shared": ["streaming.mode=map", "clients.count=4", "clients.parallel=2"],
 }  # fmt: skip
 
 
@@ -110,15 +107,6 @@ def test_the_server_takes_no_more_for_a_larger_model(clients):
     assert large.total_bytes > large.server_bytes + clients * large.client_bytes
 
 
-@given(st.integers(0, 1 << 40), st.integers(1, 50))
-def test_a_plain_layout_has_the_size_that_was_asked_for(size, tensors):
-    layout = plain_layout(size, tensors)
-    assert layout.nbytes == size // 4 * 4
-    shapes = [spec.shape[0] for spec in layout.tensors]
-    assert len(shapes) == tensors
-    assert max(shapes) - min(shapes) <= 1
-
-
 @pytest.mark.parametrize("mode", ["pull", "native"])
 def test_tiny_models_travel_for_several_sites_at_once(mode):
     clients = {"count": 23, "per_round": 11, "parallel": 2}
@@ -138,17 +126,6 @@ def test_fewer_processes_take_less_memory_and_more_disk():
     # Two groups of four updates in waiting, and the sum in float64 with its successor.
     assert few.round_disk_bytes - own.round_disk_bytes == (2 * 4 + 2 * 2) * layout.nbytes
     assert few.down == own.down
-
-
-def test_what_is_mapped_moves_no_bytes_down_and_as_many_up():
-    pulled, mapped = (forecast(streaming(mode=mode), plain_layout(MIB)) for mode in ("pull", "map"))
-    assert mapped.mode == "map"
-    assert mapped.down == Traffic()
-    assert mapped.up == pulled.up
-    # Training may write to all of it.
-    assert mapped.total_bytes == pulled.total_bytes
-    small = [forecast(streaming(mode=mode), plain_layout(1 << 16)).down for mode in ("pull", "map")]
-    assert small[0] == small[1] != Traffic()
 
 
 def test_disk_is_for_dropped_checkpoints_that_are_still_mapped():

@@ -1,6 +1,5 @@
 """Scores as NVFlare means them: what comes with an update is of the model that was received."""
 
-import pytest
 from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
 from training_scripts import of_kind
@@ -82,17 +81,7 @@ def test_the_initial_model_may_be_the_best(jobs):
     assert load_file(run.directory.best_model)["w"].tolist() == [0.0] * 4
 
 
-@pytest.mark.nightly
-def test_a_script_may_be_run_either_way_whatever_it_asks(jobs):
-    asked = jobs.run(RISES, "workflow.args.evaluate=task", model=MODEL)
-    assert steps(asked) == "1234"  # twice a round, which is what the key asks for
-    (warning,) = asked.summary.warnings
-    assert warning.endswith("or set workflow.args.evaluate = received")
-    received = jobs.run(DECEIVES, "workflow.args.evaluate=received", model=MODEL)
-    assert received.summary.warnings == []
-
-
-@first_and_nightly("how", [["clients.parallel=1"], [], ["workflow.args.evaluate_every=2"]])
+@first_and_nightly("how", [["clients.parallel=1"], ["workflow.args.evaluate_every=2"]])
 def test_a_script_that_trains_in_an_evaluation_is_begun_again(jobs, how):
     run = jobs.run(DECEIVES, "rounds=3", *how, model=MODEL)
     assert run.summary.status == "finished", run.summary.error

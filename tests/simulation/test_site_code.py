@@ -6,12 +6,10 @@ import signal
 
 import psutil
 import pytest
-from nightly_cases import first_and_nightly
 from training_scripts import QUIET
 
 from flstream.telemetry.events import SERVER, ProcessReady, SiteLog
 
-pytestmark = pytest.mark.usefixtures("processes")  # it looks at them
 # A dataset in a file of its own that notes who imports it, as a real one would load its data then.
 DATA = """
 import os, pathlib
@@ -80,18 +78,18 @@ def build():
 """
 
 
-@first_and_nightly("parallel", [1, 2])
-def test_a_script_has_processes_files_and_random_numbers_of_its_own(jobs, parallel):
+@pytest.mark.usefixtures("processes")
+def test_a_script_has_processes_files_and_random_numbers_of_its_own(jobs):
     found, initial = [], []
     for _ in range(2):
         (jobs.folder / "data.py").write_text(DATA)
         (jobs.folder / "imports.txt").unlink(missing_ok=True)
-        how = ["rounds=1", QUIET, f"clients.parallel={parallel}", *initial]
+        how = ["rounds=1", QUIET, "clients.parallel=1", *initial]
         run = jobs.run(SCRIPT, *how, model=TIED)
         assert run.summary.status == "finished", run.summary.error
-        # Each worker once, and none of the processes that its data loaders and pools start.
+        # The worker once, and none of the processes that its data loaders and pools start.
         imports = (jobs.folder / "imports.txt").read_text().split()
-        assert len(imports) == len(set(imports)) == parallel
+        assert len(imports) == len(set(imports)) == 1
         for site in ("site-1", "site-2"):
             mine = run.directory.site(site) / "work" / "mine.json"
             seen = json.loads(mine.read_text())
@@ -132,15 +130,14 @@ def test_a_learner_needs_no_setup_draws_the_same_in_each_run_and_finds_its_argum
         "clients.args={ b { step = 1.0 }, a { step = 3.0 } }",
     ]  # fmt: skip
     model = 'import torch\ndef build():\n    return {"w": torch.zeros(3)}'
-    runs = [
-        jobs.run(LEARNER, *how, f"clients.parallel={workers}", model=model) for workers in (2, 1)
-    ]
+    runs = [jobs.run(LEARNER, *how, model=model) for _ in range(2)]
     assert runs[0].summary.status == "finished", runs[0].summary.error
     assert runs[0].summary.metrics[-1]["w"] == (1.0 + 6.0) / 2
     assert runs[0].summary.metrics == runs[1].summary.metrics
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("processes")
 def test_a_script_may_choose_another_start_method(jobs):
     run = jobs.run("""
     import multiprocessing
@@ -173,6 +170,7 @@ threading.Event().wait()
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("processes")
 def test_what_training_code_has_started_ends_with_a_run_that_is_killed(jobs):
     found, pids = [], {}
 

@@ -58,7 +58,7 @@ def test_a_run_leaves_event_files_of_all_its_sites_and_of_the_whole(undisturbed)
     assert [step for step, _ in undisturbed["global"]["accuracy"]] == [1, 2, 3]
 
 
-@first_and_nightly("before", [["clients.parallel=2", TENSORBOARD], [TENSORBOARD], []])
+@first_and_nightly("before", [["clients.parallel=2", TENSORBOARD], []])
 def test_a_run_that_is_killed_in_mid_round_has_every_point_once(jobs, undisturbed, before):
     # Also where tracking begins only when the run goes on.
     script, killer = noisy(LOGS + WAITS), ServerKiller()

@@ -148,6 +148,17 @@ def test_a_relay_delivers_what_was_sent_before_it_closes():
         assert ours.recv(1) == b""
 
 
+def test_a_relay_closes_its_channels_also_where_the_peer_has_gone():
+    ours, theirs = socket.socketpair()
+    relay = LinkRelay({"a": NetworkLink()}, 0, "a")
+    channel = relay.channel(theirs, "server", "down")
+    ours.close()
+    with pytest.raises(ChannelClosedError):
+        receive(channel, 1)
+    relay.close()
+    assert channel.fileno() == -1
+
+
 def test_a_relay_whose_peer_takes_nothing_holds_little_and_still_ends():
     ours, theirs = socket.socketpair()
     relay = LinkRelay({"a": NetworkLink()}, 0, "a")
