@@ -15,8 +15,7 @@ from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import Steps
 from flstream.errors import AggregationError, LayoutError, WorkflowError
 from flstream.job.aggregation_method import find_own_rule
-from flstream.model.digests import body_digest
-from flstream.model.joined import SplitWriter, ZeroSource, joint_layout
+from flstream.model.joined import ZeroSource, joint_layout
 from flstream.model.memory import MemoryBody
 
 WIDTHS = {"a": torch.float64, "b": torch.float32, "c": torch.float16}
@@ -103,28 +102,7 @@ def test_clipping_and_the_server_optimizer_are_for_the_model_alone():
     torch.testing.assert_close(moved["a"], base["a"] + 0.5 * step)
 
 
-def test_a_joint_body_is_written_to_its_parts_with_their_digests(tmp_path):
-    state = joint(3)
-    model = MemoryBody.of({name: each for name, each in state.items() if "::" not in name})
-    control = MemoryBody.of({name[9:]: each for name, each in state.items() if "::" in name})
-    whole = MemoryBody.of(state)
-    parts = {"": MemorySink(model.layout), "control": MemorySink(control.layout)}
-
-    class Into:
-        def __init__(self, sink):
-            self.layout, self._sink = sink.layout, sink
-
-        def write(self, start, view):
-            self._sink.body[start : start + len(view)] = view
-
-    writer = SplitWriter({name: Into(sink) for name, sink in parts.items()})
-    assert writer.layout == whole.layout
-    writer.write(0, memoryview(b"".join(whole.views(0, 48))))  # a walk that is begun again
-    for start, stop in whole.layout.ranges(48):
-        data = b"".join(whole.views(start, stop))
-        writer.write(start, memoryview(data))
-    assert writer.digests() == {"": body_digest(model), "control": body_digest(control)}
-    assert parts["control"].body == b"".join(control.views(0, control.layout.nbytes))
+def test_a_name_of_the_model_that_reads_like_one_of_another_body_is_refused():
     model = MemoryBody.of({"control::a": torch.zeros(2)}).layout
     with pytest.raises(LayoutError, match=r"tensor 'control::a' of the model is named like"):
         joint_layout({"": model, "control": ZeroSource(model).layout})
