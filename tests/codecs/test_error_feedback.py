@@ -12,8 +12,8 @@ from flstream.errors import CodecError
 from flstream.model.checkpoint import FileSource
 from flstream.model.memory import MemoryBody
 from flstream.model.unnamed_file import UnnamedFile
-from tests.codecs.lossy_cases import lossy, model, tensors_of
-from tests.support import PlainSource, assert_same_tensors
+from tests.codecs.lossy_cases import lossy, model
+from tests.support import PlainSource, assert_same_tensors, tensors_of
 
 NAMES = ["topk", "topk, a third", "ternary", "int8"]
 

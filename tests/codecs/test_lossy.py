@@ -22,9 +22,8 @@ from tests.codecs.lossy_cases import (
     lossy,
     model,
     read,
-    tensors_of,
 )
-from tests.support import assert_same_tensors, body_of, entries
+from tests.support import assert_same_tensors, body_of, entries, tensors_of
 
 NAMES = list(CODECS)
 KIB, MIB = 1 << 10, 1 << 20
