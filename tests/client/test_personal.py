@@ -42,17 +42,14 @@ net = Net()
 flare.init()
 while flare.is_running():
     model = flare.receive(into=net)
-    term = flare.proximal_term(net).item()
-    explicit = flare.proximal_term(net, model.params).item() if term else term
-    if flare.is_evaluate():
-        metrics = {"base": net.base.sum(), "head": net.head.sum(), "term": term}
-        flare.send(flare.FLModel(metrics=metrics))
-        continue
+    metrics = {
+        "term": flare.proximal_term(net).item(),
+        "explicit": flare.proximal_term(net, model.params).item(),
+    }
     with torch.no_grad():
         net.base += 1
         net.head += 1
-    sent = flare.FLModel(params=net.state_dict(), metrics={"term": term, "explicit": explicit})
-    flare.send(sent)
+    flare.send(flare.FLModel(params=net.state_dict(), metrics=metrics))
 """
 
 

@@ -2,14 +2,13 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import flstream
 from flstream.client.state import SiteState, StateVersion
 from flstream.client.state_versions import StateFolder
 from flstream.errors import ClientError, ProtocolError
@@ -240,46 +239,37 @@ def test_a_state_that_cannot_be_kept_is_a_sentence(tmp_path):
     assert StateFolder(str(tmp_path)).flaw(kept) is None
 
 
-# Counts the calls that change the file system, and ends the process at one of them.
-KILLED = """
-import os, sys
-
-folder, at, digest = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-count = 0
 CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.symlink", "os.chmod", "os.utime")
 
-def at_each(event, args):
-    global count
-    writes = event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR)
-    if writes or event in CHANGES:
-        count += 1
-        if count == at:
-            os._exit(9)
 
-from flstream.client.state import SiteState, StateVersion
-sys.addaudithook(at_each)
-state = SiteState(folder, 5, StateVersion(4, digest), kept=True)
-for name in ("notes", "second"):
-    with open(state.path / name, "a") as file:
-        file.write("5")
-state.keep()
-"""
+def train_until(change: int, folder: Path, base: StateVersion) -> int:
+    """Train in a process that dies before its change of the file system of a number."""
+    child = os.fork()
+    if child == 0:
+        left = iter(range(change - 1))
+
+        def at_each(event: str, args: Any) -> None:
+            writes = event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR)
+            if (writes or event in CHANGES) and next(left, None) is None:
+                os._exit(9)
+
+        sys.addaudithook(at_each)
+        train(folder, 5, base, "5")
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.nightly
 def test_a_kill_at_any_instant_leaves_the_old_state_or_the_new_one(tmp_path):
     """Killed before each change to the file system, with what earlier attempts have left."""
-    at, ended, outcomes = 0, 9, set()
+    change, ended, outcomes = 0, 9, set()
     while ended == 9:
-        at += 1
-        folder = tmp_path / f"site-{at}"
+        change += 1
+        folder = tmp_path / f"site-{change}"
         versions = trained(folder, 1, 2, 3, 4)
         lost = train(folder, 5, versions[-1], "lost")
         half = SiteState(str(folder), 5, versions[-1], kept=True).path
         (half / "notes").unlink()
-        command = [sys.executable, "-c", KILLED, str(folder), str(at), versions[-1].digest]
-        path = {"PYTHONPATH": str(Path(flstream.__file__).parent.parent)}
-        ended = subprocess.run(command, env={**os.environ, **path}, check=False).returncode
+        ended = train_until(change, folder, versions[-1])
         assert ended in (0, 9)
         states = StateFolder(str(folder))
         present = states.versions()
@@ -295,4 +285,4 @@ def test_a_kill_at_any_instant_leaves_the_old_state_or_the_new_one(tmp_path):
         assert new != lost
     old, done = "[1][2][3][4]lost", "[1][2][3][4]5"
     assert outcomes == {frozenset(kind) for kind in ({old}, {old, done}, {done})}
-    assert at > 15
+    assert change > 15
