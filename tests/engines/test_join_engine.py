@@ -201,40 +201,6 @@ def test_a_worker_is_started_connected_and_ended(run):
     agent.channel.close()
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (lambda number: WorkerEnded(number, reason="no more processes"), "no more processes"),
-        (lambda number: WorkerEnded(number, -40), "killed by signal 40"),
-        (lambda number: WorkerEnded(number, -15), "by SIGTERM"),
-        *[
-            (lambda number, pid=pid: WorkerRuns(number, pid), "machine was lost")
-            for pid in (0, -1, 2**31, 2**63)
-        ],
-        (None, "machine was lost"),
-    ],
-)
-def test_a_worker_that_does_not_come_to_be_says_why(run, answer, words):
-    """A pid that is none loses the node, and hangs nobody."""
-    agent = FakeAgent(run)
-    agent.join()
-    thread, found = starting(run.engine)
-    start = agent.next(StartWorker)
-    if answer is None:
-        agent.channel.close()
-    else:
-        agent.channel.send(answer(start.number))
-    thread.join(10)
-    assert isinstance(found[0], WorkerLostError)
-    assert words in str(found[0]) + run.engine.causes.get("site-1", "")
-    assert run.joined() == ["machine"]
-    if "was lost" in words:
-        run.until(run.lost)
-    else:
-        assert run.lost() == []
-    agent.channel.close()
-
-
 def test_workers_of_others_are_not_a_nodes_to_end(run):
     first = FakeAgent(run)
     first.join()
@@ -327,20 +293,6 @@ def test_nobody_joins_in_time(tmp_path):
         dial(run.engine.address, run.key, "x", AGENT)
     with pytest.raises(WorkerLostError, match="the run is over"):
         run.engine.start("site-1")
-
-
-def test_a_node_that_starts_none_of_three_is_given_up(run):
-    agent = FakeAgent(run)
-    agent.join()
-    for _ in range(3):
-        thread, _found = starting(run.engine)
-        agent.channel.send(WorkerEnded(agent.next(StartWorker).number, reason="the disk is full"))
-        thread.join(10)
-    run.until(run.lost)
-    (reason,) = run.lost()
-    assert "it could not start 3 workers in a row" in reason
-    assert "the disk is full" in reason
-    agent.channel.close()
 
 
 class HalfOpen:
