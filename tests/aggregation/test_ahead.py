@@ -48,7 +48,13 @@ def test_what_a_step_raises_is_raised_where_its_result_is_asked_for_and_ends_the
     assert threading.active_count() == threads
 
 
+class Buffer:
+    """What a walk has while it lasts."""
+
+
 def test_an_error_keeps_nothing_alive_once_it_was_handled():
+    buffers = weakref.WeakSet()
+
     def fail():
         raise CheckpointError("broken")
 
@@ -58,7 +64,6 @@ def test_an_error_keeps_nothing_alive_once_it_was_handled():
         with read_ahead(iter([fail]), 1) as results:
             next(results)
 
-    buffers = weakref.WeakSet()
     gc.disable()
     try:
         with suppress(CheckpointError):
@@ -66,10 +71,6 @@ def test_an_error_keeps_nothing_alive_once_it_was_handled():
         assert not buffers
     finally:
         gc.enable()
-
-
-class Buffer:
-    """What a walk has while it lasts."""
 
 
 @pytest.mark.parametrize("ranges", [1, 2])

@@ -10,9 +10,7 @@ from folding import MemorySink, fold, fold_into, update
 
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer
-from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
-from flstream.aggregation.steps import Steps
 from flstream.errors import AggregationError, LayoutError, WorkflowError
 from flstream.job.aggregation_method import find_own_rule
 from flstream.model.joined import ZeroSource, joint_layout
@@ -40,20 +38,11 @@ RULE = AggregationRule(
 )
 
 
-def test_a_body_is_summed_by_its_own_rule_and_the_model_as_ever(tmp_path):
+def test_a_body_has_its_own_rule_the_model_is_as_ever_and_patterns_are_for_its_names():
     base, alone = joint(0), fold(joint(0), UPDATES, AggregationRule())
-    whole, _ = fold_into(base, UPDATES, RULE)
-    found = whole.tensors()
+    found = fold(base, UPDATES, RULE)
     for name in (*WIDTHS, "count"):
         assert torch.equal(found[name], alone[name])
-    # The same bits in a partial sum.
-    sums = PartialSum(tmp_path / "sum.safetensors", MemoryBody.of(base), RULE, "round 1")
-    for some in (UPDATES[:2], UPDATES[2:]):
-        sums.add(some, Steps(160, 16), lambda _: None)
-    sink = MemorySink(whole.layout)
-    sums.finish(sink, Steps(160, 16), lambda _: None)
-    assert sink.body == whole.body
-    # Patterns are looked for in the model's names.
     chosen = AggregationRule(include=["^a$"], bodies=RULE.bodies, fold_rules=RULE.fold_rules)
     some = fold(base, UPDATES, chosen)
     assert [name for name in base if not torch.equal(some[name], base[name])] == ["a", "control::a"]

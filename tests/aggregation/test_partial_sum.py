@@ -43,7 +43,7 @@ def finished(partial_sum, base, step=1 << 20, optimization=None):
     clip_norm=st.sampled_from([None, 5.0]),
     exclude=st.sampled_from([[], ["F32", "I64"]]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_a_sum_in_several_steps_has_the_bits_of_one_walk(data, groups, steps, clip_norm, exclude):
     base, rule = every_kind(FOLDED), AggregationRule(clip_norm=clip_norm, exclude=exclude)
     updates = []
