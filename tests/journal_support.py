@@ -70,6 +70,20 @@ def a_job(rounds: int = 3, every: int = 1, **overrides: Any) -> Job:
     return Job.model_validate({**values, **overrides})
 
 
+def record(effect: int, name: str, number: int, result: Any, **more: Any) -> EffectDone:
+    """The record of an effect of a round, which a training's is not final by itself."""
+    return EffectDone(
+        effect=effect,
+        name=name,
+        round=number,
+        request=f"{name} in round {number}",
+        arguments="a" * 32,
+        is_final=name != "train",
+        result=encode_exact(result),
+        **more,
+    )
+
+
 def train_record(
     effect: int,
     number: int,
@@ -79,15 +93,7 @@ def train_record(
     """The record of a training, which the next record that is synced makes final."""
     answers = {site: (1.0, {"loss": 1 / number}, b"") for site in sites}
     result = TrainResult(answers, states or {}, {}, [], TaskCost())
-    return EffectDone(
-        effect=effect,
-        name="train",
-        round=number,
-        request=f"train(model {number - 1}, {', '.join(sites)})",
-        arguments="a" * 32,
-        is_final=False,
-        result=encode_exact(result.plain()),
-    )
+    return record(effect, "train", number, result.plain())
 
 
 def fold_record(
@@ -101,25 +107,13 @@ def fold_record(
     refused = refused or {}
     weights = {site: 1.0 for site in sites if site not in refused}
     result = FoldResult(weights, {"loss": 1.0}, refused, 1.0, 2.0, Transfer(), [(trained, sites)])
-    return EffectDone(
-        effect=effect,
-        name="fold",
-        round=model.round,
-        request=f"fold(model {model.version - 1}, updates of effect {trained})",
-        arguments="b" * 32,
-        is_final=True,
-        model=model,
-        result=encode_exact(result.plain()),
-    )
+    return record(effect, "fold", model.round, result.plain(), model=model)
 
 
 def folded(number: int) -> EffectDone:
     """The record of a run that folds only: its effect of a number ends the round of that number."""
     model = ModelRecord(number, number, 0, f"digest {number}")
-    return EffectDone(
-        effect=number, name="fold", round=number, request="", arguments="", is_final=True,
-        model=model,
-    )  # fmt: skip
+    return record(number, "fold", number, None, model=model)
 
 
 class EffectScript:
@@ -210,27 +204,19 @@ class EffectScript:
         if evaluated is None or evaluated.is_provisional:
             return [evaluated] if evaluated else []
         result = {"metrics": dict(evaluated.metrics), "failures": {}}
-        done = EffectDone(
-            effect=self.first_effect(number) + 2,
-            name="evaluate",
-            round=number,
-            request=f"evaluate(model {number})",
-            arguments="c" * 32,
-            is_final=True,
-            result=encode_exact(result),
-        )
-        return [evaluated, done]
+        effect = self.first_effect(number) + 2
+        return [evaluated, record(effect, "evaluate", number, result)]
 
     def round(self, number: int) -> list[AnyEvent]:
         """A round, with its evaluation where one is due."""
         train = self.first_effect(number)
-        record = ModelRecord(number, number, 0, self.digest(number), self._states.get(number, ""))
+        made = ModelRecord(number, number, 0, self.digest(number), self._states.get(number, ""))
         return [
             *self.opened(number),
             *([Warned(message=f"round {number} was odd")] if number % 3 == 2 else []),
             train_record(train, number),
             ModelWritten(round=number, step=0),
-            fold_record(train + 1, record, train),
+            fold_record(train + 1, made, train),
             *self.evaluation(number),
             self.finished(number),
         ]

@@ -18,14 +18,11 @@ def first_and_nightly(
         brief: How many cases run each time.
         options: What else ``pytest.mark.parametrize`` takes.
     """
-    several = not isinstance(names, str) or "," in names
     marked = []
     for number, case in enumerate(cases):
-        name = None
-        if hasattr(case, "values") and hasattr(case, "marks"):  # of pytest.param
-            name, case = case.id, case.values
-        elif not several:
-            case = (case,)
+        if not isinstance(case, type(pytest.param())):
+            several = not isinstance(names, str) or "," in names
+            case = pytest.param(*(case if several else (case,)))
         marks = () if number < brief else pytest.mark.nightly
-        marked.append(pytest.param(*case, marks=marks, id=name))
+        marked.append(pytest.param(*case.values, marks=marks, id=case.id))
     return pytest.mark.parametrize(names, marked, **options)

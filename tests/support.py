@@ -69,6 +69,20 @@ def body_of(source: Source) -> bytes:
     return b"".join(source.views(0, source.layout.nbytes, Scratch()))
 
 
+def tensors_of(source: Source, step: int = 4096) -> dict[str, torch.Tensor]:
+    """The tensors of a source that is read in ranges of ``step`` bytes."""
+    scratch, data = Scratch(), bytearray()
+    for start, stop in source.layout.ranges(step):
+        for view in source.views(start, stop, scratch):
+            data += view
+    tensors = {}
+    for spec in source.layout.tensors:
+        own = data[spec.start : spec.stop]
+        flat = torch.frombuffer(own, dtype=torch_dtype(spec.dtype)) if own else torch.empty(0)
+        tensors[spec.name] = flat.to(torch_dtype(spec.dtype)).reshape(spec.shape)
+    return tensors
+
+
 @st.composite
 def entries(
     draw: st.DrawFn, codes: tuple[str, ...] = tuple(BY_CODE)

@@ -20,22 +20,20 @@ from flstream.units import (
 
 MIB = 1024**2
 SIZES = [
-    (0, 0), (2097152, 2 * MIB), (2097152.0, 2 * MIB), ("2097152", 2 * MIB), ("2 MiB", 2 * MIB),
-    ("2MiB", 2 * MIB), (" 2  mib ", 2 * MIB), ("2Mi", 2 * MIB), ("2M", 2 * MIB), ("2m", 2 * MIB),
-    ("2 mebibytes", 2 * MIB), ("1 mebibyte", MIB), ("2MB", 2_000_000), ("2 megabytes", 2_000_000),
-    ("1 kB", 1000), ("1 KB", 1000), ("512K", 512 * 1024), ("1.5 GiB", 3 * 512 * MIB),
-    (".5 KiB", 512), ("0.3 KiB", 307), ("1e3", 1000), ("64 B", 64), ("5 bytes", 5), ("1 byte", 1),
-    ("3T", 3 * 1024**4), ("1 exbibyte", 1024**6),
+    (0, 0), (2097152.0, 2 * MIB), ("2097152", 2 * MIB), ("2 MiB", 2 * MIB), (" 2  mib ", 2 * MIB),
+    ("2Mi", 2 * MIB), ("2M", 2 * MIB), ("2 mebibytes", 2 * MIB), ("2MB", 2_000_000),
+    ("2 megabytes", 2_000_000), ("1 KB", 1000), ("512K", 512 * 1024), ("1.5 GiB", 3 * 512 * MIB),
+    (".5 KiB", 512), ("0.3 KiB", 307), ("1e3", 1000), ("5 bytes", 5), ("3T", 3 * 1024**4),
+    ("1 exbibyte", 1024**6),
 ]  # fmt: skip
 DURATIONS = [
-    (600, 600.0), (0.25, 0.25), ("600", 600.0), ("600 s", 600.0), ("600 Seconds", 600.0),
-    ("500 ms", 0.5), ("1.5s", 1.5), ("10 minutes", 600.0), ("2m", 120.0), ("1h", 3600.0),
-    ("2 days", 172800.0), ("1 week", 604800.0), ("10 us", 1e-5), ("10 \u00b5s", 1e-5),
-    ("10 ns", 1e-8), (timedelta(milliseconds=500), 0.5),
+    (600, 600.0), (0.25, 0.25), ("600", 600.0), ("600 Seconds", 600.0), ("500 ms", 0.5),
+    ("10 minutes", 600.0), ("2m", 120.0), ("1h", 3600.0), ("2 days", 172800.0),
+    ("10 \u00b5s", 1e-5), ("10 ns", 1e-8), (timedelta(milliseconds=500), 0.5),
 ]  # fmt: skip
 RATES = [
-    ("10 Mbit", 1e7), ("10Mbit/s", 1e7), ("0.5 gbit / S", 5e8), ("250 kbit", 2.5e5),
-    ("1 Tbit", 1e12), ("300 bit/s", 300), (1000, 1000), (2.5e6, 2.5e6), ("1e6", 1e6),
+    ("10 Mbit", 1e7), ("0.5 gbit / S", 5e8), ("250 kbit", 2.5e5), ("300 bit/s", 300), (1000, 1000),
+    ("1e6", 1e6),
 ]  # fmt: skip
 
 
@@ -83,37 +81,14 @@ def test_an_exact_value_reads_back_as_itself(size, seconds, bits):
     assert parse_rate(format_rate_exact(bits)) == bits
 
 
-@given(st.integers(1, 2**60))
-def test_a_printed_size_is_within_a_twentieth_of_its_unit(size):
-    number, unit = format_bytes(size).split()
-    assert float(number) < 1024
-    assert abs(float(number) * parse_bytes(f"1 {unit}") - size) <= 0.0501 * parse_bytes(f"1 {unit}")
+PRINTED = {
+    format_rate: {300: "300 bit/s", 999.9: "1 kbit/s", 1e7: "10 Mbit/s", 1.25e9: "1.25 Gbit/s"},
+    format_bytes: {0: "0 B", 2 * MIB: "2 MiB", 18140365: "17.3 MiB", MIB - 1: "1.0 MiB"},
+    format_bytes_exact: {0: "0", 1000: "1000", 512 * 1024: "512 KiB", 1024 * MIB: "1 GiB"},
+    format_seconds: {0: "0 s", 12.34: "12.3 s", 59.96: "1m 00s", 3725: "1h 02m 05s"},
+}
 
 
-@pytest.mark.parametrize(
-    ("print_value", "values", "printed"),
-    [
-        (
-            format_rate,
-            [300, 999.9, 1e7, 1.25e9, 250e3, 999_999],
-            "300 bit/s, 1 kbit/s, 10 Mbit/s, 1.25 Gbit/s, 250 kbit/s, 1 Mbit/s",
-        ),
-        (
-            format_bytes,
-            [0, 64, 2 * MIB, 3 * 512 * MIB, 18140365, MIB - 1, -3 * MIB],
-            "0 B, 64 B, 2 MiB, 1.5 GiB, 17.3 MiB, 1.0 MiB, -3 MiB",
-        ),
-        (
-            format_bytes_exact,
-            [0, 16, 1000, 512 * 1024, 64 * MIB, 1024 * MIB],
-            "0, 16, 1000, 512 KiB, 64 MiB, 1 GiB",
-        ),
-        (
-            format_seconds,
-            [0, 0.5, 12.34, 59.96, 125, 3725],
-            "0 s, 0.5 s, 12.3 s, 1m 00s, 2m 05s, 1h 02m 05s",
-        ),
-    ],
-)
-def test_values_are_printed_for_people(print_value, values, printed):
-    assert ", ".join(map(print_value, values)) == printed
+@pytest.mark.parametrize("print_value", PRINTED)
+def test_values_are_printed_for_people(print_value):
+    assert {value: print_value(value) for value in PRINTED[print_value]} == PRINTED[print_value]

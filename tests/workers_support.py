@@ -17,9 +17,8 @@ class Hand:
     """One of them, as it was spawned: ready at once and then silent, or dead from the beginning.
 
     Attributes:
-        end: the server's ends of the pipes.
-        theirs: its own.
-        is_linked: as of a worker that was spawned.
+        end: The server's ends of the pipes.
+        theirs: Its own.
     """
 
     is_linked = False
@@ -46,12 +45,11 @@ class Hand:
     def was_let_go(self) -> bool:
         """Wait until the server has closed the pipe it sends models on; return whether it has."""
         self.theirs.down.settimeout(PATIENCE)
-        try:
+        with suppress(TimeoutError):
             while self.theirs.down.recv(1 << 10):  # the greeting
                 pass
-        except TimeoutError:
-            return False
-        return True
+            return True
+        return False
 
     def close(self) -> None:
         """Give back what it takes of this process."""
@@ -64,7 +62,7 @@ class Office:
     """Where a pool hires them.
 
     Args:
-        vain: by name of a worker, how many of those spawned never get ready.
+        vain: By name of a worker, how many of those spawned never get ready.
     """
 
     def __init__(self, vain: dict[str, float]) -> None:
@@ -77,9 +75,8 @@ class Office:
         """One more of a name."""
         with self._lock:
             self.spawned[name] += 1
-            hand = Hand(self.spawned[name] > self._vain.get(name, 0))
-            self.hands.append(hand)
-        return hand
+            self.hands.append(Hand(self.spawned[name] > self._vain.get(name, 0)))
+            return self.hands[-1]
 
     def exit_code(self, name) -> None:
         """Return nothing: how one of a name has ended is not known."""

@@ -1,9 +1,5 @@
 """The accountant: epsilon is dp-accounting's own for the same parameters."""
 
-import json
-import subprocess
-import sys
-
 import dp_accounting
 import msgspec
 import pytest
@@ -11,11 +7,9 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from nightly_cases import first_and_nightly
 
-from flstream.aggregation import accountant
 from flstream.aggregation.accountant import (
     NOT_DRAWN,
     Accounting,
-    EpsilonRequest,
     EpsilonTable,
     epsilon,
     epsilons_ahead,
@@ -52,20 +46,6 @@ def test_without_replacement_a_sites_data_are_replaced_and_count_twice_the_norm(
     )
     assert epsilon(DRAWN_EXACTLY, {400: 30}) == composed(its_own, (event, 30))
     assert epsilon(DRAWN_EXACTLY, {20: 3}) == epsilon(DRAWN_EXACTLY, {NOT_DRAWN: 3})
-
-
-def test_a_process_answers_with_the_folds_to_come_as_well():
-    request = EpsilonRequest(RDP, {400: 2, NOT_DRAWN: 1}, 400, 3)
-    done = subprocess.run(
-        [sys.executable, "-m", accountant.__name__],
-        input=msgspec.json.encode(request),
-        capture_output=True,
-        check=True,
-        timeout=60,
-    )
-    found = json.loads(done.stdout)
-    assert 2 <= len(found) <= 4  # as many as it takes two seconds to compute
-    assert found == [epsilon(RDP, {400: 2 + more, NOT_DRAWN: 1}) for more in range(len(found))]
 
 
 def test_a_table_asks_once_for_what_comes_next():

@@ -1,6 +1,5 @@
 """Scripts that import NVFlare's names, whether or not that is installed."""
 
-from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
 
 from flstream.job.code_check import code_problems
@@ -47,10 +46,8 @@ while flare.is_running():
 """
 
 
-@first_and_nightly("parallel", [2, 1])
-def test_a_script_of_nvflares_runs_as_it_is(jobs, parallel):
-    how = "train.alias=nvflare", "model.args.size=3", f"clients.parallel={parallel}"
-    run = jobs.run(FACE, *how, model=MODEL)
+def test_a_script_of_nvflares_runs_as_it_is(jobs):
+    run = jobs.run(FACE, "train.alias=nvflare", "model.args.size=3", model=MODEL)
     assert run.summary.status == "finished", run.summary.error
     assert [each.get("loss") for each in run.summary.metrics] == [4.0, 4.0, None]
     assert run.summary.warnings == []
@@ -103,7 +100,7 @@ while flare.is_running():
 """
 
 
-def test_variables_that_a_new_process_has_lost_are_told_of(jobs):
+def test_variables_that_a_new_process_has_lost_are_told_of(jobs, processes):
     script = KEEPS.replace("FAILS", "model.current_round == 1")
     run = jobs.run(script, "rounds=4", "clients.min_updates=1", "train.alias=nvflare")
     assert run.summary.status == "finished", run.summary.error

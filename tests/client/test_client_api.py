@@ -30,13 +30,9 @@ def test_params_type_may_be_given_as_a_string_but_not_as_any_string():
 
 def test_the_weight_is_the_number_of_examples_under_either_name():
     assert weight_of({}) == 1.0
-    assert weight_of({"num_examples": 30}) == 30.0
     assert weight_of({"NUM_STEPS_CURRENT_ROUND": 4}) == 4.0
-
-
-@pytest.mark.parametrize("weight", [1e-15, 1e15, 10**15, np.int64(7), np.float32(0.5), np.ones(1)])
-def test_a_weight_is_any_number_within_the_limits(weight):
-    assert weight_of({"num_examples": weight}) == weight
+    for weight in (1e-15, 1e15, 10**15, np.int64(7), np.float32(0.5), np.ones(1)):
+        assert weight_of({"num_examples": weight}) == weight
 
 
 OUTSIDE = [0, -0.0, -1, np.nan, np.inf, -np.inf, 1e308, 9e-16, 5e-324, 2**50]

@@ -129,18 +129,13 @@ def test_ranks_take_part_in_each_task_and_rank_0_answers(start, run, pair, tmp_p
         drawn.append(__import__("random").random())
         seen = f"{rank} {flare.get_task_name()} {model.current_round} {len(model.params)}"
         print(seen + "\\n", end="")
-        state = flare.get_state_dir()
-        if rank == 0:
-            state.joinpath("seen").touch()
-        assert state.name.startswith(("effect", "evaluate"))
+        assert flare.get_state_dir().name.startswith(("effect", "evaluate"))
         flare.log("loss", rank)
         if flare.is_evaluate() and rank == 0:
             flare.send(flare.FLModel(metrics={"x": 1}))
             continue
         """)
-        + "token = 'FLSTREAM_RANK_TOKEN' in os.environ\n"
-        + "print(f'over {sys.argv[1:]} {sys.path[0]} {os.getcwd()} {token}\\n', end='')\n"
-        + "print(f'drawn {drawn}\\n', end='')",
+        + "print(f'over {sys.argv[1:]} {sys.path[0]} {os.getcwd()} {drawn}\\n', end='')\n",
         *pair,
         args="--lr '0.1 x'",
     )
@@ -154,18 +149,13 @@ def test_ranks_take_part_in_each_task_and_rank_0_answers(start, run, pair, tmp_p
         server.fetch(trained)
         server.evaluate(model(), "site-1", round_number=number)
     server.control.send(Stop())
-    goodbye = server.hear(Goodbye)
-    assert goodbye.peak_rss > 0
+    assert server.hear(Goodbye).peak_rss > 0
     ends(server)
-    lines = sorted(run.site_log("site-1").read_text().splitlines())
-    first, second = [line for line in lines if line.startswith("drawn")]
-    assert first == second
-    lines = [line for line in lines if not line.startswith("drawn")]
+    *lines, first, second = sorted(run.site_log("site-1").read_text().splitlines())
+    assert first == second  # also the numbers that were drawn
+    assert first.startswith(f"over ['--lr', '0.1 x'] {tmp_path} {run.site('site-1')}/work [0.")
     each = [f"{kind} {number}" for number in (0, 1) for kind in ("train", "evaluate")]
-    over = f"over ['--lr', '0.1 x'] {tmp_path} {run.site('site-1')}/work False"
-    assert lines == sorted(
-        [f"{rank} {it} {1 - rank}" for rank in (0, 1) for it in each] + [over, over]
-    )
+    assert lines == sorted(f"{rank} {it} {1 - rank}" for rank in (0, 1) for it in each)
 
 
 def test_one_process_of_a_command_needs_no_launcher_and_no_stranger_is_let_in(start, run):
@@ -198,21 +188,12 @@ own = psutil.Process()
 psutil.wait_procs([each for each in own.parent().children() if each != own])
 raise RuntimeError("connection closed")
 """
-FORKS = """
-if rank == 0:
-    os.setsid()
-    if os.fork() == 0:
-        Path(__file__).with_name(f"pid-{os.getpid()}").touch()
-        kill(os.getppid())
-wait()
-"""
 
 
 @first_and_nightly(
     ("body", "words"),
     [
         ("kill(os.getpid()) if rank == 1 else wait()", "rank 1 of train.command has died"),
-        ("kill(os.getpid()) if rank == 0 else wait()", "rank 0 of train.command has died"),
         (
             "kill(os.getppid()) if rank == 0 else wait()\nwait()",
             "train.command has ended before its script: python was killed by SIGKILL",
@@ -221,7 +202,6 @@ wait()
         (LATER, "rank 1: client.py, line 22 raised ValueError: ill"),
         ("if rank == 1:\n    sys.exit(4)\nwait()", "rank 1: client.py exited with status 4"),
         ("if rank == 0:\n    break\nwait()", "client.py ended without answering the task"),
-        (FORKS, "rank 0 of train.command has died"),
     ],
 )
 def test_a_rank_that_ends_in_a_task_fails_the_site_and_ends_all_others(start, pair, body, words):
@@ -250,24 +230,9 @@ def test_the_end_of_the_server_or_of_the_workers_process_is_that_of_all_others(s
             [PYTHON, "-c", "import sys; print('out', flush=True); sys.exit('no such option')"],
             "it started the script: python exited with status 1 (no such option)",
         ),
-        ([PYTHON, "-c", "0"], "it started the script: python exited with status 0"),
         (["/nowhere/at/all"], "train.command: /nowhere/at/all cannot be started: No such file"),
     ],
-    brief=3,
+    brief=2,
 )
 def test_a_command_that_comes_to_nothing_says_why(start, command, words):
     assert words in reason(start(looping(), *command))
-
-
-@pytest.mark.nightly
-def test_what_ends_before_the_first_task_says_why_or_fails_nobody(start, pair, tmp_path):
-    words = "line 1 raised ZeroDivisionError: division by zero"
-    assert reason(start("1 / 0", *pair)).endswith(words)
-    server = start(HEAD + "kill(os.getpid()) if rank == 0 else wait()", *pair)
-    server.hear(Ready)
-    ends(server)
-    server = start(HEAD, *pair)
-    server.hear(Goodbye)
-    assert server.failures() == []
-    (tmp_path / "pair.py").write_text(PAIR.replace("RANK", "NUMBER"))
-    assert "two processes of train.command are rank 0" in reason(start(looping("wait()"), *pair))

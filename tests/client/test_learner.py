@@ -75,7 +75,7 @@ def test_several_sites_each_start_from_the_same_model_which_comes_once(learner, 
 
 def test_what_a_method_does_wrong_fails_that_site_alone_and_leaves_no_trace(learner):
     with learner("""
-        import shutil, flstream.client as flare
+        import flstream.client as flare
 
         class Mine(flare.Learner):
             def setup(self):
@@ -88,15 +88,13 @@ def test_what_a_method_does_wrong_fails_that_site_alone_and_leaves_no_trace(lear
                 if index == 4:
                     raise SystemExit(5)
                 if index == 7:
-                    shutil.rmtree(self.site.state_dir)
-                if index == 8:
                     model.params[3] = model.params["w"]
                 metrics = {5: {"round": 1}, 6: {"m" * 1001: 1}}.get(index, {})
                 return flare.FLModel(model.params, metrics=metrics)
     """) as serving:
-        trained = serving.server.train(model(), *[f"site-{number}" for number in range(1, 10)])
+        trained = serving.server.train(model(), *[f"site-{number}" for number in range(1, 9)])
         failures = {site: reason for site, _, reason in serving.server.failures()}
-        assert failures.keys() == {f"site-{number}" for number in (2, 3, 5, 6, 7, 8, 9)}
+        assert failures.keys() == {f"site-{number}" for number in (2, 3, 5, 6, 7, 8)}
         for number, words in {
             2: "client.py, line 6 raised AssertionError: no data",
             3: "Mine.train() returned a dict; it must return an FLModel",
@@ -114,14 +112,12 @@ def test_what_a_method_does_wrong_fails_that_site_alone_and_leaves_no_trace(lear
 
 def test_where_every_site_fails_the_answer_says_so_and_names_what_is_missing(learner):
     with learner("import flstream.client as f\nclass Mine(f.Learner): pass") as serving:
-        for names in (["site-1"], ["site-1", "site-2"]):
-            assert serving.server.train(model(), *names) == Answered(1, {}, [])
-            reasons = [reason for _, _, reason in serving.server.failures()]
-            assert serving.server.evaluate(model(), *names).sites == []
-            reasons += [reason for _, _, reason in serving.server.failures()]
-            for kind, reason in zip(("train", "evaluate"), reasons[:: len(names)], strict=True):
-                assert f"define {kind}(self, model)" in reason
-            assert len(reasons) == 2 * len(names)
+        assert serving.server.train(model(), "site-1", "site-2") == Answered(1, {}, [])
+        reasons = [reason for _, _, reason in serving.server.failures()]
+        assert [("define train(self, model)" in reason) for reason in reasons] == [True] * 2
+        assert serving.server.evaluate(model(), "site-1").sites == []
+        [(_, _, reason)] = serving.server.failures()
+        assert "define evaluate(self, model)" in reason
 
 
 def test_a_model_that_does_not_arrive_is_asked_for_once_and_fails_every_site(learner):
@@ -137,7 +133,7 @@ def test_a_model_that_does_not_arrive_is_asked_for_once_and_fails_every_site(lea
         assert serving.server.fetch(trained)["n"] == 5
 
 
-def test_the_learner_knows_its_site_and_may_log_for_it(learner, tmp_path):
+def test_the_learner_knows_its_site_and_may_log_for_it(learner):
     with learner("""
         import flstream.client as flare
 
@@ -146,16 +142,13 @@ def test_the_learner_knows_its_site_and_may_log_for_it(learner, tmp_path):
                 site = self.site
                 assert (site.name, site.index, site.round, site.seed) == ("site-7", 6, 4, 7)
                 assert (site.job, site.clients, site.total_rounds) == ("test", 9, 5)
-                assert flare.get_site_name() == "site-7"
-                assert flare.system_info()["task_seed"] == 7
-                assert model.current_round == 3 and model.meta["site_name"] == "site-7"
+                assert flare.get_site_name() == model.meta["site_name"] == "site-7"
+                assert model.current_round == 3
                 flare.log("loss", 0.5)
                 return flare.FLModel(model.params)
     """) as serving:
-        trained = serving.server.train(model(), "site-7", round_number=4)
-        assert serving.server.failures() == []
+        serving.server.fetch(serving.server.train(model(), "site-7", round_number=4))
         assert Logged(4, "site-7", "loss", 0.5) in serving.server.heard
-        serving.server.fetch(trained)
 
 
 def test_an_update_that_lacks_what_is_aggregated_is_refused_where_it_is_made(learner):

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from serving import Serving
-from support import assert_same_tensors
 
 from flstream.client.messages import Answered
 from flstream.client.meta import pack_values
@@ -12,7 +11,6 @@ from flstream.errors import UsageError
 from flstream.model.layout import Layout
 
 HEAD = PersonalPart(["^head"])
-BESIDE = PersonalPart([".*"], is_beside=True)
 MU = pack_values({"fedprox_mu": 0.5})
 
 # Each training adds one to each tensor, in whatever way the model was received.
@@ -44,17 +42,14 @@ net = Net()
 flare.init()
 while flare.is_running():
     model = flare.receive(into=net)
-    term = flare.proximal_term(net).item()
-    explicit = flare.proximal_term(net, model.params).item() if term else term
-    if flare.is_evaluate():
-        metrics = {"base": net.base.sum(), "head": net.head.sum(), "term": term}
-        flare.send(flare.FLModel(metrics=metrics))
-        continue
+    metrics = {
+        "term": flare.proximal_term(net).item(),
+        "explicit": flare.proximal_term(net, model.params).item(),
+    }
     with torch.no_grad():
         net.base += 1
         net.head += 1
-    sent = flare.FLModel(params=net.state_dict(), metrics={"term": term, "explicit": explicit})
-    flare.send(sent)
+    flare.send(flare.FLModel(params=net.state_dict(), metrics=metrics))
 """
 
 
@@ -88,16 +83,6 @@ def test_a_learner_of_several_sites_finds_each_sites_own_head(learner, exchange_
     assert [each["base"] for each in scores(answer)] == [21.0, 21.0, 21.0]
 
 
-@pytest.mark.parametrize("site", [None, "site-1"])
-def test_a_script_that_receives_into_its_module_finds_its_own_head_there(script, site):
-    with script(SCRIPT, site=site) as serving:
-        update = sent(serving, "site-1", round_number=1, personal=HEAD)
-        assert_same_tensors(update, {"base": torch.ones(3)})
-        sent(serving, "site-1", round_number=2, personal=HEAD)
-        answer = serving.server.evaluate(model(7.0), "site-1", round_number=3, personal=HEAD)
-    assert scores(answer) == [{"base": 21.0, "head": 4.0, "term": 0.0}]
-
-
 def test_a_proximal_term_leaves_the_sites_own_tensors_alone(script):
     with script(SCRIPT, site="site-1") as serving:
         sent(serving, "site-1", round_number=1, personal=HEAD, meta=MU)
@@ -105,25 +90,6 @@ def test_a_proximal_term_leaves_the_sites_own_tensors_alone(script):
         answer = serving.server.train(model(0.0), "site-1", round_number=2, personal=HEAD, meta=MU)
         serving.server.fetch(answer)
     assert scores(answer) == [{"term": 0.0, "explicit": 0.0}]
-
-
-def test_a_model_beside_the_global_one_is_trained_near_it_and_never_sent(script):
-    with script(SCRIPT, site="site-1") as serving:
-        server = serving.server
-        for number in (1, 2):
-            answer = server.train(
-                model(0.0), "site-1", round_number=number, personal=BESIDE, meta=MU
-            )
-            assert answer.bodies == {}
-            # It begins as the global one, and is one away from it in each number after a training:
-            # 0.5 / 2 times five numbers. The received model stands for the global one.
-            assert scores(answer) == [
-                {"term": 1.25 * (number - 1), "explicit": 1.25 * (number - 1)}
-            ]
-        own = server.evaluate(model(7.0), "site-1", round_number=3, personal=BESIDE)
-        common = server.evaluate(model(7.0), "site-1", round_number=4)
-    assert scores(own) == [{"base": 6.0, "head": 4.0, "term": 0.0}]
-    assert scores(common) == [{"base": 21.0, "head": 14.0, "term": 0.0}]
 
 
 @pytest.mark.parametrize(
@@ -150,4 +116,3 @@ def test_patterns_that_fit_nothing_or_leave_nothing_are_refused():
         PersonalPart(["^head", "tail"]).names(layout)
     with pytest.raises(UsageError, match="so nothing is left to aggregate"):
         PersonalPart(["."]).names(layout)
-    assert BESIDE.names(layout) == {"base", "head.w"}

@@ -11,7 +11,6 @@ from flstream.codecs.quantised import Quantised
 from flstream.codecs.ternary import Ternary
 from flstream.codecs.topk import TopK
 from flstream.model.body import Scratch, Source
-from flstream.model.dtypes import torch_dtype
 from flstream.model.memory import MemoryBody
 from tests.support import PlainSource
 
@@ -89,16 +88,6 @@ class Bytes(PlainSource):
 
     def views(self, start, stop, scratch):
         return [memoryview(self.data)[start:stop]]
-
-
-def tensors_of(source: Source) -> dict[str, torch.Tensor]:
-    data = bytearray(read(source, 1 << 20))
-    found = {}
-    for spec in source.layout.tensors:
-        own = data[spec.start : spec.stop]
-        flat = torch.frombuffer(own, dtype=torch_dtype(spec.dtype)) if own else torch.empty(0)
-        found[spec.name] = flat.to(torch_dtype(spec.dtype)).reshape(spec.shape)
-    return found
 
 
 def encoded(name: str, tensors: Mapping[str, torch.Tensor | np.ndarray], *require_lossless: str):

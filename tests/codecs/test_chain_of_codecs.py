@@ -2,21 +2,15 @@
 
 import re
 
-import numpy as np
 import pytest
-import torch
 
 from flstream.codecs.chain import BLOCK_CODECS, COMPRESSORS, STEPS, chain_of
-from flstream.codecs.frame_codec import FramePlace
 from flstream.job import codec_sections, job_keys
 from flstream.job.codecs import CodecPlan, CodecSpec
 from flstream.job.problems import RefusedValueError
-from flstream.model.memory import MemoryBody
-from tests.support import body_of
 
 OWN = '''
 import numpy as np
-import zlib
 
 class Halves:
     """Numbers of 16 bits, divided by a scale."""
@@ -36,15 +30,6 @@ class Halves:
 
 class Sparse(Halves):
     for_updates = True
-
-
-class Zlib:
-    def compress(self, data):
-        return zlib.compress(data)
-
-    def expand(self, payload, size):
-        made = zlib.decompressobj().decompress(payload, size + 1)
-        return made
 
 
 class NoCodec:
@@ -106,28 +91,18 @@ def test_a_list_is_a_codec_with_a_loss_and_then_one_of_frames(parse):
     ("direction", "listed", "line"),
     [
         ("up", ["zst"], r'\[0\].type: given "zst"; must be cast, int8, .*; did you mean "?zstd"?'),
-        ("up", [3], r"\[0\]: given 3; must be the name of a codec, or a section with a type"),
-        ("up", [{"level": 3}], r"\[0\].type: missing; must be cast"),
         ("up", [{"type": "zstd", "level": 20}], r"\[0\].level: given 20; must be a whole number"),
         ("up", [{"type": "zstd", "lvl": 2}], r"\[0\].lvl: unknown key; did you mean level?"),
         ("up", [{"type": "int8", "group": 100}], "given 100; must be a power of two from 2 to 655"),
-        ("up", [{"type": "topk", "fraction": 0}], "given 0; must be a number above 0 and at most"),
-        (
-            "up",
-            [{"type": "cast", "to": "fp8"}],
-            r"\[0\].to: given .*; must be one of bf16, f16",
-        ),
         ("up", ["zstd", "int8"], r"\[1\]: given \"?int8\"?; must be an exact codec; what loses"),
-        ("up", ["int8", "topk"], "must be an exact codec"),
         ("up", ["zstd", "delta"], r"\[0\]: given \"?zstd\"?; must be the last of the list"),
         ("up", ["delta", "delta", "zstd"], r"\[1\]: .* not in the list already"),
         ("up", ["int8", "shuffle"], r"\[1\]: .* must be followed by zstd; it makes no bytes fewer"),
         ("down", ["topk"], "must be a codec of whole models; it sends changes alone"),
-        ("down", ["zstd", "int8"], r"\[1\]: given \"?int8\"?; must be an exact codec; what loses"),
         ("down", [{"type": "mine.py:Sparse"}], "must be a codec of whole models"),
         ("up", ["int8", "delta", "zstd"], "must be left out; int8 encodes differences already"),
         ("up", [{"type": "mine.py:NoCodec"}], "a class with the methods nbytes, encode and decode"),
-        ("up", [{"type": "mine.py:Failing"}], "mine.py line 40 raised RuntimeError: no device"),
+        ("up", [{"type": "mine.py:Failing"}], "mine.py line 30 raised RuntimeError: no device"),
         ("up", [{"type": "mine.py:Halves", "scal": 1}], "a class that takes these arguments"),
         ("up", [{"type": "mine.py:Other"}], "the name of a Class"),
     ],
@@ -139,18 +114,8 @@ def test_a_list_that_cannot_be_is_refused_in_a_sentence(parse, direction, listed
     assert re.search(line, text), text
 
 
-def test_codecs_of_the_user_are_made_with_their_arguments(parse, tmp_path):
-    specs = parse("up", {"type": "mine.py:Halves", "scale": 2.0}, {"type": "mine.py:Zlib"})
+def test_codecs_of_the_user_are_made_with_their_arguments(parse):
+    specs = parse("up", {"type": "mine.py:Halves", "scale": 2.0})
     assert str(specs[0]) == "mine.py:Halves (scale = 2.0)"
-    chain = chain_of(CodecPlan(specs))
-    assert chain.lossy.name == "mine.py:Halves"
-    numbers = np.arange(5000, dtype=np.float32)
-    source = MemoryBody.of({"w": torch.from_numpy(numbers)})
-    coded = chain.lossy.encode(source)
-    data = memoryview(body_of(coded))
-    place = FramePlace(coded.layout, 0, len(data))
-    payload, out = chain.frames.encode(data, place), bytearray(len(data))
-    assert len(payload) < len(data)
-    chain.frames.decode(memoryview(payload), memoryview(out), place)
-    assert out == data
-    assert np.frombuffer(body_of(chain.lossy.rounded(source)), np.float32)[10] == 10.0
+    assert CodecPlan(specs).is_lossy
+    assert chain_of(CodecPlan(specs)).lossy.codec.scale == 2.0

@@ -1,5 +1,6 @@
 """Codecs with a loss: which tensors they change, by how much, and that ranges do not matter."""
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -21,9 +22,8 @@ from tests.codecs.lossy_cases import (
     lossy,
     model,
     read,
-    tensors_of,
 )
-from tests.support import assert_same_tensors, body_of, entries
+from tests.support import assert_same_tensors, body_of, entries, tensors_of
 
 NAMES = list(CODECS)
 KIB, MIB = 1 << 10, 1 << 20
@@ -46,6 +46,26 @@ def test_any_cuts_give_the_same_bytes_on_both_sides(name, data):
     ends = [0, *sorted(bounds), layout.nbytes]
     found = b"".join(bytes(made.views(*pair, Scratch())[0]) for pair in pairwise(ends))
     assert found == body_of(codec.rounded(source))
+
+
+@pytest.mark.parametrize("name", ["int8", "topk", "cast bf16"])
+def test_threads_that_read_one_encoded_body_get_its_bytes(name):
+    source = MemoryBody.of(model())
+    codec = lossy(name)
+    due = body_of(codec.encode(source))
+    sent = codec.encode(source)
+    decoded = codec.decode(sent, source.layout)
+    rounded = body_of(codec.rounded(source))
+
+    def read_all(number):
+        scratch = Scratch()
+        for start, stop in sent.layout.ranges(4096 * (number + 1)):
+            assert sent.views(start, stop, scratch)[0] == due[start:stop]
+        for start, stop in decoded.layout.ranges(40_960 * (number + 1)):
+            assert decoded.views(start, stop, scratch)[0] == rounded[start:stop]
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(read_all, range(8)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -255,6 +275,7 @@ class Halving:
         ("decode", np.zeros(100, int), "return 100 floats"),
         ("decode", KeyError("x"), "raised KeyError at tensor 'w'"),
         ("nbytes", -1, "returned -1 for 100 numbers of tensor 'w'"),
+        ("nbytes", KeyError("x"), "raised KeyError for tensor 'w'"),
     ],
 )
 def test_a_codec_of_the_user_that_fails_is_named(method, result, flaw):

@@ -15,6 +15,7 @@ from flstream.job.codecs import CodecPlan, CodecSpec
 from flstream.model.body import Scratch
 from flstream.model.digests import body_digest
 from flstream.model.memory import BufferSource, MemoryBody
+from tests.support import body_of
 
 
 def codec_of(name, **args):
@@ -54,10 +55,6 @@ def model():
     )
 
 
-def body(source):
-    return b"".join(source.views(0, source.layout.nbytes, Scratch()))
-
-
 def rounded(codec, source, step):
     target = Into(source.layout)
     writer = RoundedWriter(target, codec)
@@ -72,18 +69,18 @@ def test_what_is_written_is_what_receivers_decode(codec, model, step):
     kept, digest = rounded(codec, model, step)
     assert digest == body_digest(kept) == body_digest(codec.rounded(model))
     received = codec.decode(codec.encode(kept), kept.layout)
-    assert body(received) == body(kept) != body(model)
-    assert body(codec.encode(kept)) == body(codec.encode(model))
+    assert body_of(received) == body_of(kept) != body_of(model)
+    assert body_of(codec.encode(kept)) == body_of(codec.encode(model))
     norm = model.layout.by_name["norm"]
-    assert body(kept)[norm.start : norm.stop] == body(model)[norm.start : norm.stop]
+    assert body_of(kept)[norm.start : norm.stop] == body_of(model)[norm.start : norm.stop]
 
 
 def test_a_walk_that_is_begun_again_leaves_nothing_of_the_first(model):
     (codec,) = CODECS[2].values
     target = Into(model.layout)
     writer = RoundedWriter(target, codec)
-    writer.write(0, memoryview(body(model))[:123_456])
-    writer.write(0, memoryview(body(model)))
+    writer.write(0, memoryview(body_of(model))[:123_456])
+    writer.write(0, memoryview(body_of(model)))
     assert writer.digest == body_digest(codec.rounded(model))
     with pytest.raises(ValueError, match="do not follow"):
         writer.write(16, memoryview(bytes(16)))
@@ -154,7 +151,7 @@ def test_a_codec_that_decodes_a_finite_number_as_none_is_refused():
         rounded(codec, MemoryBody.of({"w": numbers}), 1 << 20)
     numbers[69_000] = 1e4
     kept, _ = rounded(codec, MemoryBody.of({"w": numbers}), 1 << 20)
-    assert body(kept) == bytes(numbers.numpy())
+    assert body_of(kept) == bytes(numbers.numpy())
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -163,12 +160,12 @@ def test_of_what_is_only_compared_blocks_that_cannot_be_encoded_are_zeros(codec,
     state["w"][-1, -1] = float("inf")
     bad = MemoryBody.of(state)
     try:
-        sound = body(codec.encode(bad))
+        sound = body_of(codec.encode(bad))
     except CodecError:
         encoded = codec.encode(bad, blanks=True)
         spec = codec.coded(bad.layout).coded["w"]
         start, stop = spec.encoded_range(spec.blocks - 1)
-        assert body(encoded)[start:stop] == bytes(stop - start)
-        assert body(encoded)[:start] == body(codec.encode(model))[:start]
+        assert body_of(encoded)[start:stop] == bytes(stop - start)
+        assert body_of(encoded)[:start] == body_of(codec.encode(model))[:start]
     else:
-        assert sound == body(codec.encode(bad, blanks=True))
+        assert sound == body_of(codec.encode(bad, blanks=True))

@@ -6,7 +6,7 @@ from support import tensor
 
 from flstream.codecs.chain import CodecChain, chain_of
 from flstream.codecs.update_form import UpdateForm
-from flstream.errors import CodecError, UpdateRefusedError
+from flstream.errors import UpdateRefusedError
 from flstream.job.codecs import CodecPlan, CodecSpec
 from flstream.model.body import Scratch
 from flstream.model.layout import Layout
@@ -55,37 +55,3 @@ def test_bytes_that_the_codec_never_writes_are_refused_by_the_site_s_name() -> N
     decoded = form().decoded("site-1", sent, "DIFF", 16)
     with pytest.raises(UpdateRefusedError, match=r"site-1 cannot be decoded: .*'embed'"):
         decoded.views(0, MODEL.layout.nbytes, Scratch())
-
-
-OWN = """
-class Upper:
-    def compress(self, data): return bytes(data)[:1]
-    def expand(self, payload, size): return [0] * size
-
-
-class NoLength:
-    def nbytes(self, dtype, count): raise KeyError(dtype)
-    def encode(self, numbers, place): return b""
-    def decode(self, data, place): return numbers
-"""
-
-
-@pytest.fixture
-def own(tmp_path):
-    (tmp_path / "mine.py").write_text(OWN)
-    return lambda name: CodecPlan([CodecSpec(f"{tmp_path / 'mine.py'}:{name}")])
-
-
-def test_of_one_s_own_codecs_those_of_blocks_alone_lose_bits(own) -> None:
-    assert not own("Upper").is_lossy
-    assert own("NoLength").is_lossy
-
-
-def test_errors_of_one_s_own_codecs_are_named(own) -> None:
-    with pytest.raises(CodecError, match=r"nbytes of NoLength raised KeyError for tensor 'embed'"):
-        chain_of(own("NoLength")).lossy.encoded(MODEL.layout)
-    from flstream.codecs.frame_codec import FramePlace
-
-    frames = chain_of(own("Upper")).frames
-    with pytest.raises(CodecError, match=r"mine.py:Upper returned list for a frame; return bytes"):
-        frames.decode(memoryview(b"x"), memoryview(bytearray(64)), FramePlace(MODEL.layout, 0, 64))

@@ -25,17 +25,12 @@ def build(elements=1000):
 # Each site adds a number of its own, so that a mean tells who is in it; {extra} is a test's. What
 # a site reports, and what it waits for, is the end of a pipe with a name.
 SCRIPT = """
-import os, signal, sys
+import os
 from pathlib import Path
-import psutil
 import flstream.client as flare
 
 HERE = Path(__file__).parent
 PIPES = Path(os.environ["FLSTREAM_TEST_CLUSTER"])
-
-
-def agent():
-    return psutil.Process().parent().parent()
 
 
 def report(name):

@@ -66,7 +66,7 @@ LEARNER = """
 import numpy as np
 import torch
 import helper
-from flstream.client import FLModel, Learner, ScaffoldControl
+from flstream.client import FLModel, Learner
 from model import Net
 
 class Mine(Learner):
@@ -76,16 +76,12 @@ class Mine(Learner):
 
     def train(self, model):
         self.net.load_state_dict(model.params)
-        control = ScaffoldControl(self.net, model) if "control" in model.meta else None
         optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
         for _ in range(2):
             optimizer.zero_grad()
             (self.net(torch.randn(5, 6)) - self.offset).square().mean().backward()
-            if control is not None:
-                control.correct()
             optimizer.step()
-        meta = {} if control is None else {"control": control.difference(0.1)}
-        return FLModel(params=self.net.state_dict(), metrics={"seen": self.offset}, meta=meta)
+        return FLModel(params=self.net.state_dict(), metrics={"seen": self.offset})
 
     def evaluate(self, model):
         return FLModel(metrics={"norm": float(sum(t.norm() for t in model.params.values()))})
@@ -133,26 +129,17 @@ FILES = {
     "flow.py": OWN_WORKFLOW,
     "job.conf": JOB,
 }
-BY_LEARNER = ("train={learner=learner:Mine}",)
+PRIVATE = ("clients.count=6", "privacy={type=central,noise_multiplier=1,clipping{norm=1}}")
 CASES = {
     "script": (),
     "own": ("workflow.type=flow.py:run_it", "aggregation.method=flow.py:Least"),
-    "learner": (*BY_LEARNER, "clients.count=3", "clients.parallel=2"),
-    "swarm": (*BY_LEARNER, "workflow=[{type=swarm}, {type=cross_site}]"),
-    "scaffold": (*BY_LEARNER, "workflow.type=scaffold"),
-    "fedper": (*BY_LEARNER, 'workflow={type=fedper, args{personal=["^head"]}}'),
-    "private": (
-        *BY_LEARNER,
-        "clients.count=6",
-        "privacy={type=central,noise_multiplier=1,clipping{norm=1}}",
-    ),
+    "learner": ("train={learner=learner:Mine}", "clients.count=3", "clients.parallel=2"),
 }
 
 
 def made(run: Run) -> Mapping[str, Any]:
     """All that a run is to have made, whatever its engine."""
     summary, files = run.summary, run.directory
-    scores = files.path / "cross_site" / "cross_val_results.json"
     return {
         "status": summary.status,
         "error": summary.error,
@@ -160,7 +147,6 @@ def made(run: Run) -> Mapping[str, Any]:
         "metrics": summary.metrics,
         "warnings": summary.warnings,
         "models": {each.name: each.read_bytes() for each in files.checkpoints.glob("*")},
-        "scores": scores.read_text() if scores.exists() else "",
     }
 
 
@@ -252,8 +238,7 @@ def test_no_process_is_started(jobs: Jobs, monkeypatch: pytest.MonkeyPatch):
         (multiprocessing.util, "spawnv_passfds"),
     ):
         monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("a process"))
-    overrides = *CASES["private"], "tracking.type=tensorboard"
-    run = jobs.run_files(FILES, *overrides)
+    run = jobs.run_files(FILES, *PRIVATE, "tracking.type=tensorboard")
     assert run.summary.status == "finished", run.summary.error
     assert list((run.directory.path / "tensorboard").rglob("events.*"))
 
@@ -459,12 +444,6 @@ def test_pdb_opens_where_training_code_raises(jobs: Jobs):
     terminal.enter("q\n")
     terminal.until("raised ZeroDivisionError")
     assert terminal.status() == 1
-
-
-def test_memory_is_that_of_the_one_process(jobs: Jobs, noise: str):
-    memory = jobs.run(noise).summary.memory
-    assert memory.clients == {}
-    assert memory.server.peak_rss >= memory.server.idle_rss > 0
 
 
 def test_no_time_is_limited(jobs: Jobs, noise: str):

@@ -1,6 +1,5 @@
 """The launcher's side of nodes that join, with agents that do not keep to the rules."""
 
-import io
 import math
 import socket
 import threading
@@ -8,25 +7,20 @@ import time
 from contextlib import suppress
 
 import pytest
-import xxhash
 
 from flstream.engines import join, nodes
-from flstream.engines.engine import StartedWorker, WorkerSockets
+from flstream.engines.engine import WorkerSockets
 from flstream.engines.join import JoinEngine, JoinSettings, NodeReports
 from flstream.engines.node_messages import (
     AGENT,
     NONCE_FILE,
-    ArchivePiece,
     Beat,
-    JobArchived,
-    JobWanted,
     KillWorker,
     NodeHello,
     NodeJob,
     NodeReady,
     NodeRefused,
     NodeUnfit,
-    Output,
     StartWorker,
     ToNode,
     WatchWorker,
@@ -35,13 +29,11 @@ from flstream.engines.node_messages import (
 )
 from flstream.errors import (
     ChannelClosedError,
-    DeadlineError,
     SimulationError,
     StreamingError,
     WorkerLostError,
 )
 from flstream.job import make_job
-from flstream.model.folder_archive import unpack_folder
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.workers import worker_info
 from flstream.telemetry.events import NodeJoined, NodeLost
@@ -209,40 +201,6 @@ def test_a_worker_is_started_connected_and_ended(run):
     agent.channel.close()
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (lambda number: WorkerEnded(number, reason="no more processes"), "no more processes"),
-        (lambda number: WorkerEnded(number, -40), "killed by signal 40"),
-        (lambda number: WorkerEnded(number, -15), "by SIGTERM"),
-        *[
-            (lambda number, pid=pid: WorkerRuns(number, pid), "machine was lost")
-            for pid in (0, -1, 2**31, 2**63)
-        ],
-        (None, "machine was lost"),
-    ],
-)
-def test_a_worker_that_does_not_come_to_be_says_why(run, answer, words):
-    """A pid that is none loses the node, and hangs nobody."""
-    agent = FakeAgent(run)
-    agent.join()
-    thread, found = starting(run.engine)
-    start = agent.next(StartWorker)
-    if answer is None:
-        agent.channel.close()
-    else:
-        agent.channel.send(answer(start.number))
-    thread.join(10)
-    assert isinstance(found[0], WorkerLostError)
-    assert words in str(found[0]) + run.engine.causes.get("site-1", "")
-    assert run.joined() == ["machine"]
-    if "was lost" in words:
-        run.until(run.lost)
-    else:
-        assert run.lost() == []
-    agent.channel.close()
-
-
 def test_workers_of_others_are_not_a_nodes_to_end(run):
     first = FakeAgent(run)
     first.join()
@@ -281,42 +239,6 @@ def test_a_node_that_does_not_fit_is_told_why(run, changed, words):
     assert words in run.lost()[0]
     assert run.joined() == []
     agent.channel.close()
-
-
-def test_the_job_comes_as_an_archive_that_all_nodes_have_alike(run, tmp_path):
-    archives = []
-    for _ in range(2):
-        agent = FakeAgent(run)
-        job = agent.next(NodeJob)
-        agent.channel.send(JobWanted())
-        archived, data = agent.next(JobArchived), b""
-        while len(data) < archived.bytes:
-            data += agent.next(ArchivePiece).data
-        archives.append(data)
-        assert xxhash.xxh3_128_hexdigest(data) == archived.digest
-        # What is changed while a run is going on is for the next one.
-        (tmp_path / "client.py").write_text("changed")
-        agent.channel.close()
-    assert archives[0] == archives[1]
-    copy = tmp_path / "copy"
-    unpack_folder(io.BytesIO(archives[0]), str(copy))
-    assert sorted(each.name for each in copy.iterdir()) == ["client.py", "model.py"]
-    assert (copy / "client.py").read_text() == ""
-    assert job.folder == str(tmp_path)
-
-
-def test_what_nodes_print_is_of_those_alone_that_do_not_see_the_run(run):
-    agents = [FakeAgent(run) for _ in range(2)]
-    for agent, sees_run in zip(agents, (True, False), strict=True):
-        agent.join(sees_run=sees_run)
-        agent.channel.send(Output("site log", "site-1", str(sees_run).encode()))
-    run.until(lambda: run.output)
-    agents[1].channel.send(Output("site log", "site-1", bytes((1 << 20) + 1)))
-    run.until(run.lost)  # for more than a message may have
-    agents[0].channel.close()
-    run.until(lambda: len(run.lost()) == 2)
-    assert [each.data for each in run.output] == [b"False"]
-    agents[1].channel.close()
 
 
 @pytest.mark.parametrize("says", [b"", b"\xff" * 64])
@@ -371,112 +293,6 @@ def test_nobody_joins_in_time(tmp_path):
         dial(run.engine.address, run.key, "x", AGENT)
     with pytest.raises(WorkerLostError, match="the run is over"):
         run.engine.start("site-1")
-
-
-def test_peers_that_hang_or_are_not_ready_are_not_lost_by_the_end(run, monkeypatch):
-    monkeypatch.setattr(join, "_END_SECONDS", 0.5)
-    agents = [FakeAgent(run) for _ in range(4)]
-    agents[0].join()
-    agents[1].join()
-    agents[1].channel.close()
-    run.until(run.lost)
-    run.engine.close()
-    assert len(run.lost()) == 1
-    host, port = run.engine.address.split(":")
-    with pytest.raises(OSError):  # noqa: PT011
-        socket.create_connection((host, int(port)), 1)
-    close_all(*[each.channel for each in agents])
-
-
-def test_a_node_that_cannot_start_workers_is_not_asked_again_where_there_is_another(run):
-    bad, good = FakeAgent(run, cpus=1000), FakeAgent(run, cpus=1, host="good")
-    bad.join()
-    good.join()
-    thread, found = starting(run.engine)
-    start = bad.next(StartWorker)  # it has the most room
-    bad.channel.send(WorkerEnded(start.number, reason="\N{LATIN SMALL LETTER E WITH ACUTE}" * 999))
-    thread.join(10)
-    assert "could not be started on machine" in str(found[0])
-    _, worker, ends = started(good)
-    assert worker.pid == 1
-    worker.ends.close()
-    close_all(*ends, bad.channel, good.channel)
-
-
-def test_a_node_that_starts_none_of_three_is_given_up(run):
-    agent = FakeAgent(run)
-    agent.join()
-    for _ in range(3):
-        thread, _found = starting(run.engine)
-        agent.channel.send(WorkerEnded(agent.next(StartWorker).number, reason="the disk is full"))
-        thread.join(10)
-    run.until(run.lost)
-    (reason,) = run.lost()
-    assert "it could not start 3 workers in a row" in reason
-    assert "the disk is full" in reason
-    agent.channel.close()
-
-
-def test_workers_wait_for_a_node_that_has_gpus_for_them(tmp_path):
-    run = Run(tmp_path, gpus=1, wait=30.0)
-    try:
-        first, second = (FakeAgent(run, gpus=1, cpus=4) for _ in range(2))
-        first.join()
-        second.join()
-        _, one, ends_of_one = started(first, "site-1")
-        _, two, ends_of_two = started(second, "site-2")
-        first.channel.close()
-        run.until(run.lost)
-        # It is not started where the only GPU is taken: that would fail, and cost the node.
-        thread, found = starting(run.engine, "site-1")
-        with pytest.raises(DeadlineError):
-            second.channel.receive(0.3)
-        assert thread.is_alive()
-        third = FakeAgent(run, gpus=1)
-        third.join()
-        start = third.next(StartWorker)
-        ends = [third.dial(start, role) for role in start.keys]
-        third.channel.send(WorkerRuns(start.number, 1))
-        thread.join(10)
-        assert isinstance(found[0], StartedWorker)
-        for each in (one, two, found[0]):
-            each.ends.close()
-        close_all(*ends, *ends_of_one, *ends_of_two, second.channel, third.channel)
-    finally:
-        run.engine.close()
-
-
-def test_that_no_node_has_gpus_is_said_after_a_while(tmp_path):
-    run = Run(tmp_path, gpus=1, wait=0.2)
-    try:
-        agent = FakeAgent(run, gpus=1, cpus=4)
-        agent.join()
-        _, worker, ends = started(agent)
-        for _ in range(2):
-            with pytest.raises(WorkerLostError, match="no node has free GPUs, and none joined"):
-                run.engine.start("site-2")
-        worker.ends.close()
-        close_all(*ends, agent.channel)
-    finally:
-        run.engine.close()
-
-
-def test_a_replacement_waits_for_the_end_of_its_predecessor(run):
-    agent = FakeAgent(run)
-    agent.join()
-    start, worker, ends = started(agent)
-    worker.ends.close()
-    run.engine.kill(start.number)
-    agent.next(KillWorker)
-    thread, found = starting(run.engine)
-    thread.join(0.2)
-    assert found == []
-    agent.channel.send(WorkerEnded(start.number, -9))
-    again = agent.next(StartWorker)
-    assert again.number != start.number
-    agent.channel.send(WorkerEnded(again.number, reason="enough"))
-    thread.join(10)
-    close_all(*ends, agent.channel)
 
 
 class HalfOpen:

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from flstream.engines import job_archive
-from flstream.engines.job_archive import JobArchive
 from flstream.engines.node_files import OwnFiles, digests_of, sees_run
 from flstream.engines.node_messages import NONCE_FILE, PIECE_BYTES, NodeJob
-from flstream.model.folder_archive import pack_folder, unpack_folder
+from flstream.model.folder_archive import pack_folder
 
 
 @pytest.fixture
@@ -101,15 +99,6 @@ def test_what_is_added_to_logs_is_sent_once(files):
     assert sent(files) == []
 
 
-def test_what_training_code_leaves_beside_is_no_log(files):
-    sites = Path(files.job.run) / "sites"
-    (sites / "stray").write_text("a file in the place of a folder")
-    (sites / "dangling").symlink_to("nowhere")
-    (site(files) / "log.txt").mkdir()
-    (site(files, "site-2") / "log.txt").write_text("x")
-    assert sent(files) == [("site log", "site-2", b"x")]
-
-
 def test_the_folder_goes_and_what_was_left_in_it_is_told(files):
     root = Path(files.job.run).parent
     work = site(files) / "work" / "deep"
@@ -118,24 +107,3 @@ def test_the_folder_goes_and_what_was_left_in_it_is_told(files):
     left = files.close()
     assert (left.count, left.first) == (1, "sites/site-1/work/deep/a.txt")
     assert not root.exists()
-
-
-def test_a_file_that_vanishes_meanwhile_is_not_sent(job, tmp_path, monkeypatch):
-    vanishing = Path(job.folder) / "a-swap-file"
-    vanishing.touch()
-    look = job_archive.entries
-
-    def looked(*args):
-        for entry in look(*args):
-            if entry.name == vanishing.name:
-                vanishing.unlink()
-                raise FileNotFoundError(2, "No such file or directory", entry.path)
-            yield entry
-
-    monkeypatch.setattr(job_archive, "entries", looked)
-    archive = JobArchive(Path(job.folder), tmp_path / "run", job.files)
-    first, *pieces = archive.messages()
-    unpack_folder(io.BytesIO(b"".join(each.data for each in pieces)), str(tmp_path / "copy"))
-    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["client.py"]
-    assert first.bytes
-    archive.close()

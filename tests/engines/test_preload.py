@@ -4,7 +4,6 @@ import importlib
 import json
 import multiprocessing.util
 import os
-import re
 import resource
 import socket
 import subprocess
@@ -228,27 +227,6 @@ def test_a_fork_server_may_open_as_many_files_as_the_system_allows():
             assert server.rlimit(psutil.RLIMIT_NOFILE) == (before[1], before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-@pytest.mark.nightly
-def test_an_import_that_fails_is_the_failure_of_the_site(jobs_of_their_own):
-    pytest.importorskip("sklearn")
-    variables = "print([name for name in os.environ if 'FLSTREAM' in name])"
-    run = jobs_of_their_own.run(
-        f"import os\n{variables}\nfrom sklearn.datasets import load_nothing\n"
-    )
-    assert run.summary.status == "failed"
-    # Both fail, and the first one ends the run.
-    pattern = (
-        r"(site-[12]): client.py, line 3 raised ImportError: cannot import name 'load_nothing'"
-    )
-    found = re.search(pattern, run.summary.error)
-    assert found is not None, run.summary.error
-    assert f"sites/{found[1]}/log.txt" in run.summary.error
-    # What the fork server received is not for the training code.
-    printed = run.directory.site_log(found[1]).read_text()
-    assert printed.startswith("['FLSTREAM_OF_A_RUN']\nTraceback")
-    assert "from sklearn.datasets import load_nothing" in printed
 
 
 def test_what_is_imported_anywhere_from_libraries_that_a_job_names_is_found(tmp_path):

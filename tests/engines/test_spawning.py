@@ -99,26 +99,6 @@ def test_a_worker_that_cannot_be_started_is_an_error_and_the_next_one_may_be_sta
     spawned.end.close()
 
 
-def test_threads_get_the_workers_they_asked_for(connect, never):
-    numbers = {f"worker-{number}": number for number in range(1, 17)}
-    _, spawner = connect(lambda name, end: numbers[name])
-    found = {}
-
-    def spawn(name):
-        with closing(spawner.spawn(name, never).end):
-            pass
-        spawned = spawner.spawn(name, never)
-        found[name] = spawned.pid
-        spawned.end.close()
-
-    threads = [threading.Thread(target=spawn, args=(name,)) for name in numbers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert found == numbers
-
-
 def test_no_worker_is_started_once_the_launcher_is_gone(connect, never):
     spawn_service, spawner = connect(lambda name, end: 7)
     assert [spawner.exit_code(f"worker-{n}") for n in (1, 2, 3)] == [-9, 3, None]

@@ -104,7 +104,6 @@ def freed():
     ("value", "sentence"),
     [
         ("text", "'w' is a str, not a tensor"),
-        (1.5, "'w' is a float, not a tensor"),
         (np.zeros(2, "M8[s]"), "'w' has dtype datetime64"),
         (torch.zeros(2, dtype=torch.float4_e2m1fn_x2), "'w' has dtype torch.float4_e2m1fn_x2"),
         (torch.zeros(2, 2).to_sparse(), r"'w' is torch.sparse_coo.*\.to_dense\(\)"),
@@ -113,12 +112,9 @@ def freed():
         (nn.LazyLinear(2).weight, "'w' has no shape yet; run a batch"),
         (np.zeros(2, ">f4"), r"this machine's order: \.astype\('float32'\)"),
         (np.zeros(2, "f4,i4"), "'w' has dtype .* each of its fields"),
-        (np.array(["text"]), "'w' has dtype <U4.* other values in meta"),
         (np.array([None]), "'w' has dtype object.* other values in meta"),
         (np.zeros(2, np.longdouble), "'w' has dtype float128.*convert it to one of float64"),
         (np.ma.masked_array([1.0], [True]), r"'w' is masked.*\.filled"),
-        (np.str_("text"), "'w' has dtype <U4"),
-        (None, "'w' is a NoneType, not a tensor"),
         (freed(), "'w'"),
         (Elsewhere(torch.ones(3)), "'w' is a Elsewhere, whose values do not lie in one"),
         (

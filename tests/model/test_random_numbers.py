@@ -22,9 +22,6 @@ from flstream.model.random_numbers import (
 KEY = stream_key(7, "noise", "layer.weight")
 KINDS = (words, uniforms, normals, laplaces)
 MANY = 1_000_000
-WORDS = ["b7163b9651796f68", "50a695c8f84497a5"]
-NORMALS = ["0x1.231e4e671440dp-1", "-0x1.ed2ae4e59a128p-2", "0x1.357f751d954c9p+0"]
-LAPLACES = ["0x1.20223cd3d13f1p-1", "-0x1.d8fcf7ab012c0p-2", "0x1.7bf7e187cdd16p+0"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,13 +39,6 @@ def test_streams_of_other_keys_have_nothing_in_common():
     parts = [(7, "a", "b"), (7, "ab"), (7, "a", "c"), (8, "a", "b"), ("7", "a", "b")]
     streams = [words(stream_key(*each), 0, 1000) for each in parts]
     assert len({word for stream in streams for word in stream.tolist()}) == 5000
-
-
-def test_numbers_stay_as_they_are_in_every_version():
-    """They are part of what a resumed run repeats, with another NumPy too."""
-    assert [f"{word:016x}" for word in words(KEY, 5, 2).tolist()] == WORDS
-    assert [each.hex() for each in normals(KEY, 5, 3).tolist()] == NORMALS
-    assert [each.hex() for each in laplaces(KEY, 5, 3).tolist()] == LAPLACES
 
 
 def test_normal_and_laplace_numbers_are_the_quantiles_of_the_uniform_ones():

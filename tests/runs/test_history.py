@@ -219,6 +219,9 @@ def test_a_run_cut_off_in_mid_round_has_the_model_that_it_made_last():
     ("wrong", "words"),
     [
         (RunResumed(round=1, effect=7), "the run went on from effect 7 after round 1"),
+        (RunResumed(round=2), "went on from round 2 after round 1"),
+        (RunResumed(round=-1), "went on from round -1"),
+        (ModelReady(bytes=1, tensors=1, digest="other"), "initial model is another"),
         (effect(2, 1), "effect 2 was done once more after round 1"),
         (evaluated(3, 0.5), "round 3 was evaluated after round 1"),
         (finished(3, "x"), "round 3 ended after round 1"),

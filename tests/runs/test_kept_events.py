@@ -63,15 +63,12 @@ KILLS = " ".join(f"{100 + attempt} r1" for attempt in range(20))
         (f"S M 1 f1 {KILLS} 2 f2", [1, 2]),
         # From nothing, from the initial model, and over several effects.
         ("1 S M 2 r 3 M", [3]),
-        ("1 S M 2 r0", [1]),
         ("S M 1 f1 2 f2 3 r1 4", [1, 4]),
         # An update that is taken up keeps its points, also at the next kill.
         ("S M 1 2 3.2 r0 t1.1 4.2 f1", [1, 2, 4]),
         ("S M 1 2.2 r0 t1.1 3.2 r0 t1.1 t1.1 4.2 f1", [1, 4]),
-        ("S M 1 2.2 r0 t1.1 3.2 r0 4", [4]),
         ("S M 1 2.1.2 r0 t2.1", [2]),
         # Sites that begin a task anew leave the points of the last attempt.
-        ("S M 1 o12 2 3.2 4.3 a12 5 f1", [1, 4, 5]),
         ("S M 1 o12 2 3.2 4.3 a12 5 f1 6 a1 7", [1, 4, 5, 7]),
     ],
 )

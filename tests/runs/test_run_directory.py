@@ -63,7 +63,6 @@ def test_a_folder_that_was_cut_off_while_it_was_made_is_as_good_as_new(tmp_path)
     "names",
     [
         ["job.conf", "client.py"],
-        ["job.conf", "checkpoints/pretrained.safetensors"],
         ["checkpoints/round-0001.safetensors"],
         ["checkpoints/mine", "sites/mine"],
     ],

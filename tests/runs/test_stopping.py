@@ -26,7 +26,6 @@ def fed(job_end, *values, metric="accuracy"):
 
 
 NAN, INF = math.nan, math.inf
-BARELY = math.nextafter(3, 0)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +39,6 @@ BARELY = math.nextafter(3, 0)
         ("accuracy < 0.5", None, (0.5, 0.4), "reached 0.4 < 0.5 in round 2"),
         # With as many digits as the condition needs.
         ("accuracy > 0.97", None, (0.9700000000012345,), "0.970000000001 > 0.97 in round 1"),
-        ("accuracy < 3", None, (BARELY,), "reached 2.9999999999999996 < 3 in round 1"),
         (None, 3, (0.5, 0.7, 0.91, 0.91, 0.9, 0.2), "on 0.91 of round 3 for 3 evaluations"),
         (None, 1, (0.5, 0.5), "has not improved on 0.5 of round 1 for 1 evaluation"),
         (None, 2, (1, 0, 2, 1, 3, 2, 4, 3), None),
@@ -117,16 +115,6 @@ def numbered(gaps):
         number += gap
         history.append((number, metrics))
     return history
-
-
-@given(gaps=HISTORIES, cut=st.integers(0, 15), mode=st.sampled_from(["max", "min"]))
-def test_fed_the_history_it_goes_on_as_if_it_had_never_been_interrupted(gaps, cut, mode):
-    keys = {"stop_when": "loss < 0.3", "patience": 2, "key_metric_mode": mode}
-    history = numbered(gaps)
-    whole, resumed = stopping(**keys), stopping(**keys, history=history[:cut])
-    verdicts = [whole.evaluated(*evaluation) for evaluation in history]
-    assert [resumed.evaluated(*evaluation) for evaluation in history[cut:]] == verdicts[cut:]
-    assert (resumed.reason, resumed.best) == (whole.reason, whole.best)
 
 
 @given(gaps=HISTORIES, mode=st.sampled_from(["max", "min"]))

@@ -94,13 +94,6 @@ def test_a_line_ends_with_the_check_of_the_line_before_and_its_own():
             decode_event(line)
 
 
-def test_every_event_says_its_kind_and_its_time():
-    configs = [kind.__struct_config__ for kind in KINDS]
-    assert {config.tag_field for config in configs} == {"kind"}
-    assert len({config.tag for config in configs}) == len(KINDS)
-    assert all("time" in kind.__struct_fields__ for kind in KINDS)
-
-
 @given(st.binary(max_size=60))
 def test_junk_is_not_an_event(line):
     with pytest.raises(msgspec.DecodeError):

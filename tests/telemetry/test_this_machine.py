@@ -3,8 +3,6 @@
 import os
 import sys
 
-import numpy as np
-
 import flstream
 from flstream.telemetry.machine import Machine, this_machine
 
@@ -13,7 +11,6 @@ def test_the_machine_and_the_versions_are_those_of_this_process():
     here = this_machine()
     assert here.versions["flstream"] == flstream.__version__
     assert here.versions["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert here.versions["numpy"] == np.__version__
     assert {"torch", "safetensors"} <= here.versions.keys()
     assert here.cores == len(os.sched_getaffinity(0))
     assert here.memory > 1 << 20

@@ -107,10 +107,9 @@ def finished(number: int, time: float = 0.0, loss: float = 0.5) -> RoundFinished
     )  # fmt: skip
 
 
-def evaluated(number: int, accuracy: float, *, is_provisional: bool = False) -> Evaluated:
+def evaluated(number: int, accuracy: float) -> Evaluated:
     return Evaluated(
         round=number, metrics={"accuracy": accuracy}, seconds=0.5, down=Transfer(bytes=30),
-        is_provisional=is_provisional,
     )  # fmt: skip
 
 

@@ -7,10 +7,7 @@ from journal_support import folded
 from recording import BEGAN, Fed, evaluated, finished, logged, resumed, started, trained
 
 from flstream.telemetry.events import (
-    RunFinished,
     SiteLog,
-    SitesBeganAnew,
-    UpdateTakenUp,
     encode_event,
 )
 
@@ -65,17 +62,6 @@ def test_a_round_that_is_done_again_has_its_last_points_alone(fed):
     assert fed.tracker.values("global", "bytes/up") == [(1, 20.0), (2, 20.0)]
 
 
-def test_a_feed_that_begins_with_a_long_journal_makes_one_tracker(fed):
-    events = [*started(), logged(1.0, 1), folded(1), finished(1)]
-    for attempt in range(20):
-        events += [logged(100.0 + attempt, 2), resumed(1), finished(1)]
-    fed.tell(*events, logged(2.0, 2))
-    fed.feed.close()
-    assert len(fed.made) == 1
-    assert fed.tracker.values("site-1", "k") == [(1, 1.0), (2, 2.0)]
-    assert fed.tracker.values("global", "bytes/up") == [(1, 20.0)]
-
-
 def test_a_torn_last_line_is_left_for_later_and_a_damaged_one_an_error(fed):
     fed.write(*started())
     line = encode_event(logged(1.0, 1))
@@ -91,40 +77,6 @@ def test_a_torn_last_line_is_left_for_later_and_a_damaged_one_an_error(fed):
         file.write(b"nonsense\n")
     with pytest.raises(ValueError, match="JSON"):
         fed.feed.catch_up()
-
-
-def test_a_training_whose_update_is_taken_up_keeps_its_points(fed):
-    fed.tell(*started(), logged(1.0, 1), *trained(1, "site-1"), logged(2.0, 1, site="site-2"))
-    fed.tell(resumed(0))
-    assert fed.tracker.values("site-1", "k") == []
-    fed.tell(trained(1, "site-1")[0], UpdateTakenUp(round=1, site="site-1"))
-    assert fed.tracker.values("site-1", "k") == [(1, 1.0)]
-    assert fed.tracker.values("site-1", "train/loss") == [(1, 0.5)]
-    assert fed.tracker.values("site-2", "k") == []
-
-
-def test_sites_that_begin_a_task_anew_have_the_points_of_the_last_attempt(fed):
-    begun, update = trained(1, "site-1")
-    fed.tell(*started(), begun, logged(1.0, 1))
-    fed.tell(SitesBeganAnew(round=1, sites=["site-1"]), logged(2.0, 1), update)
-    assert fed.tracker.values("site-1", "k") == [(1, 2.0)]
-    assert fed.tracker.values("site-1", "train/loss") == [(1, 0.5)]
-    assert len(fed.made) == 2
-
-
-def test_a_training_that_is_repeated_for_its_update_alone_is_told_of_once(fed):
-    begun, update = trained(1, "site-1")
-    fed.tell(*started(), begun, update, update)
-    assert fed.tracker.values("site-1", "train/loss") == [(1, 0.5)]
-    fed.tell(begun, update)
-    assert fed.tracker.values("site-1", "train/loss") == [(1, 0.5)] * 2
-
-
-def test_an_evaluation_that_another_effect_makes_void_leaves_no_point(fed):
-    fed.tell(*started(), folded(1), evaluated(1, 0.1, is_provisional=True), finished(1))
-    fed.tell(folded(2), evaluated(2, 0.2, is_provisional=True), RunFinished(status="finished"))
-    fed.feed.close()
-    assert fed.tracker.values("global", "accuracy") == [(2, 0.2)]
 
 
 def test_memory_is_the_highest_of_each_round(fed):
