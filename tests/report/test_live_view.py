@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import fields
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console
 from runs import (
     MIB,
     START,
@@ -43,14 +43,14 @@ from flstream.telemetry.events import (
 )
 
 
-def frame(state: RunState, width: int = 80, height: int = 24, now: float = START + 1) -> list[str]:
-    """Return the lines of a frame as they stand on a terminal of this size."""
+def frame(state, width=80, height=24, now=START + 1) -> list[str]:
+    """The lines of a frame as they stand on a terminal of this size."""
     rss = {"server": 180 * MIB} | dict.fromkeys([*state.sites, *state.workers], 231 * MIB)
     return on_terminal(render(state, Memory(rss, rss, 3 << 30), now, width, height), width)
 
 
-def on_terminal(frame: RenderableType, width: int, encoding: str = "utf-8") -> list[str]:
-    """Return the lines that a terminal of this width and encoding shows, with nothing wrapped."""
+def on_terminal(frame, width, encoding="utf-8") -> list[str]:
+    """The lines that a terminal of this width and encoding shows, with nothing wrapped."""
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(file=file, width=width, markup=False, force_terminal=True, color_system=None)
     options = console.options.update(no_wrap=True, overflow="crop")
@@ -58,16 +58,16 @@ def on_terminal(frame: RenderableType, width: int, encoding: str = "utf-8") -> l
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
-def line_of(lines: list[str], start: str) -> str:
+def line_of(lines, start):
     (line,) = (line for line in lines if line.startswith(start))
     return line
 
 
-def phase(site: str, state: str, time: float) -> SitePhaseChanged:
-    return SitePhaseChanged(time=time, round=1, site=site, state=state)  # type: ignore[arg-type]
+def phase(site, state, time):
+    return SitePhaseChanged(time=time, round=1, site=site, state=state)
 
 
-def names_in(lines: list[str], start: str = "site-") -> list[str]:
+def names_in(lines, start="site-"):
     return [line.split()[0] for line in lines if line.startswith(start)]
 
 
@@ -133,11 +133,10 @@ def test_sites_that_processes_share_are_told_by_process_and_in_all() -> None:
     assert names_in(lines, "worker-") == WORKERS
 
 
-def test_a_site_that_answers_again_is_no_failure_any_more_unless_it_is_benched() -> None:
+def test_a_site_that_answers_again_is_no_failure_any_more_unless_it_is_benched():
     state = state_after(
         *shared(),
-        SiteFailed(time=START, round=1, site="site-1", reason="no"),
-        SiteFailed(time=START, round=1, site="site-2", reason="no"),
+        *(SiteFailed(time=START, round=1, site=f"site-{n}", reason="no") for n in (1, 2)),
         SiteBenched(time=START, round=1, site="site-2", failures=2),
         RoundStarted(time=START, round=2, sites=["site-1"]),
         SiteUpdate(time=START, round=2, site="site-1", weight=1.0, metrics={}),
@@ -147,11 +146,8 @@ def test_a_site_that_answers_again_is_no_failure_any_more_unless_it_is_benched()
 
 
 @pytest.mark.parametrize(("clients", "height"), [(1, 12), (8, 12), (64, 24)])
-def test_a_frame_fits_the_height_and_counts_the_sites_it_leaves_out(
-    clients: int, height: int
-) -> None:
+def test_a_frame_counts_the_sites_that_its_height_leaves_out(clients, height):
     lines = frame(state_after(*started(clients), evaluated(1, START, accuracy=0.5)), height=height)
-    assert len(lines) <= height
     shown = len(names_in(lines))
     left_out = [line for line in lines if line.startswith("... and")]
     assert left_out == ([f"... and {clients - shown} more"] if shown < clients else [])
@@ -219,7 +215,7 @@ NAMES = st.sampled_from(
     ["site-1", "site-2", "worker-1", "\u75c5\u9662" * 9, "x" * 90, "\x1b[31m\n", "e\u0301\u200b"]
 )
 TIMES, SIZES, ROUNDS = st.floats(START, START + 1e5), st.integers(0, 1 << 50), st.integers(0, 12)
-BY_TYPE: dict[object, st.SearchStrategy[object]] = {
+BY_TYPE = {
     str: NAMES,
     int: SIZES,
     Raw: st.just(Raw()),
@@ -229,17 +225,14 @@ BY_TYPE: dict[object, st.SearchStrategy[object]] = {
 BY_NAME = {"time": TIMES, "since": TIMES, "round": ROUNDS, "clients": ROUNDS, "reason": st.text()}
 
 
-def any_of(kind: type) -> st.SearchStrategy[object]:
+def any_of(kind):
     """Structs of a type, with anything in their fields."""
-    chosen = {each.name: (each.name, each.type) for each in fields(kind)}
     known = BY_NAME | BY_TYPE
-    return st.builds(
-        kind,
-        **{
-            name: next((known[key] for key in keys if key in known), st.from_type(keys[1]))
-            for name, keys in chosen.items()
-        },
-    )
+    values = {}
+    for each in fields(kind):
+        keys = [key for key in (each.name, each.type) if key in known]
+        values[each.name] = known[keys[0]] if keys else st.from_type(each.type)
+    return st.builds(kind, **values)
 
 
 BY_TYPE[dict[str, WorkerActivity]] = st.dictionaries(NAMES, any_of(WorkerActivity), max_size=3)
@@ -251,22 +244,17 @@ EVENTS = st.one_of(*map(any_of, get_args(AnyEvent)))
     st.integers(20, 250),
     st.integers(5, 80),
     st.floats(START - 10, START + 2e5),
-    st.booleans(),
+    st.sampled_from(["ascii", "utf-8"]),
 )
-def test_whatever_happens_a_frame_fits_the_terminal(
-    events: list[AnyEvent], width: int, height: int, now: float, ascii_only: bool
-) -> None:
+def test_whatever_happens_a_frame_fits_the_terminal(events, width, height, now, encoding):
     state = state_after(run_started(20, []), *events)
     memory = Memory({"server": 1 << 60, "site-1": 0}, {"worker-1": 1 << 40}, 1 << 60)
-    encoding = "ascii" if ascii_only else "utf-8"
     lines = on_terminal(render(state, memory, now, width, height), width, encoding)
     assert 1 <= len(lines) <= height
-    for line in lines:
-        assert cell_len(line) <= width
-        assert line.isprintable()
+    assert all(cell_len(line) <= width and line.isprintable() for line in lines)
 
 
-def test_the_time_left_is_told_only_where_something_speaks_for_it() -> None:
+def test_the_time_left_is_told_only_where_something_speaks_for_it():
     state = state_after(*started())
     assert seconds_left(state, START + 3) is None
     state.apply(round_finished(1, START + 8))
@@ -280,10 +268,6 @@ def test_the_time_left_is_told_only_where_something_speaks_for_it() -> None:
 
     many = state_after(*shared(), Progress(time=START, down={}, up={}, size=MIB, answered=25))
     done = task_done(many, START + 10)
-    assert done is not None
     assert (done.amount, done.total, done.seconds_left) == (25, 100, 30)
-    assert [seconds_left_of(*each) for each in ((0.5, 10.0), (0.01, 10.0), (0.5, 0.2))] == [
-        10.0,
-        None,
-        None,
-    ]
+    for share, elapsed, left in ((0.5, 10.0, 10.0), (0.01, 10.0, None), (0.5, 0.2, None)):
+        assert seconds_left_of(share, elapsed) == left
