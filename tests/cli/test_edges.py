@@ -1,5 +1,6 @@
 """The program where its surroundings are hostile: streams, folders and Ctrl-C at its beginning."""
 
+import _thread
 import os
 import signal
 import subprocess
@@ -28,11 +29,10 @@ def shell(redirected, *words):
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
-def test_output_on_a_full_disk_fails_a_command_that_only_prints(write_job):
-    for words in (["validate", "--json", write_job()], ["--help"]):
-        status, _, errors = shell(">/dev/full", *words)
-        assert status == 1
-        assert errors == "error: what is printed cannot be written: No space left on device\n"
+def test_output_on_a_full_disk_fails_a_command_that_only_prints():
+    status, _, errors = shell(">/dev/full", "--help")
+    assert status == 1
+    assert errors == "error: what is printed cannot be written: No space left on device\n"
 
 
 @pytest.mark.nightly
@@ -46,7 +46,7 @@ def test_a_run_whose_output_is_lost_has_succeeded(write_job, tmp_path):
         assert '"status": "finished"' in (run / "summary.json").read_text()
 
 
-@pytest.mark.parametrize("streams", ["2>/dev/full", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("streams", ["2>/dev/full", "<&- >&- 2>&-"])
 def test_an_error_that_cannot_be_written_leaves_the_status_and_goes_nowhere_else(streams):
     assert shell(streams, "simulate", "no-such-job.conf") == (2, "", "")
 
@@ -57,19 +57,17 @@ def test_a_reader_that_has_gone_leaves_the_status(tmp_path):
     readable, writable = os.pipe()
     os.close(readable)
     with open(writable, "w") as output:
-        for words in (["--help"], ["init", "--list"], ["inspect", "m.safetensors", "--json"]):
+        for words in (["--help"], ["inspect", "m.safetensors", "--json"]):
             process = started(*words, stdout=output, cwd=tmp_path)
             assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)
 
 
-@pytest.mark.parametrize("command", ["validate", "simulate"])
-def test_a_temporary_folder_with_a_long_path_is_named(flstream, write_job, tmp_path, command):
+def test_a_temporary_folder_with_a_long_path_is_named(flstream, write_job, tmp_path):
     folder = tmp_path / ("long" * 30)
     folder.mkdir()
-    done = flstream(command, write_job(), env=environment(TMPDIR=str(folder)))
+    done = flstream("simulate", write_job(), env=environment(TMPDIR=str(folder)))
     assert done.returncode == 2
     assert f"the temporary folder {folder} has too long a path for a socket" in done.stderr
-    assert "set TMPDIR to a shorter one" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -119,7 +117,8 @@ def test_what_no_ctrl_c_has_caused_is_raised(monkeypatch):
 
 
 @pytest.mark.usefixtures("_uninterrupted")
-def test_ctrl_c_that_a_destructor_swallows_comes_again(capsys):
+@pytest.mark.parametrize("lost", [1, 2])
+def test_ctrl_c_that_a_destructor_swallows_comes_again(monkeypatch, capsys, lost):
     class Interrupted:
         def __del__(self):
             signal.raise_signal(signal.SIGINT)
@@ -127,6 +126,16 @@ def test_ctrl_c_that_a_destructor_swallows_comes_again(capsys):
     class HalfMade:
         def __del__(self):
             raise AttributeError("expr")
+
+    def start(target, args):
+        sent.append(None)
+        if len(sent) < lost:  # it comes before the hook of the one before has ended
+            signal.raise_signal(signal.SIGINT)
+        else:
+            begin(target, args)
+
+    sent, begin = [], _thread.start_new_thread
+    monkeypatch.setattr(_thread, "start_new_thread", start)
 
     def work():
         Interrupted()
@@ -140,6 +149,7 @@ def test_ctrl_c_that_a_destructor_swallows_comes_again(capsys):
     finally:
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr() == ("", "")
+    assert len(sent) == lost
 
 
 @pytest.mark.nightly
