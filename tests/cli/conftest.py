@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_support import PROGRAM, TERMINAL, Flstream, WriteJob, environment
+from cli_support import TERMINAL, Flstream, WriteJob
 from run_fixtures import SharedHost, shared_host_for
 
 from flstream.__main__ import main
@@ -57,21 +57,6 @@ def write_job(tmp_path: Path) -> WriteJob:
 def _without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs in this process draw no page, which takes longer than all else that they do."""
     monkeypatch.setattr("flstream.report.running.leave_report", lambda *_, **__: None)
-
-
-@pytest.fixture
-def flstream(tmp_path: Path) -> Flstream:
-    """Return a function that runs the command line to its end, in a process."""
-
-    def run(*words: str | Path, **more: object) -> subprocess.CompletedProcess[str]:
-        options = {"cwd": tmp_path, "env": environment(), "stdout": subprocess.PIPE, **more}
-        done = subprocess.run(
-            [*PROGRAM, *map(str, words)], stderr=subprocess.PIPE, text=True, timeout=120, **options
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        return done
-
-    return run
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,7 @@
 """What holds for every command: help, versions, mistakes, imports, completion in a shell."""
 
-import shutil
-import subprocess
-import sys
-
 import pytest
-from cli_support import Flstream, environment, python
+from cli_support import Flstream, python
 
 import flstream as package
 from flstream.cli.init import TEMPLATES
@@ -69,20 +65,3 @@ def test_the_program_says_what_a_word_may_become(flstream_here, tmp_path, monkey
         monkeypatch.setenv("COMP_CWORD", str(len(words.split(" "))))
         done = flstream_here()
         assert (done.stdout.split(), done.stderr) == (offered, "")
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_bash_takes_the_script_and_completes_with_it(tmp_path):
-    command = tmp_path / "flstream"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m flstream "$@"\n')
-    command.chmod(0o755)
-    program = (
-        f'PATH="{tmp_path}:$PATH"\n'
-        'eval "$(_FLSTREAM_COMPLETE=source_bash flstream)"\n'
-        "COMP_WORDS=(flstream init new --template le) COMP_CWORD=4\n"
-        "_flstream_completion flstream\n"
-        'echo "${COMPREPLY[@]}"\n'
-    )
-    words = ["bash", "--norc", "-c", program]
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True)
-    assert (done.stderr, done.stdout) == ("", "learner\n")

@@ -62,12 +62,13 @@ def test_a_reader_that_has_gone_leaves_the_status(tmp_path):
             assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)
 
 
-def test_a_temporary_folder_with_a_long_path_is_named(flstream, write_job, tmp_path):
+def test_a_temporary_folder_with_a_long_path_is_named(write_job, tmp_path):
     folder = tmp_path / ("long" * 30)
     folder.mkdir()
-    done = flstream("simulate", write_job(), env=environment(TMPDIR=str(folder)))
-    assert done.returncode == 2
-    assert f"the temporary folder {folder} has too long a path for a socket" in done.stderr
+    process = started("simulate", write_job(), cwd=tmp_path, env=environment(TMPDIR=str(folder)))
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert f"the temporary folder {folder} has too long a path for a socket" in errors
     assert not (tmp_path / "runs").exists()
 
 
@@ -104,15 +105,10 @@ def test_ctrl_c_in_the_place_of_which_a_library_raises_something_ends_with_130(
     monkeypatch.setattr("flstream.cli.run.app", app)
     assert cli_run(StandardStream(1)) == 130
     assert capsys.readouterr() == ("", "")
-
-
-@pytest.mark.usefixtures("_uninterrupted")
-def test_what_no_ctrl_c_has_caused_is_raised(monkeypatch):
-    def app(prog_name):
-        raise ValueError("a defect")
-
-    monkeypatch.setattr("flstream.cli.run.app", app)
-    with pytest.raises(ValueError, match="a defect"):
+    # What no Ctrl-C has caused is raised.
+    monkeypatch.setattr("flstream.cli.run._interrupted", threading.Event())
+    monkeypatch.setattr("flstream.cli.run.app", lambda prog_name: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
         cli_run(StandardStream(1))
 
 
@@ -156,12 +152,8 @@ def test_ctrl_c_that_a_destructor_swallows_comes_again(monkeypatch, capsys, lost
 def test_a_killed_launcher_leaves_no_temporary_folder(write_job, tmp_path):
     temporary = tmp_path / "t"
     temporary.mkdir()
-    process = started(
-        *("simulate", write_job(), "--set", "rounds=1000"),
-        cwd=tmp_path,
-        env=environment(TMPDIR=str(temporary)),
-    )
-    with process:
+    words, variables = ("--set", "rounds=1000"), environment(TMPDIR=str(temporary))
+    with started("simulate", write_job(), *words, cwd=tmp_path, env=variables) as process:
         assert any("round 1 of" in line for line in process.stdout)
         assert any(temporary.iterdir())
         children = psutil.Process(process.pid).children(recursive=True)
@@ -174,12 +166,12 @@ def test_a_folder_that_cannot_be_written_is_named(flstream_here, write_job, tmp_
     (tmp_path / "file").touch()
     job = write_job()
     for folder in (Path(UNWRITABLE) / "run", tmp_path / "file" / "run"):
-        done = flstream_here("validate", job, "--run-dir", folder)
-        assert done.returncode == 1
-        assert f"{folder} cannot be written: " in " ".join(done.stdout.split())
         done = flstream_here("simulate", job, "--run-dir", folder)
         assert done.returncode == 2
         assert "cannot be made" in done.stderr
+    done = flstream_here("validate", job, "--run-dir", folder)
+    assert done.returncode == 1
+    assert f"{folder} cannot be written: " in " ".join(done.stdout.split())
     monkeypatch.chdir(UNWRITABLE)
     done = flstream_here("bench", "--model-size", "1MB")
     assert done.returncode == 2
