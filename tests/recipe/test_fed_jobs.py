@@ -48,14 +48,9 @@ def test_the_documents_job_snippet_runs_once_it_has_a_script(folder):
 def test_the_documents_settings_of_a_job_are_taken(folder):
     job = FedJob(name="my_job")
     # Add config to server (these are server-side only settings)
-    job.to_server(
-        {
-            "np_download_chunk_size": 2097152,
-            "tensor_download_chunk_size": 2097152,
-            "streaming_per_request_timeout": 600,
-        }
-    )
-    job.to_server({"np_download_chunk_size": 0, "tensor_download_chunk_size": 0})
+    sizes = ("np_download_chunk_size", "tensor_download_chunk_size")
+    job.to_server({**dict.fromkeys(sizes, 2097152), "streaming_per_request_timeout": 600})
+    job.to_server(dict.fromkeys(sizes, 0))
     with pytest.raises(UsageError, match=r"lacks a training script.*; and a model"):
         job.export_job("jobs", clients=2)
     job.to_server(PTModel("model:Net"))

@@ -103,12 +103,10 @@ def test_the_documents_example_converts_key_by_key(nvflare_folders: Path, tmp_pa
     write_job(conversion, tmp_path / "new")
     written = read_hocon(tmp_path / "new" / "job.conf").values
     assert written["workflow"] == conversion.values["workflow"]
-
-
-def test_chunk_sizes_of_0_turn_streaming_off_here_too(nvflare_folders: Path) -> None:
-    conversion = convert(nvflare_folders / "document_native")
-    assert set(conversion.values["streaming"].values()) == {0}
-    assert not any(note.is_lost for note in conversion.notes)
+    # Chunk sizes of 0 turn streaming off here, too.
+    native = convert(nvflare_folders / "document_native")
+    assert set(native.values["streaming"].values()) == {0}
+    assert not any(note.is_lost for note in native.notes)
 
 
 def test_every_controller_becomes_a_workflow_that_there_is() -> None:

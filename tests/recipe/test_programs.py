@@ -2,12 +2,11 @@
 
 import re
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
+from run_fixtures import INLINE
 
 from flstream.errors import UsageError
 from flstream.job import load_job
@@ -26,19 +25,13 @@ while flare.is_running():
 """
 
 
-def python(program):
-    return subprocess.run(
-        [sys.executable, program], capture_output=True, text=True, check=False, timeout=120
-    )
-
-
 def recipe(**given):
     arguments = {"num_rounds": 1, "min_clients": 2, "model": "model:Net"}
     return FedAvgRecipe(**{**arguments, "train_script": "client.py", **given})
 
 
 @pytest.mark.nightly
-def test_a_program_that_a_run_imports_does_not_start_another_run(folder, write):
+def test_a_program_that_a_run_imports_does_not_start_another_run(folder, write, python):
     write(
         "job.py",
         """
@@ -60,7 +53,7 @@ def test_a_program_that_a_run_imports_does_not_start_another_run(folder, write):
 
 
 @pytest.mark.nightly
-def test_runs_of_several_threads_wait_for_each_other(folder):
+def test_runs_of_several_threads_wait_for_each_other(folder, processes):
     found = []
 
     def run(number):
@@ -76,7 +69,6 @@ def test_runs_of_several_threads_wait_for_each_other(folder):
     assert len({each.digest for each in found}) == 1
 
 
-@pytest.mark.nightly
 def test_scripts_and_models_of_folders_and_packages_run_also_when_exported(folder, write, jobs_in):
     for name in ("src", "nets", "nets/deep"):
         (folder / name).mkdir()
@@ -106,7 +98,7 @@ def test_scripts_and_models_of_folders_and_packages_run_also_when_exported(folde
     for name in ("src", "nets"):
         shutil.rmtree(folder / name)
     (folder / "shared.py").unlink()
-    again = jobs_in(elsewhere).run_files({})
+    again = jobs_in(elsewhere, engine=INLINE).run_files({})
     assert again.summary.model.digest == run.digest
 
 
@@ -124,14 +116,10 @@ def test_settings_of_the_models_arguments_are_not_lost(folder):
     assert load_job(made.export("exported") / "job.conf").model.args == {"width": 3}
 
 
-def _with_both():
-    return recipe(train_args="--step 1", config={"train.args": {"step": 2}})
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: _with_both().export("exported"), "train.args"),
+        (lambda: recipe(train_args="-a", config={"train.args": {}}).export("x"), "train.args"),
         (lambda: FedAvgRecipe(model="model:Net", train_args="--step 1"), "without train_script"),
         (lambda: FedJob("it").to({"seed": 3}, "site-1"), "cannot be added to site-1"),
         (lambda: FedJob("it").to_server(ScriptRunner("client.py")), "cannot be added to server"),
