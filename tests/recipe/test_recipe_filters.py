@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from flstream.errors import UsageError
 from flstream.job import load_job
 from flstream.recipe import (
     ExcludeVars,
@@ -53,21 +52,6 @@ def test_filters_of_a_recipe_are_those_of_its_exported_job(recipe, tmp_path):
         {"exclude_vars": ["b"]},
         {"exclude_vars": "^c"},
     ]
-
-
-@pytest.mark.parametrize(
-    ("add", "words"),
-    [
-        (lambda r: r.add_client_output_filter(SVTPrivacy(), clients=["site-1"]), "single clients"),
-        (lambda r: r.job.to(SVTPrivacy(), "site-1"), "single clients"),
-        (lambda r: r.add_client_input_filter(SVTPrivacy(), tasks=["validate"]), "tasks validate"),
-        (lambda r: r.add_server_input_filter(object()), r"builtins\.object is no filter here"),
-        (lambda r: Gaussian(sigma="a"), "sigma is 'a'"),
-    ],
-)
-def test_what_a_filter_cannot_be_is_refused_where_it_is_added(recipe, add, words):
-    with pytest.raises(UsageError, match=words):
-        add(recipe)
 
 
 @pytest.mark.parametrize("percentile", [20, 30])
