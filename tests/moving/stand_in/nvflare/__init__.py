@@ -19,14 +19,10 @@ class PTFedProxLoss(torch.nn.Module):
         return term
 
 
-NPConstants = types.SimpleNamespace(NUMPY_KEY="numpy_key")
 FLMetaKey = types.SimpleNamespace(NUM_STEPS_CURRENT_ROUND="NUM_STEPS_CURRENT_ROUND")
 for _name, _names in {
     "apis": {},
     "apis.fl_constant": {"FLMetaKey": FLMetaKey},
-    "app_common": {},
-    "app_common.np": {},
-    "app_common.np.constants": {"NPConstants": NPConstants},
     "app_opt": {},
     "app_opt.pt": {},
     "app_opt.pt.fedproxloss": {"PTFedProxLoss": PTFedProxLoss},
