@@ -28,9 +28,8 @@ def run(tmp_path):
 
 
 def test_digits_learns_to_read_them(run):
-    summary, _ = run("digits", *INLINE)
-    assert summary.rounds_completed == 10
-    assert summary.metrics[-1]["accuracy"] >= 0.93
+    summary, _ = run("digits", *INLINE, "rounds=3")
+    assert summary.metrics[-1]["accuracy"] > 0.9
     assert summary.best.value == max(row["accuracy"] for row in summary.metrics)
 
 
