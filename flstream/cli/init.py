@@ -23,14 +23,12 @@ class Template(NamedTuple):
         what: Description.
         module: Module that it imports beyond what flstream does; empty for none.
         install: What to install for that.
-        code: Name of the folder beside it whose code its job file refers to; empty for its own.
     """
 
     job: str
     what: str
     module: str = ""
     install: str = ""
-    code: str = ""
 
 
 # By name, in the order of the listing.
@@ -41,33 +39,9 @@ TEMPLATES = {
     "byzantine": Template(
         "byzantine", "digits, where some sites attack", "sklearn", "scikit-learn"
     ),
-    "cross_site": Template(
-        "cross_site", "each site scores all models, on digits", "sklearn", "scikit-learn", "digits"
-    ),
-    "swarm": Template(
-        "swarm", "the digits again, folded at the sites", "sklearn", "scikit-learn", "digits"
-    ),
-    "private": Template(
-        "private",
-        "digits with differential privacy",
-        "dp_accounting",
-        "'flstream[jobs,privacy]'",
-        "digits",
-    ),
     "llm": Template(
         "gpt2", "a small GPT-2 with TRL, or a large one, or LoRA", "trl", "'flstream[hf]'"
     ),
-    "scaffold": Template("scaffold", "digits with SCAFFOLD", "sklearn", "scikit-learn"),
-    "fedper": Template(
-        "fedper", "digits, a head of its own at each site", "sklearn", "scikit-learn", "digits"
-    ),
-    "ditto": Template(
-        "ditto", "digits, a model of its own at each site", "sklearn", "scikit-learn", "digits"
-    ),
-    "feddyn": Template(
-        "feddyn", "digits, dynamic regularisation", "sklearn", "scikit-learn", "digits"
-    ),
-    "exchange": Template("exchange", "no training: only moves a model, of whatever size"),
 }
 _DEFAULT = "script"
 
@@ -192,19 +166,10 @@ def _print_next(console: Console, job: str) -> None:
 
 
 def _template_files(template: Template) -> list[Path]:
-    """Return the files of a template: those of its folder, and those that its job file refers to.
-
-    A file of its own goes before one of the same name in the other folder.
-    """
-    templates = Path(__file__).parents[1] / "templates"
-    found = {
-        path.name: path
-        for folder in (template.code, template.job)
-        if folder
-        for path in (templates / folder).iterdir()
-        if path.is_file()  # and no __pycache__ of a template whose module was imported
-    }
-    return [found[name] for name in sorted(found)]
+    """Return the files of a template."""
+    folder = Path(__file__).parents[1] / "templates" / template.job
+    # And no __pycache__ of a template whose module was imported.
+    return sorted(path for path in folder.iterdir() if path.is_file())
 
 
 def _filler(folder: Path, template: Template) -> Callable[[str], str]:
@@ -225,9 +190,7 @@ def _filler(folder: Path, template: Template) -> Callable[[str], str]:
         text = re.sub(rf"^name = {job}$", f"name = {_quoted(name)}", text, flags=re.MULTILINE)
         text = re.sub(rf"^# {job}$", f"# {name}", text, flags=re.MULTILINE)
         text = text.replace(f'name="{job}"', f'name="{name}"')  # of a recipe
-        text = text.replace(f"jobs/{job}/job.conf", str(folder)).replace(f"jobs/{job}", str(folder))
-        # The code that it shares in the checkout lies beside its job file now.
-        return text.replace(f"../{template.code}/", "") if template.code else text
+        return text.replace(f"jobs/{job}/job.conf", str(folder)).replace(f"jobs/{job}", str(folder))
 
     return fill
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
@@ -60,18 +61,31 @@ def interrupt(number: int, frame: FrameType | None) -> None:
         frame: What it interrupted.
 
     Raises:
-        KeyboardInterrupt: Always.
+        KeyboardInterrupt: Always, but where it comes again too early.
     """
     sys.unraisablehook = _come_again
     _interrupted.set()
-    signal.default_int_handler(number, frame)
+    while frame is not None:
+        if frame.f_code is _come_again.__code__:  # where it would be lost once more
+            _send_again()
+            return
+        frame = frame.f_back
+    signal.default_int_handler(number, None)
 
 
 def _come_again(lost: sys.UnraisableHookArgs) -> None:
     if lost.exc_type is KeyboardInterrupt:
-        again = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
-        again.daemon = True
-        again.start()
+        _send_again()
+
+
+def _send_again() -> None:
+    """Send the signal once more in a moment, from a thread that nothing waits for."""
+
+    def send() -> None:
+        threading.Event().wait(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    _thread.start_new_thread(send, ())
 
 
 def _report(message: str) -> None:

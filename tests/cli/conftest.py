@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_support import PROGRAM, TERMINAL, Flstream, WriteJob, environment
-from run_fixtures import shared_host_for
+from cli_support import TERMINAL, Flstream, WriteJob
+from run_fixtures import SharedHost, shared_host_for
 
 from flstream.__main__ import main
 from flstream.engines.processes import ProcessHost
@@ -59,40 +59,22 @@ def _without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flstream.report.running.leave_report", lambda *_, **__: None)
 
 
-@pytest.fixture
-def flstream(tmp_path: Path) -> Flstream:
-    """Return a function that runs the command line to its end, in a process."""
-
-    def run(*words: str | Path, **more: object) -> subprocess.CompletedProcess[str]:
-        options = {"cwd": tmp_path, "env": environment(), "stdout": subprocess.PIPE, **more}
-        done = subprocess.run(
-            [*PROGRAM, *map(str, words)], stderr=subprocess.PIPE, text=True, timeout=120, **options
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        return done
-
-    return run
+@pytest.fixture(scope="session")
+def shared_host(tmp_path_factory, fork_server) -> SharedHost:
+    """Starts the fork server that runs share, if none has."""
+    return shared_host_for(load_job(write(tmp_path_factory.mktemp("any") / "job", "pass", "")))
 
 
 @pytest.fixture
-def flstream_here(
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    fork_server: None,
-) -> Flstream:
+def flstream_here(tmp_path, monkeypatch, capfd, shared_host) -> Flstream:
     """Return a function that runs a command in this process, where no other has to be started.
 
     An interpreter takes half a second to start, which is more than most commands take; and a fork
     server of its own two, so that commands use the one that runs of other tests have left.
     """
-    job = load_job(write(tmp_path_factory.mktemp("any") / "job", "pass", ""))
-    with shared_host_for(job) as shared:
-        pass
 
     def new_host() -> ProcessHost:
-        host = ProcessHost(shared._environment)
+        host = ProcessHost(shared_host._environment)
         host.prepare({})
         return host
 
@@ -102,15 +84,16 @@ def flstream_here(
     for name in TERMINAL:
         monkeypatch.delenv(name, raising=False)
 
-    def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        if words and words[0] in ("simulate", "validate"):
+            with shared_host:
+                pass
         monkeypatch.setattr(sys, "argv", ["flstream", *map(str, words)])
         monkeypatch.setattr(sys, "stdout", sys.stdout)  # which the program replaces
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
             main()
-        code = ended.value.code
-        assert code is None or isinstance(code, int)
-        done = subprocess.CompletedProcess(sys.argv, code or 0, *capfd.readouterr())
+        done = subprocess.CompletedProcess(sys.argv, ended.value.code or 0, *capfd.readouterr())
         assert "Traceback" not in done.stderr, done.stderr
         return done
 

@@ -67,24 +67,21 @@ def test_what_takes_minutes_is_run_once_unless_it_is_told_otherwise():
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["--modes=pull,native,file", "--codecs=int8"])
-def test_cases_are_run_printed_and_written(flstream, tmp_path, kind):
+def test_cases_are_run_printed_and_written(tmp_path, kind):
     words = ["--model-size", "1MiB", "--network", "100Mbit,2ms", kind, "--repeat", "1"]
-    done = flstream("bench", *words, "--json", "out.json")
-    assert done.returncode == 0, done.stderr
-    assert "run 1 of 1" in done.stderr
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    process = started("bench", *words, "--json", "out.json", cwd=tmp_path)
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert "run 1 of 1" in errors
+    assert max(map(len, out.splitlines())) <= 80
     document = json.loads((tmp_path / "out.json").read_text())
     assert document["plan"]["network"]["up"] == 1e8
     assert {"flstream", "python", "torch"} <= set(document["machine"]["versions"])
     for result in document["results"]:
         assert result["runs"] == [result["median"]]
         assert result["median"]["download"] > 8 * (1 << 20) / 1e8
-    if kind == "--codecs=int8":
-        plain, int8 = document["results"]
-        assert int8["median"]["up_bytes"] < plain["median"]["up_bytes"] / 3
-    else:
-        assert min(result["ratios"]["exchange_link"] for result in document["results"]) > 1
-        for result in document["results"]:
+        if kind != "--codecs=int8":
+            assert result["ratios"]["exchange_link"] > 1
             assert result["median"]["total_peak_pss"] < result["predicted"]["memory"]
     assert [each.name for each in tmp_path.iterdir()] == ["out.json"]
 

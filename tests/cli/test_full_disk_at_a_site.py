@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 from cli_support import PROGRAM, environment
-from nightly_cases import first_and_nightly
+
+from flstream.client import site_folder
 
 # Neither file systems nor processes of others are touched.
 OF_ITS_OWN = ["unshare", "--user", "--map-root-user", "--mount"]
@@ -57,6 +58,15 @@ LOGGED = {
 }
 
 
+def test_a_disk_is_named_where_the_error_names_no_file(monkeypatch, tmp_path):
+    monkeypatch.setattr(site_folder, "_is_full", lambda folder: folder == str(tmp_path))
+    named = f" (no space is left on the disk of {tmp_path})"
+    for error in (OSError(28, "No space left on device"), RuntimeError("write failed")):
+        assert site_folder.explain_path(error, "/job", str(tmp_path)) == named
+    error = OSError(28, "No space left on device", "/data/cache")
+    assert site_folder.explain_path(error, "/job", str(tmp_path)) == ""
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("mistake", LOGGED)
 def test_what_failed_is_the_reason_though_the_log_cannot_be_written(fail, mistake):
@@ -71,7 +81,10 @@ FILE = "with open(folder + '/cache', 'wb') as file: file.write(bytes(1 << 20))"
 STATE = "(flare.get_state_dir() / str(model.current_round)).write_bytes(bytes(150 << 10))"
 
 
-@first_and_nightly("writes", [FILE, "torch.save(torch.ones(1 << 20), folder + '/net.pt')", STATE])
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "writes", [FILE, "torch.save(torch.ones(1 << 20), folder + '/net.pt')", STATE]
+)
 def test_a_full_disk_that_the_system_does_not_name_is_named(fail, tmp_path, writes):
     try_it = [*OF_ITS_OWN, "mount", "-t", "tmpfs", "none", "/mnt"]
     if not shutil.which("unshare") or subprocess.run(try_it, capture_output=True).returncode:

@@ -8,50 +8,42 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from cli_support import Flstream
 
 from flstream.cli import init as command
-from flstream.cli.init import TEMPLATES, _template_files
+from flstream.cli.init import TEMPLATES
 from flstream.job import load_job
 
 ROOT = Path(__file__).parents[2]
 FILES = {"README.md", "client.py", "job.conf", "model.py"}
 LLM_FILES = {"corpus.py", "job.py", "requirements.txt", "trainer.py"}
-
-
-def files_of(template: str) -> set[str]:
-    return FILES | LLM_FILES if template == "llm" else FILES
+INLINE = ("--engine", "inline")
 
 
 @pytest.mark.usefixtures("_without_pages")
-def test_a_new_job_runs_at_once_and_learns(flstream_here: Flstream, tmp_path: Path) -> None:
+def test_a_new_job_runs_at_once_and_learns(flstream_here, tmp_path):
     done = flstream_here("init", "my-job", "--template", "script")
     assert (done.returncode, done.stderr) == (0, "")
     assert "flstream simulate my-job" in done.stdout
-    done = flstream_here("simulate", "my-job", "--json", "--run-dir", "run")
+    done = flstream_here("simulate", "my-job", "--json", "--run-dir", "run", *INLINE)
     assert (done.returncode, done.stderr) == (0, "")
     summary = json.loads(done.stdout)
-    assert (summary["status"], summary["job"]) == ("finished", "my-job")
-    assert summary["warnings"] == []
+    assert (summary["status"], summary["job"], summary["warnings"]) == ("finished", "my-job", [])
     assert summary["best"]["value"] >= 0.95
     assert {path.name for path in tmp_path.iterdir()} == {"my-job", "run"}
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_a_template_is_the_shipped_job_under_a_new_name(
-    flstream_here: Flstream, tmp_path: Path, template: str
-) -> None:
+def test_a_template_is_the_shipped_job_under_a_new_name(flstream_here, tmp_path, template):
     flstream_here("init", "sub/new", "--template", template)
-    written = tmp_path / "sub" / "new"
-    shipped = ROOT / "jobs" / TEMPLATES[template].job
-    assert {path.name for path in written.iterdir()} == files_of(template)
-    for path in _template_files(TEMPLATES[template]):
-        name = path.name
-        if path.suffix == ".py" and name != "job.py":  # which has the job's name in it
-            assert (written / name).read_bytes() == path.read_bytes()
+    written, shipped = tmp_path / "sub" / "new", ROOT / "jobs" / TEMPLATES[template].job
+    names = FILES | LLM_FILES if template == "llm" else FILES
+    assert {path.name for path in written.iterdir()} == names
+    for name in names:
         assert not (written / name).is_symlink()
-    for path in written.iterdir():
-        assert not re.search(rf"(jobs/|name ?= ?\"?){shipped.name}\b", path.read_text())
+        if name.endswith(".py") and name != "job.py":  # which has the job's name in it
+            assert (written / name).read_bytes() == (shipped / name).read_bytes()
+        text = (written / name).read_text()
+        assert not re.search(rf"(jobs/|name ?= ?\"?){shipped.name}\b", text)
     assert "flstream simulate sub/new" in (written / "README.md").read_text()
     if template == "llm" and find_spec("trl") is None:
         return  # its libraries are imported ahead, and a job file is refused without them
@@ -73,9 +65,7 @@ def test_a_template_is_the_shipped_job_under_a_new_name(
         (("--from-nvflare", "file"), "file is no configuration; its suffix is none of"),
     ],
 )
-def test_what_cannot_be_written_is_refused(
-    flstream_here: Flstream, tmp_path: Path, words: tuple[str, ...], message: str
-) -> None:
+def test_what_cannot_be_written_is_refused(flstream_here, tmp_path, words, message):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
@@ -85,9 +75,7 @@ def test_what_cannot_be_written_is_refused(
     assert {path.name for path in tmp_path.rglob("*")} == {"full", "notes.txt", "file"}
 
 
-def test_a_template_that_needs_what_is_not_installed_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_template_that_needs_what_is_not_installed_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "_has_module", lambda name: False)
     for template in ("script", "digits"):
         command.init(tmp_path / template, template)
@@ -96,9 +84,7 @@ def test_a_template_that_needs_what_is_not_installed_says_so(
         assert ("pip install" in (tmp_path / template / "README.md").read_text()) == hint
 
 
-def test_the_templates_are_listed_and_are_the_jobs_themselves(
-    flstream_here: Flstream, tmp_path: Path
-) -> None:
+def test_the_templates_are_listed_and_are_the_jobs_themselves(flstream_here, tmp_path):
     done = flstream_here("init", "--list")
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(TEMPLATES)
@@ -127,8 +113,8 @@ def runs(script: str) -> dict[str, object]:
 
 
 def test_a_job_of_nvflare_is_written_and_every_setting_listed(
-    nvflare_folders: Path, flstream_here: Flstream, tmp_path: Path
-) -> None:
+    nvflare_folders, flstream_here, tmp_path
+):
     done = flstream_here("init", "--from-nvflare", nvflare_folders / SCATTER)
     assert (done.returncode, done.stderr) == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["small-net"]
@@ -181,9 +167,7 @@ HOSTILE: list[tuple[dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("files", "message"), HOSTILE, ids=[words for _, words in HOSTILE])
-def test_what_cannot_be_read_is_refused_in_one_sentence(
-    flstream_here: Flstream, tmp_path: Path, files: dict[str, object], message: str
-) -> None:
+def test_what_cannot_be_read_is_refused_in_one_sentence(flstream_here, tmp_path, files, message):
     if f"{SERVER}.yml" in files:
         pytest.importorskip("yaml")
     write(tmp_path / "in", files)
@@ -197,8 +181,8 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(
 
 
 def test_links_out_of_the_folder_are_not_copied_and_a_failed_copy_leaves_nothing(
-    flstream_here: Flstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    flstream_here, tmp_path, monkeypatch
+):
     (tmp_path / "secret.txt").write_text("mine")
     folder = write(tmp_path / "in", {**runs("train.py"), "app/custom/train.py": ""})
     (folder / "app" / "custom" / "data.txt").symlink_to(tmp_path / "secret.txt")

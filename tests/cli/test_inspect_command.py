@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -67,9 +66,8 @@ def test_the_document_describes_every_tensor(flstream_here: Flstream, checkpoint
     assert more == document
 
 
-def test_ties_are_shown(flstream_here: Flstream, tmp_path: Path) -> None:
-    weight = torch.zeros(3, 2)
-    state = {"wte": weight, "lm_head": weight, "new\nline": weight}
+def test_ties_are_shown(flstream_here, tmp_path):
+    state = dict.fromkeys(("wte", "lm_head", "new\nline"), torch.zeros(3, 2))
     write_checkpoint(tmp_path / "tied.safetensors", MemoryBody.of(state))
     document = json.loads(flstream_here("inspect", "tied.safetensors", "--json").stdout)
     assert document["tied"] == {"new\nline": "lm_head", "wte": "lm_head"}
@@ -77,67 +75,33 @@ def test_ties_are_shown(flstream_here: Flstream, tmp_path: Path) -> None:
     assert "\n  new\\nline = lm_head\n" in flstream_here("inspect", "tied.safetensors").stdout
 
 
-def test_a_run_directory_stands_for_its_latest_model(
-    flstream_here: Flstream, checkpoint: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "run" / "checkpoints"
-    folder.mkdir(parents=True)
-    (folder / "round-0001.safetensors").write_bytes(b"not to be read")
-    os.link(checkpoint, folder / "round-0002.safetensors")
-    document = json.loads(flstream_here("inspect", "run", "--json").stdout)
-    assert document["path"] == "run/checkpoints/round-0002.safetensors"
-    os.link(checkpoint, tmp_path / "run" / "global.safetensors")
-    document = json.loads(flstream_here("inspect", "run", "--json").stdout)
-    assert document["path"] == "run/global.safetensors"
-
-
-DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda data: b"",
-    "cut in the header": lambda data: data[:40],
-    "cut in the tensors": lambda data: data[:-1],
-    "too long": lambda data: data + b"x",
-    "a header of a TiB": lambda data: (2**40).to_bytes(8, "little") + data[8:],
-    "not JSON": lambda data: data[:8] + b"x" * (len(data) - 8),
-    "another format": lambda data: b"PK\x03\x04" + data,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_one_sentence_on_stderr(
-    flstream_here: Flstream, checkpoint: Path, damage: str
-) -> None:
-    checkpoint.write_bytes(DAMAGES[damage](checkpoint.read_bytes()))
-    done = flstream_here("inspect", checkpoint, "--json")
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"error: {checkpoint}")
-
-
-def test_what_is_no_file_is_refused_without_being_opened(
-    flstream_here: Flstream, tmp_path: Path
-) -> None:
+def test_what_is_damaged_or_no_file_is_one_sentence_on_stderr(flstream_here, checkpoint, tmp_path):
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
     os.mkfifo(tmp_path / "pipe")
-    for name in ("pipe", "."):
-        done = flstream_here("inspect", name)
-        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    for path in (checkpoint, "pipe", "."):
+        done = flstream_here("inspect", path, "--json")
+        assert (done.returncode, done.stdout) == (2, "")
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"error: {path}")
 
 
-def test_the_text_says_what_was_asked_in_plain_lines(
-    flstream_here: Flstream, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_the_text_says_what_was_asked_in_plain_lines(flstream_here, checkpoint, tmp_path):
     torch.save({"steps": torch.tensor(5), "new": torch.ones(3)}, tmp_path / "other.pt")
     done = flstream_here("inspect", checkpoint, "--stats", "--verify", "--diff", "other.pt")
     assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert any(line.split() == ["steps", "3", "3", "3", "0", "0"] for line in lines)
-    assert any(line.split() == ["steps", "2", "2", "87.5%"] for line in lines)
-    assert "1 added, 4 removed, 0 reshaped, 1 changed" in lines
-    assert f"verified {checkpoint}" in lines
-    assert "  requests of 64 MiB  1; tensor by tensor it would be 5 calls" in lines
     assert "\x1b" not in done.stdout
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    for line in (
+        "steps 3 3 3 0 0",
+        "steps 2 2 87.5%",
+        "1 added, 4 removed, 0 reshaped, 1 changed",
+        f"verified {checkpoint}",
+        "requests of 64 MiB 1; tensor by tensor it would be 5 calls",
+    ):
+        assert line in lines
 
 
-def test_names_are_filtered_and_sorted(flstream_here: Flstream, checkpoint: Path) -> None:
+def test_names_are_filtered_and_sorted(flstream_here, checkpoint):
     words = ("--filter", "layer.*", "--filter", "steps", "--sort", "size", "--json")
     document = json.loads(flstream_here("inspect", checkpoint, *words).stdout)
     assert [each["name"] for each in document["tensors"]] == ["layer.weight", "layer.bias", "steps"]
@@ -156,13 +120,10 @@ def test_names_are_filtered_and_sorted(flstream_here: Flstream, checkpoint: Path
         (("--site", "site-1", "--round", "-1"), "--round"),
     ],
 )
-def test_a_wrong_option_exits_2_and_is_named(
-    flstream_here: Flstream, checkpoint: Path, words: tuple[str, ...], message: str
-) -> None:
+def test_a_wrong_option_exits_2_and_is_named(flstream_here, checkpoint, words, message):
     done = flstream_here("inspect", checkpoint, *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 SPARSE = 128 << 20
@@ -193,17 +154,16 @@ def peak_rss(folder: Path, name: str, *words: str) -> int:
 
 
 @pytest.mark.nightly
-def test_torch_is_not_imported_for_a_file_that_does_without(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_torch_is_not_imported_for_a_file_that_does_without(checkpoint, tmp_path):
     np.savez_compressed(tmp_path / "other.npz", steps=np.array(3))
-    program = (
-        "import sys; from flstream.inspection.examine import Request, examine; "
-        "from pathlib import Path; "
-        f"examine(Request(Path({str(checkpoint)!r}), stats=True, verify=True, tree=True, "
-        f"diff=Path({str(tmp_path / 'other.npz')!r}))); "
-        "print({'torch', 'pydantic', 'pyhocon'} & sys.modules.keys())"
-    )
+    program = f"""
+import sys
+from pathlib import Path
+from flstream.inspection.examine import Request, examine
+how = {{"stats": True, "verify": True, "tree": True, "diff": Path({str(tmp_path)!r}, "other.npz")}}
+examine(Request(Path({str(checkpoint)!r}), **how))
+print({{"torch", "pydantic", "pyhocon"}} & sys.modules.keys())
+"""
     assert python(program) == "set()"
 
 

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_support import Flstream, WriteJob
 
 from flstream.report.console import make_console
 from flstream.report.html import run_page
@@ -22,10 +21,10 @@ def a_run(folder: Path) -> Path:
 
 
 def test_a_resumed_run_has_a_new_report_and_leaves_another_page_alone(
-    flstream_here: Flstream, write_job: WriteJob, tmp_path: Path
-) -> None:
-    job, run = write_job(), tmp_path / "run"
-    done = flstream_here("simulate", job, "--run-dir", "run")
+    flstream_here, write_job, tmp_path
+):
+    job, run, inline = write_job(), tmp_path / "run", ("--engine", "inline")
+    done = flstream_here("simulate", job, "--run-dir", "run", *inline)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("report         run/report.html\n")
     page = (run / "report.html").read_text()
@@ -37,7 +36,7 @@ def test_a_resumed_run_has_a_new_report_and_leaves_another_page_alone(
     # A page that somebody else put there is left alone, and the run's result stands.
     (run / "report.html").write_text(MINE)
     more = ("--set", "rounds=3", "--resume", "--json")
-    done = flstream_here("simulate", job, "--run-dir", "run", *more)
+    done = flstream_here("simulate", job, "--run-dir", "run", *more, *inline)
     assert done.returncode == 0
     assert json.loads(done.stdout)["rounds_completed"] == 3
     [line] = done.stderr.splitlines()
@@ -51,9 +50,7 @@ def test_a_resumed_run_has_a_new_report_and_leaves_another_page_alone(
     assert "3 rounds with 2 sites" in (run / "report.html").read_text()
 
 
-def test_the_page_goes_where_it_is_told_to_and_several_runs_are_compared(
-    flstream_here: Flstream, tmp_path: Path
-) -> None:
+def test_the_page_goes_where_it_is_told_to_and_several_runs_are_compared(flstream_here, tmp_path):
     runs = [a_run(tmp_path / name) for name in ("one", "other")]
     done = flstream_here("report", *runs)
     assert (done.returncode, done.stdout, done.stderr) == (0, "comparison.html\n", "")
@@ -76,8 +73,8 @@ def test_the_page_goes_where_it_is_told_to_and_several_runs_are_compared(
     ],
 )
 def test_what_cannot_be_reported_gets_a_sentence_and_exit_2(
-    flstream_here: Flstream, tmp_path: Path, words: tuple[str, ...], message: str
-) -> None:
+    flstream_here, tmp_path, words, message
+):
     a_run(tmp_path / "one")
     (tmp_path / "job").mkdir()
     (tmp_path / "mine.html").write_text(MINE)
@@ -92,21 +89,16 @@ def test_what_cannot_be_reported_gets_a_sentence_and_exit_2(
     [(KeyboardInterrupt(), "it was stopped"), (ValueError("no chart"), "ValueError: no chart")],
 )
 def test_a_report_that_fails_costs_a_line_and_not_the_run(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    raised: BaseException,
-    message: str,
-) -> None:
-    run = RunDirectory(a_run(tmp_path / "run"))
-
-    def fail(path: Path) -> Path:
+    tmp_path, monkeypatch, capsys, raised, message
+):
+    def fail(path):
         raise raised
 
+    run = RunDirectory(a_run(tmp_path / "run"))
     monkeypatch.setattr(run_page, "write_report", fail)
     leave_report(run, make_console(), has_run=True)
     printed = capsys.readouterr()
-    assert printed.out == ""
     [line] = printed.err.splitlines()
+    assert printed.out == ""
     assert line.startswith(f"warning: no report was made: {message}")
     assert f"flstream report {run.path}" in line

@@ -4,38 +4,35 @@ import json
 import os
 import re
 import signal
-from pathlib import Path
 
 import psutil
 import pytest
-from cli_support import Flstream, WriteJob, started
+from cli_support import started
 from nightly_cases import first_and_nightly
 
 from flstream import __version__
-from flstream.runs.run_directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("_without_pages")
+INLINE = ("--engine", "inline")
 WAITS_IN_ROUND_2 = "if model.current_round == 1: import time; time.sleep(600)"
 
 
-def test_json_is_one_document_and_nothing_else(
-    flstream: Flstream, write_job: WriteJob, tmp_path: Path
-) -> None:
-    done = flstream("simulate", write_job(), "--run-dir", "run", "--json")
+def test_json_is_one_document_and_nothing_else(flstream_here, write_job, tmp_path):
+    done = flstream_here("simulate", write_job(), "--run-dir", "run", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     summary = json.loads(done.stdout)
     assert summary == json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (tmp_path / "run" / "report.html").is_file()
     assert (summary["status"], summary["rounds_completed"]) == ("finished", 2)
     assert summary["transfer"]["down"]["bytes"] == 2 * 2 * summary["model"]["bytes"]
     assert summary["warnings"] == []
 
 
 def test_without_a_terminal_a_run_is_plain_lines_and_a_finished_one_is_left_as_it_is(
-    flstream_here: Flstream, write_job: WriteJob, tmp_path: Path
-) -> None:
+    flstream_here, write_job, tmp_path
+):
     job = write_job()
-    done = flstream_here("simulate", job.parent, "--resume")  # nothing was begun
+    # Nothing was begun.
+    done = flstream_here("simulate", job.parent, "--resume", *INLINE)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
     assert "\r" not in done.stdout
@@ -48,61 +45,35 @@ def test_without_a_terminal_a_run_is_plain_lines_and_a_finished_one_is_left_as_i
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert run / "global.safetensors" in before
 
-    done = flstream_here("simulate", job, "--resume")
+    done = flstream_here("simulate", job, "--resume", *INLINE)
     assert (done.returncode, done.stderr) == (0, "")
     assert "nothing is left to do" in done.stdout
-    done = flstream_here("simulate", job, "--resume", "--run-dir", run, "--json")
+    done = flstream_here("simulate", job, "--resume", "--run-dir", run, "--json", *INLINE)
     assert json.loads(done.stdout) == json.loads((run / "summary.json").read_text())
-    done = flstream_here("simulate", job, "--resume", "--quiet")
+    done = flstream_here("simulate", job, "--resume", "--quiet", *INLINE)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-def test_another_job_folder_or_code_and_a_damaged_journal_are_refused(
-    flstream_here: Flstream, write_job: WriteJob, tmp_path: Path
-) -> None:
-    def refused(*words: object) -> str:
-        done = flstream_here("simulate", job, "--resume", "--run-dir", *words)
-        assert (done.returncode, done.stdout) == (2, "")
-        return done.stderr
-
+def test_another_job_and_what_is_no_run_are_not_resumed(flstream_here, write_job, tmp_path):
     job = write_job()
-    assert flstream_here("simulate", job, "--run-dir", "run", "-q").returncode == 0
-    found = refused("run", "--set", "clients.count=3", "--set", "seed=8")
-    assert "seed is 7 there and 8 here; clients.count is 2 there and 3 here" in found
-    assert "job is not a run directory" in refused("job")
+    assert flstream_here("simulate", job, "--run-dir", "run", "-q", *INLINE).returncode == 0
+    for words, reason in (
+        (
+            ("run", "--set", "clients.count=3", "--set", "seed=8"),
+            "seed is 7 there and 8 here; clients.count is 2 there and 3 here",
+        ),
+        (("job",), "job is not a run directory"),
+    ):
+        done = flstream_here("simulate", job, "--resume", "--run-dir", *words, *INLINE)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert reason in done.stderr
     assert sorted(os.listdir(job.parent)) == ["client.py", "job.conf", "model.py"]
-    with RunDirectory.reopen("mini", tmp_path / "run").in_use():
-        assert "is still going on" in refused("run")
-
-    job = job.parent.rename(tmp_path / "moved") / "job.conf"  # which changes nothing
-    assert flstream_here("simulate", job, "--run-dir", "run", "--resume").returncode == 0
-    code = (job.parent / "client.py").read_text()
-    (job.parent / "client.py").write_text(code + "# another\n")
-    found = refused("run")
-    assert "client.py was changed since the run began" in found
-    assert "put back what it was made with" in found
-    (job.parent / "client.py").write_text(code)
-    events = tmp_path / "run" / "events.jsonl"
-    first, _, *rest = events.read_bytes().splitlines(keepends=True)
-    events.write_bytes(b"".join([first, b"junk\n", *rest]))
-    assert "run/events.jsonl, line 2, is damaged" in refused("run")
-
-
-def test_a_failing_script_exits_1_and_names_the_site_and_the_line(
-    flstream_here: Flstream, write_job: WriteJob
-) -> None:
-    line = "assert flare.get_site_name() != 'site-2', 'no data here'"
-    done = flstream_here("simulate", write_job(line), "--run-dir", "run")
-    assert done.returncode == 1
-    assert "site-2: client.py, line 5 raised AssertionError: no data here" in done.stderr
-    assert "sites/site-2/log.txt" in done.stderr
-    assert "failed after 0 rounds" in done.stdout
 
 
 def test_every_mistake_in_a_job_file_is_named_and_a_folder_in_use_left_alone(
-    flstream_here: Flstream, write_job: WriteJob, tmp_path: Path
-) -> None:
+    flstream_here, write_job, tmp_path
+):
     path = write_job()
     done = flstream_here("simulate", path, "--run-dir", "job")
     assert done.returncode == 2
@@ -119,24 +90,8 @@ def test_every_mistake_in_a_job_file_is_named_and_a_folder_in_use_left_alone(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.nightly
-def test_a_reader_that_goes_away_does_not_end_the_run(write_job: WriteJob, tmp_path: Path) -> None:
-    process = started("simulate", write_job(), "--run-dir", "run", cwd=tmp_path)
-    with process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.wait(timeout=120) == 0
-        assert process.stderr.read() == ""
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
-
-
-def test_ctrl_c_keeps_the_last_round_and_leaves_no_process(
-    write_job: WriteJob, tmp_path: Path
-) -> None:
+def test_ctrl_c_keeps_the_last_round_and_leaves_no_process(write_job, tmp_path):
     process = started("simulate", write_job(WAITS_IN_ROUND_2), "--run-dir", "run", cwd=tmp_path)
-    assert process.stdout is not None
     assert any("round 2 of 2" in line for line in process.stdout)
     processes = psutil.Process(process.pid).children(recursive=True)
     events = map(json.loads, (tmp_path / "run" / "events.jsonl").read_text().splitlines())
@@ -158,23 +113,20 @@ def test_ctrl_c_keeps_the_last_round_and_leaves_no_process(
     assert living == []
 
 
-LONG = "raise ValueError('begin ' + 'x' * 5000 + ' end')"
-
-
-def longest(text: str) -> int:
-    return max(map(len, text.splitlines() or [""]))
-
-
-@first_and_nightly("least", [1, 2])
+@first_and_nightly("least", [2, 1])
 def test_a_long_exception_is_shown_in_part_and_is_whole_in_the_log(
-    flstream_here: Flstream, write_job: WriteJob, tmp_path: Path, least: int
-) -> None:
-    job = write_job(f"if flare.get_site_name() == 'site-2': {LONG}")
+    flstream_here, write_job, tmp_path, least
+):
+    long = "raise ValueError('begin ' + 'x' * 5000 + ' end')"
+    job = write_job(f"if flare.get_site_name() == 'site-2': {long}")
     words = ["--run-dir", "run", "--set", f"clients.min_updates={least}"]
     done = flstream_here("simulate", job, *words)
     assert done.returncode == least - 1
     part = r"site-2(:| failed:) client\.py, line \d+ raised ValueError: begin x+ \[\.\.\.\] x+ end"
     assert re.search(part, done.stdout)
-    assert bool(re.search(part, done.stderr)) == (least == 2)
-    assert longest(done.stdout + done.stderr) < 600
+    if least == 2:
+        assert re.search(part, done.stderr)
+        assert "sites/site-2/log.txt" in done.stderr
+        assert "failed after 0 rounds" in done.stdout
+    assert max(map(len, (done.stdout + done.stderr).splitlines())) < 600
     assert "begin " + "x" * 5000 + " end" in (tmp_path / "run/sites/site-2/log.txt").read_text()

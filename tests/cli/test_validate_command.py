@@ -1,17 +1,12 @@
 """`flstream validate` names every mistake, or says what a job would do and whether it fits."""
 
 import json
-from pathlib import Path
-
-from cli_support import Flstream, WriteJob
 
 GIB = 1 << 30
 LINKS = "network={ up = 10 Mbit, latency = 50 ms, sites { site-2 { up = 1 Mbit, loss = 1% } } }"
 
 
-def test_a_sound_job_gets_its_plan_and_is_not_run(
-    flstream_here: Flstream, write_job: WriteJob, tmp_path: Path
-) -> None:
+def test_a_sound_job_gets_its_plan_and_is_not_run(flstream_here, write_job, tmp_path):
     folder, args = write_job().parent, "workflow.args"
     chain = "filters.up=[{ type = gaussian, sigma = 0.5 }]"
     done = flstream_here("validate", folder, "--set", chain, "--set", LINKS)
@@ -33,8 +28,8 @@ def test_a_sound_job_gets_its_plan_and_is_not_run(
 
 
 def test_a_job_that_does_not_fit_exits_1_and_says_what_it_lacks_and_what_would_help(
-    flstream_here: Flstream, write_job: WriteJob
-) -> None:
+    flstream_here, write_job
+):
     path = write_job()
     # A terabyte, which is described and not made.
     (path.parent / "model.py").write_text(
@@ -56,8 +51,8 @@ def test_a_job_that_does_not_fit_exits_1_and_says_what_it_lacks_and_what_would_h
 
 
 def test_what_only_a_run_would_meet_is_named_with_what_is_wrong_with_the_code(
-    flstream_here: Flstream, write_job: WriteJob
-) -> None:
+    flstream_here, write_job
+):
     path = write_job()
     (path.parent / "client.py").write_text("import nosuch")
     (path.parent / "model.py").write_text("def build(): raise OSError('no such weights')")
@@ -71,9 +66,7 @@ def test_what_only_a_run_would_meet_is_named_with_what_is_wrong_with_the_code(
     assert max(map(len, done.stderr.splitlines())) < 1500  # a long exception is shown in part
 
 
-def test_a_workflow_of_ones_own_is_imported_and_its_arguments_are_checked(
-    flstream: Flstream, flstream_here: Flstream, write_job: WriteJob
-) -> None:
+def test_a_workflow_of_ones_own_is_imported_and_its_arguments_are_checked(flstream_here, write_job):
     path = write_job(text='workflow { type = "relay.py:relay", args { hops = 3 } }')
     (path.parent / "relay.py").write_text(
         "from flstream.workflows import WorkflowArgs, workflow\n"
@@ -83,7 +76,7 @@ def test_a_workflow_of_ones_own_is_imported_and_its_arguments_are_checked(
         "def relay(run, args): ...\n"
         "print('imported')\n"
     )
-    done = flstream("validate", path, "--json")
+    done = flstream_here("validate", path, "--json")
     assert (done.returncode, done.stderr) == (0, "imported\n")
     assert json.loads(done.stdout)["fits"] is True
     done = flstream_here("validate", path, "--set", "workflow.args.hops=far")
@@ -97,8 +90,8 @@ def test_a_workflow_of_ones_own_is_imported_and_its_arguments_are_checked(
 
 
 def test_a_learner_that_lacks_a_method_which_its_workflow_calls_is_refused(
-    flstream_here: Flstream, write_job: WriteJob, tmp_path: Path
-) -> None:
+    flstream_here, write_job, tmp_path
+):
     path = write_job()
     path.write_text(path.read_text().replace("script = client.py", 'learner = "mine.py:Mine"'))
     (path.parent / "mine.py").write_text(

@@ -2,13 +2,13 @@
 
 import ast
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
 
 import pytest
-from nightly_cases import first_and_nightly
 from test_pages import PAGES, blocks, page
 
 import flstream.client
@@ -16,6 +16,7 @@ import flstream.client.tracking
 from flstream.cli.init import init
 from flstream.client.alias import ALIASES, NAMES
 from flstream.job import load_job
+from flstream.recipe import SimEnv
 from flstream.recipe.nvflare.components import COMPONENTS, FILTERS
 from flstream.recipe.nvflare.controllers import CONTROLLERS
 from flstream.recipe.nvflare.executors import EXECUTORS
@@ -30,33 +31,44 @@ PRINTED = {
 }
 
 
-def run(folder, name, text=None, words=None):
-    if text is not None:
-        (folder / name).write_text(text)
-    done = subprocess.run(
-        [sys.executable, name], cwd=folder, input=words, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(tmp_path, monkeypatch, capfd):
+    """Run a program of a page in this process, the jobs that it makes included."""
+    monkeypatch.setattr("flstream.report.running.leave_report", lambda *_, **__: None)
+    monkeypatch.setattr(SimEnv, "settings", property(lambda env: {"engine.type": "inline"}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def run(name, text):
+        (tmp_path / name).write_text(text)
+        capfd.readouterr()
+        runpy.run_path(name, run_name="__main__")
+        return capfd.readouterr().out
+
+    yield run
+    sys.modules.pop("model", None)
 
 
-@first_and_nightly("name", PRINTED, brief=1)
-def test_a_program_of_the_page_on_streaming_prints_what_it_is_to_print(tmp_path, name):
+@pytest.mark.parametrize("name", PRINTED)
+def test_a_program_of_the_page_on_streaming_prints_what_it_is_to_print(run, name):
     programs = dict(FILE.findall(page("streaming")))
     assert programs.keys() == PRINTED.keys()
-    assert set(run(tmp_path, name, programs[name]).splitlines()) == PRINTED[name]
+    assert set(run(name, programs[name]).splitlines()) == PRINTED[name]
 
 
 @pytest.mark.nightly
 def test_a_model_goes_from_one_terminal_of_the_readme_to_the_other(tmp_path):
+    def started(name, text):
+        (tmp_path / name).write_text(text)
+        pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+        return subprocess.Popen([sys.executable, name], cwd=tmp_path, text=True, **pipes)
+
     shown = dict(FILE.findall(PAGES["README.md"]))
     # The port is another one, since that of the README may be in use.
-    (tmp_path / "sender.py").write_text(shown["sender.py"].replace(":7707", ":0"))
-    with subprocess.Popen(
-        [sys.executable, "sender.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    ) as sender:
+    with started("sender.py", shown["sender.py"].replace(":7707", ":0")) as sender:
         lines = "".join(sender.stdout.readline() for _ in range(3))
-        received = run(tmp_path, "receiver.py", shown["receiver.py"], lines)
+        with started("receiver.py", shown["receiver.py"]) as receiver:
+            received, _ = receiver.communicate(lines, timeout=120)
         assert "ok 16176040 {'0.weight': (4000, 1000), '0.bias': (4000,)" in received
         assert sender.communicate(timeout=60)[0] == "finished\n"
 
@@ -66,22 +78,21 @@ def test_the_example_of_the_page_on_links_runs():
     exec(compile(example, "docs/network.md", "exec"), {})
 
 
-@first_and_nightly("program", ["job.py", "pieces.py", "loop.py"], brief=1)
-def test_a_program_of_the_page_on_python_runs(tmp_path, program):
-    for name, text in FILE.findall(page("python")):
-        (tmp_path / name).write_text(text)
-    lines = run(tmp_path, program).splitlines()
-    if program == "job.py":
-        [made] = (tmp_path / "runs").glob("points-*")
-        assert lines[-1] == f"finished {made}"
-        assert (made / "tensorboard").is_dir()
-        assert load_job(made / "job.conf").key_metric_mode == "min"
-    elif program == "pieces.py":
-        exported = load_job(tmp_path / "jobs" / "pieces" / "job.conf")
-        assert exported.clients.names == ["ward", "clinic"]
-        assert len(list((tmp_path / "runs").glob("pieces-*/report.html"))) == 1
-    else:
-        assert [line[: line.index(" [")] for line in lines] == ["0.02", "0.1"]
+def test_the_programs_of_the_page_on_python_run(run, tmp_path):
+    programs = dict(FILE.findall(page("python")))
+    for name in ("model.py", "client.py"):
+        (tmp_path / name).write_text(programs[name])
+    lines = run("job.py", programs["job.py"]).splitlines()
+    [made] = (tmp_path / "runs").glob("points-*")
+    assert lines[-1] == f"finished {made}"
+    assert (made / "tensorboard").is_dir()
+    assert load_job(made / "job.conf").key_metric_mode == "min"
+    run("pieces.py", programs["pieces.py"])
+    exported = load_job(tmp_path / "jobs" / "pieces" / "job.conf")
+    assert exported.clients.names == ["ward", "clinic"]
+    assert len(list((tmp_path / "runs").glob("pieces-*"))) == 1
+    lines = run("loop.py", programs["loop.py"]).splitlines()
+    assert [line[: line.index(" [")] for line in lines] == ["0.02", "0.1"]
 
 
 MOVING = page("moving")
@@ -112,29 +123,24 @@ def table(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
 
 
-@first_and_nightly("changes", [False, True])
-def test_nvflares_script_runs_unchanged_and_with_another_import_to_the_same_bits(jobs, changes):
+def test_nvflares_script_runs_unchanged_and_with_another_import_to_the_same_bits(inline_jobs):
     shown = job(NVFLARE)
     before = shown["client.py"]
     assert "flstream" not in before
-    unchanged = jobs.run_files(shown).summary
+    unchanged = inline_jobs.run_files(shown).summary
     assert unchanged.status == "finished", unchanged.error
-    assert unchanged.warnings == []
-    assert unchanged.evaluate == "received"
+    assert (unchanged.warnings, unchanged.evaluate) == ([], "received")
     scores = [each.get("accuracy") for each in unchanged.metrics]
     assert scores[0] < 0.7 < 0.9 < scores[-2]
     shown["client.py"] = before.replace("nvflare.client", "flstream.client")
     for line in re.findall(r"^    (import .*|from .*)$", section("One line changed"), re.MULTILINE):
         assert line in shown["client.py"].splitlines()
-    if changes:
-        changed = jobs.run_files(shown, "train.alias=null").summary
-        assert changed.model.digest == unchanged.model.digest
+    changed = inline_jobs.run_files(shown, "train.alias=null").summary
+    assert changed.model.digest == unchanged.model.digest
 
 
-@pytest.mark.nightly
-def test_the_script_and_the_learner_end_in_the_same_bits(jobs):
-    script = jobs.run_files(job(SCRIPT)).summary
-    learner = jobs.run_files(job(LEARNER), "clients.parallel=1").summary
+def test_the_script_and_the_learner_end_in_the_same_bits(inline_jobs):
+    script, learner = (inline_jobs.run_files(job(each)).summary for each in (SCRIPT, LEARNER))
     for summary in (script, learner):
         assert summary.status == "finished", summary.error
         assert summary.warnings == []
@@ -149,12 +155,10 @@ def count(shown: Mapping[str, str], *names: str) -> str:
 
 
 def test_the_tables_of_lines_are_those_of_the_files():
-    for heading in (NVFLARE, FLOWER):  # what cannot be run here is sound at least
-        for name, text in FILE.findall(section(heading)):
-            {"py": ast.parse, "toml": tomllib.loads}.get(name.rpartition(".")[2], str)(text)
-    shown, flower, script, learner = (
-        dict(FILE.findall(section(each))) for each in (NVFLARE, FLOWER, SCRIPT, LEARNER)
-    )
+    headings = (NVFLARE, FLOWER, SCRIPT, LEARNER)
+    shown, flower, script, learner = (dict(FILE.findall(section(each))) for each in headings)
+    for name, text in {**shown, **flower}.items():  # what cannot be run here is sound at least
+        {"py": ast.parse, "toml": tomllib.loads}.get(name.rpartition(".")[2], str)(text)
     first, second, *_ = table(NVFLARE)
     assert first[1:] == [count(shown, "job.py"), count(shown, "job.conf")]
     assert second[1] == count(shown, "client.py")

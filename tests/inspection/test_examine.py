@@ -1,7 +1,6 @@
 """Run directories, filters, orders, modules and what streaming takes."""
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from flstream.model.memory import MemoryBody
 from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
-    AnyEvent,
     EffectDone,
     Evaluated,
     ModelReady,
@@ -32,48 +30,57 @@ from flstream.telemetry.events import (
 )
 
 
-def model_of(number: int) -> MemoryBody:
+def model_of(number):
     return MemoryBody.of({"w": torch.full((40,), float(number))})
 
 
-def round_finished(number: int, digest: str) -> RoundFinished:
-    seconds = dict.fromkeys(("download", "train", "upload_and_fold", "checkpoint"), 1.0)
-    more = {"weights": {}, "metrics": {"loss": None}, "down": Transfer(), "up": Transfer()}
-    return RoundFinished(round=number, digest=digest, **seconds, **more)  # type: ignore[arg-type]
+def flip_last(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
 
 
-def write_events(run: Path, events: Iterable[AnyEvent]) -> None:
+def put(path, there):
+    """Have a file stand there in the place of what does."""
+    there.unlink(missing_ok=True)
+    there.hardlink_to(path)
+
+
+def write_events(run, events):
     with EventLog(run / "events.jsonl") as log:
         for event in events:
             log.write(event)
 
 
+def verified_in(path):
+    return examine(Request(path, verify=True)).verified or ()
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """Return a run directory of three rounds, of which the last is the final model."""
-    events: list[AnyEvent] = [
-        RunStarted(job="mini", seed=0, rounds=3, clients=2, mode="pull", chunk_size=16)
-    ]
-    for number in range(4):
-        path = tmp_path / "checkpoints" / f"round-{number:04d}.safetensors"
-        digest = write_checkpoint(path, model_of(number))
-        if number:
-            events.append(round_finished(number, digest))
-        else:
-            events.append(ModelReady(bytes=160, tensors=1, digest=digest))
-    scores = {"accuracy": 0.5}
-    events.append(Evaluated(round=3, metrics=scores, seconds=1.0, down=Transfer()))
-    events.append(RunFinished(status="finished"))
-    write_events(tmp_path, events)
-    (tmp_path / "global.safetensors").hardlink_to(path)
+def run(tmp_path):
+    """A run directory of three rounds, of which the last is the final model."""
+    paths = [tmp_path / "checkpoints" / f"round-{number:04d}.safetensors" for number in range(4)]
+    first, *others = [write_checkpoint(path, model_of(n)) for n, path in enumerate(paths)]
+    seconds = dict.fromkeys(("download", "train", "upload_and_fold", "checkpoint"), 1.0)
+    more = {"weights": {}, "metrics": {"loss": None}, "down": Transfer(), "up": Transfer()}
+    write_events(
+        tmp_path,
+        [
+            RunStarted(job="mini", seed=0, rounds=3, clients=2, mode="pull", chunk_size=16),
+            ModelReady(bytes=160, tensors=1, digest=first),
+            *(RoundFinished(round=n, digest=d, **seconds, **more) for n, d in enumerate(others, 1)),
+            Evaluated(round=3, metrics={"accuracy": 0.5}, seconds=1.0, down=Transfer()),
+            RunFinished(status="finished"),
+        ],
+    )
+    put(paths[3], tmp_path / "global.safetensors")
     return tmp_path
 
 
-def test_a_run_directory_shows_its_rounds_and_stands_for_the_final_model(run: Path) -> None:
+def test_a_run_directory_shows_its_rounds_and_stands_for_the_final_model(run):
     findings = examine(Request(run))
     assert findings.inspection.file.path == run / "global.safetensors"
     found = findings.run
-    assert found is not None
     assert (found.job, found.status, found.rounds_planned) == ("mini", "finished", 3)
     assert [each.round for each in found.checkpoints] == [0, 1, 2, 3]
     assert found.checkpoints[3].metrics == {"accuracy": 0.5}
@@ -84,50 +91,38 @@ def test_a_run_directory_shows_its_rounds_and_stands_for_the_final_model(run: Pa
         read_run(run)
 
 
-def test_verifying_a_run_compares_every_checkpoint_with_the_journal(run: Path) -> None:
+def test_verifying_a_run_compares_every_checkpoint_with_the_journal(run):
     with (run / "events.jsonl").open("a") as file:  # of a later version, and cut off
         file.write('{"kind": "unheard of", "more": [1, {}]}\n{"kind": "round_fin')
     assert (read_run(run).rounds_completed, read_run(run).status) == (3, "finished")
-    verified = examine(Request(run, verify=True)).verified or ()
-    assert [each.round for each in verified] == [3, 0, 1, 2]
-    final = run / "global.safetensors"
-    final.unlink()
-    final.hardlink_to(run / "checkpoints" / "round-0002.safetensors")
-    (verified_final,) = examine(Request(final, verify=True)).verified or ()
-    assert verified_final.round == 2
-    final.unlink()
-    final.hardlink_to(run / "checkpoints" / "round-0003.safetensors")
-    path = run / "checkpoints" / "round-0002.safetensors"
-    (alone,) = examine(Request(path, verify=True)).verified or ()
+    assert [each.round for each in verified_in(run)] == [3, 0, 1, 2]
+    final, path = run / "global.safetensors", run / "checkpoints" / "round-0002.safetensors"
+    put(path, final)
+    assert [each.round for each in verified_in(final)] == [2]
+    put(run / "checkpoints" / "round-0003.safetensors", final)
+    (alone,) = verified_in(path)
     assert (alone.round, "is the one that" in alone.checks[-1]) == (2, True)
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(CheckpointError, match="for round 2, so it is not the model"):
-        examine(Request(path, verify=True))
-    with pytest.raises(CheckpointError, match="round-0002"):
-        examine(Request(run, verify=True))
+    flip_last(path)
+    for asked, words in ((path, "for round 2, so it is not the model"), (run, "round-0002")):
+        with pytest.raises(CheckpointError, match=words):
+            verified_in(asked)
     final.unlink()
     write_checkpoint(final, model_of(20))
     with pytest.raises(CheckpointError, match="for round 3, so it is not the model"):
-        examine(Request(final, verify=True))
+        verified_in(final)
 
 
-def test_verifying_a_run_reads_what_its_optimizer_remembered(run: Path) -> None:
+def test_verifying_a_run_reads_what_its_optimizer_remembered(run):
     state = run / "checkpoints" / "round-0002.optimizer.safetensors"
     digest = write_checkpoint(state, MemoryBody.of({"momentum.w": torch.ones(40)}))
     events = list(map(decode_event, (run / "events.jsonl").read_bytes().splitlines()))
     events[3].optimizer_state = digest
     (run / "events.jsonl").write_bytes(encode_lines(events))
-    verified = examine(Request(run, verify=True)).verified
-    assert verified is not None
-    assert (verified[-1].path, verified[-1].round) == (state, 2)
-    assert "is the one that" in verified[-1].checks[-1]
-    data = bytearray(state.read_bytes())
-    data[-1] ^= 1
-    state.write_bytes(data)
+    last = verified_in(run)[-1]
+    assert (last.path, last.round, "is the one that" in last.checks[-1]) == (state, 2, True)
+    flip_last(state)
     with pytest.raises(CheckpointError, match="not the optimizer that the run wrote"):
-        examine(Request(run, verify=True))
+        verified_in(run)
 
 
 @pytest.mark.parametrize(
@@ -138,9 +133,7 @@ def test_verifying_a_run_reads_what_its_optimizer_remembered(run: Path) -> None:
         (RunResumed(round=None), set()),
     ],
 )
-def test_what_came_after_what_a_run_went_on_from_is_void(
-    run: Path, resumed: RunResumed, left: set[int]
-) -> None:
+def test_what_came_after_what_a_run_went_on_from_is_void(run, resumed, left):
     write_events(run, [resumed])
     found = read_run(run)
     assert found.status == "unfinished"
@@ -149,49 +142,39 @@ def test_what_came_after_what_a_run_went_on_from_is_void(
     assert {"accuracy": 0.5} not in [each.metrics for each in found.checkpoints]
 
 
-def effect(number: int, model: ModelRecord | None = None) -> EffectDone:
-    return EffectDone(
-        effect=number, name="fold", round=4, request="", arguments="", is_final=True, model=model
-    )
-
-
-def test_every_model_of_a_round_is_known_by_its_file(run: Path) -> None:
+def test_every_model_of_a_round_is_known_by_its_file(run):
     folder = RunDirectory(run)
     paths = [folder.step_checkpoint(4, 0), folder.step_checkpoint(4, 1), folder.checkpoint(4)]
     digests = [write_checkpoint(path, model_of(10 + step)) for step, path in enumerate(paths)]
+    fold = {"name": "fold", "round": 4, "request": "", "arguments": "", "is_final": True}
     records = [ModelRecord(4, 4 + step, step, digest) for step, digest in enumerate(digests)]
-    write_events(
-        run, [RunResumed(round=3), *(effect(n, each) for n, each in enumerate(records, 1))]
-    )
+    effects = [EffectDone(effect=n, model=model, **fold) for n, model in enumerate(records, 1)]
+    write_events(run, [RunResumed(round=3), *effects])
     found = read_run(run)
     assert (found.status, found.rounds_completed) == ("unfinished", 3)
     made = found.checkpoints[4:]
     assert [(each.round, each.step) for each in made] == [(4, 0), (4, 1), (4, None)]
     assert [each.digest for each in made] == digests
     (run / "global.safetensors").unlink()
-    verified = examine(Request(run, verify=True)).verified or ()
-    assert [each.round for each in verified] == [4, 0, 1, 2, 3, 4, 4]
+    assert [each.round for each in verified_in(run)] == [4, 0, 1, 2, 3, 4, 4]
     # The run was cut off before it had written of the model that now has the newest's name.
     paths[2].rename(folder.step_checkpoint(4, 2))
     write_checkpoint(paths[2], model_of(20))
-    (alone,) = examine(Request(paths[2], verify=True)).verified or ()
-    assert alone.round is None
+    assert [each.round for each in verified_in(paths[2])] == [None]
     write_checkpoint(paths[0], model_of(20))
     with pytest.raises(CheckpointError, match="for round 4, so it is not the model"):
-        examine(Request(paths[0], verify=True))
+        verified_in(paths[0])
 
 
-def test_the_summary_serves_where_there_is_no_journal(run: Path) -> None:
-    digest = read_run(run).checkpoints[3].digest
+def test_the_summary_serves_where_there_is_no_journal(run):
+    final, digest = run / "global.safetensors", read_run(run).checkpoints[3].digest
     (run / "events.jsonl").unlink()
     summary = {"job": "mini", "status": "finished", "rounds_completed": 3}
     (run / "summary.json").write_text(json.dumps({**summary, "model": {"digest": digest}}))
-    verified = examine(Request(run / "global.safetensors", verify=True)).verified
-    assert verified is not None
-    assert verified[0].round == 3
+    assert [each.round for each in verified_in(final)] == [3]
     (run / "summary.json").write_text(json.dumps({**summary, "model": {"digest": "0" * 32}}))
     with pytest.raises(CheckpointError, match=r"summary\.json has 0000"):
-        examine(Request(run / "global.safetensors", verify=True))
+        verified_in(final)
 
 
 def test_a_checkpoint_has_its_tensors_by_module_filter_and_order(tmp_path: Path) -> None:

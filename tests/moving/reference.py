@@ -1,20 +1,17 @@
 """What a job has to come to: its script in a plain process a site, averaged as documented.
 
-Nothing of flstream is in it but the seeds, and the patch of a trainer where a script has one. The
-mean is that of docs/aggregation.md: floats are summed in float64, in the sites' order, and rounded
-once; integers are averaged as differences from the first site's, halves to even.
+Nothing of flstream is in it but the seeds. The mean is that of docs/aggregation.md: floats are
+summed in float64, in the sites' order, and rounded once; integers are averaged as differences from
+the first site's, halves to even.
 """
-
-from __future__ import annotations
 
 import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Listener
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -37,47 +34,24 @@ runpy.run_path(script, run_name="__main__")
 """
 
 
-class Reference(NamedTuple):
-    """What came of it.
-
-    Attributes:
-        params: Tensors of the final model by name.
-        received: Metrics that came with the updates of each round, weighted as these are.
-        scores: Metrics of each round's model, where sites were asked for them.
-        logged: By site, the values that it tracked: their key, number and step.
-    """
-
-    params: Mapping[str, torch.Tensor]
-    received: Sequence[Mapping[str, float]]
-    scores: Sequence[Mapping[str, float]]
-    logged: Mapping[str, Sequence[tuple[str, float, int | None]]]
-
-
-def run_reference(
-    folder: Path,
-    script: Path,
-    args: Sequence[str],
-    initial: Mapping[str, Any],
-    *,
-    seed: int,
-    rounds: int,
-    evaluates: bool,
-) -> Reference:
+def run_reference(folder, script, args, initial, *, seed, rounds):
     """Run a script once for each site, in processes that know nothing of flstream.
 
     Args:
         folder: Folder in which each site gets a working directory.
-        script: The script.
+        script: The script, which scores the model when it is asked to.
         args: Its arguments.
-        initial: Tensors or arrays of the initial model.
+        initial: Tensors of the initial model.
         seed: Seed of the job.
         rounds: Number of rounds.
-        evaluates: Whether sites score the model of each round.
-    """
-    params, ends = dict(initial), {}
-    found = Reference({}, [], [], {site: [] for site in SITES})
 
-    def ask(kind: str, number: int) -> list[dict[str, Any]]:
+    Returns:
+        ``params`` of the final model, the ``scores`` of each round's, and by site what it has
+        tracked, ``logged``.
+    """
+    params, ends, scores, logged = dict(initial), {}, [], {site: [] for site in SITES}
+
+    def ask(kind, number):
         task = {"kind": kind, "round": number, "rounds": rounds, "params": params}
         for site in SITES:
             # As plain bytes: torch would hand over memory, which a process under a test may not.
@@ -94,11 +68,9 @@ def run_reference(
             for number in range(1, rounds + 1):
                 answers = ask("train", number)
                 params = {name: _mean(name, value, answers) for name, value in params.items()}
-                found.received.append(_metrics(answers))
                 for site, answer in zip(SITES, answers, strict=True):
-                    found.logged[site].extend(answer["logged"])
-                if evaluates:
-                    found.scores.append(_metrics(ask("evaluate", number)))
+                    logged[site] += answer["logged"]
+                scores.append(_metrics(ask("evaluate", number)))
             for end in ends.values():
                 end.send_bytes(pickle.dumps(None))
             assert [process.wait(60) for process in processes] == [0] * len(SITES)
@@ -106,44 +78,29 @@ def run_reference(
             for process in processes:
                 process.kill()
                 process.wait()
-    return found._replace(params={name: torch.as_tensor(each) for name, each in params.items()})
+    return SimpleNamespace(params=params, scores=scores, logged=logged)
 
 
-def _start(
-    folder: Path, script: Path, args: Sequence[str], seed: int, site: str
-) -> subprocess.Popen[bytes]:
+def _start(folder, script, args, seed, site):
     (folder / site).mkdir()
     command = [sys.executable, "-c", PLAIN_SITE, str(start_seed(seed, site)), str(script), *args]
-    places = {"REFERENCE": str(folder / "reference.sock"), "SITE": site, "SEED": str(seed)}
+    places = {"REFERENCE": str(folder / "reference.sock"), "SITE": site}
     return subprocess.Popen(command, cwd=folder / site, env={**os.environ, **places})
 
 
-def _weights(answers: Sequence[Mapping[str, Any]]) -> list[float]:
+def _weights(answers):
     return [float(answer["meta"].get("NUM_STEPS_CURRENT_ROUND", 1.0)) for answer in answers]
 
 
-def _metrics(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    return {
-        name: float(
-            np.average([float(x["metrics"][name]) for x in answers], weights=_weights(answers))
-        )
-        for name in answers[0]["metrics"]
-    }
+def _metrics(answers):
+    weights, names = _weights(answers), answers[0]["metrics"]
+    values = {name: [float(each["metrics"][name]) for each in answers] for name in names}
+    return {name: np.average(each, weights=weights) for name, each in values.items()}
 
 
-def _mean(name: str, old: Any, answers: Sequence[Mapping[str, Any]]) -> Any:
-    base, weights = torch.as_tensor(old), _weights(answers)
-    values = [_full(base, answer, name) for answer in answers]
-    first = torch.zeros_like(values[0]) if base.is_floating_point() else values[0]
-    offsets = [(each - first).double() for each in values]
-    mean = sum(w * each for w, each in zip(weights, offsets, strict=True)) / sum(weights)
-    result = mean if base.is_floating_point() else first + mean.round().to(base.dtype)
-    result = result.to(base.dtype)
-    return result.numpy() if isinstance(old, np.ndarray) else result
-
-
-def _full(base: torch.Tensor, answer: Mapping[str, Any], name: str) -> torch.Tensor:
-    """A site's new values, in float64 where they are floats."""
-    sent = torch.as_tensor(answer["params"][name])
-    sent = sent.double() if sent.is_floating_point() else sent
-    return sent if answer["params_type"] == "FULL" else base.double() + sent
+def _mean(name, old, answers):
+    weights, values = _weights(answers), [answer["params"][name] for answer in answers]
+    first = torch.zeros_like(old) if old.is_floating_point() else values[0]
+    mean = sum(w * (each - first).double() for w, each in zip(weights, values, strict=True))
+    mean /= sum(weights)
+    return mean.to(old.dtype) if old.is_floating_point() else first + mean.round().to(old.dtype)

@@ -1,12 +1,13 @@
 """A small job in Python: a linear model, and a script that moves it by what its arguments say."""
 
+import subprocess
 import sys
 import textwrap
 
 import pytest
 from run_fixtures import shared_host_for
 
-from flstream.recipe import checks
+from flstream.recipe import SimEnv, checks
 
 SCRIPT = """
 import argparse
@@ -47,11 +48,14 @@ def build(width=3):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch, fork_server):
+def folder(tmp_path, monkeypatch, fork_server, request):
     """The working folder, which has client.py and model.py.
 
-    Runs start from the fork server that others have left, and draw no page.
+    Runs draw no page, and are in this process, but where a test has the fixture ``processes``: they
+    start from the fork server that others have left.
     """
+    engine = "local" if "processes" in request.fixturenames else "inline"
+    monkeypatch.setattr(SimEnv, "settings", property(lambda env: {"engine.type": engine}))
     monkeypatch.setattr("flstream.simulation.launcher.host_for", shared_host_for)
     monkeypatch.setattr("flstream.report.running.leave_report", lambda *_, **__: None)
     (tmp_path / "client.py").write_text(SCRIPT)
@@ -74,3 +78,14 @@ def write(folder):
         return path
 
     return write
+
+
+@pytest.fixture
+def python(folder):
+    """Run a program in an interpreter of its own."""
+
+    def python(program, cwd=folder):
+        command = [sys.executable, program]
+        return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+
+    return python

@@ -14,15 +14,6 @@ from flstream.recipe import (
 )
 
 
-def job_of(*runners):
-    job = FedJob(name="made", min_clients=1)
-    job.to_server(FedAvg(num_rounds=1))
-    job.to_server(PTModel("model:Net"))
-    for runner in runners:
-        job.to_clients(runner)
-    return job
-
-
 def test_the_documents_job_snippet_runs_once_it_has_a_script(folder):
     from model import Net as MyLargeModel
 
@@ -48,14 +39,9 @@ def test_the_documents_job_snippet_runs_once_it_has_a_script(folder):
 def test_the_documents_settings_of_a_job_are_taken(folder):
     job = FedJob(name="my_job")
     # Add config to server (these are server-side only settings)
-    job.to_server(
-        {
-            "np_download_chunk_size": 2097152,
-            "tensor_download_chunk_size": 2097152,
-            "streaming_per_request_timeout": 600,
-        }
-    )
-    job.to_server({"np_download_chunk_size": 0, "tensor_download_chunk_size": 0})
+    sizes = ("np_download_chunk_size", "tensor_download_chunk_size")
+    job.to_server({**dict.fromkeys(sizes, 2097152), "streaming_per_request_timeout": 600})
+    job.to_server(dict.fromkeys(sizes, 0))
     with pytest.raises(UsageError, match=r"lacks a training script.*; and a model"):
         job.export_job("jobs", clients=2)
     job.to_server(PTModel("model:Net"))
@@ -81,42 +67,10 @@ def test_sites_that_are_addressed_are_the_jobs_sites(folder):
     assert (loaded.key_metric, loaded.key_metric_mode) == ("error", "min")
 
 
-def test_what_has_no_counterpart_is_refused_by_its_name(folder):
-    class PercentilePrivacy:
-        pass
-
-    with pytest.raises(UsageError, match="PercentilePrivacy has no counterpart"):
-        FedJob().to_clients(PercentilePrivacy())
-
-
 def test_a_launcher_becomes_the_jobs_command_and_plain_python_does_not(folder):
     for command, expected in (("python3 -u", None), ("python3 -X dev", "python3 -X dev")):
-        job = job_of(ScriptRunner("client.py", launch_external_process=True, command=command))
+        job = FedJob(name="made", min_clients=1)
+        job.to_server(FedAvg(num_rounds=1))
+        job.to_server(PTModel("model:Net"))
+        job.to_clients(ScriptRunner("client.py", launch_external_process=True, command=command))
         assert load_job(job.export_job("jobs") / "job.conf").train.command == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("data.csv --step 1", "data.csv belongs to no --name"),
-        ("--step 1 --step 2", "has --step twice"),
-        ("--step 'a", "quoted"),
-        ("--step 1 -v", "-v belongs to no --name"),
-    ],
-)
-def test_arguments_of_one_site_that_have_no_names_are_refused(folder, text, message):
-    job = job_of()
-    job.to(ScriptRunner("client.py", text), "a")
-    with pytest.raises(UsageError, match=message):
-        job.export_job("jobs")
-
-
-def test_sites_with_different_scripts_or_none_are_refused(folder):
-    (folder / "other.py").write_text("import flstream.client as flare\n")
-    job = job_of()
-    job.to(ScriptRunner("client.py", "--step 2"), "site-1")
-    with pytest.raises(UsageError, match="has no script for site-2"):
-        job.simulator_run("runs", n_clients=2)
-    job.to(ScriptRunner("other.py"), "b")
-    with pytest.raises(UsageError, match=r"script client.py and other.py"):
-        job.export_job("jobs")

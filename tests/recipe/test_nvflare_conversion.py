@@ -32,35 +32,26 @@ def test_a_scatter_and_gather_in_json_becomes_fedavg(nvflare_folders: Path) -> N
     }
 
 
-def test_apps_of_several_sites_become_names_and_arguments_of_each(nvflare_folders: Path) -> None:
+def test_apps_of_several_sites_become_names_and_arguments_of_each(nvflare_folders):
     conversion = convert(nvflare_folders / "two_apps")
+    epochs = {"site-ward-1": "2", "clinic-2": "1", "clinic-3": "1"}
+    train = {"script": "train.py", "args": {"lr": "0.1"}, "alias": "nvflare"}
+    chunks = {"tensor_download_chunk_size": 4194304, "streaming_per_request_timeout": 300}
     assert conversion.values == {
         "name": "wards",
         "rounds": 1,
         "clients": {
-            "names": ["site-ward-1", "clinic-2", "clinic-3"],
-            "args": {
-                "site-ward-1": {"epochs": "2"},
-                "clinic-2": {"epochs": "1"},
-                "clinic-3": {"epochs": "1"},
-            },
+            "names": list(epochs),
+            "args": {site: {"epochs": number} for site, number in epochs.items()},
             "min_updates": 2,
             "round_timeout": 600,
             "wait_after_min": 30,
         },
         "model": {"factory": "net:Net", "args": {"width": 5}},
-        "train": {
-            "script": "train.py",
-            "args": {"lr": "0.1"},
-            "alias": "nvflare",
-            "exchange_format": "pytorch",
-        },
+        "train": {**train, "exchange_format": "pytorch"},
         "workflow": {"type": "fedavg"},
         "aggregation": {"weights": {"site-ward-1": 2.0, "clinic-2": 1.0}},
-        "streaming": {
-            "tensor_download_chunk_size": 4194304,
-            "streaming_per_request_timeout": 300,
-        },
+        "streaming": chunks,
     }
     assert len(conversion.files) == 2
     lost = [note.path for note in conversion.notes if note.is_lost]
@@ -103,12 +94,10 @@ def test_the_documents_example_converts_key_by_key(nvflare_folders: Path, tmp_pa
     write_job(conversion, tmp_path / "new")
     written = read_hocon(tmp_path / "new" / "job.conf").values
     assert written["workflow"] == conversion.values["workflow"]
-
-
-def test_chunk_sizes_of_0_turn_streaming_off_here_too(nvflare_folders: Path) -> None:
-    conversion = convert(nvflare_folders / "document_native")
-    assert set(conversion.values["streaming"].values()) == {0}
-    assert not any(note.is_lost for note in conversion.notes)
+    # Chunk sizes of 0 turn streaming off here, too.
+    native = convert(nvflare_folders / "document_native")
+    assert set(native.values["streaming"].values()) == {0}
+    assert not any(note.is_lost for note in native.notes)
 
 
 def test_every_controller_becomes_a_workflow_that_there_is() -> None:

@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from run_fixtures import INLINE
 
 from flstream.recipe.nvflare import convert, write_job
 
@@ -21,7 +22,7 @@ def converted(nvflare_folders, jobs_in, tmp_path):
 
     def run(name, *overrides, to="converted"):
         write_job(convert(nvflare_folders / name), tmp_path / to)
-        summary = jobs_in(tmp_path / to).run_files({}, *overrides).summary
+        summary = jobs_in(tmp_path / to, engine=INLINE).run_files({}, *overrides).summary
         assert summary.status == "finished", summary.error
         assert summary.warnings == []
         return summary
@@ -34,14 +35,13 @@ def test_a_converted_job_ends_in_the_bits_of_one_by_hand(
 ):
     folder = tmp_path / "by-hand"
     shutil.copytree(nvflare_folders / "scatter_gather" / "app" / "custom", folder)
-    expected = jobs_in(folder).run_files({"job.conf": TORCH}).summary
+    expected = jobs_in(folder, engine=INLINE).run_files({"job.conf": TORCH}).summary
     assert expected.status == "finished", expected.error
     summary = converted("scatter_gather")
     assert summary.model.digest == expected.model.digest
     assert summary.metrics == expected.metrics
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["template_fedavg", "hello_numpy", "cyclic_relay"])
 def test_every_folder_runs(converted, name):
     summary = converted(name, *(["tracking.type=null"] if name == "template_fedavg" else []))
@@ -51,7 +51,6 @@ def test_every_folder_runs(converted, name):
         assert summary.best.value == min(each["val_loss"] for each in summary.metrics[:-1])
 
 
-@pytest.mark.nightly
 def test_sites_have_the_arguments_and_factors_of_their_apps(converted):
     own = converted("two_apps", to="a")
     assert own.clients == 3

@@ -1,17 +1,15 @@
 """Programs of all shapes: without a guard, in threads, with packages and sub-folders."""
 
-import re
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
+from recipe_support import quiet, recipe
+from run_fixtures import INLINE
 
 from flstream.errors import UsageError
 from flstream.job import load_job
-from flstream.recipe import FedAvgRecipe, FedJob, ScriptRunner, SimEnv
 
 ROOT_IMPORTER = """
 import nvflare.client as flare
@@ -26,19 +24,8 @@ while flare.is_running():
 """
 
 
-def python(program):
-    return subprocess.run(
-        [sys.executable, program], capture_output=True, text=True, check=False, timeout=120
-    )
-
-
-def recipe(**given):
-    arguments = {"num_rounds": 1, "min_clients": 2, "model": "model:Net"}
-    return FedAvgRecipe(**{**arguments, "train_script": "client.py", **given})
-
-
 @pytest.mark.nightly
-def test_a_program_that_a_run_imports_does_not_start_another_run(folder, write):
+def test_a_program_that_a_run_imports_does_not_start_another_run(folder, write, python):
     write(
         "job.py",
         """
@@ -60,11 +47,11 @@ def test_a_program_that_a_run_imports_does_not_start_another_run(folder, write):
 
 
 @pytest.mark.nightly
-def test_runs_of_several_threads_wait_for_each_other(folder):
+def test_runs_of_several_threads_wait_for_each_other(folder, processes):
     found = []
 
     def run(number):
-        env = SimEnv(num_clients=2, quiet=True, workspace_root=f"runs-{number}")
+        env = quiet(workspace_root=f"runs-{number}")
         found.append(recipe().execute(env))
 
     threads = [threading.Thread(target=run, args=[number]) for number in range(3)]
@@ -76,7 +63,6 @@ def test_runs_of_several_threads_wait_for_each_other(folder):
     assert len({each.digest for each in found}) == 1
 
 
-@pytest.mark.nightly
 def test_scripts_and_models_of_folders_and_packages_run_also_when_exported(folder, write, jobs_in):
     for name in ("src", "nets", "nets/deep"):
         (folder / name).mkdir()
@@ -101,45 +87,19 @@ def test_scripts_and_models_of_folders_and_packages_run_also_when_exported(folde
     from nets.deep.made import build
 
     made = recipe(train_script="src/client.py", model=build)
-    run = made.execute(SimEnv(num_clients=2, quiet=True))
+    run = made.execute(quiet())
     elsewhere = Path(shutil.move(made.export("exported"), folder / "moved"))
     for name in ("src", "nets"):
         shutil.rmtree(folder / name)
     (folder / "shared.py").unlink()
-    again = jobs_in(elsewhere).run_files({})
+    again = jobs_in(elsewhere, engine=INLINE).run_files({})
     assert again.summary.model.digest == run.digest
-
-
-def test_weights_that_cannot_be_written_are_a_sentence(folder):
-    from model import Net
-
-    Path("file").write_text("")
-    with pytest.raises(UsageError, match="initial weights cannot be written to file"):
-        recipe(model=Net()).execute(SimEnv(num_clients=2, quiet=True, workspace_root="file"))
 
 
 def test_settings_of_the_models_arguments_are_not_lost(folder):
     made = recipe(model={"class_path": "model.Net", "args": {"width": 4}})
     made.job.configure({"model.args.width": 3})
     assert load_job(made.export("exported") / "job.conf").model.args == {"width": 3}
-
-
-def _with_both():
-    return recipe(train_args="--step 1", config={"train.args": {"step": 2}})
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: _with_both().export("exported"), "train.args"),
-        (lambda: FedAvgRecipe(model="model:Net", train_args="--step 1"), "without train_script"),
-        (lambda: FedJob("it").to({"seed": 3}, "site-1"), "cannot be added to site-1"),
-        (lambda: FedJob("it").to_server(ScriptRunner("client.py")), "cannot be added to server"),
-    ],
-)
-def test_what_would_be_passed_over_is_refused(folder, call, message):
-    with pytest.raises(UsageError, match=re.escape(message)):
-        call()
 
 
 def test_a_file_of_a_job_cannot_take_the_place_of_the_job_file(folder):

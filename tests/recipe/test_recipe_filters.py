@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from flstream.errors import UsageError
 from flstream.job import load_job
 from flstream.recipe import (
     ExcludeVars,
@@ -53,19 +52,6 @@ def test_filters_of_a_recipe_are_those_of_its_exported_job(recipe, tmp_path):
         {"exclude_vars": ["b"]},
         {"exclude_vars": "^c"},
     ]
-
-
-def test_what_a_filter_cannot_be_is_refused_where_it_is_added(recipe):
-    with pytest.raises(UsageError, match="single clients"):
-        recipe.add_client_output_filter(PercentilePrivacy(), clients=["site-1"])
-    with pytest.raises(UsageError, match="single clients"):
-        recipe.job.to(PercentilePrivacy(), "site-1")
-    with pytest.raises(UsageError, match="the tasks validate"):
-        recipe.add_client_input_filter(PercentilePrivacy(), tasks=["validate"])
-    with pytest.raises(UsageError, match=r"builtins\.object is no filter here"):
-        recipe.add_server_input_filter(object())
-    with pytest.raises(UsageError, match="sigma is 'a'"):
-        Gaussian(sigma="a")
 
 
 @pytest.mark.parametrize("percentile", [20, 30])

@@ -1,7 +1,7 @@
 """Run directories for the report's tests, written event by event."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from flstream.runs.summary import (
@@ -71,21 +71,16 @@ def started(time: float = BEGAN, sites: Sequence[str] = ("site-1", "site-2")) ->
     ]  # fmt: skip
 
 
-def one_round(
-    number: int,
-    time: float,
-    sites: Sequence[str] = ("site-1", "site-2"),
-    metric: str = "accuracy",
-) -> list[AnyEvent]:
+def one_round(number, time, sites=("site-1", "site-2"), metric="accuracy") -> list[AnyEvent]:
     """A round of ten seconds in which each site trains for five, and its evaluation of one."""
-    begun: list[AnyEvent] = [RoundStarted(round=number, sites=list(sites), time=time)]
-    for site in sites:
-        begun += [
-            SitePhaseChanged(round=number, site=site, state=state, time=time + after)
-            for state, after in (("downloading", 0), ("training", 2), ("ready", 7))
-        ]
+    phases = (("downloading", 0), ("training", 2), ("ready", 7))
     return [
-        *begun,
+        RoundStarted(round=number, sites=list(sites), time=time),
+        *(
+            SitePhaseChanged(round=number, site=site, state=state, time=time + after)
+            for site in sites
+            for state, after in phases
+        ),
         RoundFinished(
             round=number, digest=f"{number:032d}", download=2.0, train=5.0, upload_and_fold=2.5,
             checkpoint=0.5, weights={site: 10.0 * n for n, site in enumerate(sites, 1)},
@@ -109,13 +104,7 @@ def samples(begin: float, end: float, process: str, rss: int, step: float = 0.5)
     ]
 
 
-def write_run(
-    folder: Path,
-    events: Iterable[AnyEvent],
-    memory: Iterable[str] = (),
-    summary: Summary | None = None,
-    job: str = JOB,
-) -> Path:
+def write_run(folder: Path, events, memory=(), summary=None, job=JOB) -> Path:
     """Write a run directory, and return it."""
     folder.mkdir()
     (folder / "job.conf").write_text(job)
@@ -126,14 +115,14 @@ def write_run(
     return folder
 
 
-def summary_of(
-    rounds: int = 3,
-    status: str = "finished",
-    error: str | None = None,
-    clients: int = 2,
-    metrics: Sequence[str] = ("accuracy",),
-) -> Summary:
+def summary_of(rounds=3, status="finished", error=None, clients=2, metrics=("accuracy",)):
     """The summary of as many rounds of `one_round`."""
+    numbers = range(1, rounds + 1)
+    sites = {
+        f"site-{n}": ProcessMemory(120 * MIB, (188 + n) * MIB, 80 * MIB)
+        for n in range(1, clients + 1)
+    }
+    moved = sum([DOWN] * 2 * rounds, Transfer()), sum([UP] * rounds, Transfer())
     return Summary(
         status=status,
         error=error,
@@ -144,21 +133,12 @@ def summary_of(
         model=ModelSummary(MODEL, 4, f"{rounds:032d}"),
         metrics=[
             {**dict.fromkeys(metrics, 0.5 + n / 10), "round": n, "train": {"loss": 1 / n}}
-            for n in range(1, rounds + 1)
+            for n in numbers
         ],
         best=BestSummary(rounds, metrics[0], 0.5 + rounds / 10) if rounds else None,
-        transfer=TransferSummary(
-            "pull", 2 * MIB, sum([DOWN] * 2 * rounds, Transfer()), sum([UP] * rounds, Transfer())
-        ),
-        rounds=[RoundSummary(n, 2.0, 5.0, 2.5, 0.5, 1.0) for n in range(1, rounds + 1)],
-        memory=MemorySummary(
-            ProcessMemory(100 * MIB, 116 * MIB, 30 * MIB),
-            {
-                f"site-{n}": ProcessMemory(120 * MIB, (188 + n) * MIB, 80 * MIB)
-                for n in range(1, clients + 1)
-            },
-            300 * MIB,
-        ),
+        transfer=TransferSummary("pull", 2 * MIB, *moved),
+        rounds=[RoundSummary(n, 2.0, 5.0, 2.5, 0.5, 1.0) for n in numbers],
+        memory=MemorySummary(ProcessMemory(100 * MIB, 116 * MIB, 30 * MIB), sites, 300 * MIB),
         wall_seconds=38.0,
     )
 
@@ -167,14 +147,10 @@ def finished_run(folder: Path) -> Path:
     """A run of three rounds in which nothing went wrong."""
     rounds = [event for n in (1, 2, 3) for event in one_round(n, BEGAN + 12 * n - 10)]
     end = BEGAN + 37.5
-    return write_run(
-        folder,
-        [*started(), *rounds, *ended(end)],
-        [
-            *samples(BEGAN - 0.5, end, "launcher", 60 * MIB),
-            *samples(BEGAN, end, "server", 110 * MIB),
-            *samples(BEGAN + 1, end, "site-1", 184 * MIB),
-            *samples(BEGAN + 1, end, "site-2", 190 * MIB),
-        ],
-        summary_of(),
-    )
+    peaks = {"launcher": (-0.5, 60), "server": (0, 110), "site-1": (1, 184), "site-2": (1, 190)}
+    memory = [
+        line
+        for name, (begin, mib) in peaks.items()
+        for line in samples(BEGAN + begin, end, name, mib * MIB)
+    ]
+    return write_run(folder, [*started(), *rounds, *ended(end)], memory, summary_of())

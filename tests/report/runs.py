@@ -1,4 +1,4 @@
-"""Events of runs, as the server tells them."""
+"""Events of runs, as the server tells them to the live view."""
 
 from flstream.report.live.state import RunState
 from flstream.telemetry.events import (
@@ -18,21 +18,13 @@ START = 1000.0
 WORKERS = ["worker-1", "worker-2"]
 
 
-def run_started(clients: int, workers: list[str], job: str = "digits") -> RunStarted:
-    return RunStarted(
-        time=START,
-        job=job,
-        seed=7,
-        rounds=10,
-        clients=clients,
-        mode="pull",
-        chunk_size=2 * MIB,
-        workers=workers,
-    )
+def run_started(clients, workers, job="digits"):
+    how = {"seed": 7, "rounds": 10, "mode": "pull", "chunk_size": 2 * MIB}
+    return RunStarted(time=START, job=job, clients=clients, workers=workers, **how)
 
 
 def started(clients: int = 3, job: str = "digits") -> list[AnyEvent]:
-    """Return the events up to the first round's tasks, each site in a process of its own."""
+    """The events up to the first round's tasks, each site in a process of its own."""
     sites = [f"site-{number}" for number in range(1, clients + 1)]
     return [
         run_started(clients, [], job),
@@ -44,7 +36,7 @@ def started(clients: int = 3, job: str = "digits") -> list[AnyEvent]:
 
 
 def shared(clients: int = 1000, sampled: int = 100) -> list[AnyEvent]:
-    """Return the events up to the first round's tasks, two processes for all sites."""
+    """The events up to the first round's tasks, two processes for all sites."""
     sites = [f"site-{number}" for number in range(1, sampled + 1)]
     return [
         run_started(clients, WORKERS),
@@ -54,23 +46,14 @@ def shared(clients: int = 1000, sampled: int = 100) -> list[AnyEvent]:
     ]
 
 
-def round_finished(number: int, time: float, down: int = 0, up: int = 0) -> RoundFinished:
-    return RoundFinished(
-        time=time,
-        round=number,
-        digest="0" * 32,
-        download=1.0,
-        train=2.0,
-        upload_and_fold=3.0,
-        checkpoint=0.5,
-        weights={},
-        metrics={"loss": 1.5},
-        down=Transfer(bytes=down),
-        up=Transfer(bytes=up),
-    )
+def round_finished(number, time):
+    seconds = {"download": 1.0, "train": 2.0, "upload_and_fold": 3.0, "checkpoint": 0.5}
+    more = {"digest": "0" * 32, "weights": {}, "metrics": {"loss": 1.5}}
+    moved = {"down": Transfer(), "up": Transfer()}
+    return RoundFinished(time=time, round=number, **seconds, **more, **moved)
 
 
-def evaluated(number: int, time: float, **metrics: float) -> Evaluated:
+def evaluated(number, time, **metrics):
     return Evaluated(time=time, round=number, metrics=metrics, seconds=1.0, down=Transfer())
 
 

@@ -1,4 +1,4 @@
-"""A terminal that tells what stands on it, and a real one that a program can be run on."""
+"""A real terminal that a program can be run on, and the frames that it got."""
 
 import fcntl
 import os
@@ -9,64 +9,19 @@ import sys
 import termios
 from collections.abc import Mapping
 
-_SEQUENCE = re.compile(r"\x1b\[(\??)([0-9;]*)([A-Za-z])|\x1b(.)", re.DOTALL)
+_STYLE = re.compile(r"\x1b\[([0-9;]*)m")
 
 
-class Terminal:
-    """What the live view uses of a terminal. Anything else that is sent to it is an error.
+def frames_of(output: str) -> tuple[list[list[str]], set[str]]:
+    """The lines of each frame on the alternate screen, and the styles in them.
 
-    Attributes:
-        wraps: how often a character came when its line was full.
-        styles: every SGR parameter that was sent.
-        modes: what was switched on: 1049, the alternate screen; 25, the cursor.
+    Nothing but styles is in a frame: each is written over the one before, and erases nothing.
     """
-
-    def __init__(self, width: int, height: int) -> None:
-        self.width, self.height = width, height
-        self.cells = [[" "] * width for _ in range(height)]
-        self.x = self.y = 0
-        self.wraps = 0
-        self.styles: set[str] = set()
-        self.modes = {"1049": False, "25": True}
-
-    @property
-    def lines(self) -> list[str]:
-        return ["".join(row).rstrip() for row in self.cells]
-
-    def feed(self, text: str) -> None:
-        at = 0
-        for match in _SEQUENCE.finditer(text):
-            self._write(text[at : match.start()])
-            self._obey(*match.groups())
-            at = match.end()
-        self._write(text[at:])
-
-    def _write(self, text: str) -> None:
-        for char in text:
-            if char == "\r":
-                self.x = 0
-            elif char == "\n":
-                self.y = min(self.y + 1, self.height - 1)
-            else:
-                assert char.isprintable(), repr(char)
-                if self.x >= self.width:
-                    self.wraps += 1
-                    self.x, self.y = 0, min(self.y + 1, self.height - 1)
-                self.cells[self.y][self.x] = char
-                self.x += 1
-
-    def _obey(self, private: str, parameters: str, command: str, other: str | None) -> None:
-        assert other is None, f"unknown escape {other!r}"
-        match private + command, parameters:
-            case "m", _:
-                self.styles |= set(parameters.split(";"))
-            case "H", _:
-                row, column = [*map(int, parameters.split(";")), 1][:2] if parameters else (1, 1)
-                self.y, self.x = max(row, 1) - 1, max(column, 1) - 1
-            case "?h" | "?l", "1049" | "25":
-                self.modes[parameters] = command == "h"
-            case _:  # among them whatever erases: frames are written over one another
-                raise AssertionError(f"unexpected sequence {private}{parameters}{command}")
+    live = output.partition("\x1b[?1049h")[2].partition("\x1b[?1049l")[0]
+    frames = list(filter(None, re.sub(r"\x1b\[\?25[lh]", "", live).split("\x1b[H")))
+    lines = [_STYLE.sub("", frame).replace("\r", "").split("\n") for frame in frames]
+    assert all(line.isprintable() for frame in lines for line in frame)
+    return lines, {each for frame in frames for each in _STYLE.findall(frame)}
 
 
 def run_on_terminal(

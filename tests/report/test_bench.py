@@ -87,11 +87,9 @@ def test_the_verdict_says_what_was_saved_and_what_did_not_run():
     sentence = verdict(plan, make_results(plan), LIMITS)
     assert "67% less memory in all and 192 times less in the server" in sentence
     assert "3.0 times what a bare pipe would" in sentence
-    results = make_results(plan, native_fits=False)
+    pull, native = results = make_results(plan, native_fits=False)
     assert "needs about 41 GiB, 21 GiB available" in verdict(plan, results, LIMITS)
-    pull, native = results
-    pull.runs = pull.runs[:1]
-    pull.available = replace(ROOM, memory=2 * GIB, disk=None)
+    pull.runs, pull.available = pull.runs[:1], replace(ROOM, memory=2 * GIB, disk=None)
     native.failure = "the server process died"
     assert shortfalls(3, results) == [
         "pull: only 1 run, needs about 4 GiB, 2 GiB available",
@@ -128,9 +126,9 @@ def print_codec_results(plan, change=lambda results: None):
 
 def test_codecs_have_a_measured_table_and_one_for_the_whole_model():
     lines, text = print_codec_results(make_codec_plan(network=parse_link("10Mbit,50ms")))
-    measured, whole = (line.split() for line in lines if line.startswith("int8 "))
-    assert " ".join(measured) == "int8 25 MiB 6.2 MiB 62.5% 20.00 5.12 26.62 1.23%"
-    assert " ".join(whole) == "int8 250 MiB 62.5 MiB 3m 20s 51.2 s 4m 26s"
+    measured, whole = (" ".join(line.split()) for line in lines if line.startswith("int8 "))
+    assert measured == "int8 25 MiB 6.2 MiB 62.5% 20.00 5.12 26.62 1.23%"
+    assert whole == "int8 250 MiB 62.5 MiB 3m 20s 51.2 s 4m 26s"
     assert "up 10 Mbit/s, down 10 Mbit/s, latency 50 ms" in text
     assert "For 25 MiB it takes 21.0 s down and 21.0 s up" in text
     # 42 s without codecs; 21.5 s and a half, or an eighth, of 20.5 s.
@@ -166,15 +164,15 @@ def test_a_log_has_a_line_for_each_step():
     assert (first, second[:23]) == ("what this machine can do", "[1/2] pull, run 1 of 1;")
 
 
-@pytest.mark.parametrize("kind", PICTURES)
-def test_a_picture_is_drawn_of_what_was_run(kind, tmp_path):
+def test_a_picture_is_drawn_of_what_was_run(tmp_path):
     plan, path = make_plan(chunk_sizes=[1 << 20, 2 << 20]), tmp_path / "plot"
-    draw_memory(plan, make_results(plan, native_fits=False), path, kind)
-    head = path.read_bytes()[:200]
-    assert {".png": b"PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[kind] in head
-    if kind == ".svg":
-        for label in ("the model 1 GiB", "server 16 MiB", "needs about"):
-            assert label in path.read_text()
+    heads = {".png": b"PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
+    assert heads.keys() == set(PICTURES)
+    for kind, head in heads.items():
+        draw_memory(plan, make_results(plan, native_fits=False), path, kind)
+        assert head in path.read_bytes()[:200]
+    for label in ("the model 1 GiB", "server 16 MiB", "needs about"):
+        assert label in path.read_text()
 
 
 def test_a_file_is_whole_or_as_it_was_and_a_pipe_is_written_to(tmp_path):

@@ -15,7 +15,6 @@ from flstream.model.memory import MemoryBody
 from flstream.report.checkpoint import print_findings
 from flstream.report.console import make_console
 from flstream.telemetry.events import (
-    AnyEvent,
     ModelReady,
     encode_lines,
 )
@@ -27,32 +26,27 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """Return a run directory of many rounds, whose model has awkward names."""
+def run(tmp_path):
+    """A run directory of many rounds, whose model has awkward names."""
     names = ["a." * 60 + "weight", "wide." + "\u8a08" * 90, "[red]\x1b[31m.\nline", "plain.bias"]
     state = {name: torch.full((2, 3), float("nan") if "red" in name else 1e-9) for name in names}
     state["counts"] = torch.tensor([-(2**63), 2**63 - 1])
     state["phase"] = torch.tensor([1 + 2j])
-    events: list[AnyEvent] = []
+    scores = {"accuracy": 0.5, "a metric of a long name": 1.0, "another one": 2.0}
+    events = []
     for number in range(30):
         path = tmp_path / "checkpoints" / f"round-{number:04d}.safetensors"
         state["plain.bias"] = torch.full((2, 3), float(number))
         digest = write_checkpoint(path, MemoryBody.of(state))
-        if number:
-            scores = {"accuracy": 0.5, "a metric of a long name": 1.0, "another one": 2.0}
-            finished = round_finished(number, 1.0)
-            events.append(structs.replace(finished, digest=digest, metrics=scores))
-        else:
-            events.append(ModelReady(bytes=160, tensors=6, digest=digest))
+        finished = structs.replace(round_finished(number, 1.0), digest=digest, metrics=scores)
+        events.append(finished if number else ModelReady(bytes=160, tensors=6, digest=digest))
     (tmp_path / "events.jsonl").write_bytes(encode_lines(events))
     return tmp_path
 
 
 @pytest.mark.parametrize("width", [80, 200])
 @pytest.mark.parametrize("tree", [False, True])
-def test_every_line_fits_the_terminal(
-    run: Path, width: int, tree: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_line_fits_the_terminal(run, width, tree, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.chdir(run)
     other = Path("checkpoints") / "round-0000.safetensors"

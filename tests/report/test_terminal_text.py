@@ -1,15 +1,9 @@
 """Text from files and scripts is shown, never obeyed, and cut where a terminal ends."""
 
-import json
-from pathlib import Path
-
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from flstream.inspection.overview import inspect_checkpoint
-from flstream.model.checkpoint import FileSink
-from flstream.model.layout import Layout
 from flstream.report.text import elide, format_clock, format_left, format_metric, pad, steady_bytes
 from flstream.text import printable
 
@@ -35,15 +29,3 @@ def test_both_ends_of_a_long_name_stay_and_metrics_are_short() -> None:
     times = {0.2: "1 s", 59.1: "1m 00s", 254: "4m 10s", 599: "10m 00s", 2500: "42m"}
     assert {seconds: format_left(seconds) for seconds in times} == times
     assert [format_clock(n) for n in (3_725.9, -1)] == ["01:02:05", "00:00:00"]
-
-
-@given(st.dictionaries(st.text(min_size=1), st.text(), max_size=3))
-def test_the_document_of_a_checkpoint_survives_json(
-    tmp_path: Path, metadata: dict[str, str]
-) -> None:
-    path = tmp_path / "model.safetensors"
-    with FileSink(path, Layout.of([("w", "F16", (3, 2))]), metadata) as sink:
-        sink.finish()
-    document = inspect_checkpoint(path).document()
-    assert json.loads(json.dumps(document)) == document
-    assert document["metadata"] == metadata

@@ -1,13 +1,11 @@
-"""In the style of hello-pt and FedProx: flags, loader workers, tracking, local files."""
+"""In the style of hello-pt: flags, loader workers, tracking, local files."""
 
 import argparse
-import copy
 
 import nvflare.client as flare
 import torch
 from network import Network, points
 from nvflare.apis.fl_constant import FLMetaKey
-from nvflare.app_opt.pt.fedproxloss import PTFedProxLoss
 from nvflare.client.tracking import SummaryWriter
 
 parser = argparse.ArgumentParser()
@@ -22,7 +20,7 @@ assert args.title == "two words", args
 def main():
     flare.init()
     site = flare.get_site_name()
-    net, loss, proximal = Network(), torch.nn.CrossEntropyLoss(), PTFedProxLoss(mu=0.1)
+    net, loss = Network(), torch.nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     writer, test = SummaryWriter(), points("test", 32)
@@ -35,7 +33,7 @@ def main():
         if flare.is_evaluate():
             flare.send(flare.FLModel(metrics=metrics))
             continue
-        origin, steps = copy.deepcopy(net).requires_grad_(False), 0
+        steps = 0
         net.train()
         for size in args.sizes:
             loader = torch.utils.data.DataLoader(
@@ -43,7 +41,7 @@ def main():
             )
             for batch, labels in loader:
                 optimizer.zero_grad()
-                cost = loss(net(batch), labels) + proximal(net, origin)
+                cost = loss(net(batch), labels)
                 cost.backward()
                 optimizer.step()
                 steps += 1

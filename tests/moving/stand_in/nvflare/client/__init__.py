@@ -1,6 +1,5 @@
 """The client's side of a pipe to the reference: tasks come in, answers go out."""
 
-import enum
 import os
 import pickle
 import random
@@ -11,14 +10,8 @@ import numpy as np
 import torch
 
 
-class ParamsType(enum.StrEnum):
-    FULL = "FULL"
-    DIFF = "DIFF"
-
-
 @dataclass
 class FLModel:
-    params_type: str = "FULL"
     params: dict | None = None
     metrics: dict | None = None
     current_round: int | None = None
@@ -37,7 +30,7 @@ def seed(number):
     torch.manual_seed(number)
 
 
-def init(rank=None):
+def init():
     if _State.pipe is None:
         _State.pipe = Client(os.environ["REFERENCE"])
         _send(get_site_name())
@@ -47,17 +40,13 @@ def get_site_name():
     return os.environ["SITE"]
 
 
-def system_info():
-    return {"site_name": get_site_name()}
-
-
 def is_running():
     if _State.task is None:
         _State.task = pickle.loads(_State.pipe.recv_bytes())
     return _State.task is not None
 
 
-def receive(timeout=None):
+def receive():
     task = _State.task
     if _State.received is None:
         seed(task["seed"])
@@ -70,13 +59,9 @@ def is_evaluate():
     return _State.task["kind"] == "evaluate"
 
 
-def is_submit_model():
-    return False
-
-
 def send(model):
-    answer = {"params": model.params, "params_type": str(model.params_type), "meta": model.meta}
-    _send({**answer, "metrics": model.metrics or {}, "logged": _State.logged})
+    answer = {"params": model.params, "meta": model.meta, "metrics": model.metrics or {}}
+    _send({**answer, "logged": _State.logged})
     _State.task = _State.received = None
     _State.logged = ()
 
