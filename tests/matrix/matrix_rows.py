@@ -7,6 +7,7 @@ from typing import NamedTuple
 from flstream.telemetry.halts import POINTS
 
 MODES = ("pull", "map", "native")
+VICTIMS = ("server", "worker", "launcher", "all")
 
 
 class Row(NamedTuple):
@@ -19,6 +20,7 @@ class Row(NamedTuple):
         engines: Where its workers can be.
         points: The points that its runs come to.
         times: Whether they come there ``first`` or also ``later``.
+        victims: Whose death leaves the model as it is.
     """
 
     settings: tuple[str, ...] = ()
@@ -27,6 +29,7 @@ class Row(NamedTuple):
     engines: tuple[str, ...] = ("local", "inline")
     points: tuple[str, ...] = POINTS
     times: tuple[str, ...] = ("first", "later")
+    victims: tuple[str, ...] = VICTIMS
 
 
 def workflow(kind: str, *args: str) -> str:
@@ -55,6 +58,7 @@ def private(*settings: str) -> Row:
 
 
 STAGES = "workflow=[{type=fedavg}, {type=cyclic, args{order=random}}, {type=cross_site}]"
+SMALL_FOLD = "aggregation.memory_budget=1 MiB"
 ADAPTIVE = "privacy.clipping={type=adaptive, norm=2}"
 EXACT = {"modes": ("pull",), "sizes": ("large",)}
 
@@ -64,26 +68,29 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "fedavg": Row(),
         "fedprox": Row((workflow("fedavg", "fedprox_mu=0.5"),)),
         "cyclic": Row(
-            (workflow("cyclic", "order=random_without_same_in_a_row"),),
+            (workflow("cyclic", "order=random_without_same_in_a_row"), "streaming.reuse=off"),
             points=tuple(point for point in POINTS if point != "fold"),
+            victims=("server", "launcher", "all"),  # a site that fails is passed over
         ),
         "scaffold": Row((workflow("scaffold"),)),
         "feddyn": Row((workflow("feddyn", "feddyn_alpha=0.5"),)),
         "ditto": Row((workflow("ditto", "ditto_lambda=0.5"),)),
         "fedper": Row((workflow("fedper", 'personal=["^head"]'),)),
         "swarm": Row((workflow("swarm"),)),
-        "cross_site": Row((workflow("cross_site", "after=swarm"),)),
+        "cross_site": Row((workflow("cross_site", "after=swarm"), "streaming.reuse=off")),
         "evaluate": Row(
             (workflow("evaluate"),), points=("record", "evaluation", "end"), times=("first",)
         ),
         "own workflow": Row((workflow('"own.py:odd_even"'),)),
         "stages": Row((STAGES,)),
+        "scaffold, fedavgm": Row((workflow("scaffold"), *optimizer("fedavgm").settings)),
         # Ways of training.
         "diff": Row(("train.args={diff=true}",)),
         "received": Row(
             ("train.script=received.py", "train.alias=nvflare"),
             points=tuple(point for point in POINTS if point != "evaluation"),
         ),
+        "numpy": Row(("train.exchange_format=numpy",)),
         "learner": Row(('train.learner="learner.py:Line"', "train.script=null")),
         "local optimizer": Row(("train.optimizer_state=local",)),
         "global optimizer": Row(
@@ -96,9 +103,9 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "excluded": Row(('aggregation.exclude=["^head", "wide"]',)),
         "clipped": Row(("aggregation.clip_norm=median",)),
         "norm_bounded_mean": method("norm_bounded_mean", "aggregation.clip_norm=0.5"),
-        "median": method("median"),
+        "median": method("median", SMALL_FOLD),
         "trimmed_mean": method("trimmed_mean", "aggregation.trim=0.2"),
-        "krum": method("krum"),
+        "krum": method("krum", SMALL_FOLD),
         "multi_krum": method("multi_krum"),
         "bulyan": method("bulyan"),
         "geometric_median": method("geometric_median"),
@@ -108,13 +115,13 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "fedadagrad": optimizer("fedadagrad"),
         "fedadam": optimizer("fedadam"),
         "fedyogi": optimizer("fedyogi"),
-        "private": private(),
+        "private": private(SMALL_FOLD),
         "private adaptive": private(ADAPTIVE, "clients.per_round=3"),
         # Codecs.
         "cast up": codecs("up", "cast"),
         "int8 up": codecs("up", "int8"),
         "int4 up": codecs("up", "int4"),
-        "topk up": codecs("up", "{type=topk, fraction=0.25}"),
+        "topk up": Row(("streaming.codecs.up=[{type=topk, fraction=0.25}]", SMALL_FOLD)),
         "ternary up": codecs("up", "ternary", "zstd", modes=("pull",)),
         "own codec up": codecs("up", '"own.py:Sixteenths"'),
         "cast down": codecs("down", "cast"),
@@ -123,6 +130,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "delta both": Row(
             ("streaming.codecs={down=[delta, shuffle, zstd], up=[delta, zstd]}",), **EXACT
         ),
+        "lossy both": Row(("streaming.codecs={down=[int8, shuffle, zstd], up=[topk, zstd]}",)),
         "own compressor": codecs("down", "shuffle", '"own.py:Deflate"', **EXACT),
         # Filters.
         "percentile_privacy": Row(("filters.up=[{type=percentile_privacy, percentile=50}]",)),
@@ -130,6 +138,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "exclude_vars": Row(("filters.up=[{type=exclude_vars, exclude_vars=[head]}]",)),
         "gaussian": Row(("filters.up=[{type=gaussian, sigma=0.125}]",)),
         "gaussian down": Row(("filters.down=[{type=gaussian, sigma=0.125}]",)),
+        "filters": Row(("filters.up=[{type=percentile_privacy}, {type=gaussian, sigma=0.125}]",)),
         "own filter": Row(('filters.up=["own.py:Signs"]',)),
         # Links.
         "thin links": Row(
@@ -137,16 +146,23 @@ ROWS: Mapping[str, Row] = MappingProxyType(
             modes=("pull", "native"),
             engines=("local",),  # inline, it leaves sockets to the garbage collector
         ),
+        "links that change": Row(
+            ("network={latency=1 ms, traces=trace.csv}",),
+            modes=("pull", "native"),
+            engines=("local",),
+        ),
     }
 )
 
 SHIPPED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "digits": (),
+        "digits": ("rounds=2",),
         "script": (),
         "learner": (),
-        "virtual": (),
+        "virtual": ("rounds=5",),
         "exchange": ("model.args.size=8 MiB",),
+        "digits, whole": (),
+        "virtual, whole": (),
     }
 )
-"""Jobs of this checkout, and their overrides."""
+"""Jobs of this checkout, and their overrides; the whole of two that take longer is of the night."""

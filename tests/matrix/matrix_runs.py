@@ -24,6 +24,11 @@ Ending = dict[str, object]
 """What a run ends in, as the table of digests has it."""
 
 
+def path_of(shipped: str) -> Path:
+    """The job file of a job of this checkout."""
+    return JOBS / shipped.partition(",")[0] / "job.conf"
+
+
 def overrides_of(row: str, size: str, *more: str) -> list[str]:
     """The overrides of a row and a size, and more of a case."""
     return [*ROWS[row].settings, f"model.args.width={WIDTHS[size]}", *more]

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from matrix_rows import ROWS, SHIPPED
-from matrix_runs import DIGESTS, JOB, JOBS, overrides_of, run
+from matrix_runs import DIGESTS, JOB, overrides_of, path_of, run
 
 from flstream.engines.processes import ProcessHost
 
@@ -20,7 +20,7 @@ def main(wanted: list[str]) -> None:
     cases = {
         f"{row}, {size}": (JOB, overrides_of(row, size)) for row in ROWS for size in ROWS[row].sizes
     }
-    cases |= {f"jobs/{job}": (JOBS / job / "job.conf", list(how)) for job, how in SHIPPED.items()}
+    cases |= {f"jobs/{job}": (path_of(job), list(how)) for job, how in SHIPPED.items()}
     for name, (job, overrides) in cases.items():
         if wanted and not any(map(name.startswith, wanted)):
             continue

@@ -15,7 +15,8 @@ import pytest
 from matrix_draw import drawn
 from matrix_pairs import pairs_of, pairwise
 from matrix_rows import MODES, ROWS, SHIPPED
-from matrix_runs import DIGESTS, JOBS, overrides_of, recorded, run
+from matrix_runs import DIGESTS, overrides_of, path_of, recorded, run
+from nightly_cases import first_and_nightly
 
 from flstream.codecs.chain import BLOCK_CODECS, COMPRESSORS, STEPS
 from flstream.job.aggregation_method import METHODS
@@ -46,7 +47,7 @@ def is_possible(case):
 
 ALIKE = [
     {"fedavg", "swarm", "cross_site", "local optimizer", "stopped", "thin links"}
-    | {"delta both", "own compressor"},
+    | {"delta both", "own compressor", "numpy", "links that change"},
     {"fedper", "exclude_vars"},  # the base of this model does not depend on its head
     {"median", "own aggregator"},
 ]
@@ -68,10 +69,9 @@ def test_a_model_has_the_bits_of_the_table(case, tmp_path, fork_server):
     assert run(tmp_path / "run", overrides_of(row, size, *how)) == recorded(f"{row}, {size}")
 
 
-@pytest.mark.parametrize("job", SHIPPED)
+@first_and_nightly("job", list(SHIPPED), brief=5)
 def test_a_shipped_job_has_the_bits_of_the_table(job, tmp_path, fork_server):
-    path = JOBS / job / "job.conf"
-    assert run(tmp_path / "run", list(SHIPPED[job]), path) == recorded(f"jobs/{job}")
+    assert run(tmp_path / "run", list(SHIPPED[job]), path_of(job)) == recorded(f"jobs/{job}")
 
 
 def test_what_a_row_is_about_makes_a_difference_but_where_it_must_make_none():

@@ -10,12 +10,11 @@ import pytest
 from kill_points import run_killed
 from matrix_draw import drawn
 from matrix_pairs import pairwise
-from matrix_rows import ROWS
+from matrix_rows import ROWS, VICTIMS
 from matrix_runs import overrides_of, recorded, run
 
 from flstream.telemetry.halts import POINTS
 
-VICTIMS = ("server", "worker", "launcher", "all")
 ENGINES = ("local", "inline")
 """Where the run resumes, having been killed in processes of its own."""
 TIMES = {"first": dict.fromkeys(POINTS, 1)}
@@ -30,9 +29,9 @@ OURS = re.compile(
 
 
 def is_possible(case):
-    row, point, _, time, engine = case
+    row, point, victim, time, engine = case
     comes = point in ROWS[row].points and point in TIMES[time] and time in ROWS[row].times
-    return comes and engine in ROWS[row].engines
+    return comes and victim in ROWS[row].victims and engine in ROWS[row].engines
 
 
 CASES = list(pairwise(list(ROWS), [POINTS, VICTIMS, list(TIMES), ENGINES], is_possible))
