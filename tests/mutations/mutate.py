@@ -17,9 +17,21 @@ from pathlib import Path
 from mutations import MUTATIONS, Mutation
 
 CHECKOUT = Path(__file__).parents[2]
-LEFT_OUT = shutil.ignore_patterns(".*", "runs", "__pycache__", "build", "dist")
+LEFT_OUT = ("runs", "build", "dist")
+"""Folders of the checkout that are no part of it, beside hidden ones."""
 PATIENCE = 900.0
 """Seconds after which tests count as stuck, which finds a mistake, too."""
+
+
+def copied_to(copy: Path) -> Path:
+    """Copy the checkout without what was made in it."""
+
+    def left_out(folder: str, names: list[str]) -> list[str]:
+        at_top = Path(folder) == CHECKOUT
+        hidden = [name for name in names if name.startswith(".") or name == "__pycache__"]
+        return [*hidden, *(LEFT_OUT if at_top else ())]
+
+    return Path(shutil.copytree(CHECKOUT, copy, symlinks=True, ignore=left_out))
 
 
 def tested(checkout: Path, tests: list[str]) -> str:
@@ -35,7 +47,7 @@ def tested(checkout: Path, tests: list[str]) -> str:
         return "a test that hangs"
     failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
     if failed is None and done.returncode not in (0, 5):
-        return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.stderr[-200:]
+        raise SystemExit(f"tests cannot be run: {done.stdout}{done.stderr}")
     return failed[1] if failed else ""
 
 
@@ -58,8 +70,7 @@ def main() -> int:
     options = parser.parse_args()
     missed = 0
     with tempfile.TemporaryDirectory(prefix="flstream-mutations-") as folder:
-        copy = Path(folder) / "checkout"
-        shutil.copytree(CHECKOUT, copy, symlinks=True, ignore=LEFT_OUT)
+        copy = copied_to(Path(folder) / "checkout")
         for number, mutation in enumerate(MUTATIONS[options.first : options.to], options.first):
             before = applied(mutation, copy)
             finder = tested(copy, [f"tests/{each}" for each in mutation.tests.split()])
