@@ -7,18 +7,19 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from queue import Queue
 from unittest.mock import patch
 
-from flstream.transport.channel import Channel
-from flstream.transport.sockets import pipe
+from flstream.job.link import NetworkLink
+from flstream.transport.link_relay import LinkRelay
+from flstream.transport.sockets import SocketChannel, pipe
 from flstream.transport.splice import Pages
 from flstream.transport.tcp import TcpListener, dial
 
-Ends = tuple[Channel, Channel]
+Ends = tuple[SocketChannel, SocketChannel]
 
 
 @contextmanager
 def tcp() -> Iterator[Ends]:
     """The ends of an authenticated connection, once each has the other's proof."""
-    accepted: Queue[Channel] = Queue()
+    accepted: Queue[SocketChannel] = Queue()
     with TcpListener("127.0.0.1:0", lambda channel, _: accepted.put(channel)) as listener:
         site = dial(listener.address, listener.admit("site-1"), "server")
         server = accepted.get(timeout=10)
@@ -46,8 +47,21 @@ def pipes_that_copy() -> Iterator[Ends]:
         yield ends
 
 
+@contextmanager
+def linked() -> Iterator[Ends]:
+    """A TCP connection over an emulated link, which is fast and loses packets."""
+    link = NetworkLink(up=1e9, down=1e9, latency=0.001, jitter=0.001, loss=0.01)
+    with (
+        tcp() as (server, site),
+        closing(LinkRelay({"site-1": link}, 0, "site-1")) as relay,
+        closing(relay.channel(site.detach(), "server", "up")) as near,
+    ):
+        yield server, near
+
+
 CHANNELS: dict[str, Callable[[], AbstractContextManager[Ends]]] = {
     "pipe": pipes,
     "pipe without splice": pipes_that_copy,
     "tcp": tcp,
+    "link": linked,
 }
