@@ -6,7 +6,7 @@ from cross_sites import AFTER_FEDAVG, BEST, FINAL, check, checking, due, matrix
 from flows import finished, numbered, records, shape
 from journal_support import flip
 from safetensors.torch import load_file
-from training_scripts import LARGE, LEARNER, noisy_learner, of_kind
+from training_scripts import LARGE, of_kind
 
 from flstream.errors import UsageError
 from flstream.job import load_job
@@ -183,22 +183,6 @@ def test_a_site_that_is_late_or_answers_nothing_is_left_out_and_the_others_count
     assert "in the time it was given" in reasons["site-3"]
 
 
-RECEIVED = """
-    if flare.is_evaluate():
-        flare.send(flare.FLModel(metrics=score(params)))
-        continue
-"""
-
-
-def test_code_that_trains_in_an_evaluation_is_scored_by_the_metrics_that_it_sends(jobs):
-    script = checking().replace(RECEIVED, "\n    received = score(params)\n")
-    script = script.replace("metrics=metrics", "metrics=received")
-    run = finished(jobs.run(script, THREE, AFTER_FEDAVG))
-    assert run.summary.evaluate == "received"
-    assert matrix(run) == due(run, SITES)
-    assert any("answers evaluation tasks with a model too" in each for each in run.summary.warnings)
-
-
 @pytest.mark.parametrize(
     ("workflow", "message"),
     [
@@ -222,23 +206,6 @@ def test_one_model_is_scored_without_any_training(jobs, whole):
     [row] = run.summary.metrics
     assert (run.summary.best.round, run.summary.best.value) == (0, row["check"])
     assert plan_resume(load_job(run.directory.job_file), run.directory).is_finished
-
-
-SUBMITTING_LEARNER = """
-    def submit_model(self, model):
-        assert model.params == {}
-        number = float(self.site.name[-1])
-        own = {"w": torch.full((1000,), number), "b": torch.zeros(3, 5).double()}
-        return flare.FLModel(params={**own, "steps": torch.tensor(7)})
-"""
-
-
-def test_a_learner_with_the_method_submits_a_model(jobs):
-    how = [THREE, "rounds=1", *LEARNER, AFTER_FEDAVG.replace(",key_metric=check", "")]
-    run = finished(jobs.run(noisy_learner() + SUBMITTING_LEARNER, *how))
-    assert run.summary.failures == []
-    for row in matrix(run).values():
-        assert [row[site]["accuracy"] for site in SITES] == [1.0, 2.0, 3.0]
 
 
 OWN = """

@@ -94,32 +94,6 @@ def test_an_evaluation_of_the_last_round_alone_is_void_where_there_are_more_roun
     assert shape(records(resumed)) == numbered(*rounds, *rounds)
 
 
-def test_it_is_void_once_another_effect_follows(flows):
-    text = """
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            model = run.fold(model, run.train(model, run.sites))
-            see(number, run.evaluate(model), run.best)
-            if number == 3:
-                run.train(model, run.sites)
-                see(run.best)
-                model = run.fold(model, run.train(model, run.sites))
-                see(run.best)
-        return model
-    """
-    script = SCORES.replace("CURVE", "").replace("0.6, 0.6", "0.8, 0.6")
-    run = flows.finish(text, *SELDOM, "rounds=3", script=script)
-    second, third = BEST.format(2, 0.7), BEST.format(3, 0.8)
-    assert flows.seen() == [
-        "1, None, None", f"2, {{'accuracy': 0.7}}, {second}", f"3, {{'accuracy': 0.8}}, {third}",
-        second, second,
-    ]  # fmt: skip
-    assert run.summary.best.round == 2
-    assert [each.get("accuracy") for each in run.summary.metrics] == [None, 0.7, None]
-    assert run.directory.best_model.samefile(run.directory.checkpoint(2))
-
-
 FAILING = {("site-3", each): "raise KeyError('oops')" for each in (1, 2)}
 SITES = """
 def flow(run):

@@ -128,7 +128,7 @@ def test_a_workflow_that_returns_nothing_ends_with_its_newest_model_and_a_warnin
 # What it asks for depends on a file, as another program's would on the clock.
 OTHER = """
 def flow(run):
-    model, kept = run.initial_model(), None
+    model = run.initial_model()
     for number in run.rounds():
         other = (HERE / "other").read_text() if number == 2 else ""
         sites = ["site-1"] if other == "other sites" else run.sites
@@ -136,8 +136,7 @@ def flow(run):
         updates = updates[:1] if other == "some updates" else updates[:]
         model = run.fold(model, updates)
         if other != "no evaluation":
-            run.evaluate(kept if other == "another model" else model)
-        kept = kept or model
+            run.evaluate(model)
         if number == 2:
             break_off()
     return model
@@ -159,7 +158,6 @@ def broken(tmp_path_factory, jobs_in):
     [
         ("other sites", TRAIN, "train(model 1, site-1)"),
         ("no evaluation", "evaluate(model 2)", "train(model 2, site-1, site-2)"),
-        ("another model", "evaluate(model 2)", "evaluate(model 1)"),
         ("more updates", TRAIN, f"{TRAIN} with other sites, min_updates, timeout or meta"),
         ("some updates", f"{FOLD} 4)", "fold(model 1, updates of site-1 of effect 4)"),
     ],
