@@ -120,11 +120,8 @@ def test_a_model_that_was_evaluated_and_is_then_trained_is_reused_and_listed(job
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_site_that_folds_is_named_and_a_model_for_several_sites_comes_once(jobs):
-    found = records_of(run_of(jobs, "workflow.type=swarm", QUIET))
-    for each in found:
+def test_a_site_that_folds_is_named(jobs):
+    for each in records_of(run_of(jobs, "workflow.type=swarm", QUIET)):
         if each.direction == "sent":
             assert ("local" in each.tags) == (each.receiver == each.site)
             assert (each.bytes == 0) == (each.receiver == each.site)
-    found = records_of(run_of(jobs, "clients.count=4", "clients.parallel=1", QUIET))
-    assert {each.sites for each in found if each.direction == "received"} == {4}

@@ -18,7 +18,6 @@ def build():
         "w": torch.randn(300, 300, generator=generator),
         "norm": torch.randn(300, generator=generator),
         "half": torch.randn(70_000, generator=generator).bfloat16(),
-        "b": torch.randn(3, 5, generator=generator, dtype=torch.float64),
         "steps": torch.tensor(0),
     }
 """
@@ -63,11 +62,8 @@ def using(codec, way="up"):
     return f"streaming.codecs.{way}=[{codec}]", "streaming.codecs.require_lossless=[norm]"
 
 
-@first_and_nightly("codec", ["int8", "topk"])
-def test_an_update_loses_only_what_it_may_whole_or_not_and_only_what_is_sent_is_counted(
-    jobs, codec
-):
-    # One site sends a part, and one a number that cannot be encoded.
+def test_an_update_loses_only_what_it_may_and_only_what_is_sent_is_counted(jobs):
+    """One site sends a part, and one a number that cannot be encoded."""
     deeds = """
         if site == "site-2":
             params, meta = {name: params[name] for name in params if name != "half"}, {"partial": 1}
@@ -75,23 +71,18 @@ def test_an_update_loses_only_what_it_may_whole_or_not_and_only_what_is_sent_is_
             params["w"][7, 3] = float("nan")
         """
     how = ["clients.count=3", "clients.min_updates=2", "rounds=1", QUIET]
-    run = finished(jobs.run(training(deeds), *how, *using(codec), model=MODEL))
+    run = finished(jobs.run(training(deeds), *how, *using("int8"), model=MODEL))
     before, after = built(), load_file(run.directory.final_model)
-    for name, tensor in before.items():
-        change = torch.linspace(1, 2, tensor.numel(), dtype=torch.float64).view(tensor.shape)
-        if name in ("norm", "steps"):
-            due = (tensor.double() + change).to(tensor.dtype) if name == "norm" else tensor + 1
-            torch.testing.assert_close(after[name], due)
-        else:
-            assert not torch.equal(after[name], tensor), name
+    change = torch.linspace(1, 2, 300, dtype=torch.float64)
+    torch.testing.assert_close(after["norm"], (before["norm"] + change).float())
+    assert after["steps"] == 1
+    assert not torch.equal(after["w"], before["w"])
     [failure] = run.summary.failures
     assert failure.site == "site-3"
     assert "tensor 'w'" in failure.reason
-    if codec == "int8":
-        size = run.summary.model.bytes
-        up = run.summary.transfer.up
-        assert up.bytes < 0.36 * 3 * size  # a quarter of float32, and half of bfloat16
-        assert run.summary.transfer.down.bytes == 3 * size
+    size, transfer = run.summary.model.bytes, run.summary.transfer
+    assert transfer.up.bytes < 0.36 * 3 * size  # a quarter of float32, and half of bfloat16
+    assert transfer.down.bytes == 3 * size
 
 
 def test_what_topk_leaves_out_comes_with_later_updates(jobs):
@@ -126,7 +117,7 @@ class Halves:
 
 @first_and_nightly(
     "codec",
-    ["int8, delta, zstd", '"mine.py:Halves"', "{type=cast,to=f16}"],
+    ["int8, delta, zstd", '"mine.py:Halves"'],
     brief=2,
 )
 def test_sites_have_the_bits_that_the_server_keeps(jobs, codec):

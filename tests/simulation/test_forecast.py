@@ -44,8 +44,6 @@ WAYS = {
         "clients.count=5", "clients.parallel=2", "aggregation.exclude=[b]", QUIET,
         "filters.up=[svt_privacy, { type = exclude_vars, exclude_vars = [steps] }]",
     ],
-    # All updates are compared, and the one that is chosen is fetched again.
-    "one of them is chosen": ["clients.count=3", "aggregation.method=krum"],
     "scored across sites": ["workflow={type=cross_site,args{after=fedavg,key_metric=accuracy}}"],
     "a model of each site's own": ["workflow={type=ditto,args{key_metric=accuracy}}"],
     "mapped": ["streaming.mode=map"],
@@ -126,20 +124,6 @@ def test_fewer_processes_take_less_memory_and_more_disk():
     # Two groups of four updates in waiting, and the sum in float64 with its successor.
     assert few.round_disk_bytes - own.round_disk_bytes == (2 * 4 + 2 * 2) * layout.nbytes
     assert few.down == own.down
-
-
-def test_disk_is_for_dropped_checkpoints_that_are_still_mapped():
-    layout, keep = plain_layout(MIB), {"keep": 1}
-    needs = [
-        forecast(a_job(9, checkpoints=keep, streaming={"mode": mode}, **more), layout).disk_bytes
-        for mode, more in (
-            ("pull", {}),
-            ("map", {}),
-            ("map", {"clients": {"count": 6, "per_round": 2}}),
-        )
-    ]
-    assert needs[1] - needs[0] == MIB  # that of the round before, until all have the next one
-    assert needs[2] - needs[0] >= 6 * MIB
 
 
 def test_disk_is_for_the_checkpoints_that_stay():

@@ -17,7 +17,7 @@ def run(jobs, script, *overrides, **how):
     return done
 
 
-# Trains in a module with ties, buffers and numbers of several kinds, received in one way or other.
+# Trains in a module with ties and buffers, received in one way or other.
 def training(into, load):
     body = """
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
@@ -38,17 +38,14 @@ from torch import nn
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.one = nn.Linear(256, 256)
-        self.norm = nn.{norm}(256)
-        self.register_buffer("seen", torch.zeros(256))
-        self.two = nn.Linear(256, 256)
+        self.one, self.norm, self.two = nn.Linear(256, 256), nn.{norm}(256), nn.Linear(256, 256)
         self.two.weight = self.one.weight
-        self.register_buffer("mask", torch.arange(65536) % 3 == 0)
+        self.register_buffer("seen", torch.zeros(256))
 
     def forward(self, x):
         x = self.norm(torch.relu(self.one(x)))
         self.seen += x.detach().mean(0)
-        return self.two(x) * self.mask[:256]
+        return self.two(x)
 
 
 def build():
@@ -101,9 +98,6 @@ def test_a_checkpoint_is_not_written_over_as_long_as_it_is_mapped_as_arrays(jobs
     how = ("rounds=6", "checkpoints.keep=1", "train.exchange_format=numpy")
     done = run(jobs, KEEPER, *how, model=PLAIN)
     assert done.summary.transfer.down.bytes == 0
-    # A model that comes with its layout is not mapped.
-    short = run(jobs, KEEPER, *how[2:], "rounds=1", model=PLAIN.replace("18", "6"))
-    assert short.summary.transfer.down.bytes > 0
 
 
 # 32 MiB that are frozen, and 1 MiB that is trained.

@@ -1,6 +1,6 @@
 """What sites and the server have is not sent again: fewer bytes, and the same bits."""
 
-from nightly_cases import first_and_nightly
+import pytest
 from training_scripts import QUIET, plain
 
 # 40 layers of 256 KiB with adapters of 4 KiB beside each: 10.2 MiB, of which 1.6% is trained.
@@ -65,15 +65,13 @@ def test_layers_that_nobody_changes_travel_once_to_the_same_bits(jobs):
 
 
 # Some need the model as it was received, and so have it in another place than the code.
-@first_and_nightly(
+@pytest.mark.parametrize(
     ("width", "overrides"),
     [
         (16, ["streaming.codecs.up=[topk]"]),
         (256, []),
-        (256, ["filters.up=[{type=gaussian,sigma=0.1}]"]),
     ],
-    ids=["50 KiB, topk", "10 MiB", "filtered"],
-    brief=2,
+    ids=["50 KiB, topk", "10 MiB"],
 )
 def test_a_model_that_was_evaluated_is_not_sent_again_to_be_trained(jobs, width, overrides):
     how = ["workflow.args.evaluate_every=1", *overrides]

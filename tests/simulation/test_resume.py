@@ -10,8 +10,6 @@ from journal_support import flip
 from training_scripts import LARGE, QUIET, events_of, noisy, of_kind, results, trained
 
 from flstream.errors import ResumeRefusedError
-from flstream.runs.body_records import RECORDED, read_bodies
-from flstream.runs.journal import read_history
 from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.events import (
     EffectDone,
@@ -187,14 +185,10 @@ def test_a_state_that_is_lost_in_mid_run_ends_it_with_the_same_sentence(jobs):
 class ServerKiller:
     """Kills the server once a site waits for that."""
 
-    def __init__(self):
-        self.pid, self.has_struck = 0, False
-
     def __call__(self, event, sampler):
         if isinstance(event, ProcessReady) and event.process == "server":
             self.pid = event.pid
         if isinstance(event, SiteLog) and event.key == "waits":
-            self.has_struck = True
             os.kill(self.pid, signal.SIGKILL)
 
 
@@ -213,10 +207,8 @@ def test_updates_that_are_whole_are_not_trained_again_and_a_damaged_one_is(jobs)
     # One worker: of six updates, four are in a sum and one waits when the last site trains.
     script = noisy(WAITS)
     how = ["clients.count=6", LARGE, "clients.parallel=1", QUIET]
-    killer = ServerKiller()
-    run = jobs.run(script, *how, listener=killer)
-    assert killer.has_struck
-    assert run.summary.status == "failed"
+    run = jobs.run(script, *how, listener=ServerKiller())
+    assert "server was killed" in run.summary.error
     waiting = {path.name for path in run.directory.updates(3).glob("*.safetensors")}
     assert waiting == {"site-5.safetensors", "sum.safetensors"}
     flip(run.directory.updates(3) / "site-5.safetensors")
@@ -226,11 +218,6 @@ def test_updates_that_are_whole_are_not_trained_again_and_a_damaged_one_is(jobs)
         due = [1, 2, 2] if number >= 5 else [1, 2]
         assert trained(resumed, f"site-{number}") == due
     assert not (run.directory.path / "updates").exists()
-    # The journal has each body once.
-    history = read_history(run.directory.events, note_lines_of=RECORDED)
-    found = [(each.site, each.round, each.direction) for each in
-             read_bodies(run.directory.events, history)]  # fmt: skip
-    assert len(found) == len(set(found)) == 6 * 2 * 2
 
 
 @pytest.mark.nightly
@@ -240,12 +227,11 @@ def test_a_training_that_was_asked_first_and_done_last_leaves_the_state_that_cou
         "    model = run.initial_model()\n"
         "    for _ in run.rounds():\n"
         "        late = run.train(model, ['site-1'])\n"
-        "        early = run.train(model, ['site-1', 'site-2'])\n"
-        "        run.fold(model, early)\n"
+        "        run.fold(model, run.train(model, ['site-1', 'site-2']))\n"
         "        model = run.fold(model, late)\n"
         "    return model\n"
     )
-    settings = ["clients.count=2", QUIET, 'workflow.type="late.py:late"']
+    settings = [QUIET, 'workflow.type="late.py:late"']
     expected = jobs.run(noisy(), *settings, "rounds=3")
     run = jobs.run(noisy(), *settings, "rounds=2")
     assert results(jobs.go_on(run, noisy(), *settings, "rounds=3")) == results(expected)

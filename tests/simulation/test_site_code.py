@@ -104,38 +104,6 @@ def test_a_script_has_processes_files_and_random_numbers_of_its_own(jobs):
     assert all(first != second for first, second in zip(one, two, strict=True))
 
 
-LEARNER = """
-import random
-import numpy as np
-import torch
-import flstream.client as flare
-
-
-class Plain:
-    def __init__(self):
-        self.drawn = random.random() + float(np.random.rand()) + float(torch.rand(()))
-
-    def train(self, model):
-        model.params["w"] += self.site.args["step"] * (self.site.index + 1)
-        return flare.FLModel(params=model.params, metrics={"drawn": self.drawn})
-
-    def evaluate(self, model):
-        return flare.FLModel(metrics={"w": float(model.params["w"][0])})
-"""
-
-
-def test_a_learner_needs_no_setup_draws_the_same_in_each_run_and_finds_its_arguments(jobs):
-    how = [
-        "train.script=null", "train.learner=client:Plain", "rounds=1", "clients.names=[b, a]",
-        "clients.args={ b { step = 1.0 }, a { step = 3.0 } }",
-    ]  # fmt: skip
-    model = 'import torch\ndef build():\n    return {"w": torch.zeros(3)}'
-    runs = [jobs.run(LEARNER, *how, model=model) for _ in range(2)]
-    assert runs[0].summary.status == "finished", runs[0].summary.error
-    assert runs[0].summary.metrics[-1]["w"] == (1.0 + 6.0) / 2
-    assert runs[0].summary.metrics == runs[1].summary.metrics
-
-
 @pytest.mark.nightly
 @pytest.mark.usefixtures("processes")
 def test_a_script_may_choose_another_start_method(jobs):

@@ -5,16 +5,13 @@ import torch
 from cross_sites import AFTER_FEDAVG, BEST, FINAL, check, checking, due, matrix
 from flows import finished, numbered, records, shape
 from journal_support import flip
-from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
-from training_scripts import LARGE, LEARNER, noisy_learner, of_kind
+from training_scripts import LARGE, of_kind
 
 from flstream.errors import UsageError
 from flstream.job import load_job
-from flstream.runs.body_records import RECORDED, read_bodies
-from flstream.runs.journal import read_history
 from flstream.runs.resume import plan_resume
-from flstream.telemetry.events import Evaluated, ModelsCollected, ModelScored
+from flstream.telemetry.events import ModelsCollected, ModelScored
 
 SITES = ["site-1", "site-2", "site-3"]
 THREE = "clients.count=3"
@@ -47,7 +44,7 @@ def test_each_entry_is_what_the_sites_own_code_finds_of_that_checkpoint(whole):
     assert len(values) == 3 * (4 if found["site-1"][FINAL] == found["site-1"][BEST] else 5)
 
 
-def test_what_it_does_is_numbered_and_told(whole):
+def test_what_it_does_is_numbered_and_told_with_the_score_of_each_site(whole):
     rounds = ["train", "fold", "evaluate"] * 2
     scores = ["collect", *["score"] * 5, "write_json"]
     assert shape(records(whole)) == numbered(*rounds, *scores)
@@ -56,17 +53,10 @@ def test_what_it_does_is_numbered_and_told(whole):
     scored = of_kind(whole, ModelScored)
     assert [each.owner for each in scored] == [FINAL, BEST, *SITES]
     assert all(each.sites == 3 and each.metrics.keys() == {"check"} for each in scored)
-    evaluations = sum((each.down for each in of_kind(whole, Evaluated)), start=scored[0].down)
     assert whole.summary.rounds_completed == 2
-    assert whole.summary.transfer.down.bytes > evaluations.bytes
-
-
-def test_an_evaluation_keeps_the_score_of_each_site(whole):
     for row in whole.summary.metrics:
         model = whole.directory.checkpoint(row["round"])
         assert row["sites"] == {site: {"check": check(site, model)} for site in SITES}
-    first = of_kind(whole, Evaluated)[0]
-    assert first.sites == {"check": [check(site, whole.directory.checkpoint(1)) for site in SITES]}
 
 
 def test_a_finished_run_has_nothing_left_to_do(whole):
@@ -75,20 +65,6 @@ def test_a_finished_run_has_nothing_left_to_do(whole):
     assert job.planned_rounds == 2
     assert job.key_metric == "check"
     assert plan_resume(job, whole.directory).is_finished
-
-
-@pytest.mark.usefixtures("processes")
-def test_models_of_updates_that_are_added_up_as_they_come_are_kept_and_no_other(jobs):
-    sites = [f"site-{number}" for number in range(1, 7)]
-    how = ["clients.count=6", "clients.parallel=1", "rounds=3", "checkpoints.keep=1", LARGE]
-    run = finished(jobs.run(checking(), *how, AFTER_FEDAVG))
-    assert matrix(run) == due(run, sites)
-    for site, model in models_of(run, sites).items():
-        assert alike(model, load_file(run.directory.site(site) / "sent.safetensors"))
-    assert not (run.directory.path / "updates").exists()
-    # No model of a round stays longer for the sake of a later workflow.
-    kept = {f"round-{number:04d}.safetensors" for number in (run.summary.best.round, 3)}
-    assert {path.name for path in run.directory.checkpoints.iterdir()} == kept
 
 
 DIFFERENCE = """
@@ -106,11 +82,8 @@ if site == "site-2":
 def test_a_difference_and_a_part_are_made_full_and_some_sites_alone_may_take_part(jobs):
     chosen = ["site-3", "site-1", "site-2"]
     workflow = AFTER_FEDAVG.replace("key", f"participating_sites=[{','.join(chosen)}],key")
-    run = finished(
-        jobs.run(
-            checking(DIFFERENCE), "clients.count=4", "rounds=1", "clients.min_updates=3", workflow
-        )
-    )
+    how = ["clients.count=4", "rounds=1", "clients.min_updates=3", workflow]
+    run = finished(jobs.run(checking(DIFFERENCE), *how))
     assert matrix(run) == due(run, chosen)
     assert list(matrix(run)) == chosen
     base, models = load_file(run.directory.checkpoint(0)), models_of(run)
@@ -157,47 +130,31 @@ if flare.is_submit_model():
     assert model.meta["submit_model_name"] == "best_model"
     if site == "site-2":
         raise RuntimeError("no best model")
-    own = {"w": torch.full((len_w,), float(site[-1])), "b": torch.zeros(3, 5).double()}
+    own = {"w": torch.full((300_000,), float(site[-1])), "b": torch.zeros(3, 5).double()}
     flare.send(flare.FLModel(params={**own, "steps": torch.tensor(7)}))
     continue
 """
 
 
-def submitting(elements=1000):
+def test_code_that_names_the_task_submits_a_model_of_its_own(jobs):
     lines = "".join(f"    {line}\n" for line in SUBMIT.splitlines() if line)
-    text = checking().replace(
-        "    if flare.is_evaluate():\n", f"{lines}    if flare.is_evaluate():\n"
-    )
-    return f"len_w = {elements}\n{text}"
-
-
-@first_and_nightly(
-    "how", [["clients.parallel=2", LARGE], [], ["clients.parallel=2"]], ids=["files", "own", "tiny"]
-)
-@pytest.mark.usefixtures("processes")
-def test_code_that_names_the_task_submits_a_model_of_its_own(jobs, how):
-    elements = 300_000 if LARGE in how else 1000
-    run = finished(jobs.run(submitting(elements), THREE, "rounds=1", AFTER_FEDAVG, *how))
+    evaluates = "    if flare.is_evaluate():\n"
+    script = checking().replace(evaluates, f"{lines}{evaluates}")
+    run = finished(jobs.run(script, THREE, "rounds=1", AFTER_FEDAVG, LARGE))
     [collected] = of_kind(run, ModelsCollected)
     assert collected.sites == ["site-1", "site-3"]
     assert "no best model" in collected.failures["site-2"]
     assert list(run.directory.sites.rglob("last*")) == []
-    assert not (run.directory.path / "updates").exists()
     found = matrix(run)
-    asked = ["site-1", "site-3"] if how == [] else SITES  # its own process has ended
     for owner in ("site-1", "site-3"):
         model = run.directory.site_model(owner)
         tensors = load_file(model)
         assert torch.all(tensors["w"] == float(owner[-1]))
         assert tensors["steps"] == 7
+        asked = [site for site in SITES if owner in found[site]]
+        assert {"site-1", "site-3"} <= set(asked)
         assert all(found[site][owner] == {"check": check(site, model)} for site in asked)
     assert all("site-2" not in row for row in found.values())
-    journal = run.directory.events
-    records = list(read_bodies(journal, read_history(journal, note_lines_of=RECORDED)))
-    submitted = [each for each in records if each.task == "submit_model"]
-    assert {each.site for each in submitted} == {"site-1", "site-3"}
-    assert all(each.direction == "sent" and each.tags == ("pulled", "FULL") for each in submitted)
-    assert all(each.bytes == each.size == run.summary.model.bytes for each in submitted)
 
 
 LATE = """
@@ -226,34 +183,12 @@ def test_a_site_that_is_late_or_answers_nothing_is_left_out_and_the_others_count
     assert "in the time it was given" in reasons["site-3"]
 
 
-RECEIVED = """
-    if flare.is_evaluate():
-        flare.send(flare.FLModel(metrics=score(params)))
-        continue
-"""
-
-
-def test_code_that_trains_in_an_evaluation_is_scored_by_the_metrics_that_it_sends(jobs):
-    script = checking().replace(RECEIVED, "\n    received = score(params)\n")
-    script = script.replace("metrics=metrics", "metrics=received")
-    run = finished(jobs.run(script, THREE, AFTER_FEDAVG))
-    assert run.summary.evaluate == "received"
-    found, expected = matrix(run), due(run, SITES)
-    assert found == expected
-    assert any("answers evaluation tasks with a model too" in each for each in run.summary.warnings)
-    assert run.summary.metrics[0]["sites"] == {
-        site: {"check": check(site, run.directory.checkpoint(0))} for site in SITES
-    }
-
-
 @pytest.mark.parametrize(
     ("workflow", "message"),
     [
         ("{type=cross_site,args{participating_sites=[site-9]}}", "must be a site of the job"),
         ("{type=cross_site,args{participating_sites=[site-1,site-1]}}", "site-1 is in it twice"),
         ("{type=cross_site,args{after=fedavgg}}", "did you mean fedavg?"),
-        ("{type=cross_site,args{after=evaluate}}", "must be one of fedavg"),
-        ("{type=cross_site,args{eval_task_timeout=-1 s}}", "eval_task_timeout"),
         ("[{type=fedavg},{type=evaluate,args{checkpoint=model.py}}]", "checkpoint"),
     ],
 )
@@ -265,38 +200,12 @@ def test_mistakes_are_found_when_the_job_is_loaded(jobs, workflow, message):
 def test_one_model_is_scored_without_any_training(jobs, whole):
     args = f"{{checkpoint={whole.directory.final_model},key_metric=check}}"
     run = finished(jobs.run(checking(), THREE, f"workflow={{type=evaluate,args{args}}}"))
-    expected = {site: {FINAL: matrix(whole)[site][FINAL]} for site in SITES}
-    assert matrix(run) == expected
+    assert matrix(run) == {site: {FINAL: matrix(whole)[site][FINAL]} for site in SITES}
     assert run.summary.model.digest == whole.summary.model.digest
     assert run.summary.rounds_completed == 0
     [row] = run.summary.metrics
-    assert row["sites"] == {site: each[FINAL] for site, each in expected.items()}
-    assert run.summary.best.round == 0
-    assert run.summary.best.value == row["check"]
-    job = load_job(run.directory.job_file)
-    assert plan_resume(job, run.directory).is_finished
-    assert job.model.initial == whole.directory.final_model
-
-
-SUBMITTING_LEARNER = """
-    def submit_model(self, model):
-        assert model.params == {}
-        number = float(self.site.name[-1])
-        own = {"w": torch.full((1000,), number), "b": torch.zeros(3, 5).double()}
-        return flare.FLModel(params={**own, "steps": torch.tensor(7)})
-"""
-
-
-def test_a_learner_with_the_method_submits_a_model_whatever_another_class_does(jobs):
-    how = [THREE, "rounds=1", *LEARNER, AFTER_FEDAVG.replace(",key_metric=check", "")]
-    run = finished(jobs.run(noisy_learner() + SUBMITTING_LEARNER, *how))
-    assert run.summary.failures == []
-    for row in matrix(run).values():
-        assert [row[site]["accuracy"] for site in SITES] == [1.0, 2.0, 3.0]
-    apart = SUBMITTING_LEARNER.replace("\n    def", "\n\nclass Another(Sites):\n    def", 1)
-    assert not jobs.make(noisy_learner() + apart, *how).submits_models
-    inherited = "train.learner=client:Another"
-    assert jobs.make(noisy_learner() + apart, *how, inherited).submits_models
+    assert (run.summary.best.round, run.summary.best.value) == (0, row["check"])
+    assert plan_resume(load_job(run.directory.job_file), run.directory).is_finished
 
 
 OWN = """

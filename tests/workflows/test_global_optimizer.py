@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from nightly_cases import first_and_nightly
 from run_fixtures import Jobs
 from safetensors.numpy import load_file
 from training_scripts import of_kind, plain
@@ -53,22 +52,17 @@ SCRIPT = plain(
 )
 BY_MODULE = "restored = flare.restore_optimizer(optimizer, model=net)"
 BY_NAMES = "restored = flare.restore_optimizer(optimizer)"
-NAMED = "net.named_parameters()"
-SGD = "optimizer = torch.optim.SGD({}, lr=0.05, momentum=0.9, dampening=0.5)"
 ADAM = "optimizer = torch.optim.AdamW({}, lr=0.05)"
-KINDS = {
-    SGD: ["momentum_buffer"],
-    ADAM: ["exp_avg", "exp_avg_sq"],
-}
+MOMENTS = ["exp_avg", "exp_avg_sq"]
 HOW = [f"clients.count={SITES}", "train.optimizer_state=global", "workflow.args.key_metric=score"]
-WITH_ADAM = [*HOW, "train.optimizer_moments=[exp_avg, exp_avg_sq]"]
+HOW += ["train.optimizer_moments=[exp_avg, exp_avg_sq]"]
 
 
-def script(kind, restore=BY_MODULE, parameters="net.parameters()"):
+def script(restore=BY_MODULE, parameters="net.parameters()", kind=ADAM):
     return SCRIPT.replace("OPTIMIZER", f"{kind.format(parameters)}\n    {restore}")
 
 
-def reference(kind, moments):
+def reference():
     """The rounds in plain torch: each optimizer begins with the mean of those before."""
     weights = np.arange(1, SITES + 1) / sum(range(1, SITES + 1))
     x, state = torch.zeros(SIZE, dtype=torch.float64), {}
@@ -79,7 +73,7 @@ def reference(kind, moments):
             scale = torch.tensor(rng.uniform(0.2, 2.0, SIZE))
             target = torch.tensor(rng.normal(size=SIZE))
             own = torch.nn.Parameter(x.clone())
-            optimizer = eval(kind.format("[own]").removeprefix("optimizer = "))
+            optimizer = torch.optim.AdamW([own], lr=0.05)
             if state:
                 groups = optimizer.state_dict()["param_groups"]
                 begun = {key: value.clone() for key, value in state.items()}
@@ -91,29 +85,19 @@ def reference(kind, moments):
             points.append(own.detach())
             states.append(optimizer.state[own])
         x = sum(w * each for w, each in zip(weights, points, strict=True))
-        kept = [*moments, "step"] if "step" in states[0] else moments
         state = {
-            key: sum(w * each[key] for w, each in zip(weights, states, strict=True)) for key in kept
+            key: sum(w * each[key] for w, each in zip(weights, states, strict=True))
+            for key in (*MOMENTS, "step")
         }
     return x, state
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory, jobs_in: type[Jobs]):
-    """A run for each kind of optimizer, that of Adam under names that the optimizer has itself."""
-    found = {}
-    for kind, text in ((SGD, script(SGD)), (ADAM, script(ADAM, BY_NAMES, NAMED))):
-        how = [*HOW, f"rounds={ROUNDS}", f"train.optimizer_moments=[{', '.join(KINDS[kind])}]"]
-        run = jobs_in(tmp_path_factory.mktemp("runs")).run(text, *how, model=MODEL)
-        assert run.summary.status == "finished", run.summary.error
-        found[kind] = run
-    return found
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_rounds_are_those_of_plain_torch(runs, kind):
-    run = runs[kind]
-    x, state = reference(kind, KINDS[kind])
+def test_rounds_are_those_of_plain_torch_and_what_travels_is_foretold(jobs: Jobs):
+    run = jobs.run(
+        script(BY_NAMES, "net.named_parameters()"), *HOW, f"rounds={ROUNDS}", model=MODEL
+    )
+    assert run.summary.status == "finished", run.summary.error
+    x, state = reference()
     found = load_file(run.directory.final_model)
     np.testing.assert_allclose(found["tied"], x, rtol=1e-6)
     assert (found["seen"], found["mean"]) == (0, 0.5)
@@ -124,46 +108,21 @@ def test_rounds_are_those_of_plain_torch(runs, kind):
         assert kept["mean"] == 0
     restored = sorted((each.round, each.value) for each in of_kind(run, SiteLog))
     assert restored == [(number, number > 1) for number in (1, 2, 3) for _ in range(SITES)]
+    need = forecast(load_job(run.directory.job_file), FileSource(run.directory.final_model).layout)
+    ways = run.summary.transfer.down, run.summary.transfer.up
+    assert [need.run_down.bytes, need.run_up.bytes] == [way.bytes + way.reused for way in ways]
 
 
-def assert_foretold(run, job):
-    found = forecast(job, FileSource(run.directory.final_model).layout)
-    moved = run.summary.transfer
-    ways = (moved.down, moved.up)
-    assert [found.run_down.bytes, found.run_up.bytes] == [way.bytes + way.reused for way in ways]
-
-
-def test_what_travels_is_foretold(runs):
-    assert_foretold(runs[ADAM], load_job(runs[ADAM].directory.job_file))
-
-
-@first_and_nightly("workflow", ["ditto", "scaffold"])
-def test_it_goes_with_other_workflows_and_a_model_of_a_sites_own_has_its_own_state(jobs, workflow):
-    sends = "meta=weight | {'control': model.meta.get('control')}"
-    text = script(ADAM).replace("meta=weight", sends)
-    run = jobs.run(text, *WITH_ADAM, f"workflow.type={workflow}", model=MODEL)
-    assert run.summary.status == "finished", run.summary.error
-    assert_foretold(run, load_job(run.directory.job_file))
-    names = {path.name for path in (run.directory.path / "sites").rglob("optimizer*.safetensors")}
-    assert names == ({"optimizer.beside.safetensors"} if workflow == "ditto" else set())
-
-
-@first_and_nightly(
+@pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (script(ADAM, BY_NAMES), "call restore_optimizer(optimizer, model=net)"),
-        (script(ADAM, "restored = False"), "has not called restore_optimizer"),
-        (script(SGD), "keeps momentum_buffer of 'tied', and train.optimizer_moments names exp_avg"),
-        (script(ADAM.replace("AdamW", "NAdam")), "'mu_product' of the optimizer is no tensor"),
-        (script(ADAM, f"{BY_MODULE}\n    {BY_MODULE}"), "two optimizers step tensor 'tied'"),
-        (
-            script(ADAM, BY_MODULE, "[net.x.detach().clone()]"),
-            "is none of the model that restore_optimizer was given",
-        ),
+        (script(BY_NAMES), "call restore_optimizer(optimizer, model=net)"),
+        (script(kind=ADAM.replace("AdamW", "NAdam")), "'mu_product' of the optimizer is no tensor"),
+        (script(f"{BY_MODULE}\n    {BY_MODULE}"), "two optimizers step tensor 'tied'"),
     ],
 )
 def test_what_cannot_be_shared_fails_the_site_with_a_sentence(jobs: Jobs, text, sentence):
-    run = jobs.run(text, *WITH_ADAM, model=MODEL)
+    run = jobs.run(text, *HOW, model=MODEL)
     assert run.summary.status == "failed"
     assert sentence in run.summary.error
 
@@ -174,14 +133,9 @@ def test_what_cannot_be_shared_fails_the_site_with_a_sentence(jobs: Jobs, text, 
         (["train.optimizer_moments=[]"], "where train.optimizer_state is global"),
         (["train.optimizer_state=local"], "train.optimizer_moments: .* left out unless"),
         (["workflow.type=swarm"], "train.optimizer_state: .* reset or local in swarm"),
-        (["workflow.type=cyclic"], "reset or local in cyclic"),
         (["aggregation.method=median"], "in a job whose train.optimizer_state is global"),
-        (["filters.up=[percentile_privacy]"], "in a job whose train.optimizer_state is global"),
         (["privacy.type=central"], "train.optimizer_state: .* where privacy.type is central"),
-        (["train.optimizer_moments=[step]"], "counts of steps go with the others"),
         (["train.optimizer_moments=[optimizer]"], "the name has another meaning"),
-        (["train.optimizer_moments=[exp_avg, exp_avg]"], "exp_avg is in it twice"),
-        (["train.optimizer_moments=[Exp]"], "a name has small letters and underscores"),
         (
             ["workflow.type=scaffold", "train.optimizer_moments=[control]"],
             "other names in scaffold, which has a body control",
@@ -190,28 +144,21 @@ def test_what_cannot_be_shared_fails_the_site_with_a_sentence(jobs: Jobs, text, 
 )
 def test_jobs_that_cannot_share_a_state_are_refused(jobs: Jobs, how, sentence):
     with pytest.raises(JobError, match=sentence):
-        jobs.make(script(ADAM), *WITH_ADAM, *how, model=MODEL)
+        jobs.make(script(), *HOW, *how, model=MODEL)
 
 
-def test_moments_are_folded_with_the_weights_of_the_model_and_in_the_server_alone(flows):
+def test_a_fold_at_a_site_is_refused(flows):
     text = """
-    from flstream.workflows import FoldRule
-
     FOLDS = ["run.adopt(run.train(model, run.sites[:1]))", "run.fold(model, updates, at=run.sites)"]
 
     def flow(run):
         model = run.initial_model()
         for number in run.rounds():
-            updates = list(run.train(model, run.sites))
+            updates = run.train(model, run.sites)
             refused(run, FOLDS, model=model, updates=updates)
-            model = run.fold(model, updates, FoldRule([1e-9, 1.0, 1e-9], normalise=True))
         return model
     """
-    how = [*WITH_ADAM[:2], WITH_ADAM[-1], "rounds=1"]
-    run = flows.finish(text, *how, script=script(ADAM), model=MODEL)
-    steps = load_file(run.directory.checkpoints / "round-0001.optimizer_steps.safetensors")
-    np.testing.assert_allclose(steps["tied"], STEPS + 2, rtol=1e-6)
+    flows.finish(text, *HOW, "rounds=1", script=script(), model=MODEL)
     adopted, folded = (sentence for sentence, _ in flows.sentences().values())
     assert adopted.startswith("run.adopt() takes the update of one site")
-    assert folded.startswith("run.fold() was given at")
     assert "train.optimizer_state is global, which takes the mean of all" in folded

@@ -1,7 +1,7 @@
 """Values that travel beside the tensors, from a workflow to its sites and back."""
 
 from flows import records, shape
-from training_scripts import QUIET, adding, plain
+from training_scripts import QUIET, plain
 
 # Sends back what it was sent, with its name.
 ECHO = plain("""
@@ -54,50 +54,3 @@ def test_values_reach_the_other_side_both_ways_and_are_the_same_on_replay(flows)
     digests = [record.arguments for record in records(run)[2:6]]
     assert digests[0] == digests[2]
     assert len(set(digests)) == 3
-
-
-def test_a_learner_has_them_too(flows):
-    script = """
-    import flstream.client as flare
-
-    class Sites(flare.Learner):
-        def train(self, model):
-            meta = {"echo": model.meta["value"], "num_examples": 2}
-            optimizer = {"twice": 2 * model.optimizer_params["value"]}
-            return flare.FLModel(params=model.params, meta=meta, optimizer_params=optimizer)
-    """
-    text = """
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            values = {"value": number + 0.5}
-            updates = run.train(model, run.sites, meta=values, optimizer_params=values)
-            see([(each.meta["echo"], each.optimizer_params) for each in updates])
-            model = run.fold(model, updates)
-        return model
-    """
-    learner = ["train.script=null", "train.learner=client:Sites", QUIET, "rounds=1"]
-    flows.finish(text, *learner, "clients.parallel=1", script=script)
-    assert flows.seen() == ["[(1.5, {'twice': 3.0}), (1.5, {'twice': 3.0})]"]
-
-
-REFUSED = {
-    "meta={'a': {'b': [0, torch.ones(2)]}}": '["meta"]["a"]["b"][1] is a tensor',
-    "optimizer_params={'s': {0: {'avg': torch.ones(2)}}}": (
-        '["optimizer_params"]["s"][0]["avg"] is a tensor'
-    ),
-    "meta={'f': object()}": "meta cannot be sent",
-    "meta={'large': bytes(2 << 20)}": "and 1048576 is most; send less, or put it into params",
-}
-
-
-def test_what_cannot_be_sent_is_refused_with_its_path_where_it_is_sent(jobs):
-    deeds = {
-        (f"site-{number}", 1): f"flare.send(flare.FLModel(params=params, {values}))"
-        for number, values in enumerate(REFUSED, 2)
-    }
-    how = [f"clients.count={len(REFUSED) + 1}", "clients.min_updates=1", "rounds=1", QUIET]
-    failures = jobs.run(adding(deeds), *how).summary.failures
-    reasons = {failure.site: failure.reason for failure in failures}
-    for (site, _), sentence in zip(deeds, REFUSED.values(), strict=True):
-        assert sentence in reasons[site]

@@ -88,17 +88,6 @@ def test_folds_that_share_a_draw_or_have_none_get_no_benefit_of_it(flows):
 
 
 @pytest.mark.nightly
-def test_a_round_for_which_nobody_was_drawn_is_noise_alone(jobs):
-    how = ["privacy.type=central", "clients.count=4", "clients.per_round=1", "rounds=8", "seed=3"]
-    run = finished(jobs.run(noisy(), *how))
-    sizes = [len(result(each)["weights"]) for each in records(run) if each.name == "fold"]
-    assert 0 in sizes
-    assert max(sizes) > 1
-    digests = [result.model.digest for result in records(run) if result.model is not None]
-    assert len(set(digests)) == 8
-
-
-@pytest.mark.nightly
 def test_a_simulated_cohort_has_its_noise_and_its_epsilon(jobs):
     how = ["privacy.noise_cohort_size=600", "privacy.population=100000", "rounds=1"]
     run = finished(jobs.run(plain(), *PRIVATE, *how, QUIET, LARGE))

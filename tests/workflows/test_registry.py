@@ -5,9 +5,6 @@ import sys
 
 import pytest
 
-import flstream.server.program_view
-import flstream.server.run
-import flstream.workflows
 from flstream.job.workflow_args import DEFINITION, WorkflowArgs
 from flstream.job.workflow_code import find_workflow
 from flstream.workflows import workflow
@@ -43,8 +40,3 @@ def test_what_a_workflow_of_ones_own_imports_is_light():
     )
     command = [sys.executable, "-c", code]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "\n"
-
-
-def test_what_a_workflow_is_given_is_named_beside_the_decorator():
-    assert flstream.workflows.Run is flstream.server.run.Run
-    assert flstream.workflows.Model is flstream.server.program_view.Model

@@ -5,7 +5,7 @@ from nightly_cases import first_and_nightly
 from training_scripts import QUIET, adding
 
 from flstream.runs.resume import plan_resume
-from flstream.telemetry.events import EndedEarly, Evaluated, SiteBenched
+from flstream.telemetry.events import EndedEarly, SiteBenched
 
 ROUNDS = """
 def flow(run):
@@ -74,39 +74,10 @@ def test_an_evaluation_is_due_every_so_many_rounds_and_after_the_last(flows):
     assert shape(records(run))[4:] == ["5 evaluate", "6 train", "7 fold", "8 evaluate"]
 
 
-def test_no_evaluation_is_due_where_the_job_wants_none(flows):
-    run = flows.finish(ROUNDS, QUIET, script=SCORES)
-    assert flows.seen() == ["1, None, None", "2, None, None", "'over', None"]
-    assert shape(records(run)) == numbered("train", "fold", "train", "fold")
-    assert run.summary.best is None
-    assert all("accuracy" not in row for row in run.summary.metrics)
-    assert not run.directory.best_model.exists()
-
-
 SELDOM = ["workflow.args.evaluate_every=2"]
 
 
-def test_an_evaluation_of_the_last_round_alone_has_no_number_is_made_again_and_may_be_best(flows):
-    text = ROUNDS.replace("return model", "return run.initial_model()")
-    how = [*SELDOM, "rounds=5"]
-    run = flows.broken(text, *how, place="over", script=SCORES)
-    live = flows.seen()
-    assert live[-2:] == [f"5, {{'accuracy': 0.9}}, {BEST.format(5, 0.9)}", "'over', None"]
-    assert shape(records(run))[-1] == "12 fold"
-    resumed = flows.resume(run, text, *how, script=SCORES)
-    assert flows.seen() == live
-    scored = [None, 0.7, None, 0.6, 0.9]
-    assert [row.get("accuracy") for row in resumed.summary.metrics] == scored
-    assert [each.is_provisional for each in lines(resumed) if isinstance(each, Evaluated)] == [
-        False, False, True, True,
-    ]  # fmt: skip
-    # The best model is the one that was scored, and not the one that is returned.
-    assert resumed.summary.best.round == 5
-    assert resumed.directory.best_model.samefile(resumed.directory.checkpoint(5))
-    assert resumed.directory.final_model.samefile(resumed.directory.checkpoint(0))
-
-
-def test_it_is_void_where_there_are_more_rounds_on_resume(flows):
+def test_an_evaluation_of_the_last_round_alone_is_void_where_there_are_more_rounds_on_resume(flows):
     run = flows.finish(ROUNDS, *SELDOM, "rounds=3", "checkpoints.keep=1", script=adding({}))
     assert run.summary.best.round == 3
     # The best of those that any longer job has stays with the last.
@@ -121,32 +92,6 @@ def test_it_is_void_where_there_are_more_rounds_on_resume(flows):
     ]  # fmt: skip
     rounds = ["train", "fold", "train", "fold", "evaluate"]
     assert shape(records(resumed)) == numbered(*rounds, *rounds)
-
-
-def test_it_is_void_once_another_effect_follows(flows):
-    text = """
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            model = run.fold(model, run.train(model, run.sites))
-            see(number, run.evaluate(model), run.best)
-            if number == 3:
-                run.train(model, run.sites)
-                see(run.best)
-                model = run.fold(model, run.train(model, run.sites))
-                see(run.best)
-        return model
-    """
-    script = SCORES.replace("CURVE", "").replace("0.6, 0.6", "0.8, 0.6")
-    run = flows.finish(text, *SELDOM, "rounds=3", script=script)
-    second, third = BEST.format(2, 0.7), BEST.format(3, 0.8)
-    assert flows.seen() == [
-        "1, None, None", f"2, {{'accuracy': 0.7}}, {second}", f"3, {{'accuracy': 0.8}}, {third}",
-        second, second,
-    ]  # fmt: skip
-    assert run.summary.best.round == 2
-    assert [each.get("accuracy") for each in run.summary.metrics] == [None, 0.7, None]
-    assert run.directory.best_model.samefile(run.directory.checkpoint(2))
 
 
 FAILING = {("site-3", each): "raise KeyError('oops')" for each in (1, 2)}
@@ -164,10 +109,9 @@ def flow(run):
 """
 
 
-@first_and_nightly("place", ["3", "1", "2"])
-def test_who_is_still_asked_follows_from_final_records(flows, place):
+def test_who_is_still_asked_follows_from_final_records(flows):
     how = ["clients.count=3", "clients.bench_after=2", "rounds=4"]
-    run = flows.broken(SITES, *how, place=place, script=adding(FAILING))
+    run = flows.broken(SITES, *how, place="3", script=adding(FAILING))
     live = flows.seen()
     resumed = flows.resume(run, SITES, *how, script=adding(FAILING))
     again = flows.seen()

@@ -1,7 +1,5 @@
 """SCAFFOLD on least squares that differ from site to site, beside the algorithm in plain NumPy."""
 
-import json
-
 import numpy as np
 import pytest
 from run_fixtures import Jobs
@@ -27,8 +25,6 @@ def build():
 """
 
 DATA = f"""
-import json
-
 import numpy as np
 import torch
 import flstream.client as flare
@@ -171,16 +167,6 @@ def test_an_answer_without_a_control_fails_its_site_by_name(jobs: Jobs):
     run = jobs.run(script, *HOW, model=MODEL)
     assert run.summary.status == "failed"
     assert "the answer has no tensors in meta['control']" in run.summary.error
-
-
-def test_what_sites_are_scored_by_afterwards_is_their_model_alone(jobs: Jobs):
-    how = "workflow=[{type=scaffold,args{key_metric=loss}},{type=cross_site,args{key_metric=loss}}]"
-    run = jobs.run(OURS, f"clients.count={SITES}", how, "rounds=1", model=MODEL)
-    assert run.summary.status == "finished", run.summary.error
-    results = json.loads((run.directory.path / "cross_site/cross_val_results.json").read_text())
-    assert all(len(row) == SITES + 2 for row in results.values())
-    for site in results:
-        assert load_file(run.directory.last_model(site)).keys() == {"x", "seen"}
 
 
 @pytest.mark.parametrize(

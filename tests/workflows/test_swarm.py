@@ -3,7 +3,6 @@
 import random
 
 import pytest
-from flows import Flows
 from nightly_cases import first_and_nightly
 from training_scripts import LARGE, noisy, of_kind, results, trained
 
@@ -69,35 +68,6 @@ def die(fold, done, report=peer_fold.WorkerFold._done):
 peer_fold.WorkerFold._done = die
 """
 
-# Three sites train, and the fourth folds, and so offers the model.
-APART = """
-def flow(run):
-    model = run.initial_model()
-    for number in run.rounds():
-        model = run.fold(model, run.train(model, run.sites[:3]), at=["site-4", "site-1"])
-    return model
-"""
-DIES_OFFERING = """
-import os
-import pathlib
-import signal
-import flstream.client.peers as peers
-
-
-def die(self, request, offer=peers.Peers._offer_model):
-    offered = offer(self, request)
-    path = pathlib.Path(request.path)
-    mark = path.parents[2] / "died"
-    if "round-0001" in path.name and request.peer.startswith("site-2/") and not mark.exists():
-        mark.touch()
-        self._channel.send(offered)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return offered
-
-
-peers.Peers._offer_model = die
-"""
-
 
 @pytest.fixture(scope="module")
 def fedavg(tmp_path_factory, jobs_in):
@@ -127,12 +97,8 @@ def test_a_site_folds_to_the_bits_of_fedavg_and_the_server_reads_no_tensor(flows
     assert down.bytes + down.reused == 2 * SITES * ROUNDS * size
 
 
-@first_and_nightly(
-    "end", ["os.kill(os.getpid(), signal.SIGKILL)", "raise KeyError(done)"], ids=["dies", "raises"]
-)
-def test_a_site_that_is_lost_while_it_folds_trains_again_and_another_folds(flows, fedavg, end):
-    dies = DIES_FOLDING.replace("os.kill(os.getpid(), signal.SIGKILL)", end)
-    run = flows.jobs.run(dies + noisy(), *HOW, "workflow.type=swarm")
+def test_a_site_that_is_lost_while_it_folds_trains_again_and_another_folds(jobs, fedavg):
+    run = jobs.run(DIES_FOLDING + noisy(), *HOW, "workflow.type=swarm")
     assert results(run) == fedavg
     _, lost, instead, *_ = [each.site for each in of_kind(run, FoldStarted)]
     assert lost != instead
@@ -145,30 +111,19 @@ def test_a_site_that_is_lost_while_it_folds_trains_again_and_another_folds(flows
 
 
 @pytest.mark.nightly
-def test_a_model_comes_from_another_worker_if_the_one_that_offers_it_dies(
-    flows, tmp_path_factory, jobs_in
-):
-    how = [*HOW, "workflow.args.evaluate_every=0"]
-    due = Flows(jobs_in(tmp_path_factory.mktemp("undisturbed"))).finish(APART, *how)
-    run = flows.finish(APART, *how, script=DIES_OFFERING + noisy())
-    assert (run.directory.path.parent / "died").exists()
-    assert results(run) == results(due)
-    assert run.summary.failures == []
-
-
-@pytest.mark.nightly
 def test_a_site_that_acknowledges_no_task_in_time_is_lost(jobs):
+    prelude = """
+import threading
+def blocked(send):
+    def then(*args):
+        send(*args)
+        threading.Event().wait()
+    return then
+"""
     blocks = 'if (site, number) == ("site-2", 1):\n    flare.send = blocked(flare.send)\n'
-    prelude = (
-        "import threading\n"
-        "def blocked(send):\n"
-        "    def then(*args):\n"
-        "        send(*args)\n"
-        "        threading.Event().wait()\n"
-        "    return then\n"
-    )
-    how = ["clients.min_updates=1", "workflow.type=swarm", "workflow.args.evaluate_every=0"]
-    run = jobs.run(prelude + noisy(blocks), *how, "workflow.args.start_task_timeout=5 s")
+    args = "args{evaluate_every=0, start_task_timeout=5 s}"
+    how = ["clients.min_updates=1", f"workflow={{type=swarm, {args}}}"]
+    run = jobs.run(prelude + noisy(blocks), *how)
     assert run.summary.status == "finished", run.summary.error
     (failure,) = run.summary.failures
     assert (failure.site, failure.round) == ("site-2", 2)
@@ -177,11 +132,8 @@ def test_a_site_that_acknowledges_no_task_in_time_is_lost(jobs):
 
 @pytest.mark.nightly
 def test_a_round_of_which_nothing_comes_ends_the_run(jobs):
-    run = jobs.run(
-        noisy("threading.Event().wait()"),
-        "workflow.type=swarm",
-        "workflow.args.progress_timeout=2 s",
-    )
+    args = "args{progress_timeout=2 s}"
+    run = jobs.run(noisy("threading.Event().wait()"), f"workflow={{type=swarm, {args}}}")
     assert run.summary.status == "failed"
     assert "nothing came of the train task of round 1 for 2 s" in run.summary.error
     assert "workflow.args.progress_timeout" in run.summary.error

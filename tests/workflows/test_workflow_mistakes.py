@@ -11,7 +11,6 @@ from flstream.errors import UsageError
 BEFORE = {
     "run.train(model, run.sites)": "run.train() was called before the first round; call it in the",
     "run.fold(model, [])": "run.fold() was called before the first round",
-    "run.adopt([])": "run.adopt() was called before the first round",
     "run.initial_model(task='zeros')": "a body named 'task'; a name has small letters",
     "run.initial_model(optimizer='zeros')": "was given a body named 'optimizer'",
     "run.initial_model(alpha='ones')": "a body beside a model begins with zeros",
@@ -20,27 +19,19 @@ MISTAKES = {
     "run.fold(first, updates)": "given model 0 (round 0), and updates of model 1 (round 1); fold",
     "run.fold(model, [updates[0], updates[0]])": "was given two updates of site-1; fold them one",
     "run.fold(model, [])": "run.fold() was given no update; skip the fold",
-    "run.fold(model, updates[5:])": "run.fold() was given no update",
     "run.fold(model, [model])": "run.fold() was given a Model among its updates; give it what",
-    "run.fold(model, ['site-1'])": "run.fold() was given a str among its updates",
     "run.fold(None, updates)": "run.fold() was given a NoneType as its model; give it what",
     "run.fold(model, updates, FoldRule({'site-1': 1.0}))": "has no weight for site-2",
     "run.adopt(updates)": "takes the update of one site, and was given 2; use run.fold()",
-    "run.adopt(updates[5:])": "takes the update of one site, and was given 0",
-    "run.adopt(['site-1'])": "run.adopt() was given a str among its updates",
     "run.train(model, ['site-7'])": "no site of the job; its sites are site-1, site-2",
     "run.train(model, ['site-1', 'site-1'])": "was given site-1 twice; name each site once",
     "run.train(model, [])": "no site that is still asked in round 2; give it at least one of run.s",
     "run.train(None, run.sites)": "run.train() was given a NoneType as its model; give it what",
     "run.train(model, 'site-1')": "run.train() was given 'site-1' as its sites; give it a list",
-    "run.train(model, None)": "run.train() was given None as its sites; give it a list",
     "run.train(model, run.sites, min_updates=-1)": "was given min_updates=-1; give it a whole",
-    "run.train(model, run.sites, min_updates='2')": "was given min_updates='2'; give it a whole",
-    "run.train(model, run.sites, timeout=-5)": "was given timeout=-5; give it seconds above 0",
     "run.train(model, run.sites, timeout=float('nan'))": "was given timeout=nan; give it seconds",
     "run.train(model, run.sites, meta=[1])": "was given a list as meta; give it a dict of plain",
     "run.train(model, run.sites, optimizer_params=1)": "was given a int as optimizer_params; give",
-    "run.train(model, run.sites, meta={'x': object()})": "meta cannot be sent",
     "run.train(model, run.sites, meta={'a': {'b': [0, torch.ones(1)]}})": (
         '["meta"]["a"]["b"][1] is a tensor'
     ),
@@ -48,12 +39,10 @@ MISTAKES = {
         '["optimizer_params"]["s"][0]["avg"] is a tensor, and beside the params only plain'
     ),
     "run.train(model, run.sites, meta={'large': bytes(2 << 20)})": "and 1048576 is most; send less",
-    "run.evaluate(None)": "run.evaluate() was given a NoneType as its model; give it what",
     "run.log(3, 3)": "run.log() was given 3 as a name; give it text",
     "run.log('x', 10 ** 400)": "run.log('x') was given a int that is no float",
     "run.random(['x'])": "run.random() was given ['x'] as a name; give it text",
     "run.write_json('events.jsonl/x.json', 1)": "whose folder cannot be made: File exists",
-    "run.write_json('../x.json', 1)": "give it one with a folder of its own",
     "run.write_json('sites/x.json', 1)": "give it one with a folder of its own",
     "run.write_json('own/x.json', {1, 2})": "was given what JSON cannot hold",
     "run.write_json('own/x.json', (a := [], a.append(a)))": "was given what JSON cannot hold",
@@ -116,10 +105,7 @@ def flow(run):
     [
         ("raise KeyError('mine')", " raised KeyError: 'mine'; see server.log"),
         ("return 7", "flow.py:flow returned a int; it must return the model"),
-        ("raise SystemExit(0)", " raised SystemExit: 0; see server.log"),
         ("raise KeyboardInterrupt", " raised KeyboardInterrupt; see server.log"),
-        ("run.nothing()", " raised AttributeError: 'Run' object has no attribute 'nothing'; see"),
-        ("return run.train(model, run.sites)", "flow.py:flow returned a Updates; it must return"),
     ],
     brief=2,
 )
@@ -142,17 +128,15 @@ def test_a_workflow_that_returns_nothing_ends_with_its_newest_model_and_a_warnin
 # What it asks for depends on a file, as another program's would on the clock.
 OTHER = """
 def flow(run):
-    model, kept = run.initial_model(), None
+    model = run.initial_model()
     for number in run.rounds():
         other = (HERE / "other").read_text() if number == 2 else ""
         sites = ["site-1"] if other == "other sites" else run.sites
         updates = run.train(model, sites, min_updates=1 + (other == "more updates"))
-        if other != "unread":
-            updates = updates[:1] if other == "some updates" else updates[:]
+        updates = updates[:1] if other == "some updates" else updates[:]
         model = run.fold(model, updates)
         if other != "no evaluation":
-            run.evaluate(kept if other == "another model" else model)
-        kept = kept or model
+            run.evaluate(model)
         if number == 2:
             break_off()
     return model
@@ -174,10 +158,8 @@ def broken(tmp_path_factory, jobs_in):
     [
         ("other sites", TRAIN, "train(model 1, site-1)"),
         ("no evaluation", "evaluate(model 2)", "train(model 2, site-1, site-2)"),
-        ("another model", "evaluate(model 2)", "evaluate(model 1)"),
         ("more updates", TRAIN, f"{TRAIN} with other sites, min_updates, timeout or meta"),
         ("some updates", f"{FOLD} 4)", "fold(model 1, updates of site-1 of effect 4)"),
-        ("unread", f"{FOLD} 4)", "fold(model 1, updates of effect 4)"),
     ],
     brief=2,
 )
