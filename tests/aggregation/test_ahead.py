@@ -7,8 +7,7 @@ from contextlib import suppress
 
 import pytest
 from folding import fold_into, shifted, update
-from nightly_cases import first_and_nightly
-from support import tensor
+from support import FOLDED, every_kind, tensor
 
 from flstream.aggregation import steps, update_set
 from flstream.aggregation.ahead import WriteBehind, read_ahead
@@ -91,43 +90,26 @@ def test_what_writing_raises_is_raised_by_the_next_range_or_the_end(ranges):
     behind.close()
 
 
-# Blocks of many sizes, and several tensors in one.
-LARGE = {
-    "F32.a": tensor("F32", (70_001,)),
-    "BF16.b": tensor("BF16", (9000,)),
-    "I32.c": tensor("I32", (7001,)),
-    "BOOL.d": tensor("BOOL", (333,)),
-    "F64.e": tensor("F64", (3,)),  # several in one block
-    "F64.f": tensor("F64", (4,)),
-}
-
-
-def sent(count, kind):
-    """Updates of which, if partial, regions are in the first, the last, or every other alone."""
-    made = []
+@pytest.mark.parametrize("method", ["mean", "median"])
+@pytest.mark.parametrize("partial", [True, False])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_reading_ahead_and_folding_together_change_no_bit(monkeypatch, count, partial, method):
+    base = {**every_kind(FOLDED), "F32.large": tensor("F32", (70_001,))}
+    updates, rule = [], AggregationRule(method)
     for number in range(count):
-        state = shifted(LARGE, 1 + number)
-        if kind == "partial":
+        state = shifted(base, 1 + number)
+        if partial:  # tensors are in the first, the last, or every other update alone
             state = {
                 name: value
                 for place, (name, value) in enumerate(state.items())
                 if (number + place) % 2 == 0 or place == number
             }
-        weight = 1.0 if kind == "plain" else 0.5 + number
-        params_type = "DIFF" if kind == "difference" and number % 2 else "FULL"
-        made.append(update(f"site-{number}", state, weight, params_type, kind == "partial"))
-    return made
-
-
-@first_and_nightly("method", ["mean", "median"], brief=2)
-@first_and_nightly("kind", ["partial", "plain", "weighted", "difference"])
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
-def test_reading_ahead_and_folding_together_change_no_bit(monkeypatch, count, kind, method):
-    updates, rule = sent(count, kind), AggregationRule(method)
+        params_type = "DIFF" if number % 2 else "FULL"
+        updates.append(update(f"site-{number}", state, 0.5 + number, params_type, partial))
     monkeypatch.setattr(update_set, "RANGES_TOGETHER", 1)
     # Steps so short that a range has been used for others many times before the walk is over.
-    one_by_one = fold_into(LARGE, updates, rule, 4096)[1]
+    one_by_one = fold_into(base, updates, rule, 4096)[1]
     monkeypatch.setattr(update_set, "RANGES_TOGETHER", steps.RANGES_TOGETHER)
-    assert fold_into(LARGE, updates, rule, 4096)[1] == one_by_one
+    assert fold_into(base, updates, rule, 4096)[1] == one_by_one
     monkeypatch.setattr(update_set, "_LEAST_READ_AHEAD_BYTES", 0)
-    assert fold_into(LARGE, updates, rule, 4096)[1] == one_by_one
+    assert fold_into(base, updates, rule, 4096)[1] == one_by_one

@@ -1,6 +1,7 @@
 """Steps: whole frames, and buffers within the budget however many updates there are."""
 
 import tracemalloc
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -73,11 +74,10 @@ def test_the_least_budget_still_has_room_for_steps_of_some_length(code, budget):
 class Folder:
     """A model in files, and walks over it with a cohort of updates of one file."""
 
-    def __init__(self, path, code, size):
+    def __init__(self, path, model, update=None):
         self.path = path
-        names = {"a": tensor(code, (size // tensor(code, ()).element_size(),))}
-        write_checkpoint(path / "base", MemoryBody.of(names))
-        write_checkpoint(path / "update", MemoryBody.of(names))
+        write_checkpoint(path / "base", MemoryBody.of(model))
+        write_checkpoint(path / "update", MemoryBody.of(update or model))
         self.base, self.source = FileSource(path / "base"), FileSource(path / "update")
 
     def updates(self, count, params_type="FULL", partial=False):
@@ -87,25 +87,21 @@ class Folder:
         ]
 
     def plan(self, rule, updates, budget, chunk_size=2 * MIB, summing=False):
-        return plan_steps(
-            self.base.layout,
-            rule,
-            updates=len(updates),
-            chunk_size=chunk_size,
-            memory_budget=budget,
-            partial=sum(update.partial for update in updates),
-            summing=summing,
-        )
+        partial = sum(update.partial for update in updates)
+        how = {"chunk_size": chunk_size, "memory_budget": budget, "summing": summing}
+        return plan_steps(self.base.layout, rule, updates=len(updates), partial=partial, **how)
 
-    def walk(self, rule, updates, steps, optimizer=None):
-        with FileSink(self.path / "next", self.base.layout) as sink:
-            if optimizer is None:
-                fold_updates(self.base, updates, rule, sink, steps, lambda _: None)
-                return
-            layout = optimizer.state_layout(self.base.layout, rule)
-            with FileSink(self.path / "state", layout) as state:
+    def peak(self, rule, updates, budget, chunk_size=2 * MIB, optimizer=None):
+        """The bytes that a walk takes at the most."""
+        steps, optimization = self.plan(rule, updates, budget, chunk_size), None
+        with ExitStack() as stack:
+            if optimizer is not None:
+                layout = optimizer.state_layout(self.base.layout, rule)
+                state = stack.enter_context(FileSink(self.path / "state", layout))
                 optimization = Optimization(optimizer, None, state)
-                fold_updates(self.base, updates, rule, sink, steps, lambda _: None, optimization)
+            sink = stack.enter_context(FileSink(self.path / "next", self.base.layout))
+            walk = self.base, updates, rule, sink, steps, lambda _: None, optimization
+            return peak_of(fold_updates, *walk)
 
 
 def peak_of(call, *args):
@@ -117,20 +113,19 @@ def peak_of(call, *args):
     return peak
 
 
-def planned(folder, rule, count, budget, params_type="FULL", partial=False, chunk_size=2 * MIB):
-    updates = folder.updates(count, params_type, partial)
-    return rule, updates, folder.plan(rule, updates, budget, chunk_size)
+def of(code, size):
+    return {"a": tensor(code, (size // tensor(code, ()).element_size(),))}
 
 
 @first_and_nightly("params_type", ["FULL", "DIFF"])
 @first_and_nightly("code", ["BF16", "U8", "F64", "F32", "F16", "F8_E5M2", "I64", "U64"], brief=2)
 @pytest.mark.parametrize("chunk_size", [4096, 2 * MIB])
 def test_the_buffers_of_a_mean_stay_within_the_budget(tmp_path, code, params_type, chunk_size):
-    folder = Folder(tmp_path, code, 3 * MIB)
+    folder = Folder(tmp_path, of(code, 3 * MIB))
     for budget in (MIB, 2 * MIB, 4 * MIB):
-        plan = planned(folder, AggregationRule(), 3, budget, params_type, chunk_size=chunk_size)
+        peak = folder.peak(AggregationRule(), folder.updates(3, params_type), budget, chunk_size)
         # What Python keeps for itself, its threads and objects, is no buffer.
-        assert peak_of(folder.walk, *plan) <= budget + (64 << 10)
+        assert peak <= budget + (64 << 10)
 
 
 @first_and_nightly(
@@ -151,33 +146,30 @@ def test_the_buffers_of_a_mean_stay_within_the_budget(tmp_path, code, params_typ
 def test_and_so_do_those_of_any_rule_for_any_number_of_updates(
     tmp_path, rule, count, budget, partial
 ):
-    folder = Folder(tmp_path, "F32", max(96 << 10, 12 * MIB // count))
-    plan = planned(folder, rule, count, budget, "DIFF", partial)
+    folder = Folder(tmp_path, of("F32", max(96 << 10, 12 * MIB // count)))
     # What Python keeps of an update, its objects, is no buffer.
-    assert peak_of(folder.walk, *plan) <= budget + 2048 * count
+    assert folder.peak(rule, folder.updates(count, "DIFF", partial), budget) <= (
+        budget + 2048 * count
+    )
 
 
 @pytest.mark.parametrize("count", [3, 16])
 def test_and_those_of_updates_that_begin_in_the_middle_of_a_frame(tmp_path, count):
-    folder = Folder(tmp_path, "F32", 16)
     model = {"a": tensor("F32", (100_001,)), "b": tensor("F32", (686_431,))}
-    for name, state in {"base": model, "update": {"b": model["b"]}}.items():
-        write_checkpoint(tmp_path / name, MemoryBody.of(state))
-    folder.base, folder.source = FileSource(tmp_path / "base"), FileSource(tmp_path / "update")
-    plan = planned(folder, AggregationRule(), count, 4 * MIB, "DIFF", partial=True)
-    assert peak_of(folder.walk, *plan) <= 4 * MIB + 2048 * count
+    folder = Folder(tmp_path, model, {"b": model["b"]})
+    updates = folder.updates(count, "DIFF", partial=True)
+    assert folder.peak(AggregationRule(), updates, 4 * MIB) <= 4 * MIB + 2048 * count
 
 
 @first_and_nightly("code", ["BF16", "F32", "I32"])
 def test_and_those_of_an_optimiser_and_of_a_partial_sum(tmp_path, code):
-    budget, folder = 4 * MIB, Folder(tmp_path, code, 3 * MIB)
+    budget, rule, folder = 4 * MIB, AggregationRule(), Folder(tmp_path, of(code, 3 * MIB))
     for kind in ("fedavgm", "fedyogi"):
         optimizer = ServerOptimizer(kind, 0.1, 0.9, 0.99, 1e-3)
-        plan = planned(folder, AggregationRule(), 3, budget)
-        assert peak_of(folder.walk, *plan, optimizer) <= budget
+        assert folder.peak(rule, folder.updates(3), budget, optimizer=optimizer) <= budget
     updates = folder.updates(4)
-    steps = folder.plan(AggregationRule(), updates, budget, summing=True)
-    partial_sum = PartialSum(tmp_path / "sum", folder.base, AggregationRule(), "round 1")
+    steps = folder.plan(rule, updates, budget, summing=True)
+    partial_sum = PartialSum(tmp_path / "sum", folder.base, rule, "round 1")
     partial_sum.add(updates[:2], steps, lambda _: None)
     assert peak_of(partial_sum.add, updates[2:], steps, lambda _: None) <= budget
     with FileSink(tmp_path / "next", folder.base.layout) as sink:

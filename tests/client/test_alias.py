@@ -83,27 +83,3 @@ def test_learners_and_factories_may_import_its_names(jobs):
 def test_what_the_alias_has_not_fails_with_a_sentence(jobs):
     run = jobs.run("import nvflare.app_opt.lightning", "train.alias=nvflare")
     assert "train.alias = nvflare has no nvflare.app_opt.lightning; it has" in run.summary.error
-
-
-KEEPS = """
-import nvflare.client as flare
-
-count = 0
-flare.init()
-while flare.is_running():
-    model = flare.receive()
-    count += 1
-    if flare.get_site_name() == "site-2" and FAILS:
-        raise SystemExit("out of luck")
-    model.params["w"] += count
-    flare.send(flare.FLModel(params=model.params))
-"""
-
-
-def test_variables_that_a_new_process_has_lost_are_told_of(jobs, processes):
-    script = KEEPS.replace("FAILS", "model.current_round == 1")
-    run = jobs.run(script, "rounds=4", "clients.min_updates=1", "train.alias=nvflare")
-    assert run.summary.status == "finished", run.summary.error
-    [warning] = run.summary.warnings
-    assert warning.startswith("site-2 has a new process in round 3, so variables that client.py")
-    assert warning.endswith(": count")
