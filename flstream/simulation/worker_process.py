@@ -125,9 +125,9 @@ def serving(
     ):
         abandon_in_children(peers.abandon)
         service.attach(_channel(end, "up", relay), receiver=SERVER)
-        down = Receiver(_channel(end, "down", relay), SERVER, limits=limits)
         entered = enter if relay is None else _switching(relay, enter)
-        yield Worker(info, control, down, service, peers, _selection(info), entered)
+        with Receiver(_channel(end, "down", relay), SERVER, limits=limits) as down:
+            yield Worker(info, control, down, service, peers, _selection(info), entered)
 
 
 @contextmanager

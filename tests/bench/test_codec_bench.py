@@ -2,10 +2,10 @@
 
 import pytest
 from bench_plans import make_codec_plan
-from run_fixtures import shared_host_for
 
 from flstream.bench.codec_cases import parse_codecs
 from flstream.bench.codec_compare import compare_codecs
+from flstream.bench.codec_plan import CodecBenchPlan
 from flstream.bench.document import codec_document
 from flstream.bench.exchange import Need, link_seconds
 from flstream.errors import SimulationError
@@ -30,10 +30,15 @@ def make_plan(codecs, **changes):
     return make_codec_plan(cases=parse_codecs(codecs), **small | changes)
 
 
-def test_codecs_move_as_much_less_and_lose_as_much_as_they_are_for(
-    tmp_path, monkeypatch, fork_server
-):
-    monkeypatch.setattr("flstream.simulation.launcher.host_for", shared_host_for)
+def test_codecs_move_as_much_less_and_lose_as_much_as_they_are_for(tmp_path, monkeypatch):
+    in_processes = CodecBenchPlan.job
+
+    def inline(plan, case):
+        job = in_processes(plan, case)
+        engine = job.engine.model_copy(update={"type": "inline"})
+        return job.model_copy(update={"engine": engine})
+
+    monkeypatch.setattr(CodecBenchPlan, "job", inline)
     plan = make_plan("delta+shuffle+zstd,topk:0.1")
     results = compare_codecs(plan, tmp_path / "runs", Watcher())
     assert list(tmp_path.iterdir()) == []
@@ -49,16 +54,14 @@ def test_codecs_move_as_much_less_and_lose_as_much_as_they_are_for(
 
     found = codec_document(plan, results)
     assert found["plan"]["codecs"] == ["none", "delta+shuffle+zstd", "topk:0.1"]
-    assert found["plan"]["network"]["up"] == 1e8
-    assert found["plan"]["times"] == 10
+    assert (found["plan"]["network"]["up"], found["plan"]["times"]) == (1e8, 10)
     for row, result in zip(found["results"], results, strict=True):
-        assert row["ran"]
         assert row["median"]["up_bytes"] == result.median.up_bytes
         assert row["whole"]["up_bytes"] == 10 * result.median.up_bytes
         assert (row["error"] == 0) is row["exact"] is result.error.exact
-    shares = [row["share"] for row in found["results"]]
-    assert (shares[0], found["results"][2]["down"]) == (1, [])
-    assert max(shares[1:]) < 1
+    assert found["results"][0]["share"] == 1
+    assert found["results"][2]["down"] == []
+    assert all(row["share"] < 1 for row in found["results"][1:])
 
 
 @pytest.mark.nightly
@@ -72,7 +75,7 @@ def test_nothing_is_compared_with_an_exchange_that_failed(tmp_path, monkeypatch)
 
 def test_what_has_no_room_is_not_run_and_has_a_row_all_the_same(tmp_path, monkeypatch):
     need = Need(memory=1 << 60, server=1, client=1, disk=1)
-    monkeypatch.setattr("flstream.bench.codec_plan.CodecBenchPlan.need", lambda *_: need)
+    monkeypatch.setattr(CodecBenchPlan, "need", lambda *_: need)
     plan = make_plan("int8")
     results = compare_codecs(plan, tmp_path / "runs", Watcher())
     row = codec_document(plan, results)["results"][1]

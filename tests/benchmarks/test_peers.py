@@ -1,6 +1,5 @@
 """The benchmark beside peers: journals, tables, trees of processes, adapters."""
 
-import ast
 import json
 import os
 import subprocess
@@ -32,11 +31,6 @@ def result(name, *runs):
 
 def rounds(*times):
     return [{"event": "round", "time": time, "number": i} for i, time in enumerate(times, 1)]
-
-
-@pytest.mark.parametrize("path", sorted(PEERS.rglob("*.py")), ids=lambda path: path.name)
-def test_every_adapter_parses(path):
-    ast.parse(path.read_text())
 
 
 @pytest.mark.parametrize(

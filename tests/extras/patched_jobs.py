@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file
+from training_scripts import of_kind
 
-from flstream.telemetry.events import SiteLog, decode_event
+from flstream.telemetry.events import SiteLog
 
 # A module that Lightning and Hugging Face can both train, with their trainers in a few lines.
 NET = """
@@ -186,21 +187,19 @@ flare.is_running()
 """
 
 
-def refusals(jobs, library, *codes):
-    """What each of some lines is refused with, in one run."""
-    script = library.head + REFUSED.replace("CODES", repr(codes))
+def refusals(jobs, library, cases):
+    """Check that each of some lines is refused with its words, all in one run."""
+    script = library.head + REFUSED.replace("CODES", repr([*cases]))
     run = jobs.run(script, "clients.count=1", "rounds=1", model=NET)
-    return [each.text for each in events(run, SiteLog) if each.key == "said"]
-
-
-def events(run, kind):
-    found = map(decode_event, run.directory.events.read_bytes().splitlines())
-    return [each for each in found if isinstance(each, kind)]
+    said = [each.text for each in of_kind(run, SiteLog) if each.key == "said"]
+    assert len(said) == len(cases)
+    for text, words in zip(said, cases.values(), strict=True):
+        assert words in text
 
 
 def logged(run, key):
     """Site, round and value of what was logged, whichever site was first."""
-    values = [each for each in events(run, SiteLog) if each.key == key]
+    values = [each for each in of_kind(run, SiteLog) if each.key == key]
     return sorted((each.site, each.round, each.value) for each in values)
 
 

@@ -93,10 +93,10 @@ def test_an_adapter_is_exchanged_alone_and_opens_in_peft(jobs, job, libraries, t
 @pytest.mark.nightly
 @pytest.mark.parametrize("more", [[], [LORA]], ids=["sft", "peft"])
 def test_sites_that_share_a_process_come_to_the_same_bits(jobs, job, more):
-    own = run_of(jobs, job, SHORT[0], "rounds=2", *more)
-    shared = run_of(jobs, job, SHORT[0], "rounds=2", *more, "clients.parallel=1")
-    assert own.summary.status == shared.summary.status == "finished"
-    assert own.summary.model.digest == shared.summary.model.digest
+    how = [SHORT[0], "rounds=2", *more]
+    own, shared = (run_of(jobs, job, *how, f"clients.parallel={n}").summary for n in (2, 1))
+    assert own.status == shared.status == "finished"
+    assert own.model.digest == shared.model.digest
 
 
 @pytest.mark.nightly
@@ -113,35 +113,13 @@ def test_job_py_its_export_and_the_job_file_end_in_equal_bits(jobs, job, tmp_pat
 
 
 @pytest.mark.nightly
-def test_the_tokenizer_is_trained_once_however_many_processes_ask_for_it(job, tmp_path):
-    script = f"""
-import sys
-sys.path.insert(0, {str(job)!r})
-from pathlib import Path
-import model
-model.CACHE = Path({str(tmp_path / "cache")!r})
-train = model.train_tokenizer
-def counted(path):
-    with open({str(tmp_path / "count")!r}, "a") as file:
-        file.write("trained\\n")
-    train(path)
-model.train_tokenizer = counted
-print(len(model.get_tokenizer()))
-"""
-    line = [sys.executable, "-c", script]
-    started = [subprocess.Popen(line, stdout=subprocess.PIPE) for _ in range(3)]
-    assert len({each.communicate()[0] for each in started}) == 1
-    assert (tmp_path / "count").read_text() == "trained\n"
-
-
-@pytest.mark.nightly
 def test_at_124m_the_adapter_takes_two_percent_of_the_bytes_and_a_site_has_one_base(jobs, job):
-    run = run_of(jobs, job, *SHORT, LORA, "model.args.size=124M", "train.preload=[]")
+    summary = run_of(jobs, job, *SHORT, LORA, "model.args.size=124M", "train.preload=[]").summary
     base = 4 * 124_439_808
-    for way in (run.summary.transfer.down, run.summary.transfer.up):
+    for way in (summary.transfer.down, summary.transfer.up):
         assert way.bytes <= 2 * 0.02 * 2 * base  # 2 sites, which train and score
-    for site in ("site-1", "site-2"):
-        assert base < run.summary.memory.clients[site].peak_uss < 2 * base
+    for memory in summary.memory.clients.values():
+        assert base < memory.peak_uss < 2 * base
 
 
 @pytest.mark.nightly

@@ -3,8 +3,9 @@
 import pytest
 import torch
 from nightly_cases import first_and_nightly
-from patched_jobs import HF, NET, bits, events, failure, finished, losses, refusals, same, values
+from patched_jobs import HF, NET, bits, failure, finished, losses, refusals, same, values
 from safetensors.torch import load_file
+from training_scripts import of_kind
 
 from flstream.telemetry.events import SiteLog, SiteUpdate
 
@@ -34,7 +35,7 @@ def test_a_trainer_goes_on_by_a_tasks_steps_and_weighs_its_examples(
     """
     run = finished(jobs, HF.script(middle))
     assert values(run, "step") == steps
-    assert [each.weight for each in events(run, SiteUpdate)] == [weight, weight]
+    assert [each.weight for each in of_kind(run, SiteUpdate)] == [weight, weight]
     assert run.summary.metrics[0].keys() == {"round", "eval_loss", "sites"}
 
 
@@ -79,15 +80,24 @@ def test_a_model_that_the_trainer_makes_anew_is_the_received_one(jobs, loop):
         assert losses(run, HF) == [losses(run, HF)[0]] * 2
 
 
-def test_a_script_may_go_on_from_a_checkpoint_of_its_own(jobs, plain):
-    given = "'out/checkpoint-6' if trainer.state.global_step else None"
-    middle = "trainer = trainer_of(Net(), save_strategy='epoch')\nflare.patch(trainer)"
+def test_outputs_of_a_trainer_stay_with_the_site_and_a_script_may_go_on_from_one(
+    jobs, plain, tmp_path
+):
+    middle = f"""
+    trainer = trainer_of(Net(), save_strategy="epoch")
+    trainer.args.output_dir = {str(tmp_path / "shared")!r}
+    flare.patch(trainer)
+    """
+    given = "'trainer_output/checkpoint-6' if trainer.state.global_step else None"
     run = finished(jobs, HF.script(middle, HF.loop.replace("train()", f"train({given})")))
     assert values(run, "step") == [6, 12]
     assert same(bits(run), plain("hf"))
+    assert not (tmp_path / "shared").exists()
+    work = run.directory.site("site-1") / "work" / "trainer_output"
+    assert (work / "checkpoint-12").is_dir()
 
 
-def test_a_prefix_is_taken_off_and_put_on_and_a_narrower_dtype_widened(jobs):
+def test_a_prefix_is_taken_off_and_put_on_and_a_dtype_widened_but_not_narrowed(jobs):
     wrapped = NET.replace("    return Net(dtype)", "    return nn.ModuleDict({'net': Net(dtype)})")
     middle = """
     trainer = trainer_of(Net('bfloat16'), bf16=False)
@@ -96,52 +106,35 @@ def test_a_prefix_is_taken_off_and_put_on_and_a_narrower_dtype_widened(jobs):
     run = finished(jobs, HF.script(middle), model=wrapped)
     assert bits(run).keys() == {"net.layer.weight", "net.layer.bias"}
     assert bits(run)["net.layer.weight"].dtype == torch.float32
-
-
-def test_a_wider_dtype_is_refused_before_training(jobs):
     reason = failure(jobs, HF.script(), "model.args.dtype=bfloat16")
     assert "is trained in F32, and the received model has BF16" in reason
 
 
-def test_outputs_of_a_trainer_stay_with_the_site(jobs, tmp_path):
-    shared = tmp_path / "shared"
-    middle = f"""
-    trainer = trainer_of(Net(), save_strategy="steps", save_steps=2)
-    trainer.args.output_dir = {str(shared)!r}
-    flare.patch(trainer)
-    """
-    run = finished(jobs, HF.script(middle))
-    assert not shared.exists()
-    work = run.directory.site("site-1") / "work" / "trainer_output"
-    assert [path.name for path in work.glob("checkpoint-*")] == ["checkpoint-12"]
-
-
 def test_hf_refuses_what_cannot_be(jobs):
     best = "load_best_model_at_end=True, save_strategy='epoch', eval_strategy='epoch'"
-    cases = {
-        "flare.patch(Net())": "was given a Net; give it a transformers.Trainer",
-        "flare.patch(trainer_of(Net()), local_epochs=1, local_steps=1)": "local_epochs and local_s",
-        "flare.patch(trainer_of(Net()), params_scope='adapter')": "model is a Net without one",
-        "flare.patch(trainer_of(Net()), params_scope='both')": "auto, model or adapter",
-        f"flare.patch(trainer_of(Net(), {best}))": "load_best_model_at_end cannot be patched",
-    }
-    said = refusals(jobs, HF, *cases)
-    assert len(said) == len(cases)
-    for text, words in zip(said, cases.values(), strict=True):
-        assert words in text
+    refusals(
+        jobs,
+        HF,
+        {
+            "flare.patch(Net())": "was given a Net; give it a transformers.Trainer",
+            "flare.patch(trainer_of(Net()), local_epochs=1, local_steps=1)": "local_epochs and lo",
+            "flare.patch(trainer_of(Net()), params_scope='adapter')": "model is a Net without one",
+            "flare.patch(trainer_of(Net()), params_scope='both')": "auto, model or adapter",
+            f"flare.patch(trainer_of(Net(), {best}))": "load_best_model_at_end cannot be patched",
+        },
+    )
 
 
 def test_more_rounds_than_were_planned_stay_at_the_end_of_the_schedule(jobs):
-    middle = """
+    script = HF.script("""
     trainer = trainer_of(Net(), logging_steps=1)
     flare.patch(trainer, stream_metrics=True)
     flare.patch(trainer)
-    """
-    first = finished(jobs, HF.script(middle))
-    script = HF.script(middle)
-    more = jobs.go_on(first, script, "clients.count=1", "rounds=3", model=NET)
+    """)
+    run = finished(jobs, script)
+    more = jobs.go_on(run, script, "clients.count=1", "rounds=3", model=NET)
     assert more.summary.status == "finished", more.summary.error
-    rates = [each for each in events(more, SiteLog) if each.key == "learning_rate"]
+    rates = [each for each in of_kind(more, SiteLog) if each.key == "learning_rate"]
     assert [each.step for each in rates] == list(range(1, 19))
     found = [each.value for each in rates]
     assert found[:12] == sorted(found[:12], reverse=True)

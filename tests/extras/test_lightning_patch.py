@@ -1,18 +1,8 @@
 """What the patch of a Lightning trainer does in each case, and what it refuses."""
 
 from nightly_cases import first_and_nightly
-from patched_jobs import (
-    LIT,
-    SHARED,
-    bits,
-    events,
-    failure,
-    finished,
-    logged,
-    refusals,
-    same,
-    values,
-)
+from patched_jobs import LIT, SHARED, bits, failure, finished, logged, refusals, same, values
+from training_scripts import of_kind
 
 from flstream.telemetry.events import SiteUpdate
 
@@ -34,7 +24,7 @@ def test_lightning_goes_on_by_a_tasks_epochs_or_steps_in_any_process(
     own = finished(jobs, script, "clients.count=2")
     assert values(own, "step") == steps * 2
     assert values(own, "epoch") == epochs * 2
-    assert {each.weight for each in events(own, SiteUpdate)} == {steps[0]}
+    assert {each.weight for each in of_kind(own, SiteUpdate)} == {steps[0]}
     assert same(bits(own), bits(finished(jobs, script, *SHARED)))
 
 
@@ -108,18 +98,19 @@ def test_callbacks_begin_with_the_received_model_and_anew_if_they_are_to(jobs):
 
 def test_lightning_refuses_what_cannot_be(jobs):
     fit = "flare.patch(trainer); flare.receive(); trainer.fit(module, loader())"
-    cases = {
-        "flare.patch(module)": "patch() was given a Module; give it a Trainer",
-        f"trainer = trainer_of(devices=2, strategy='ddp_notebook'); {fit}": "devices=1",
-        f"trainer = trainer_of(callbacks=[pl.callbacks.EMAWeightAveraging()]); {fit}": "averages",
-        "trainer = trainer_of(callbacks=[pl.callbacks.StochasticWeightAveraging(0.1)]); "
-        + fit: "it averages the weights of one whole training",
-        f"trainer = trainer_of(); module.__fl_meta__ = 3; {fit}": "is a int; make it a dict",
-    }
-    said = refusals(jobs, LIT, *cases)
-    assert len(said) == len(cases)
-    for text, words in zip(said, cases.values(), strict=True):
-        assert words in text
+    calls = "trainer = trainer_of(callbacks=[pl.callbacks.{}])"
+    swa = calls.format("StochasticWeightAveraging(0.1)")
+    refusals(
+        jobs,
+        LIT,
+        {
+            "flare.patch(module)": "patch() was given a Module; give it a Trainer",
+            f"trainer = trainer_of(devices=2, strategy='ddp_notebook'); {fit}": "devices=1",
+            f"{calls.format('EMAWeightAveraging()')}; {fit}": "averages",
+            f"{swa}; {fit}": "it averages the weights of one whole training",
+            f"trainer = trainer_of(); module.__fl_meta__ = 3; {fit}": "is a int; make it a dict",
+        },
+    )
     middle = "trainer = trainer_of()\nflare.patch(trainer, update_fit_loop=False)"
     assert "trainer.fit() made no step" in failure(jobs, LIT.script(middle))
 

@@ -2,20 +2,10 @@
 
 import pytest
 import torch
-from patched_jobs import (
-    HF,
-    LIBRARIES,
-    LIT,
-    NET,
-    SHARED,
-    bits,
-    events,
-    failure,
-    finished,
-    losses,
-    same,
-)  # fmt: skip
+from nightly_cases import first_and_nightly
+from patched_jobs import HF, LIBRARIES, LIT, NET, SHARED, bits, failure, finished, losses, same
 from safetensors.torch import load_file
+from training_scripts import of_kind
 
 from flstream.telemetry.events import SiteUpdate
 
@@ -106,22 +96,16 @@ def of_ranks(jobs, library, patch, *how, model=NET):
     return run
 
 
-@pytest.mark.parametrize(
-    ("library", "weight"), [("lightning", 3), pytest.param("hf", 12, marks=pytest.mark.nightly)]
-)
+@first_and_nightly(("library", "weight"), [("lightning", 3), ("hf", 12)])
 def test_ranks_end_each_task_with_the_same_weights(jobs, library, weight):
     run = of_ranks(jobs, library, PATCHES[library])
-    assert {each.weight for each in events(run, SiteUpdate)} == {weight}
+    assert {each.weight for each in of_kind(run, SiteUpdate)} == {weight}
 
 
 @pytest.mark.nightly
 def test_an_adapter_reaches_all_ranks(jobs):
-    of_ranks(
-        jobs,
-        "hf",
-        "from model import build\n" + HF.patch.replace("Net()", "build()"),
-        model=ADAPTED,
-    )
+    patch = "from model import build\n" + HF.patch.replace("Net()", "build()")
+    of_ranks(jobs, "hf", patch, model=ADAPTED)
 
 
 @pytest.mark.nightly

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 JOB = """
-name = ray, seed = 3, rounds = {rounds}
-clients {{ count = 4, min_updates = 1 }}
-model {{ factory = "model:build" }}
-train {{ script = client.py }}
-workflow {{ args {{ evaluate_every = 0 }} }}
+name = ray, seed = 3, rounds = 2
+clients { count = 4, min_updates = 1 }
+model { factory = "model:build" }
+train { script = client.py }
+workflow { args { evaluate_every = 0 } }
 """
 MODEL = """
 import torch
@@ -38,7 +38,6 @@ flare.init()
 print("GPUs:", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
 while flare.is_running():
     model = flare.receive()
-{waits}
     for tensor in model.params.values():
         tensor += torch.randn(tensor.shape, dtype=tensor.dtype)
     flare.send(flare.FLModel(params=model.params))
@@ -54,7 +53,6 @@ ray start --head --node-ip-address=127.0.0.2 --port=6399 --num-cpus=0 --include-
 node="--num-cpus=3 --num-gpus=2 $small"  # these GPUs are names alone
 ray start --address=127.0.0.2:6399 --node-ip-address=127.0.0.3 $node
 ray start --address=127.0.0.2:6399 --node-ip-address=127.0.0.4 $node
-{before}
 {python} -m flstream simulate {folder}/job.conf --run-dir {folder}/run \
     --engine ray:127.0.0.2:6399 --set engine.gpus=1
 """
@@ -85,20 +83,20 @@ def run_alone(script):
     return process.returncode, out
 
 
-def write(folder, rounds=2, waits=""):
-    (folder / "job.conf").write_text(JOB.format(rounds=rounds))
+def write(folder):
+    (folder / "job.conf").write_text(JOB)
     (folder / "model.py").write_text(MODEL)
-    (folder / "client.py").write_text(SCRIPT.format(waits=waits))
+    (folder / "client.py").write_text(SCRIPT)
 
 
-def on_a_cluster(folder, before=""):
-    """Run the job on a cluster, and return what it prints and its summary."""
+def on_a_cluster(folder):
+    """Run the job on a cluster, and return its summary."""
     if not shutil.which("unshare") or run_alone("ip link set lo up")[0]:
         pytest.skip("needs unshare and ip, for a network of its own")
-    cluster = CLUSTER.format(python=sys.executable, folder=folder, before=before)
+    cluster = CLUSTER.format(python=sys.executable, folder=folder)
     status, text = run_alone(cluster)
     assert status == 0, text
-    return text, json.loads((folder / "run" / "summary.json").read_text())
+    return json.loads((folder / "run" / "summary.json").read_text())
 
 
 def simulate(folder, name, *options):
@@ -110,7 +108,7 @@ def simulate(folder, name, *options):
 @pytest.mark.nightly
 def test_the_bits_on_a_cluster_are_those_of_one_machine(folder):
     write(folder)
-    _, summary = on_a_cluster(folder)
+    summary = on_a_cluster(folder)
     assert (summary["status"], summary["warnings"]) == ("finished", [])
     assert len(summary["memory"]["nodes"]) == 2
     logs = [path.read_text() for path in (folder / "run" / "sites").glob("*/log.txt")]
@@ -118,20 +116,6 @@ def test_the_bits_on_a_cluster_are_those_of_one_machine(folder):
     assert simulate(folder, "local").returncode == 0
     local = json.loads((folder / "local" / "summary.json").read_text())
     assert summary["model"]["digest"] == local["model"]["digest"]
-
-
-@pytest.mark.nightly
-def test_a_node_whose_agent_was_killed_joins_again(folder):
-    write(folder, 40, "    __import__('threading').Event().wait(0.5)")
-    # Processes of this namespace alone are seen there: the agents of the two nodes, and no other.
-    kill = """
-(until grep -q '"round_finished"' {folder}/run/events.jsonl 2> /dev/null; do sleep 0.2; done
- kill -9 $(pgrep -o -f "[f]lstream join")) &
-"""
-    text, summary = on_a_cluster(folder, kill.format(folder=folder))
-    assert len(summary["memory"]["nodes"]) == 3, (text, summary["warnings"])
-    assert len([each for each in summary["warnings"] if each.startswith("node ")]) == 1
-    assert len({each["node"] for each in summary["memory"]["clients"].values()}) == 2
 
 
 def test_a_cluster_that_is_not_there_is_a_sentence(folder):
