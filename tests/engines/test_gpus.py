@@ -72,6 +72,6 @@ def test_each_worker_of_one_machine_sees_its_own(cluster, monkeypatch):
     assert "GPUs for 2 workers of 2 (engine.gpus), and the job has 4" in done.stderr
 
 
-def test_they_are_listed_in_one_of_two_places(jobs):
-    with pytest.raises(JobError, match=r"engine\.gpus"):
+def test_they_are_listed_in_one_of_two_places(jobs, processes):
+    with pytest.raises(JobError, match=r"clients\.gpus"):
         jobs.make("", "engine.gpus=1", 'clients.gpus=["0"]')

@@ -62,30 +62,6 @@ while flare.is_running():
     flare.send(flare.FLModel(params=params))
     before = random.random() + np.random.rand() + torch.rand(()).item()
 """
-LEARNER = """
-import numpy as np
-import torch
-import helper
-from flstream.client import FLModel, Learner
-from model import Net
-
-class Mine(Learner):
-    def setup(self):
-        self.offset = float(np.random.rand()) + self.site.index
-        self.net = Net()
-
-    def train(self, model):
-        self.net.load_state_dict(model.params)
-        optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
-        for _ in range(2):
-            optimizer.zero_grad()
-            (self.net(torch.randn(5, 6)) - self.offset).square().mean().backward()
-            optimizer.step()
-        return FLModel(params=self.net.state_dict(), metrics={"seen": self.offset})
-
-    def evaluate(self, model):
-        return FLModel(metrics={"norm": float(sum(t.norm() for t in model.params.values()))})
-"""
 MODEL = """
 import torch
 
@@ -94,9 +70,6 @@ class Net(torch.nn.Module):
         super().__init__()
         self.body = torch.nn.Linear(6, 4)
         self.head = torch.nn.Linear(4, 2)
-
-    def forward(self, inputs):
-        return self.head(self.body(inputs))
 """
 OWN_WORKFLOW = """
 import numpy as np
@@ -124,16 +97,14 @@ train { script = client.py, args { word = abc } }
 FILES = {
     "model.py": MODEL,
     "client.py": SCRIPT,
-    "learner.py": LEARNER,
     "helper.py": "calls = 0\n",
     "flow.py": OWN_WORKFLOW,
     "job.conf": JOB,
 }
 PRIVATE = ("clients.count=6", "privacy={type=central,noise_multiplier=1,clipping{norm=1}}")
 CASES = {
-    "script": (),
+    "script": ("clients.parallel=1",),
     "own": ("workflow.type=flow.py:run_it", "aggregation.method=flow.py:Least"),
-    "learner": ("train={learner=learner:Mine}", "clients.count=3", "clients.parallel=2"),
 }
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from cluster_support import Cluster, finish
-from nightly_cases import first_and_nightly
 from safetensors.numpy import load_file
 
 
@@ -39,7 +38,8 @@ Path("left.txt").write_text(site)
 """
 
 
-@first_and_nightly(
+@pytest.mark.nightly
+@pytest.mark.parametrize(
     ("options", "sees_run"),
     [
         ([], False),

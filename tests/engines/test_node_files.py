@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flstream.engines.node_files import OwnFiles, digests_of, sees_run
-from flstream.engines.node_messages import NONCE_FILE, PIECE_BYTES, NodeJob
+from flstream.engines.node_messages import NONCE_FILE, NodeJob
 from flstream.model.folder_archive import pack_folder
 
 
@@ -43,16 +43,6 @@ def files(job, tmp_path):
     made.close()
 
 
-def sent(files):
-    return [(each.kind, each.name, bytes(each.data)) for each in files.output()]
-
-
-def site(files, name="site-1"):
-    folder = Path(files.job.run) / "sites" / name
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
 def test_a_node_sees_the_run_if_the_number_and_the_code_are_those_of_the_launcher(job, tmp_path):
     assert sees_run(job)
     script = tmp_path / "job" / "client.py"
@@ -73,37 +63,3 @@ def test_paths_become_the_nodes_own(files, job):
     assert own.args["data"] == f"{root}/job/job/data"
     assert own.args["both"] == [f"--a={root}/run:{root}/job/job"]
     assert own.args["out"] == f"{theirs}/job/../other"
-
-
-def test_what_is_added_to_logs_is_sent_once(files):
-    log = site(files) / "log.txt"
-    log.write_text("one")
-    (Path(files.job.run) / "worker-1.log").write_text("two")
-    assert sent(files) == [("worker log", "worker-1", b"two"), ("site log", "site-1", b"one")]
-    assert sent(files) == []
-    with log.open("a") as file:
-        file.write(" more")
-    assert sent(files) == [("site log", "site-1", b" more")]
-    log.write_text("cut")  # goes on from its beginning
-    assert sent(files) == [("site log", "site-1", b"cut")]
-    # No log keeps another from being sent, and a split is sent when it changes, and whole.
-    for name in ("site-3", "site-4"):
-        (site(files, name) / "log.txt").write_bytes(bytes(PIECE_BYTES + 1))
-    assert [len(data) for _, _, data in sent(files)] == [PIECE_BYTES, PIECE_BYTES]
-    assert [len(data) for _, _, data in sent(files)] == [1, 1]
-    split = log.with_name("split.json")
-    split.write_text("{}")
-    assert sent(files) == [("split", "site-1", b"{}")]
-    assert sent(files) == []
-    split.write_bytes(bytes(PIECE_BYTES + 1))
-    assert sent(files) == []
-
-
-def test_the_folder_goes_and_what_was_left_in_it_is_told(files):
-    root = Path(files.job.run).parent
-    work = site(files) / "work" / "deep"
-    work.mkdir(parents=True)
-    (work / "a.txt").touch()
-    left = files.close()
-    assert (left.count, left.first) == (1, "sites/site-1/work/deep/a.txt")
-    assert not root.exists()

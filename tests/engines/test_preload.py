@@ -95,18 +95,6 @@ def test_what_fails_to_import_leaves_nothing_half_imported(tmp_path, monkeypatch
         importlib.import_module("brittle")
 
 
-def test_modules_among_the_names_of_a_library_are_imported(imports_of, tmp_path, monkeypatch):
-    package = tmp_path / "library"
-    package.mkdir()
-    (package / "__init__.py").write_text("value = 1")
-    (package / "module.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    import_libraries(json.dumps([["library", ["value", "module", "nothing"]]]))
-    assert "library.module" in sys.modules
-    for name in ("library", "library.module"):
-        monkeypatch.delitem(sys.modules, name)
-
-
 # Prints what importing the libraries does to a process beside filling its memory.
 OBSERVE = """
 import os, sys, torch

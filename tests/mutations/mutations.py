@@ -34,7 +34,7 @@ MUTATIONS = (
         "server/collector.py",
         "return {site: self.answers[site] for site in self.cohort if site in self.answers}",
         "return {site: self.answers[site] for site in self.answers}",
-        BITS,
+        "server",
     ),
     Mutation(
         "server/collected_updates.py", "            answer.weight,\n", "            1.0,\n", BITS
@@ -142,7 +142,7 @@ MUTATIONS = (
         "server/stored_model.py",
         "    if found != digest:",
         "    if False:",
-        "matrix/test_damage.py",
+        "server",
     ),
     Mutation(
         "server/model_store.py",
