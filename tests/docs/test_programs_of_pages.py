@@ -123,11 +123,11 @@ def table(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
 
 
-def test_nvflares_script_runs_unchanged_and_with_another_import_to_the_same_bits(inline_jobs):
+def test_nvflares_script_runs_unchanged_and_with_another_import_to_the_same_bits(jobs):
     shown = job(NVFLARE)
     before = shown["client.py"]
     assert "flstream" not in before
-    unchanged = inline_jobs.run_files(shown).summary
+    unchanged = jobs.run_files(shown).summary
     assert unchanged.status == "finished", unchanged.error
     assert (unchanged.warnings, unchanged.evaluate) == ([], "received")
     scores = [each.get("accuracy") for each in unchanged.metrics]
@@ -135,12 +135,12 @@ def test_nvflares_script_runs_unchanged_and_with_another_import_to_the_same_bits
     shown["client.py"] = before.replace("nvflare.client", "flstream.client")
     for line in re.findall(r"^    (import .*|from .*)$", section("One line changed"), re.MULTILINE):
         assert line in shown["client.py"].splitlines()
-    changed = inline_jobs.run_files(shown, "train.alias=null").summary
+    changed = jobs.run_files(shown, "train.alias=null").summary
     assert changed.model.digest == unchanged.model.digest
 
 
-def test_the_script_and_the_learner_end_in_the_same_bits(inline_jobs):
-    script, learner = (inline_jobs.run_files(job(each)).summary for each in (SCRIPT, LEARNER))
+def test_the_script_and_the_learner_end_in_the_same_bits(jobs):
+    script, learner = (jobs.run_files(job(each)).summary for each in (SCRIPT, LEARNER))
     for summary in (script, learner):
         assert summary.status == "finished", summary.error
         assert summary.warnings == []

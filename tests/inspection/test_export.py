@@ -30,8 +30,8 @@ NAMES = ["steps", "words.weight", "layer.weight", "layer.bias", "answer.weight"]
 
 
 @pytest.fixture
-def finished(inline_jobs, noise):
-    return inline_jobs.run(noise.replace('params["w"]', 'params["words.weight"]'), model=TIED)
+def finished(jobs, noise):
+    return jobs.run(noise.replace('params["w"]', 'params["words.weight"]'), model=TIED)
 
 
 def test_a_folder_has_each_tensor_once_under_its_first_name(finished, tmp_path):

@@ -22,7 +22,7 @@ WORDS = ("--lr=0.05", "--shuffle", "--sizes", "4", "8", "--title", "two words")
 
 
 @pytest.mark.nightly
-def test_a_script_runs_unchanged_to_the_same_bits(inline_jobs, tmp_path):
+def test_a_script_runs_unchanged_to_the_same_bits(jobs, tmp_path):
     script = SCRIPTS / "pytorch_client.py"
     (tmp_path / "plain").mkdir()
     for seeded in (random.seed, np.random.seed, torch.manual_seed):
@@ -31,10 +31,10 @@ def test_a_script_runs_unchanged_to_the_same_bits(inline_jobs, tmp_path):
     how = {"seed": SEED, "rounds": ROUNDS}
     expected = run_reference(tmp_path / "plain", script, WORDS, initial, **how)
 
-    shutil.copy(SCRIPTS / "network.py", inline_jobs.folder)
+    shutil.copy(SCRIPTS / "network.py", jobs.folder)
     how = "train.alias=nvflare", f"seed={SEED}", f"rounds={ROUNDS}", *FLAGS
     model = "from network import Network as build"
-    run = inline_jobs.run(script.read_text(), *how, model=model)
+    run = jobs.run(script.read_text(), *how, model=model)
     assert run.summary.status == "finished", run.summary.error
     assert (run.summary.warnings, run.summary.evaluate) == ([], "task")
     assert_same_tensors(load_file(run.directory.final_model), expected.params)

@@ -82,7 +82,7 @@ def test_a_relay_closes_its_channels_also_where_the_peer_has_gone():
     channel = relay.channel(theirs, "server", "down")
     ours.close()
     with pytest.raises(ChannelClosedError):
-        receive(channel, 1)
+        channel.receive([memoryview(bytearray(1))], Deadline(20))
     relay.close()
     assert channel.fileno() == -1
 
