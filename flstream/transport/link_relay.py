@@ -7,6 +7,7 @@ still arrives at the other, and then that is closed, too.
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import threading
@@ -41,6 +42,8 @@ class LinkRelay:
         self._began = time.monotonic()
         self._lock = threading.Lock()  # guards the fields below
         self._connections: list[LinkedConnection] = []
+        # The process's ends, also of connections that are over: nobody else may close them.
+        self._channels: list[SocketChannel] = []
         self._site = site or ""
         self._link = self._emulated(self._site)
         # Bytes that other sites have sent before, which number the packets of those to come.
@@ -68,7 +71,9 @@ class LinkRelay:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER)
         with self._lock:
             up, down = self._flow("up", name), self._flow("down", name)
-            self._connections.append(LinkedConnection(name, sock, inner, channel, up, down))
+            self._connections.append(LinkedConnection(name, sock, inner, up, down))
+            self._channels = [each for each in self._channels if each.fileno() >= 0]
+            self._channels.append(channel)
         self._wake.set()
         return channel
 
@@ -91,13 +96,16 @@ class LinkRelay:
         """Close the file descriptors alone, in a forked child, which has no such thread."""
         for each in self._connections:
             each.abandon()
+        for channel in self._channels:
+            if channel.fileno() >= 0:
+                os.close(channel.detach().detach())
 
     def close(self) -> None:
         """Close all connections, once what was sent has left, and end the thread."""
         with self._lock:
             self._closing_at = time.monotonic() + _DRAIN_SECONDS
-            for each in self._connections:
-                each.channel.close()
+            for channel in self._channels:
+                channel.close()
         self._wake.set()
         self._thread.join()
         self._wake.close()

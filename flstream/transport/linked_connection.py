@@ -7,7 +7,6 @@ import socket
 from collections import deque
 
 from flstream.transport.emulated_link import PacedFlow, Way
-from flstream.transport.sockets import SocketChannel
 
 # Bytes that may be on their way on one connection one way, as a window of TCP limits them.
 _MOST_ON_THEIR_WAY = 8 << 20
@@ -102,7 +101,6 @@ class LinkedConnection:
         name: What its random numbers belong to.
         outer: Socket to the other end of the link.
         inner: The relay's end of the pair.
-        channel: The process's end of the pair.
         up: When bytes arrive that go up the link.
         down: When bytes arrive that come down.
     """
@@ -112,14 +110,12 @@ class LinkedConnection:
         name: str,
         outer: socket.socket,
         inner: socket.socket,
-        channel: SocketChannel,
         up: PacedFlow,
         down: PacedFlow,
     ) -> None:
         self.name = name
         self.outer = outer
         self.inner = inner
-        self.channel = channel
         self.up = PacedStream(inner, outer, "up", up)
         self.down = PacedStream(outer, inner, "down", down)
 
@@ -149,5 +145,3 @@ class LinkedConnection:
         for each in (self.inner, self.outer):
             if each.fileno() >= 0:
                 os.close(each.detach())
-        if self.channel.fileno() >= 0:
-            os.close(self.channel.detach().detach())

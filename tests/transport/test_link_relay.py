@@ -76,6 +76,17 @@ def test_a_relay_delivers_what_was_sent_before_it_closes():
         assert ours.recv(1) == b""
 
 
+def test_a_relay_closes_the_ends_of_connections_that_are_over_too():
+    ours, theirs = socket.socketpair()
+    relay = LinkRelay({"a": NetworkLink()}, 0, "a")
+    channel = relay.channel(theirs, "server", "up")
+    ours.close()
+    with pytest.raises(ChannelClosedError):
+        channel.receive([memoryview(bytearray(1))], Deadline(20))
+    relay.close()
+    assert channel.fileno() == -1
+
+
 def test_a_relay_whose_peer_takes_nothing_holds_little_and_still_ends():
     ours, theirs = socket.socketpair()
     relay = LinkRelay({"a": NetworkLink()}, 0, "a")
