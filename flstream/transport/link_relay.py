@@ -42,7 +42,8 @@ class LinkRelay:
         self._began = time.monotonic()
         self._lock = threading.Lock()  # guards the fields below
         self._connections: list[LinkedConnection] = []
-        self._channels: list[SocketChannel] = []  # also of connections that are over
+        # The process's ends, also of connections that are over: nobody else may close them.
+        self._channels: list[SocketChannel] = []
         self._site = site or ""
         self._link = self._emulated(self._site)
         # Bytes that other sites have sent before, which number the packets of those to come.
@@ -71,6 +72,7 @@ class LinkRelay:
         with self._lock:
             up, down = self._flow("up", name), self._flow("down", name)
             self._connections.append(LinkedConnection(name, sock, inner, up, down))
+            self._channels = [each for each in self._channels if each.fileno() >= 0]
             self._channels.append(channel)
         self._wake.set()
         return channel

@@ -144,7 +144,6 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "thin links": Row(
             ("network={up=400 Mbit, down=800 Mbit, latency=1 ms, jitter=1 ms, loss=0.01}",),
             modes=("pull", "native"),
-            engines=("local",),  # inline, it leaves sockets to the garbage collector
         ),
         "links that change": Row(
             ("network={latency=1 ms, traces=trace.csv}",),

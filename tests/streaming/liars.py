@@ -189,7 +189,7 @@ class Sender(Liar):
             yield self._again
         content = layouts.get(self._case, self._layout)
         size = 17 if self._case == "chunks of an odd length" else 0
-        order = [0, 0] if self._case == "names in no order" else []
+        order = [1] if self._case == "names in no order" else []
         fields = {"request": number, "layout": content, "chunk_size": size, "order": order}
         yield message("Opened", number, token, **fields)
 

@@ -76,10 +76,10 @@ def test_a_relay_delivers_what_was_sent_before_it_closes():
         assert ours.recv(1) == b""
 
 
-def test_a_relay_closes_its_channels_also_where_the_peer_has_gone():
+def test_a_relay_closes_the_ends_of_connections_that_are_over_too():
     ours, theirs = socket.socketpair()
     relay = LinkRelay({"a": NetworkLink()}, 0, "a")
-    channel = relay.channel(theirs, "server", "down")
+    channel = relay.channel(theirs, "server", "up")
     ours.close()
     with pytest.raises(ChannelClosedError):
         channel.receive([memoryview(bytearray(1))], Deadline(20))

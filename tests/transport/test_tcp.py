@@ -117,6 +117,17 @@ def test_a_proof_that_was_overheard_opens_nothing(listening):
     assert listening.strangers == 1
 
 
+def test_a_key_that_is_dismissed_meanwhile_opens_nothing(listening):
+    greeting = Greeting.new("receiver", listening.token)
+    with listening.raw() as sock:
+        sock.sendall(greeting.pack())
+        answer = sock.recv(32)
+        listening.listener.dismiss(listening.token)
+        sock.sendall(greeting.proof(b"dials", listening.token, answer, ""))
+        assert sock.recv(1) == b""
+    assert listening.strangers == 1
+
+
 @pytest.mark.parametrize(
     "said", [b"GET / HTTP/1.1\r\n" * 8, bytes(64), b"FLSA" + bytes(60), os.urandom(4096)]
 )
