@@ -13,9 +13,7 @@ from training_scripts import (
     adding,
     assert_rounds_are_means,
     cohorts,
-    noisy,
     of_kind,
-    results,
     took_part,
 )
 
@@ -149,54 +147,6 @@ def test_a_site_that_fails_twice_in_a_row_is_asked_no_more_unless_the_job_says_s
     benched = [(each.round, each.site, each.failures) for each in of_kind(run, SiteBenched)]
     assert benched == ([(4, "site-3", 2)] if after else [])
     assert_rounds_are_means(run)
-
-
-# Site 2 ends in the middle of the send() of its first training, when it is told that the server is
-# done with its update; and so many processes after that end as soon as they are ready for a task.
-DIES = """
-import os, pathlib
-import flstream.client as flare
-from flstream.client import session
-
-deaths = pathlib.Path(__file__).with_name("deaths")
-flare.init()
-if flare.get_site_name() == "site-2":
-    if deaths.exists() and (left := int(deaths.read_text())):
-        deaths.write_text(str(left - 1))
-        os._exit(9)
-    if not deaths.exists():
-        service = session.current().worker._service
-        offer = service.offer
-
-        def end(_):
-            deaths.write_text("%d")
-            os._exit(9)
-
-        def offering(source, receivers, **how):
-            ref = offer(source, receivers, **how)
-            ref._after_settled = end
-            return ref
-
-        service.offer = offering
-"""
-
-
-@pytest.mark.parametrize(("deaths", "starts"), [(1, 3), (3, 5)])
-def test_a_site_that_dies_before_it_acknowledged_a_task_has_failed_nobody_but_for_the_third_time(
-    jobs, deaths, starts
-):
-    how = ["rounds=3", "clients.min_updates=1", QUIET]
-    run = finished(jobs.run(DIES % deaths + noisy(), *how))
-    assert [each.process for each in of_kind(run, ProcessReady)].count("site-2") == starts
-    if deaths == 1:
-        # The next round is given to a new process, which goes on with the state that was kept.
-        assert run.summary.failures == []
-        assert results(run) == results(jobs.run(noisy(), *how))
-    else:
-        [failed] = of_kind(run, SiteFailed)
-        assert (failed.round, failed.site) == (2, "site-2")
-        # What it was lost for is over then: the next round is given to a new process.
-        assert list(took_part(run).values()) == [SITES[:2], ["site-1"], SITES[:2]]
 
 
 WAITS = "import threading\ndef build():\n    threading.Event().wait()"
