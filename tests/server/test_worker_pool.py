@@ -99,20 +99,8 @@ def test_who_was_not_asked_is_not_late(jobs):
     assert not of_kind(run, SiteBenched)
 
 
-WAITS_IN_AN_EVALUATION = """
-import threading
-import flstream.client as flare
-
-flare.init()
-while flare.is_running():
-    model = flare.receive()
-    if flare.is_evaluate():
-        if flare.get_site_name() == "site-2":
-            threading.Event().wait()
-        flare.send(flare.FLModel(metrics={"accuracy": 1.0}))
-    else:
-        flare.send(flare.FLModel(params=model.params))
-"""
+SCORES = "        flare.send(flare.FLModel(metrics="
+WAITS = f'        _ = site == "site-2" and threading.Event().wait()\n{SCORES}'
 
 
 def test_an_evaluation_that_is_stopped_does_not_count(jobs):
@@ -123,7 +111,7 @@ def test_an_evaluation_that_is_stopped_does_not_count(jobs):
                 signal.raise_signal(signal.SIGINT)
 
     answered = []
-    run = jobs.run(WAITS_IN_AN_EVALUATION, listener=interrupt)
+    run = jobs.run(adding({}).replace(SCORES, WAITS), listener=interrupt)
     assert run.summary.status == "stopped"
     assert not of_kind(run, Evaluated)
 

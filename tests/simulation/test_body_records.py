@@ -117,11 +117,3 @@ def test_a_model_that_was_evaluated_and_is_then_trained_is_reused_and_listed(job
     assert [body["direction"] for body in one["bodies"]] == ["received", "sent", "received"]
     assert [[key["tensor"] for key in body["keys"]] for body in one["bodies"]] == [["norm"]] * 3
     json.dumps([listed, one], allow_nan=False)
-
-
-@pytest.mark.usefixtures("processes")
-def test_a_site_that_folds_is_named(jobs):
-    for each in records_of(run_of(jobs, "workflow.type=swarm", QUIET)):
-        if each.direction == "sent":
-            assert ("local" in each.tags) == (each.receiver == each.site)
-            assert (each.bytes == 0) == (each.receiver == each.site)

@@ -201,11 +201,8 @@ def test_how_a_script_ends_and_what_it_prints_or_scores_does_not_fail_a_run(jobs
 
 @pytest.mark.nightly
 def test_a_site_whose_forked_child_lives_on_is_seen_to_die(jobs_of_their_own):
-    forking = (
-        "if os.fork() == 0:\n    threading.Event().wait(20)\n    os._exit(0)\n"
-        "os.kill(os.getpid(), 9)"
-    )
-    script = adding({("site-2", 2): forking})
+    forks = f"if os.fork() == 0:\n    threading.Event().wait(20)\n    os._exit(0)\n{KILL}"
+    script = adding({("site-2", 2): forks})
     run = jobs_of_their_own.run(script, "clients.round_timeout=15 s", QUIET, "network.latency=5 ms")
     assert run.summary.status == "failed"
     assert "site-2 was killed by SIGKILL" in run.summary.error
