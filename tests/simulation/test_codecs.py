@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
 from training_scripts import QUIET, plain
 
@@ -140,13 +139,12 @@ def test_sites_have_the_bits_that_the_server_keeps(jobs, codec):
 MASK = MODEL.replace("return {", 'return {"mask": torch.full((300,), -torch.inf),')
 
 
-@first_and_nightly(
+@pytest.mark.parametrize(
     ("codec", "model", "words"),
     [
-        ('"mine.py:Halves"', MODEL, ["mine.py:Halves changes numbers of tensor"]),
-        ("int8", MASK, ["tensor 'mask' has -inf as element 0", "require_lossless"]),
+        ('"mine.py:Halves"', MODEL, "mine.py:Halves changes numbers of tensor"),
+        ("int8", MASK, "tensor 'mask' has -inf as element 0"),
     ],
-    ids=["changes what it decoded", "cannot encode"],
 )
 def test_a_codec_that_fails_on_a_model_ends_the_run_before_a_site_has_any(
     jobs, codec, model, words
@@ -154,7 +152,7 @@ def test_a_codec_that_fails_on_a_model_ends_the_run_before_a_site_has_any(
     (jobs.folder / "mine.py").write_text(OWN % "0.9")
     run = jobs.run(PLAIN, QUIET, *using(codec, "down"), model=model)
     assert run.summary.status == "failed"
-    assert all(word in run.summary.error for word in words)
+    assert words in run.summary.error
     assert not list(run.directory.sites.rglob("*.pt"))
 
 
