@@ -7,8 +7,6 @@ import torch
 from safetensors.torch import load_file
 from training_scripts import QUIET, plain
 
-from flstream.errors import UsageError
-
 MODEL = """
 import torch
 
@@ -154,15 +152,3 @@ def test_a_codec_that_fails_on_a_model_ends_the_run_before_a_site_has_any(
     assert run.summary.status == "failed"
     assert words in run.summary.error
     assert not list(run.directory.sites.rglob("*.pt"))
-
-
-@pytest.mark.parametrize(
-    ("how", "sentence"),
-    [
-        (using("topk", "down"), r"codecs.down\[0\].*a codec of whole models"),
-        (("workflow.type=scaffold", *using("int8", "down")), "without a loss in scaffold"),
-    ],
-)
-def test_codecs_that_models_cannot_have_are_refused(jobs, how, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        jobs.make(PLAIN, *how, model=MODEL)

@@ -4,6 +4,7 @@ from flows import models, numbered, records, result, shape
 from training_scripts import QUIET, adding, trained
 
 from flstream.runs.journal import read_history
+from flstream.server import effects
 
 
 def test_a_record_has_number_kind_digest_of_arguments_and_result(flows):
@@ -93,25 +94,21 @@ def test_a_program_sees_the_same_values_live_and_on_replay(flows):
     assert "nan" in live[-1]
 
 
-def test_a_program_sees_what_the_record_holds_and_no_more(flows):
+def test_a_program_sees_what_the_record_holds_and_no_more(flows, monkeypatch):
+    def marked(data, decode=effects.decode_exact):
+        value = decode(data)
+        if isinstance(value, dict) and "weights" in value and "sites" in value:
+            value["weights"] = [7.0 for _ in value["weights"]]
+        return value
+
     text = """
-    from flstream.server import effects
-
     def flow(run):
-        decode = effects.decode_exact
-
-        def marked(data):
-            value = decode(data)
-            if isinstance(value, dict) and "weights" in value and "sites" in value:
-                value["weights"] = [7.0 for _ in value["weights"]]
-            return value
-
-        effects.decode_exact = marked
         model = run.initial_model()
         for _ in run.rounds():
             see([each.weight for each in run.train(model, run.sites)])
         return model
     """
+    monkeypatch.setattr(effects, "decode_exact", marked)
     flows.finish(text, "rounds=1")
     assert flows.seen() == ["[7.0, 7.0]"]
 
