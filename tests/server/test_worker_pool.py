@@ -1,6 +1,5 @@
 """Workers: kept while they are of use, replaced when not, and blamed for what is theirs alone."""
 
-import os
 import signal
 
 import pytest
@@ -20,7 +19,6 @@ from training_scripts import (
 from flstream.telemetry.events import (
     Evaluated,
     ProcessReady,
-    RoundFinished,
     SiteBenched,
     SiteFailed,
     SitePhaseChanged,
@@ -90,37 +88,9 @@ def test_a_site_whose_process_never_gets_ready_fails_its_rounds_and_is_benched(j
     assert cohorts(run)[-1] == ["site-1", "site-3"]
 
 
-def test_the_server_has_no_more_files_open_for_the_processes_it_has_replaced(jobs):
-    # One site dies in each round, and has a new process in the next.
-    rounds = 9
-    deeds = {("site-2", number): "os.kill(os.getpid(), 9)" for number in range(1, rounds)}
-    pids, counts = {}, []
-
-    def count(event, sampler):
-        if isinstance(event, ProcessReady):
-            pids.setdefault(event.process, []).append(event.pid)
-        if isinstance(event, RoundFinished):
-            counts.append(len(os.listdir(f"/proc/{pids['server'][0]}/fd")))
-
-    sites = ["clients.count=2", "clients.min_updates=1", "clients.bench_after=0"]
-    run = jobs.run(adding(deeds), *sites, f"rounds={rounds}", QUIET, listener=count)
-    assert run.summary.status == "finished", run.summary.error
-    assert len(set(pids["site-2"])) == rounds
-    # Each process has four pipes. Those of two may be there at a time: one goes, another comes.
-    # And no model is open that no round needs: a file that was removed would take its disk still.
-    assert max(counts) - min(counts) <= 6
-
-
 def test_who_was_not_asked_is_not_late(jobs):
-    run = jobs.run(
-        noisy("threading.Event().wait(0.05)"),
-        QUIET,
-        LARGE,
-        "clients.count=12",
-        "clients.parallel=2",
-        "clients.min_updates=2",
-        "clients.wait_after_min=10 ms",
-    )
+    how = ["clients.min_updates=2", "clients.wait_after_min=10 ms", "clients.parallel=2"]
+    run = jobs.run(noisy("threading.Event().wait(0.05)"), QUIET, LARGE, "clients.count=12", *how)
     assert run.summary.status == "finished", run.summary.error
     failed = of_kind(run, SiteFailed)
     assert all(event.late for event in failed)
@@ -129,20 +99,8 @@ def test_who_was_not_asked_is_not_late(jobs):
     assert not of_kind(run, SiteBenched)
 
 
-WAITS_IN_AN_EVALUATION = """
-import threading
-import flstream.client as flare
-
-flare.init()
-while flare.is_running():
-    model = flare.receive()
-    if flare.is_evaluate():
-        if flare.get_site_name() == "site-2":
-            threading.Event().wait()
-        flare.send(flare.FLModel(metrics={"accuracy": 1.0}))
-    else:
-        flare.send(flare.FLModel(params=model.params))
-"""
+SCORES = "        flare.send(flare.FLModel(metrics="
+WAITS = f'        _ = site == "site-2" and threading.Event().wait()\n{SCORES}'
 
 
 def test_an_evaluation_that_is_stopped_does_not_count(jobs):
@@ -153,22 +111,16 @@ def test_an_evaluation_that_is_stopped_does_not_count(jobs):
                 signal.raise_signal(signal.SIGINT)
 
     answered = []
-    run = jobs.run(WAITS_IN_AN_EVALUATION, listener=interrupt)
+    run = jobs.run(adding({}).replace(SCORES, WAITS), listener=interrupt)
     assert run.summary.status == "stopped"
     assert not of_kind(run, Evaluated)
 
 
 @pytest.mark.parametrize(("parallel", "mode"), [(1, "pull"), (4, "native")])
 def test_an_update_that_is_too_large_is_refused_before_it_is_fetched(jobs, parallel, mode):
-    run = jobs.run(
-        adding({("site-2", 1): "params['more'] = torch.zeros(20_000_000)"}),
-        QUIET,
-        "rounds=1",
-        "clients.count=4",
-        f"clients.parallel={parallel}",
-        "clients.min_updates=3",
-        f"streaming.mode={mode}",
-    )
+    script = adding({("site-2", 1): "params['more'] = torch.zeros(20_000_000)"})
+    how = ["rounds=1", "clients.count=4", "clients.min_updates=3", f"clients.parallel={parallel}"]
+    run = jobs.run(script, QUIET, *how, f"streaming.mode={mode}")
     assert run.summary.status == "finished", run.summary.error
     (failure,) = run.summary.failures
     assert failure.site == "site-2"

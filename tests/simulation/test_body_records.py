@@ -1,11 +1,8 @@
 """What the journal says of each body that a site received or sent is what has happened."""
 
-import json
-
 import pytest
 from training_scripts import QUIET, plain
 
-from flstream.inspection.examine import Request, examine
 from flstream.inspection.site_bodies import SiteRequest, examine_site
 from flstream.runs.body_records import RECORDED, read_bodies
 from flstream.runs.journal import read_history
@@ -30,8 +27,8 @@ CHANGES = """
 FULL = ("pulled", "FULL")
 
 
-def run_of(jobs, *overrides, script=CHANGES, model=MODEL):
-    run = jobs.run(plain(script), *overrides, model=model)
+def run_of(jobs, *overrides, script=CHANGES):
+    run = jobs.run(plain(script), *overrides, model=MODEL)
     assert run.summary.status == "finished", run.summary.error
     return run
 
@@ -101,27 +98,3 @@ def test_tensors_that_a_codec_encodes_have_other_keys_and_a_part_is_known_as_one
         ("loss", True, ("metric", "train")),
         ("score", True, ("metric", "evaluate")),
     }
-
-
-def test_a_model_that_was_evaluated_and_is_then_trained_is_reused_and_listed(jobs):
-    run = run_of(jobs, model=MODEL.replace("100_000", "1000"))  # short: sites remember it
-    found = records_of(run)
-    second = [each for each in found if each.round == 2 and each.task == "train"]
-    received = [each for each in second if each.direction == "received"]
-    assert [each.tags for each in received] == [("pulled", "reused")] * 2
-    assert all((each.bytes, each.reused) == (0, each.size) for each in received)
-    # The document has every record and what was not sent.
-    listed = examine(Request(run.directory.path)).document()["run"]["bodies"]
-    assert [each["tags"] for each in listed] == [each.tags for each in found]
-    one = examine_site(SiteRequest(run.directory.path, "site-1", 1, ("no*",))).document()
-    assert [body["direction"] for body in one["bodies"]] == ["received", "sent", "received"]
-    assert [[key["tensor"] for key in body["keys"]] for body in one["bodies"]] == [["norm"]] * 3
-    json.dumps([listed, one], allow_nan=False)
-
-
-@pytest.mark.usefixtures("processes")
-def test_a_site_that_folds_is_named(jobs):
-    for each in records_of(run_of(jobs, "workflow.type=swarm", QUIET)):
-        if each.direction == "sent":
-            assert ("local" in each.tags) == (each.receiver == each.site)
-            assert (each.bytes == 0) == (each.receiver == each.site)

@@ -13,9 +13,7 @@ from training_scripts import (
     adding,
     assert_rounds_are_means,
     cohorts,
-    noisy,
     of_kind,
-    results,
     took_part,
 )
 
@@ -151,54 +149,6 @@ def test_a_site_that_fails_twice_in_a_row_is_asked_no_more_unless_the_job_says_s
     assert_rounds_are_means(run)
 
 
-# Site 2 ends in the middle of the send() of its first training, when it is told that the server is
-# done with its update; and so many processes after that end as soon as they are ready for a task.
-DIES = """
-import os, pathlib
-import flstream.client as flare
-from flstream.client import session
-
-deaths = pathlib.Path(__file__).with_name("deaths")
-flare.init()
-if flare.get_site_name() == "site-2":
-    if deaths.exists() and (left := int(deaths.read_text())):
-        deaths.write_text(str(left - 1))
-        os._exit(9)
-    if not deaths.exists():
-        service = session.current().worker._service
-        offer = service.offer
-
-        def end(_):
-            deaths.write_text("%d")
-            os._exit(9)
-
-        def offering(source, receivers, **how):
-            ref = offer(source, receivers, **how)
-            ref._after_settled = end
-            return ref
-
-        service.offer = offering
-"""
-
-
-@pytest.mark.parametrize(("deaths", "starts"), [(1, 3), (3, 5)])
-def test_a_site_that_dies_before_it_acknowledged_a_task_has_failed_nobody_but_for_the_third_time(
-    jobs, deaths, starts
-):
-    how = ["rounds=3", "clients.min_updates=1", QUIET]
-    run = finished(jobs.run(DIES % deaths + noisy(), *how))
-    assert [each.process for each in of_kind(run, ProcessReady)].count("site-2") == starts
-    if deaths == 1:
-        # The next round is given to a new process, which goes on with the state that was kept.
-        assert run.summary.failures == []
-        assert results(run) == results(jobs.run(noisy(), *how))
-    else:
-        [failed] = of_kind(run, SiteFailed)
-        assert (failed.round, failed.site) == (2, "site-2")
-        # What it was lost for is over then: the next round is given to a new process.
-        assert list(took_part(run).values()) == [SITES[:2], ["site-1"], SITES[:2]]
-
-
 WAITS = "import threading\ndef build():\n    threading.Event().wait()"
 
 
@@ -251,11 +201,8 @@ def test_how_a_script_ends_and_what_it_prints_or_scores_does_not_fail_a_run(jobs
 
 @pytest.mark.nightly
 def test_a_site_whose_forked_child_lives_on_is_seen_to_die(jobs_of_their_own):
-    forking = (
-        "if os.fork() == 0:\n    threading.Event().wait(20)\n    os._exit(0)\n"
-        "os.kill(os.getpid(), 9)"
-    )
-    script = adding({("site-2", 2): forking})
+    forks = f"if os.fork() == 0:\n    threading.Event().wait(20)\n    os._exit(0)\n{KILL}"
+    script = adding({("site-2", 2): forks})
     run = jobs_of_their_own.run(script, "clients.round_timeout=15 s", QUIET, "network.latency=5 ms")
     assert run.summary.status == "failed"
     assert "site-2 was killed by SIGKILL" in run.summary.error

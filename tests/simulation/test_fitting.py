@@ -32,7 +32,6 @@ NATIVE = {"mode": "native"}
         (4, NATIVE, 10, "set streaming.mode = pull, which needs about 4."),
         (4, {"tensor_download_chunk_size": 0}, 10, "leave the download chunk sizes at their defau"),
         (8, {}, 4, "set clients.parallel = 3, which needs about 3."),
-        (8, NATIVE, 4, "set clients.parallel = 3 and streaming.mode = pull, which needs "),
         (2, {}, 1, "make the model smaller, or free memory"),
     ],
 )

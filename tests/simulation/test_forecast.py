@@ -86,17 +86,6 @@ def test_without_streaming_a_model_is_one_request_and_one_chunk(off):
     assert need.down == need.up == Traffic(66 * MIB, 2, 2)
 
 
-def test_native_mode_takes_three_models_for_each_client_and_more():
-    layout = plain_layout(1 << 30)
-    clients = {"count": 4}
-    pulled = forecast(a_job(clients=clients), layout)
-    native = forecast(a_job(clients=clients, streaming={"mode": "native"}), layout)
-    assert native.total_bytes > 3 * 4 * layout.nbytes
-    assert pulled.total_bytes < (4 + 0.7) * layout.nbytes
-    assert native.client_bytes - pulled.client_bytes == layout.nbytes
-    assert pulled.server_bytes < 80 * MIB
-
-
 @pytest.mark.parametrize("clients", [1, 16])
 def test_the_server_takes_no_more_for_a_larger_model(clients):
     job = a_job(clients={"count": clients})
@@ -141,8 +130,6 @@ def test_only_what_is_aggregated_travels_up():
     assert (need.down.bytes, need.up.bytes) == (2 * 4200, 2 * 200)
     with pytest.raises(UsageError, match="'tail' is found in no tensor's name"):
         forecast(a_job(aggregation={"include": ["tail"]}), layout)
-    empty = forecast(a_job(), Layout.of([("w", "F32", (0,))]))
-    assert empty.down == empty.up == Traffic()
 
 
 def test_workers_of_other_machines_are_no_memory_of_this_one():

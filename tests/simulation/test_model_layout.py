@@ -47,7 +47,6 @@ def fails():
 
 dies = lambda: os.kill(os.getpid(), 9)
 nothing = lambda: None
-complex_numbers = lambda: {"w": torch.zeros(3, dtype=torch.complex128)}
 """
 
 
@@ -96,7 +95,6 @@ def test_a_module_is_described_as_it_would_be_built_with_its_ties(job_of, host):
         ("nothing", "returned a NoneType; it must return a torch module or a dict"),
         ("dies", "the process that called it was killed by SIGKILL, as if the machine had too"),
         ("needs_too_much", "the model does not fit into the .* of memory that are available"),
-        ("complex_numbers", "complex_numbers: tensor 'w' is complex128, .* torch.view_as_real"),
     ],
 )
 def test_what_is_wrong_with_a_factory_is_said(job_of, host, factory, message):

@@ -13,7 +13,6 @@ from flstream.simulation.forecasting.optimizers import OptimizerUse, optimizer_o
         ("import torch\ntorch.optim.AdamW(p, lr=1)", ("AdamW", 2)),
         ("import torch.optim as optim\noptim.SGD(p, lr=1)", ("SGD", 0)),
         ("from torch.optim import SGD as S\nS(p, momentum=0.9)", ("SGD", 1)),
-        ("from torch import optim\noptim.SGD(p, momentum=args.m)", ("SGD", 1)),
         ("import torch\ntorch.optim.RMSprop(p, centered=True, momentum=0.1)", ("RMSprop", 3)),
         ("import torch\ntorch.optim.SGD(p); torch.optim.Adam(p)", ("Adam", 2)),
         ("from transformers import Trainer\nTrainer(m)", ("adamw_torch", 2)),
@@ -22,8 +21,6 @@ from flstream.simulation.forecasting.optimizers import OptimizerUse, optimizer_o
             "t.Trainer(m, a)",
             ("paged_adamw_8bit", 0.5),
         ),
-        ("from lightning.pytorch import Trainer\nTrainer()", None),
-        ("from mine import AdamW\nAdamW(p)", None),
         ("this is no Python", None),
     ],
 )

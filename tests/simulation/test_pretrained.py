@@ -1,6 +1,7 @@
 """Jobs that begin with somebody's weights, in any format, under the factory's names and dtypes."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -91,41 +92,38 @@ def test_values_that_a_cast_to_the_factorys_dtype_would_change_are_refused_or_ro
         assert "model.strict = false" in run.summary.error
 
 
+def job_of(jobs, tmp_path, values, *how):
+    path = save(tmp_path, values)
+    how = ("model.factory=model:tied", f"model.initial={path}", *how)
+    return jobs.make(plain(), *ONE_ROUND, *how, model=MODEL)
+
+
+PART = {"wte.weight": VALUES["wte.weight"], "old": torch.ones(1)}
+LACKS = "lacks 2 tensors ('norm.bias', 'norm.weight')"
+
+
 def test_tensors_that_a_file_lacks_are_listed_before_a_run(jobs, tmp_path):
-    path = save(tmp_path, {"wte.weight": VALUES["wte.weight"], "old": torch.ones(1)})
-    job = jobs.make(
-        plain(), *ONE_ROUND, "model.factory=model:tied", f"model.initial={path}", model=MODEL
-    )
-    sentence = (
-        r"lacks 2 tensors \('norm.bias', 'norm.weight'\) of the model; it has 1 tensor \('old'"
-    )
-    with pytest.raises(ModelError, match=sentence):
-        model_layout(job)
+    with pytest.raises(
+        ModelError, match=re.escape(f"{LACKS} of the model; it has 1 tensor ('old'")
+    ):
+        model_layout(job_of(jobs, tmp_path, PART))
 
 
 @pytest.mark.nightly
-def test_a_new_head_is_kept_from_the_factory(jobs, tmp_path):
-    path = save(tmp_path, {"wte.weight": VALUES["wte.weight"], "old": torch.ones(1)})
-    args = ["model.factory=model:tied", f"model.initial={path}", "model.strict=false"]
-    found = load_file(jobs.run(plain(), *ONE_ROUND, *args, model=MODEL).directory.checkpoint(0))
+def test_what_a_loose_start_does_not_share_is_the_factorys_and_nothing_at_all_is_refused(
+    jobs, tmp_path
+):
+    loose = "model.strict=false"
+    some = job_of(jobs, tmp_path, PART, loose)
+    assert LACKS in initial_differences(some, model_layout(some))
+    how = (*ONE_ROUND, "model.factory=model:tied", f"model.initial={some.model.initial}", loose)
+    found = load_file(jobs.run(plain(), *how, model=MODEL).directory.checkpoint(0))
     assert torch.equal(found["head.weight"], VALUES["wte.weight"])
     assert found["norm.bias"].abs().sum() > 0
     assert "old" not in found
-
-
-@pytest.mark.nightly
-def test_what_a_loose_start_does_not_share_is_known_and_nothing_at_all_is_refused(jobs, tmp_path):
-    def job(values):
-        path = save(tmp_path, values)
-        how = ("model.factory=model:tied", f"model.initial={path}", "model.strict=false")
-        return jobs.make(plain(), *ONE_ROUND, *how, model=MODEL)
-
-    some = job({"wte.weight": VALUES["wte.weight"], "old": torch.ones(1)})
-    differences = initial_differences(some, model_layout(some))
-    assert differences.startswith("w.safetensors lacks 2 tensors ('norm.bias', 'norm.weight')")
-    whole = job(VALUES)
+    whole = job_of(jobs, tmp_path, VALUES, loose)
     assert initial_differences(whole, model_layout(whole)) == ""
     # As the weights of a base model are, without the prefix that its heads have.
-    none = job({f"base.{name}": each for name, each in VALUES.items()})
+    none = job_of(jobs, tmp_path, {f"base.{name}": each for name, each in VALUES.items()}, loose)
     with pytest.raises(ModelError, match="no tensor of the file is the model's"):
         model_layout(none)

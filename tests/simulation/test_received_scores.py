@@ -92,11 +92,8 @@ def test_a_script_that_trains_in_an_evaluation_is_begun_again(jobs, how):
     *others, warning = run.summary.warnings
     # Where it has no process of its own, what it keeps in variables is lost, and told of, too.
     assert ["scheduler" in each for each in others] == [True] * ("clients.parallel=1" in how)
-    assert warning == (
-        "client.py answered an evaluation with a model, so the run began again at round 0, and "
-        "takes the metrics that come with an update as the score of the model that the site had "
-        "received; to keep to that, set workflow.args.evaluate = received"
-    )
+    assert "answered an evaluation with a model, so the run began again at round 0" in warning
+    assert "set workflow.args.evaluate = received" in warning
     assert [each.evaluate for each in of_kind(run, RunStarted)] == [["task"], ["received"]]
     # What the first try has left in a site is there still, under another name.
     assert len(list(run.directory.site("site-1").glob("work*"))) == 2

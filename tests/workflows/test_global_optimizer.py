@@ -145,20 +145,3 @@ def test_what_cannot_be_shared_fails_the_site_with_a_sentence(jobs: Jobs, text, 
 def test_jobs_that_cannot_share_a_state_are_refused(jobs: Jobs, how, sentence):
     with pytest.raises(JobError, match=sentence):
         jobs.make(script(), *HOW, *how, model=MODEL)
-
-
-def test_a_fold_at_a_site_is_refused(flows):
-    text = """
-    FOLDS = ["run.adopt(run.train(model, run.sites[:1]))", "run.fold(model, updates, at=run.sites)"]
-
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            updates = run.train(model, run.sites)
-            refused(run, FOLDS, model=model, updates=updates)
-        return model
-    """
-    flows.finish(text, *HOW, "rounds=1", script=script(), model=MODEL)
-    adopted, folded = (sentence for sentence, _ in flows.sentences().values())
-    assert adopted.startswith("run.adopt() takes the update of one site")
-    assert "train.optimizer_state is global, which takes the mean of all" in folded

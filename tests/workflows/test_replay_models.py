@@ -1,9 +1,8 @@
 """The files of models: their names, which of them stay, and how replay finds them."""
 
-import pytest
 from flows import models, records
 from safetensors.torch import load_file
-from training_scripts import LARGE, QUIET, adding, results
+from training_scripts import QUIET, adding
 
 from flstream.model.checkpoint import FileSource
 from flstream.model.digests import body_digest
@@ -142,30 +141,3 @@ def test_only_live_effects_remove_files_and_a_workflow_may_end_with_any_of_its_m
     assert models(resumed) == [name(2), name(4)]
     assert resumed.directory.final_model.samefile(resumed.directory.checkpoint(2))
     assert resumed.directory.best_model.samefile(resumed.directory.checkpoint(2))
-
-
-TWICE = """
-def flow(run):
-    model = run.initial_model()
-    for number in run.rounds():
-        first = run.fold(model, run.train(model, run.sites), at=%s)
-        second = run.fold(first, run.train(first, run.sites), at=%s)
-        third = run.fold(first, run.train(first, run.sites[:2]), at=%s)
-        run.evaluate(second)
-        model = first
-    see(first.digest)
-    return model
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("processes")
-def test_an_earlier_model_of_a_round_stays_what_it_is(flows):
-    run = flows.finish(TWICE % (None, None, None), "clients.count=3", LARGE)
-    (digest,) = flows.seen()
-    assert body_digest(FileSource(run.directory.final_model)) == digest.strip("'")
-    # Also where sites fold, and offer a file that has the name of an earlier one.
-    sites = ["site-3"], ["site-1"], ["site-2"]
-    elsewhere = flows.finish(TWICE % sites, "clients.count=3", LARGE)
-    assert flows.seen() == [digest]
-    assert results(elsewhere) == results(run)

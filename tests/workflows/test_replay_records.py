@@ -3,42 +3,32 @@
 from flows import models, numbered, records, result, shape
 from training_scripts import QUIET, adding, trained
 
-from flstream.model.checkpoint import FileSource
-from flstream.model.digests import body_digest
 from flstream.runs.journal import read_history
-
-ROUNDS = """
-def flow(run):
-    model = run.initial_model()
-    for _ in run.rounds():
-        updates = run.train(model, run.sites)
-        len(updates)
-        model = run.fold(model, updates)
-        run.evaluate(model)
-    return model
-"""
+from flstream.server import effects
 
 
 def test_a_record_has_number_kind_digest_of_arguments_and_result(flows):
-    run = flows.finish(ROUNDS)
-    found = records(run)
+    text = """
+    def flow(run):
+        model = run.initial_model()
+        for _ in run.rounds():
+            updates = run.train(model, run.sites)
+            len(updates)
+            model = run.fold(model, updates)
+            run.evaluate(model)
+        return model
+    """
+    found = records(flows.finish(text))
     assert shape(found) == numbered(*["train", "fold", "evaluate"] * 2)
     assert [each.round for each in found] == [1, 1, 1, 2, 2, 2]
     # What was asked of other models or rounds has other digests.
     assert len({each.arguments for each in found}) == 6
-    assert all(len(each.arguments) == 32 for each in found)
     assert [each.is_final for each in found] == [False, True, True] * 2
     train, fold, evaluate = map(result, found[:3])
-    assert train["sites"] == ["site-1", "site-2"]
-    assert train["weights"] == [1.0, 2.0]
-    assert [each["loss"] for each in train["metrics"]]
+    assert (train["sites"], train["weights"]) == (["site-1", "site-2"], [1.0, 2.0])
     assert fold["weights"] == {"site-1": 1.0, "site-2": 2.0}
     assert fold["updates"] == [[1, ["site-1", "site-2"]]]
     assert list(evaluate["metrics"]) == ["accuracy"]
-    made = [each.model for each in found if each.model is not None]
-    assert [(each.round, each.version, each.step) for each in made] == [(1, 1, 0), (2, 2, 0)]
-    for each in made:
-        assert body_digest(FileSource(run.directory.checkpoint(each.round))) == each.digest
 
 
 def test_what_came_after_the_last_record_that_counts_is_done_again(flows):
@@ -99,33 +89,26 @@ def test_a_program_sees_the_same_values_live_and_on_replay(flows):
     live = flows.seen()
     flows.resume(run, text, "rounds=1", script=script)
     assert flows.seen() == live
-    assert "'tuple': (1, (2.0, 'x'))" in live[0]
-    assert "'raw': b'\\x00\\xff'" in live[0]
     assert "'nan': nan, 'inf': inf, 'less': -inf, 'zero': -0.0, 'tiny': 5e-324" in live[0]
-    assert "{'lr': (0.1, nan)}" in live[0]
-    assert "'third': 0.3333333333333333" in live[-1]
+    assert "'tuple': (1, (2.0, 'x')), 'none': None, 'raw': b'\\x00\\xff'" in live[0]
     assert "nan" in live[-1]
 
 
-def test_a_program_sees_what_the_record_holds_and_no_more(flows):
+def test_a_program_sees_what_the_record_holds_and_no_more(flows, monkeypatch):
+    def marked(data, decode=effects.decode_exact):
+        value = decode(data)
+        if isinstance(value, dict) and "weights" in value and "sites" in value:
+            value["weights"] = [7.0 for _ in value["weights"]]
+        return value
+
     text = """
-    from flstream.server import effects
-
     def flow(run):
-        decode = effects.decode_exact
-
-        def marked(data):
-            value = decode(data)
-            if isinstance(value, dict) and "weights" in value and "sites" in value:
-                value["weights"] = [7.0 for _ in value["weights"]]
-            return value
-
-        effects.decode_exact = marked
         model = run.initial_model()
         for _ in run.rounds():
             see([each.weight for each in run.train(model, run.sites)])
         return model
     """
+    monkeypatch.setattr(effects, "decode_exact", marked)
     flows.finish(text, "rounds=1")
     assert flows.seen() == ["[7.0, 7.0]"]
 

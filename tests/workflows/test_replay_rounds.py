@@ -1,11 +1,10 @@
 """When rounds end and models are scored, and who takes part, live and on replay."""
 
-from flows import lines, models, numbered, records, result, shape
+from flows import lines, models, numbered, records, shape
 from nightly_cases import first_and_nightly
 from training_scripts import QUIET, adding
 
-from flstream.runs.resume import plan_resume
-from flstream.telemetry.events import EndedEarly, SiteBenched
+from flstream.telemetry.events import SiteBenched
 
 ROUNDS = """
 def flow(run):
@@ -45,11 +44,7 @@ def test_rounds_end_by_the_verdict_on_evaluations_also_on_replay(flows, place, k
     assert reason in resumed.summary.ended_early
     assert resumed.summary.rounds_completed == rounds
     assert resumed.summary.best.round == 2
-    assert resumed.directory.final_model.samefile(resumed.directory.checkpoint(rounds))
     assert resumed.directory.best_model.samefile(resumed.directory.checkpoint(2))
-    assert any(isinstance(each, EndedEarly) for each in lines(resumed))
-    kind = flows.write(ROUNDS)
-    assert plan_resume(flows.jobs.make(SCORES, kind, *how), resumed.directory).is_finished
 
 
 def test_an_evaluation_is_due_every_so_many_rounds_and_after_the_last(flows):
@@ -124,9 +119,6 @@ def test_who_is_still_asked_follows_from_final_records(flows):
     ]  # fmt: skip
     assert resumed.summary.benched == ["site-3"]
     assert {each.round for each in lines(resumed) if isinstance(each, SiteBenched)} == {2}
-    assert [result(each)["sites"] for each in records(resumed) if each.name == "train"][-1] == [
-        "site-1", "site-2",
-    ]  # fmt: skip
 
 
 def test_a_list_of_sites_caps_how_many_updates_there_have_to_be(flows):

@@ -1,6 +1,7 @@
 """Swarm learning: a site folds, fed by its peers, to fedavg's bits; the server reads no tensor."""
 
 import random
+from unittest.mock import MagicMock
 
 import pytest
 from nightly_cases import first_and_nightly
@@ -145,33 +146,16 @@ def test_aggregators_are_sites_of_the_job(jobs):
         load_job(job, ["workflow.type=swarm", "workflow.args.aggregators=[site-1, site-9]"])
 
 
-class Recorder:
-    """A run of many rounds that notes where it is asked to fold."""
-
-    all_sites, sites = ("a", "b", "c"), ("a", "c")
-
-    def __init__(self):
-        self.at, self.random = [], random.Random
-        self.initial_model, self.evaluate = (lambda: "model"), (lambda model: None)
-        self.rounds, self.sample = (lambda: range(40)), (lambda number: list(self.sites))
-        self.train = lambda model, sites: sites
-
-    def limit_waiting(self, start, progress):
-        assert (start, progress) == (300, 7200)
-
-    def fold(self, model, updates, at):
-        self.at.append(at)
-        return model
-
-
 @pytest.mark.parametrize(
     ("given", "drawn"), [(None, ["a", "c"]), (["c"], ["c"]), (["b", "c"], ["c"])]
 )
 def test_aggregators_are_drawn_among_those_that_are_still_asked(given, drawn):
-    run = Recorder()
+    run, found = MagicMock(all_sites=("a", "b", "c"), sites=("a", "c"), random=random.Random), []
+    run.rounds.return_value = range(40)
+    run.fold.side_effect = lambda model, updates, at: found.append(at)
     swarm(run, SwarmArgs(aggregators=given))
-    assert all(sorted(at) == drawn for at in run.at)
-    assert {at[0] for at in run.at} == set(drawn)
+    assert all(sorted(each) == drawn for each in found)
+    assert {each[0] for each in found} == set(drawn)
 
 
 def test_later_stages_take_a_folded_model_further_and_collect_what_a_refused_site_sent(jobs):
