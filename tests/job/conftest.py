@@ -1,12 +1,8 @@
 """A folder with a small, correct job to make mistakes in."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
-from flstream.job import Job, JobError, load_job, render_job
-from flstream.job.problems import Problem
+from flstream.job import JobError, load_job, render_job
 
 GOOD = """
 name = digits
@@ -18,18 +14,18 @@ train { script = client.py }
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Return a folder with a model and a training script."""
+def folder(tmp_path):
+    """A folder with a model and a training script."""
     (tmp_path / "model.py").write_text("import torch\n\ndef build(size=1):\n    ...\n")
     (tmp_path / "client.py").write_text("import flstream.client as flare\n")
     return tmp_path
 
 
 @pytest.fixture
-def write(folder: Path) -> Callable[..., Path]:
-    """Return a function that writes a job file: the correct job, then the text given."""
+def write(folder):
+    """Write a job file: the correct job, then the text given."""
 
-    def write(text: str = "", base: str = GOOD) -> Path:
+    def write(text="", base=GOOD):
         path = folder / "job.conf"
         path.write_text(base + text, encoding="utf-8")
         return path
@@ -38,16 +34,16 @@ def write(folder: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def load(write: Callable[..., Path]) -> Callable[..., Job]:
-    """Return a function that loads the correct job with a text after it, and with overrides."""
+def load(write):
+    """Load the correct job with a text after it, and with overrides."""
     return lambda text="", *overrides, base=GOOD: load_job(write(text, base), overrides)
 
 
 @pytest.fixture
-def mistakes(load: Callable[..., Job]) -> Callable[..., list[Problem]]:
-    """Return a function that returns the mistakes of such a job."""
+def mistakes(load):
+    """The mistakes of such a job."""
 
-    def mistakes(text: str = "", *overrides: str, base: str = GOOD) -> list[Problem]:
+    def mistakes(text="", *overrides, base=GOOD):
         with pytest.raises(JobError) as caught:
             load(text, *overrides, base=base)
         return list(caught.value.problems)
@@ -56,10 +52,10 @@ def mistakes(load: Callable[..., Job]) -> Callable[..., list[Problem]]:
 
 
 @pytest.fixture
-def reloaded(folder: Path) -> Callable[[Job], Job]:
-    """Return a function that writes a job out as resolved, and loads that."""
+def reloaded(folder):
+    """Write a job out as resolved, and load that."""
 
-    def reloaded(job: Job) -> Job:
+    def reloaded(job):
         (folder / "resolved.conf").write_text(render_job(job), encoding="utf-8")
         return load_job(folder / "resolved.conf")
 

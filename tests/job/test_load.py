@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from flstream.job import Job, job_keys, load_job, render_job
-from flstream.job.filters import FilterSpec
 from flstream.job.hocon import read_hocon
 from flstream.job.problems import RefusedValueError
 
@@ -204,15 +203,14 @@ def test_an_override_can_mend_a_mistake_in_the_file(load):
         ("json:JSONDecoder", "json:JSONDecoder"),
     ],
 )
-def test_a_factory_is_beside_the_job_file_or_installed(load, folder, factory, due):
+def test_a_factory_is_beside_the_job_file_or_installed_or_there_are_weights_alone(
+    load, folder, factory, due
+):
     (folder / "nets").mkdir()
     package = "try:\n    from .a import Net as Big\nfinally: ..."
     (folder / "nets" / "__init__.py").write_text(package)
     job = load(f'model.factory = "{factory.format(folder=folder)}"')
     assert job.model.factory == due.format(folder=folder)
-
-
-def test_initial_weights_alone_are_enough(load, folder):
     (folder / "w.safetensors").touch()
     job = load("model { factory = null, initial = w.safetensors }")
     assert (job.model.factory, job.model.initial) == (None, folder / "w.safetensors")
@@ -269,16 +267,6 @@ def test_a_job_written_out_is_the_same_job(load, reloaded, text):
     job = load(text)
     assert reloaded(job) == job != load()
     assert pickle.loads(pickle.dumps(job)) == job
-
-
-def test_filters_are_names_or_sections_and_have_all_their_arguments(load):
-    job = load("filters { up = [percentile_privacy], down = [{ type = exclude_vars, "
-               "exclude_vars = [a] }, svt_privacy] }")  # fmt: skip
-    assert job.filters.up == [FilterSpec("percentile_privacy", {"percentile": 10.0, "gamma": 0.01})]
-    defaults = {"fraction": 0.1, "epsilon": 0.1, "noise_var": 0.1, "gamma": 1e-5, "tau": 1e-6}
-    assert job.filters.down[1] == FilterSpec("svt_privacy", defaults)
-    keys = [key for key, _ in job.filters.by_key()]
-    assert keys == ["filters.up[0]", "filters.down[0]", "filters.down[1]"]
 
 
 KEYS = st.from_regex(r"[A-Za-z0-9_-]{1,8}", fullmatch=True) | st.just("include")

@@ -1,29 +1,18 @@
 """Each `${X}` has the value that X has after all overrides, whatever the order of the keys."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
-
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flstream.job import JobError, load_job, render_job
 from flstream.job.hocon import ParsedOverride, parse_value, read_hocon
 
-Write = Callable[..., Path]
 
-
-def parsed(key: str, text: str) -> ParsedOverride:
-    """Return an override as the loading of a job file parses it."""
+def parsed(key, text):
+    """An override as the loading of a job file parses it."""
     value, problems = parse_value(text)
     assert not problems
     return ParsedOverride(key, value)
-
-
-def args(path: Path, *overrides: str) -> Any:
-    """Return the script's arguments in a job."""
-    return load_job(path, overrides).train.args
 
 
 @pytest.mark.parametrize(
@@ -56,26 +45,22 @@ def args(path: Path, *overrides: str) -> Any:
     ],
 )
 def test_a_substitution_has_what_its_key_has_after_all_overrides(
-    write: Write,
-    monkeypatch: pytest.MonkeyPatch,
-    text: str,
-    overrides: Sequence[str],
-    expected: object,
-) -> None:
+    load, monkeypatch, text, overrides, expected
+):
     monkeypatch.setenv("IN_ENVIRONMENT", "9")
     monkeypatch.delenv("NO_SUCH", raising=False)
-    path = write(f"model.args {{ x = 1, y = ${{seed}} }}, seed = 7, train.args {{ {text} }}")
-    assert args(path, *overrides) == expected
+    base = "model.args { x = 1, y = ${seed} }, seed = 7"
+    assert load(f"{base}, train.args {{ {text} }}", *overrides).train.args == expected
 
 
-def test_an_included_file_and_its_includer_see_the_overrides(write: Write, folder: Path) -> None:
+def test_an_included_file_and_its_includer_see_the_overrides(write, folder):
     (folder / "more.conf").write_text("train.args { a = ${seed}, b = ${rounds} }\nseed = 1")
     path = write('include "more.conf"\nmodel.args.c = ${train.args.a}')
     job = load_job(path, ["seed=5", "rounds=3"])
     assert (job.train.args, job.model.args) == ({"a": 5, "b": 3}, {"c": 5})
 
 
-def test_a_workflow_of_a_list_is_changed_by_its_index(write: Write) -> None:
+def test_a_workflow_of_a_list_is_changed_by_its_index(write):
     path = write("base = { type = cyclic }, workflow = [${base}, { type = fedavg }]")
     stages = read_hocon(path, [parsed("workflow[0].args.order", "${name}"), parsed("name", "x")])
     assert stages.values["workflow"] == [
@@ -92,13 +77,13 @@ def test_a_workflow_of_a_list_is_changed_by_its_index(write: Write) -> None:
     assert read_hocon(path, [parsed("workflow[1].type", "x")]).values["workflow"][1]["type"] == "x"
 
 
-def test_the_resolved_job_has_the_values_written_out(write: Write, folder: Path) -> None:
+def test_the_resolved_job_has_the_values_written_out(write, folder):
     job = load_job(write("train.args.split_seed = ${seed}"), ["seed=5"])
     (folder / "resolved.conf").write_text(render_job(job))
     assert load_job(folder / "resolved.conf", ["seed=6"]).train.args == {"split_seed": 5}
 
 
-def test_a_name_that_nothing_sets_is_named_with_its_key_also_in_an_override(write: Write) -> None:
+def test_a_name_that_nothing_sets_is_named_with_its_key_also_in_an_override(write):
     with pytest.raises(JobError) as caught:
         load_job(write("train.args.a = ${NO_A} { b = 1 }"), ["model.args.c=[${NO_C}]", "seed=-1"])
     found = {problem.key: problem.given for problem in caught.value.problems}
@@ -108,7 +93,7 @@ def test_a_name_that_nothing_sets_is_named_with_its_key_also_in_an_override(writ
 
 
 @pytest.mark.parametrize("overrides", [["seed=${rounds}", "rounds=${seed}"], ["seed=${clients.x}"]])
-def test_a_cycle_through_overrides_is_a_mistake(write: Write, overrides: list[str]) -> None:
+def test_a_cycle_through_overrides_is_a_mistake(write, overrides):
     with pytest.raises(JobError, match="Check for cycles"):
         load_job(write("clients.x = ${seed}"), overrides)
 
@@ -119,15 +104,12 @@ PLACES = st.integers(0, len(KEYS) - 1)
 NUMBERS = st.integers(0, 7)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     file=st.lists(NUMBERS, min_size=len(KEYS), max_size=len(KEYS)),
     overrides=st.lists(st.tuples(PLACES, NUMBERS), max_size=4),
 )
-def test_overrides_are_as_good_as_the_same_lines_at_the_end_of_the_file(
-    tmp_path: Path, file: list[int], overrides: list[tuple[int, int]]
-) -> None:
-    def line(place: int, number: int) -> tuple[str, str]:
+def test_overrides_are_as_good_as_the_same_lines_at_the_end_of_the_file(tmp_path, file, overrides):
+    def line(place, number):
         return KEYS[place], f"${{{KEYS[number]}}}" if number < len(KEYS) else str(number)
 
     path = tmp_path / "job.conf"

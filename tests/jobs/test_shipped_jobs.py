@@ -27,9 +27,10 @@ def run(tmp_path):
     return run
 
 
+@pytest.mark.nightly
 def test_digits_learns_to_read_them(run):
-    summary, _ = run("digits", *INLINE, "rounds=3")
-    assert summary.metrics[-1]["accuracy"] > 0.9
+    summary, _ = run("digits", *INLINE)
+    assert summary.metrics[-1]["accuracy"] >= 0.93
     assert summary.best.value == max(row["accuracy"] for row in summary.metrics)
 
 

@@ -14,13 +14,11 @@ from flstream.bench.compare import Comparison, Result
 from flstream.bench.exchange import Need
 from flstream.bench.limits import MachineLimits
 from flstream.bench.measurement import Measurement, Trace
-from flstream.bench.schedule import Step
 from flstream.errors import UsageError
 from flstream.job.link import parse_link
 from flstream.report.bench.codec_tables import print_codecs
 from flstream.report.bench.files import PICTURES, Target
 from flstream.report.bench.plot import draw_memory
-from flstream.report.bench.progress import watching_bench
 from flstream.report.bench.tables import print_comparison
 from flstream.report.bench.verdict import shortfalls, verdict
 from flstream.report.console import make_console
@@ -140,28 +138,17 @@ def test_codecs_have_a_measured_table_and_one_for_the_whole_model():
 
 
 def test_codecs_of_any_length_fit_and_failures_are_told():
-    print_codec_results(make_codec_plan(cases=parse_codecs("all"), model_bytes=1 << 40))
-
     def change(results):
         for found in results[1:]:
             found.runs.clear()
         results[1].failure = "site-1 has failed"
         results[2].available = replace(ROOM, memory=2 * GIB)
 
+    print_codec_results(make_codec_plan(cases=parse_codecs("all"), model_bytes=1 << 40))
     _, text = print_codec_results(make_codec_plan(), change)
     assert "zstd: failed: site-1 has failed" in text
     assert "int8: not run, needs about 4 GiB, 2 GiB available" in text
     assert "shortest" not in text
-
-
-def test_a_log_has_a_line_for_each_step():
-    file = io.StringIO()
-    with watching_bench(make_console(file=file)) as watcher:
-        watcher.stepped(Step("what this machine can do", 0, 0, 0.0, None))
-        for share in (0.0, 0.1):
-            watcher.stepped(Step("pull, run 1 of 1", 1, 2, share, 95.4))
-    first, second = file.getvalue().splitlines()
-    assert (first, second[:23]) == ("what this machine can do", "[1/2] pull, run 1 of 1;")
 
 
 def test_a_picture_is_drawn_of_what_was_run(tmp_path):

@@ -19,9 +19,7 @@ from run_directories import (
     write_run,
 )
 
-from flstream.errors import UsageError
 from flstream.report.html.comparison_page import comparison_page, run_labels
-from flstream.report.html.page import write_page
 from flstream.report.html.run_page import headline, run_page
 from flstream.report.record.run import RunRecord, read_run
 from flstream.telemetry.events import (
@@ -196,13 +194,11 @@ def test_a_run_without_a_round_has_no_charts_of_rounds(tmp_path: Path) -> None:
     assert page.charts == []
 
 
-def test_of_many_sites_the_failed_and_the_slowest_come_first(tmp_path: Path) -> None:
+def test_of_many_sites_the_failed_and_the_slowest_come_first(tmp_path):
     sites = [f"site-{number}" for number in range(1, 201)]
     failed = SiteFailed(round=1, site="site-177", reason="no data", time=BEGAN + 14)
-    folder = write_run(
-        tmp_path / "run", [*started(sites=sites), *one_round(1, BEGAN + 2, sites), failed]
-    )
-    text = run_page(read_run(folder))
+    events = [*started(sites=sites), *one_round(1, BEGAN + 2, sites), failed]
+    text = run_page(read_run(write_run(tmp_path / "run", events)))
     shown, _, rest = text.partition("188 more sites")
     names = re.findall(r"<th scope=\"row\">(site-\d+)</th>", shown)[-12:]
     assert names == ["site-177", *(f"site-{number}" for number in range(1, 12))]
@@ -231,16 +227,3 @@ def test_runs_of_one_name_are_told_apart_by_the_folders_above() -> None:
     paths = [Path("/a/x/run"), Path("/a/y/run"), Path("/b/y/other")]
     assert run_labels(paths) == ["x/run", "y/run", "y/other"]
     assert run_labels([Path("/a/x"), Path("/a/x")]) == ["x", "x"]
-
-
-def test_a_page_replaces_a_page_and_nothing_else(tmp_path: Path, page: Page) -> None:
-    text, path, foreign = page.source, tmp_path / "page.html", tmp_path / "mine.html"
-    write_page(path, text)
-    write_page(path, text + "\n")
-    assert path.read_text() == text + "\n"
-    foreign.write_text("<h1>flstream report</h1>")
-    with pytest.raises(UsageError, match=r"mine\.html was not made by flstream report"):
-        write_page(foreign, text)
-    assert foreign.read_text() == "<h1>flstream report</h1>"
-    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
-        write_page(tmp_path, text)

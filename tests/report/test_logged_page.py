@@ -28,15 +28,10 @@ def only(*events):
     return found
 
 
-def test_a_number_is_at_its_step_where_it_has_one():
+def test_a_number_is_at_its_step_or_a_part_of_its_round():
     found = only(number(1.0, step=10), number(0.5, step=20), number(0.25, round_number=3))
-    assert found.has_steps
-    assert list(found.curves["site-1"].places) == [10, 20, 3]
-
-
-def test_several_numbers_of_a_round_are_parts_of_it_and_the_last_is_at_its_end():
-    events = [number(float(n), round_number=1) for n in range(4)]
-    found = only(*events, number(9.0, round_number=2))
+    assert (found.has_steps, list(found.curves["site-1"].places)) == (True, [10, 20, 3])
+    found = only(*(number(float(n)) for n in range(4)), number(9.0, round_number=2))
     assert not found.has_steps
     assert list(found.curves["site-1"].places) == [0.25, 0.5, 0.75, 1.0, 2.0]
 

@@ -6,22 +6,16 @@ from flstream.runs.summary import BestSummary, Summary
 LOSS, ACCURACY, TRAIN_LOSS = Metric("", "loss"), Metric("", "accuracy"), Metric("train", "loss")
 
 
-def test_those_that_decide_come_first_and_what_training_reported_last() -> None:
+def test_those_that_decide_come_first_and_what_training_reported_last():
     row = {"round": 1, "train": {"loss": 0.5}, "loss": 0.7, "accuracy": 0.6}
     decided = Summary(metrics=[row], best=BestSummary(1, "accuracy", 0.6))
     assert metrics_of([decided]) == [ACCURACY, LOSS, TRAIN_LOSS]
     assert metrics_of([Summary(metrics=[row])]) == [LOSS, ACCURACY, TRAIN_LOSS]
     assert [metric.title for metric in (ACCURACY, TRAIN_LOSS)] == ["accuracy", "train loss"]
-
-
-def test_what_was_not_finite_is_left_out() -> None:
-    rows = [
-        {"round": 1, "loss": float("nan"), "accuracy": 0.6, "train": {"loss": None}},
-        {"round": 2, "loss": None, "train": {"loss": float("inf")}},
-    ]
-    summary = Summary(metrics=rows)
-    assert values_by_round(summary) == {1: {ACCURACY: 0.6}, 2: {}}
-    assert metrics_of([summary]) == [ACCURACY]
+    # What was not finite is left out.
+    rows = [{**row, "loss": float("nan"), "train": {"loss": None}}, {"round": 2, "loss": None}]
+    assert values_by_round(Summary(metrics=rows)) == {1: {ACCURACY: 0.6}, 2: {}}
+    assert metrics_of([Summary(metrics=rows)]) == [ACCURACY]
 
 
 def test_the_last_scored_model_is_found() -> None:

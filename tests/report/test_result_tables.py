@@ -76,11 +76,11 @@ def test_of_many_rounds_the_first_the_last_and_the_best_are_shown_and_the_metric
     assert first_words.count("...") == 2
 
 
-def test_of_many_clients_the_largest_and_the_median_are_shown() -> None:
-    text = printed(summary_of(clients=40))
-    names = [line.split()[0] for line in text.splitlines() if line.startswith("site-")]
+def test_of_many_clients_the_largest_and_the_median_are_shown():
+    lines = printed(summary_of(clients=40)).splitlines()
+    names = [line.split()[0] for line in lines if line.startswith("site-")]
     assert names == ["site-40", "site-39", "site-38"]
-    (median,) = (line for line in text.splitlines() if line.startswith("median of 40 clients"))
+    (median,) = (line for line in lines if line.startswith("median of 40 clients"))
     assert "208 MiB" in median
 
 

@@ -18,7 +18,6 @@ from run_directories import (
     write_run,
 )
 
-from flstream.errors import UsageError
 from flstream.report.record.clock import Clock
 from flstream.report.record.memory import read_memory
 from flstream.report.record.run import read_run
@@ -129,22 +128,11 @@ def test_a_damaged_summary_gives_way_to_the_events_and_a_run_may_have_none(tmp_p
     assert (run.status, run.summary.rounds, run.clock.seconds) == ("unfinished", [], 0.0)
 
 
-@pytest.mark.parametrize("job", [None, "job", "job/job.conf"])
-def test_what_is_no_run_directory_is_said_to_be_none(tmp_path, job):
-    if job is not None:
-        (tmp_path / job).parent.mkdir(exist_ok=True)
-        (tmp_path / job).write_text("name = job")
-    with pytest.raises(UsageError, match=r"job is not a run directory: .*; name the folder"):
-        read_run(tmp_path / "job")
-
-
 @given(
     st.lists(st.tuples(st.floats(0, 1e6), st.sampled_from("ab"), st.integers(0, 1 << 40))),
     st.lists(st.floats(0, 1e6), max_size=3),
 )
-def test_no_peak_is_lost_however_many_samples_share_a_step(
-    tmp_path: Path, taken: list[tuple[float, str, int]], resumes: list[float]
-) -> None:
+def test_no_peak_is_lost_however_many_samples_share_a_step(tmp_path, taken, resumes):
     path = tmp_path / "memory.jsonl"
     taken = sorted(taken)
     path.write_text(

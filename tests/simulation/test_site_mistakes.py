@@ -25,6 +25,14 @@ MISTAKES = {
     "params['b'] = params['b'].T": "'b' has shape [5, 3] instead of [3, 5]",
     "params['new'] = torch.ones(1)": "'new' is not part of the model",
     "params = None": "has no params",
+    "params['w'] = [1.0, 2.0]": "'w' is a list, not a tensor or array",
+    "params[5] = params['w']": "5 cannot name a tensor, since it is no string",
+    "params['b'][1, 0] = 1e300; meta = {'num_examples': 1e9}": "'b' at [1, 0], times the weight",
+    "meta = {'num_examples': 0}": "meta['num_examples'] is 0, and an update's weight is",
+    "meta = {'NUM_STEPS_CURRENT_ROUND': 1e16}": "meta['NUM_STEPS_CURRENT_ROUND'] is 1e+16, and",
+    "flare.FLModel(params, 'HALF')": "params_type is 'HALF'; give it FULL or DIFF",
+    SEND % "metrics={'loss': torch.zeros(2)}": "is a Tensor of shape [2] that is no number",
+    SEND % "metrics={'loss': 10**400}": "the metric 'loss' is an int that no float can hold",
     "params['b'] = params['b'].half(); flare.send(flare.FLModel(params=params))": (
         "client.py, line {line} raised ClientError: the update does not fit the model: tensor 'b' "
         "has dtype F16 instead of F64; convert it before send(), or build the model in that dtype"
