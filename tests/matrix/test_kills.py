@@ -21,7 +21,7 @@ TIMES = {"first": dict.fromkeys(POINTS, 1)}
 TIMES["later"] = {"training": 6, "record": 4, "rename": 3, "fold": 2, "evaluation": 6}
 OURS = re.compile(
     r"(best|global)\.safetensors|(events|memory)\.jsonl|job\.conf|(job\.files|summary|versions)\.json"
-    r"|report\.html|\w+\.log|checkpoints/round-\d{4}(\.\w[\w-]*)*\.safetensors"
+    r"|report\.html|[\w-]+\.log|checkpoints/round-\d{4}(\.\w[\w-]*)*\.safetensors"
     r"|cross_site/(cross_val_results\.json|models/[\w-]+\.safetensors)"
     r"|sites/site-\d/(log\.txt|last\.safetensors|state/effect-\d{4}\.\w{32}/.+)"
 )
@@ -42,7 +42,7 @@ CASES = list(pairwise(list(ROWS), [POINTS, VICTIMS, list(TIMES), ENGINES], is_po
 def test_a_killed_run_resumes_to_the_bits_of_the_table(case, tmp_path, fork_server):
     row, point, victim, time, engine = case
     size = ROWS[row].sizes[0]
-    folder, overrides = tmp_path / "run", overrides_of(row, size)
+    folder, overrides = tmp_path / "run", overrides_of(row, size, "clients.parallel=2")
     assert run_killed(folder, overrides, point, TIMES[time][point], victim), "it never came there"
     resumed = run(folder, [*overrides, f"engine.type={engine}"], resume=True)
     assert resumed == recorded(f"{row}, {size}")
