@@ -74,34 +74,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def libraries(fork_server: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+def libraries(fork_server, tmp_path_factory):
     """Calls a function in a process that has the libraries."""
     os.environ["HF_DATASETS_CACHE"] = str(tmp_path_factory.mktemp("datasets"))
     return in_a_process
 
 
 @pytest.fixture
-def jobs(tmp_path: Path, libraries: object) -> Jobs:
+def jobs(tmp_path, libraries):
     """Jobs whose processes have the libraries."""
     return Jobs(tmp_path, library_host)
 
 
 @pytest.fixture(scope="session")
-def jobs_in(libraries: object) -> Callable[[Path], Jobs]:
+def jobs_in(libraries):
     """The same, in a folder that several tests share."""
     return partial(Jobs, host_for=library_host)
 
 
 @pytest.fixture(scope="session")
-def tiny(libraries: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(libraries, tmp_path_factory):
     """A folder with a pretrained GPT-2 of 40,000 parameters and its tokenizer."""
     return made_once(tmp_path_factory, "tiny", lambda folder: libraries(write_model, folder))
 
 
 @pytest.fixture(scope="session")
-def plain(
-    jobs_in: Callable[[Path], Jobs], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], dict[str, torch.Tensor]]:
+def plain(jobs_in, tmp_path_factory):
     """The last model of a library's trainer, patched and not told anything else."""
 
     def plain(library: str) -> dict[str, torch.Tensor]:
