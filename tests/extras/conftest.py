@@ -16,7 +16,13 @@ from shared_results import made_once
 from tiny_gpt2 import write_model
 
 from flstream.engines.fork_server import host_for, new_host
-from flstream.engines.imports import LIBRARIES, PRELOADED, LibraryImport, render_imports
+from flstream.engines.imports import (
+    LIBRARIES,
+    PRELOADED,
+    QUIET_ARROW,
+    LibraryImport,
+    render_imports,
+)
 from flstream.engines.processes import ProcessHost
 from flstream.job import Job
 
@@ -55,7 +61,8 @@ def library_host(job: Job | None = None) -> LibraryHost:
     """What processes of a job start from, or those of a test itself."""
     made = LibraryHost((new_host() if job is None else host_for(job))._environment)
     imports = {LIBRARIES: render_imports(COMMON_IMPORTS), PRELOADED: render_imports(IMPORTS)}
-    made.prepare(imports)
+    # As for each job, also where a test's own process is the first: threads outlive no fork.
+    made.prepare({**imports, **QUIET_ARROW, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
     return made
 
 
