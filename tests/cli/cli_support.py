@@ -3,12 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-Flstream = Callable[..., subprocess.CompletedProcess[str]]
-WriteJob = Callable[..., Path]
 
 PROGRAM = [sys.executable, "-m", "flstream"]
 # What would change a terminal's width or colours.

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_support import TERMINAL, Flstream, WriteJob
+from cli_support import TERMINAL
 from run_fixtures import SharedHost, shared_host_for
 
 from flstream.__main__ import main
@@ -48,7 +48,7 @@ def write(folder: Path, line: str, text: str) -> Path:
 
 
 @pytest.fixture
-def write_job(tmp_path: Path) -> WriteJob:
+def write_job(tmp_path):
     """Return a function that writes a job whose clients do what a line says, and its path."""
     return lambda line="model.params['weight'] += 1", text="": write(tmp_path / "job", line, text)
 
@@ -66,7 +66,7 @@ def shared_host(tmp_path_factory, fork_server) -> SharedHost:
 
 
 @pytest.fixture
-def flstream_here(tmp_path, monkeypatch, capfd, shared_host) -> Flstream:
+def flstream_here(tmp_path, monkeypatch, capfd, shared_host):
     """Return a function that runs a command in this process, where no other has to be started.
 
     An interpreter takes half a second to start, which is more than most commands take; and a fork

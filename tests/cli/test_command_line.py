@@ -1,7 +1,7 @@
 """What holds for every command: help, versions, mistakes, imports, completion in a shell."""
 
 import pytest
-from cli_support import Flstream, python
+from cli_support import python
 
 import flstream as package
 from flstream.cli.init import TEMPLATES
@@ -45,9 +45,7 @@ def test_nothing_is_imported_that_takes_long_and_is_not_needed():
         ("no-such-command",),
     ],
 )
-def test_a_wrong_request_exits_2_with_a_message_and_no_traceback(
-    flstream_here: Flstream, words: tuple[str, ...]
-) -> None:
+def test_a_wrong_request_exits_2_with_a_message_and_no_traceback(flstream_here, words):
     done = flstream_here(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr

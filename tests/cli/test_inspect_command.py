@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_support import PROGRAM, Flstream, environment, python
+from cli_support import PROGRAM, environment, python
 from nightly_cases import first_and_nightly
 from safetensors.torch import save_file
 
@@ -32,7 +32,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_document_describes_every_tensor(flstream_here: Flstream, checkpoint: Path) -> None:
+def test_the_document_describes_every_tensor(flstream_here, checkpoint):
     done = flstream_here("inspect", checkpoint, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
@@ -167,7 +167,7 @@ print({{"torch", "pydantic", "pyhocon"}} & sys.modules.keys())
     assert python(program) == "set()"
 
 
-def test_an_export_names_its_files(flstream_here: Flstream, tmp_path: Path) -> None:
+def test_an_export_names_its_files(flstream_here, tmp_path):
     save_file({"w": torch.zeros(3)}, tmp_path / "m.safetensors")
     done = flstream_here("inspect", "m.safetensors", "--export", "out")
     assert (done.returncode, done.stderr) == (0, "")

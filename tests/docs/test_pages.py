@@ -59,7 +59,7 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_links_lead_somewhere_and_options_are_those_of_the_commands(name: str) -> None:
+def test_links_lead_somewhere_and_options_are_those_of_the_commands(name):
     text = PAGES[name]
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if not target.startswith("http"):
@@ -86,7 +86,7 @@ OTHERS = ("model.current_round", "model.total_rounds", "model.m", "model.p", "mo
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_keys_that_a_page_names_are_those_of_a_job_file(name: str) -> None:
+def test_keys_that_a_page_names_are_those_of_a_job_file(name):
     entries = set(re.findall(r"^### `(.*)`$", page("job"), flags=re.MULTILINE))
     sections = {key.partition(".")[0] for key in entries if "." in key}
     spans = re.findall(r"`(?:--set )?([a-z_]+(?:\.[a-z_0-9]+)+)(?: ?= [^`]*)?`", PAGES[name])
@@ -97,7 +97,7 @@ def test_keys_that_a_page_names_are_those_of_a_job_file(name: str) -> None:
     assert unknown - parents == set()
 
 
-def test_the_reference_of_the_job_file_is_current_and_has_every_key() -> None:
+def test_the_reference_of_the_job_file_is_current_and_has_every_key():
     text = render_reference()
     assert page("job") == text, "docs/job.md is out of date; run: make docs"
     for key in job_keys().values():
@@ -118,7 +118,7 @@ def loaded(folder: Path, text: str, **files: str) -> Job:
     return load_job(folder / "job.conf")
 
 
-def test_sections_that_pages_show_are_valid_and_mean_what_they_say(tmp_path: Path) -> None:
+def test_sections_that_pages_show_are_valid_and_mean_what_they_say(tmp_path):
     example = loaded(tmp_path, EXAMPLE)
     assert (example.clients.cohort_size, example.clients.min_updates) == (4, 3)
     reuse, codecs = blocks(page("fewer-bytes"), "hocon")
@@ -146,7 +146,7 @@ def test_the_filter_of_ones_own_does_what_its_page_says(tmp_path):
     assert abs(flipped - 0.2) < 4 * np.sqrt(0.2 * 0.8 / 40_000)
 
 
-def test_tables_have_whatever_there_is() -> None:
+def test_tables_have_whatever_there_is():
     def rows(name: str) -> set[str]:
         return set(re.findall(r"^\| `(\w+)[ `]", page(name), flags=re.MULTILINE))
 
@@ -172,7 +172,7 @@ def test_the_page_on_the_bench_names_every_figure():
     assert named <= words
 
 
-def test_workflows_stand_on_their_pages_as_they_are(tmp_path: Path) -> None:
+def test_workflows_stand_on_their_pages_as_they_are(tmp_path):
     shown = blocks(page("workflows"), "python")
     for function, found in ((fedavg, shown), (cyclic, shown)):
         source = inspect.getsource(function)

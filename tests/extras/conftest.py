@@ -16,7 +16,13 @@ from shared_results import made_once
 from tiny_gpt2 import write_model
 
 from flstream.engines.fork_server import host_for, new_host
-from flstream.engines.imports import LIBRARIES, PRELOADED, LibraryImport, render_imports
+from flstream.engines.imports import (
+    LIBRARIES,
+    PRELOADED,
+    QUIET_ARROW,
+    LibraryImport,
+    render_imports,
+)
 from flstream.engines.processes import ProcessHost
 from flstream.job import Job
 
@@ -55,7 +61,8 @@ def library_host(job: Job | None = None) -> LibraryHost:
     """What processes of a job start from, or those of a test itself."""
     made = LibraryHost((new_host() if job is None else host_for(job))._environment)
     imports = {LIBRARIES: render_imports(COMMON_IMPORTS), PRELOADED: render_imports(IMPORTS)}
-    made.prepare(imports)
+    # As for each job, also where a test's own process is the first: threads outlive no fork.
+    made.prepare({**imports, **QUIET_ARROW, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
     return made
 
 
@@ -74,34 +81,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def libraries(fork_server: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+def libraries(fork_server, tmp_path_factory):
     """Calls a function in a process that has the libraries."""
     os.environ["HF_DATASETS_CACHE"] = str(tmp_path_factory.mktemp("datasets"))
     return in_a_process
 
 
 @pytest.fixture
-def jobs(tmp_path: Path, libraries: object) -> Jobs:
+def jobs(tmp_path, libraries):
     """Jobs whose processes have the libraries."""
     return Jobs(tmp_path, library_host, LOCAL)
 
 
 @pytest.fixture(scope="session")
-def jobs_in(libraries: object) -> Callable[[Path], Jobs]:
+def jobs_in(libraries):
     """The same, in a folder that several tests share."""
     return partial(Jobs, host_for=library_host, engine=LOCAL)
 
 
 @pytest.fixture(scope="session")
-def tiny(libraries: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(libraries, tmp_path_factory):
     """A folder with a pretrained GPT-2 of 40,000 parameters and its tokenizer."""
     return made_once(tmp_path_factory, "tiny", lambda folder: libraries(write_model, folder))
 
 
 @pytest.fixture(scope="session")
-def plain(
-    jobs_in: Callable[[Path], Jobs], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], dict[str, torch.Tensor]]:
+def plain(jobs_in, tmp_path_factory):
     """The last model of a library's trainer, patched and not told anything else."""
 
     def plain(library: str) -> dict[str, torch.Tensor]:

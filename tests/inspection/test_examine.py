@@ -1,7 +1,6 @@
 """Run directories, filters, orders, modules and what streaming takes."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -177,7 +176,7 @@ def test_the_summary_serves_where_there_is_no_journal(run):
         verified_in(final)
 
 
-def test_a_checkpoint_has_its_tensors_by_module_filter_and_order(tmp_path: Path) -> None:
+def test_a_checkpoint_has_its_tensors_by_module_filter_and_order(tmp_path):
     sizes = {"head.weight": 9, "body.0.attention.weight": 100, "body.0.attention.bias": 2}
     sizes |= {"body.1.weight": 50, "scale": 1}
     path = tmp_path / "model.safetensors"
@@ -206,7 +205,7 @@ def test_a_checkpoint_has_its_tensors_by_module_filter_and_order(tmp_path: Path)
     assert "no run directory" in verified.checks[-1]
 
 
-def test_chunks_and_requests_are_those_of_a_download(tmp_path: Path) -> None:
+def test_chunks_and_requests_are_those_of_a_download(tmp_path):
     path = tmp_path / "sparse.safetensors"
     for nbytes, chunk, chunks, requests in (
         (0, 16, 0, 0),

@@ -38,7 +38,7 @@ def exact(numbers: list[int | float]) -> tuple[float, float]:
     ],
 )
 @given(data=st.data())
-def test_numbers_have_the_statistics_that_fractions_give(dtype, elements, data) -> None:
+def test_numbers_have_the_statistics_that_fractions_give(dtype, elements, data):
     numbers = data.draw(st.lists(elements, min_size=1))
     found = statistics(torch.tensor(numbers, dtype=dtype))
     mean, deviation = exact(numbers)
@@ -62,13 +62,13 @@ def test_numbers_have_the_statistics_that_fractions_give(dtype, elements, data) 
         (torch.tensor([3 + 4j, 0, 1j], dtype=torch.complex64), 1 + 5j / 3, math.sqrt(44) / 3),
     ],
 )
-def test_numbers_of_any_magnitude(numbers: torch.Tensor, mean: complex, std: float) -> None:
+def test_numbers_of_any_magnitude(numbers, mean, std):
     found = statistics(numbers)
     assert found.mean == pytest.approx(mean)
     assert found.std == pytest.approx(std, rel=1e-6, abs=0)
 
 
-def test_what_is_not_finite_is_counted_and_left_out() -> None:
+def test_what_is_not_finite_is_counted_and_left_out():
     numbers = torch.tensor([math.nan, 1.0, math.inf, 3.0, -math.inf, 0.0, -0.0])
     found = statistics(numbers)
     assert found == Statistics(4, 3, 2, 0.0, 3.0, 1.0, pytest.approx(math.sqrt(1.5)))
@@ -81,7 +81,7 @@ def test_what_is_not_finite_is_counted_and_left_out() -> None:
     assert as_array("BOOL", memoryview(b"\0\1\2\xff")).tolist() == [False, True, True, True]
 
 
-def test_every_dtype_agrees_with_torch_in_float64() -> None:
+def test_every_dtype_agrees_with_torch_in_float64():
     for name, tensor in every_kind().items():
         if not tensor.numel():
             continue
@@ -96,7 +96,7 @@ def test_every_dtype_agrees_with_torch_in_float64() -> None:
 
 
 @pytest.mark.parametrize("code", [c for c in BY_CODE if c[:2] in ("F8", "BF")] + ["F16"])
-def test_every_small_float_is_the_number_that_torch_says(code: str) -> None:
+def test_every_small_float_is_the_number_that_torch_says(code):
     size = BY_CODE[code].itemsize
     bits = torch.arange(256**size, dtype=torch.int32).to(torch.uint8 if size == 1 else torch.uint16)
     tensor = bits.view(torch_dtype(code))
@@ -138,7 +138,7 @@ def test_what_is_added_removed_and_reshaped_is_told_apart():
 
 
 @pytest.mark.parametrize("code", [c for c in every_kind() if c.endswith(".matrix")])
-def test_a_difference_of_every_dtype_is_that_of_float64(code: str) -> None:
+def test_a_difference_of_every_dtype_is_that_of_float64(code):
     one = every_kind()[code]
     two = one.clone()
     two[3, 2] = True if one.dtype == torch.bool and not one[3, 2] else 0 if one[3, 2] else 1
@@ -162,7 +162,7 @@ def test_a_difference_of_every_dtype_is_that_of_float64(code: str) -> None:
         ([math.nan, math.nan, 1.0], [math.nan, 0.0, 3.0], 2.0, 2.0, None),
     ],
 )
-def test_norm_maximum_and_equal_bytes_are_exact(one, two, l2, most, equal_bytes) -> None:
+def test_norm_maximum_and_equal_bytes_are_exact(one, two, l2, most, equal_bytes):
     found = changed(*(torch.tensor(each, dtype=torch.float64) for each in (one, two)))
     assert found.max_difference == pytest.approx(most, rel=1e-9, abs=0)
     assert l2 is None or found.l2 == pytest.approx(l2, rel=1e-9, abs=0)
@@ -170,7 +170,7 @@ def test_norm_maximum_and_equal_bytes_are_exact(one, two, l2, most, equal_bytes)
     assert found.non_finite == (math.isnan(one[0]))
 
 
-def test_integers_of_64_bits_do_not_wrap() -> None:
+def test_integers_of_64_bits_do_not_wrap():
     found = changed(torch.tensor([-(2**63), 5]), torch.tensor([2**63 - 1, 5]))
     assert found.max_difference == 2**64 - 1
     assert found.l2 == pytest.approx(2.0**64)

@@ -5,7 +5,6 @@ words of the answer.
 """
 
 import pickle
-from pathlib import Path
 
 import pytest
 from pyparsing import ParserElement
@@ -366,7 +365,7 @@ def test_a_file_that_cannot_be_read_is_one_short_sentence(mistakes, folder, text
     assert before == ParserElement.DEFAULT_WHITE_CHARS
 
 
-def test_a_path_that_is_no_job_file_is_a_sentence(folder: Path):
+def test_a_path_that_is_no_job_file_is_a_sentence(folder):
     (folder / "binary.conf").write_bytes(b"name = \xff")
     for name, words in [
         ("no.conf", "there is no such job file; check the path"),

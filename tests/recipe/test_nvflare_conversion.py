@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ NAMES = sorted(path.name for path in FOLDERS.iterdir())
 KEY = re.compile(r"[a-z_]+(\.[a-z_]+)*")
 
 
-def test_a_scatter_and_gather_in_json_becomes_fedavg(nvflare_folders: Path) -> None:
+def test_a_scatter_and_gather_in_json_becomes_fedavg(nvflare_folders):
     assert convert(nvflare_folders / "scatter_gather").values == {
         "name": "small-net",
         "rounds": 1,
@@ -58,7 +57,7 @@ def test_apps_of_several_sites_become_names_and_arguments_of_each(nvflare_folder
     assert lost == ["resource_spec", "mandatory_clients"]
 
 
-def test_what_is_not_known_is_listed_by_file_and_path(nvflare_folders: Path) -> None:
+def test_what_is_not_known_is_listed_by_file_and_path(nvflare_folders):
     conversion = convert(nvflare_folders / "unknown_parts")
     lost = [(note.file, note.path, note.named) for note in conversion.notes if note.is_lost]
     client = "app/config/config_fed_client.json"
@@ -74,7 +73,7 @@ def test_what_is_not_known_is_listed_by_file_and_path(nvflare_folders: Path) -> 
     }
 
 
-def test_the_documents_example_converts_key_by_key(nvflare_folders: Path, tmp_path: Path) -> None:
+def test_the_documents_example_converts_key_by_key(nvflare_folders, tmp_path):
     conversion = convert(nvflare_folders / "document")
     assert conversion.values == {
         "name": "document",
@@ -100,14 +99,14 @@ def test_the_documents_example_converts_key_by_key(nvflare_folders: Path, tmp_pa
     assert not any(note.is_lost for note in native.notes)
 
 
-def test_every_controller_becomes_a_workflow_that_there_is() -> None:
+def test_every_controller_becomes_a_workflow_that_there_is():
     assert {controller.workflow for controller in CONTROLLERS.values()} <= BUILT_IN.keys()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_job_file_is_sound_and_has_exactly_what_was_converted_and_noted(
-    nvflare_folders: Path, tmp_path: Path, name: str
-) -> None:
+    nvflare_folders, tmp_path, name
+):
     root = nvflare_folders / name
     conversion = convert(root, "new")
     write_job(conversion, tmp_path / "new")

@@ -103,7 +103,7 @@ RULES: dict[str, tuple[dict[str, Any], str, Any]] = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_setting_becomes_a_key_of_the_job(tmp_path: Path, rule: str) -> None:
+def test_a_setting_becomes_a_key_of_the_job(tmp_path, rule):
     parts, key, value = RULES[rule]
     conversion = converted(tmp_path, **parts)
     assert conversion.values.get(key) == value
@@ -124,15 +124,13 @@ LOST: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("parts", "path", "word"), LOST)
-def test_what_has_no_counterpart_is_listed_with_its_reason(
-    tmp_path: Path, parts: dict[str, Any], path: str, word: str
-) -> None:
+def test_what_has_no_counterpart_is_listed_with_its_reason(tmp_path, parts, path, word):
     [(found, said)] = lost(converted(tmp_path, **parts)).items()
     assert found.endswith(path)
     assert word in said
 
 
-def test_one_script_and_its_arguments_are_those_of_all_sites(tmp_path: Path) -> None:
+def test_one_script_and_its_arguments_are_those_of_all_sites(tmp_path):
     meta = {"name": "it", "deploy_map": {"a": ["server", "x"], "b": ["y"], "c": ["z"]}}
     for app, script, code in (("a", "one.py", "1"), ("b", "two.py", "2"), ("c", "one.py", "3")):
         for folder in ("config", "custom"):
@@ -149,7 +147,7 @@ def test_one_script_and_its_arguments_are_those_of_all_sites(tmp_path: Path) -> 
     assert files == [f"b/config/{CLIENT}", f"c/config/{CLIENT}", "c/custom/one.py"]
 
 
-def test_files_are_copied_from_the_folder_alone_and_never_unpickled(tmp_path: Path) -> None:
+def test_files_are_copied_from_the_folder_alone_and_never_unpickled(tmp_path):
     root, outside = tmp_path / "in", tmp_path / "big.safetensors"
     (root / "app" / "custom").mkdir(parents=True)
     for path in (root / "start.safetensors", outside, root / "app" / "custom" / "job.conf"):

@@ -8,7 +8,6 @@ import pytest
 from recipe_support import quiet, recipe
 from run_fixtures import INLINE
 
-from flstream.errors import UsageError
 from flstream.job import load_job
 
 ROOT_IMPORTER = """
@@ -100,12 +99,3 @@ def test_settings_of_the_models_arguments_are_not_lost(folder):
     made = recipe(model={"class_path": "model.Net", "args": {"width": 4}})
     made.job.configure({"model.args.width": 3})
     assert load_job(made.export("exported") / "job.conf").model.args == {"width": 3}
-
-
-def test_a_file_of_a_job_cannot_take_the_place_of_the_job_file(folder):
-    (folder / "other").mkdir()
-    (folder / "other" / "job.conf").write_text("mine")
-    made = recipe()
-    made.job.to_clients("other/job.conf")
-    with pytest.raises(UsageError, match=r"would both be job\.conf"):
-        made.export("exported")

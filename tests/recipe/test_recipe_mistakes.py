@@ -39,6 +39,14 @@ def with_arguments(text):
     return lambda: job_with(a=("client.py", text)).export_job("x")
 
 
+def another_job_file():
+    Path("other").mkdir()
+    Path("other/job.conf").touch()
+    made = recipe()
+    made.job.to_clients("other/job.conf")
+    made.export("x")
+
+
 def with_gpus(gpu_config):
     return lambda: SimEnv(num_clients=1, gpu_config=gpu_config)
 
@@ -92,6 +100,7 @@ MISTAKES = [
         lambda: job_with(**{"site-1": ("client.py",)}).simulator_run("runs", n_clients=2),
         "has no script for site-2",
     ),
+    (another_job_file, r"would both be job\.conf"),
     (with_arguments("data.csv --step 1"), "data.csv belongs to no --name"),
     (with_arguments("--step 1 --step 2"), "has --step twice"),
     (with_arguments("--step 'a"), "quoted"),

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Callable
 
 import matplotlib
 import numpy as np
@@ -51,7 +50,7 @@ def ticks(label_axis, greatest: float) -> list[tuple[float, str]]:
 
 
 @given(st.floats(1e-3, 1e16))
-def test_ticks_are_at_round_numbers_with_a_unit(greatest: float) -> None:
+def test_ticks_are_at_round_numbers_with_a_unit(greatest):
     for axis in (byte_axis, second_axis):
         found = ticks(axis, max(greatest, 1) if axis is byte_axis else min(greatest, 1e9))
         assert 2 <= len(found) <= 7
@@ -86,7 +85,7 @@ def test_memory_has_axes_with_units_and_a_legend_with_names_as_they_are(name):
         assert not re.search(r"@import|url\((?!#)|<script", svg)
 
 
-def test_a_short_peak_among_many_values_is_in_the_drawing() -> None:
+def test_a_short_peak_among_many_values_is_in_the_drawing():
     noise = np.random.default_rng(7).uniform(3, 4, 1536)
     noise[700] = 40
     curve = Curve("server", np.arange(1536.0), noise * MIB, VERMILION)
@@ -99,7 +98,7 @@ def test_a_short_peak_among_many_values_is_in_the_drawing() -> None:
     assert highest == pytest.approx(expected, abs=0.5)
 
 
-def test_metrics_have_a_line_a_run_and_a_gap_where_a_value_is_not_finite() -> None:
+def test_metrics_have_a_line_a_run_and_a_gap_where_a_value_is_not_finite():
     curves = [
         Curve("first", [1, 2, 3], [0.5, math.inf, 0.7], BLUE, best=3),
         Curve("second", [1], [0.25], VERMILION),
@@ -140,7 +139,7 @@ WIDEST = [
 
 
 @pytest.mark.parametrize("draw", WIDEST)
-def test_nothing_is_cut_off(draw: Callable[[int], Figure]) -> None:
+def test_nothing_is_cut_off(draw):
     made = draw(350)
     with styled():
         made.draw_without_rendering()

@@ -61,7 +61,7 @@ def test_every_line_fits_the_terminal(run, width, tree, monkeypatch):
     assert text.count("verified ") == 30
 
 
-def test_through_a_pipe_everything_is_whole(run: Path) -> None:
+def test_through_a_pipe_everything_is_whole(run):
     file = io.StringIO()
     findings = examine(Request(run, stats=True, verify=True))
     print_findings(make_console(file=file), findings)

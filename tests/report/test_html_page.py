@@ -21,7 +21,7 @@ from run_directories import (
 
 from flstream.report.html.comparison_page import comparison_page, run_labels
 from flstream.report.html.run_page import headline, run_page
-from flstream.report.record.run import RunRecord, read_run
+from flstream.report.record.run import read_run
 from flstream.telemetry.events import (
     EffectDone,
     RoundStarted,
@@ -82,13 +82,13 @@ def page_of(folder: Path) -> Page:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
+def run(tmp_path_factory):
     """A run that finished."""
     return read_run(finished_run(tmp_path_factory.mktemp("page") / "run"))
 
 
 @pytest.fixture(scope="module")
-def page(run: RunRecord) -> Page:
+def page(run):
     """The page of that run."""
     return Page(run_page(run))
 
@@ -109,7 +109,7 @@ def test_the_page_is_well_formed_and_loads_nothing(page):
     assert any(attributes.get("name") == "viewport" for _, attributes in page.tags)
 
 
-def test_the_figures_are_those_of_the_summary(run: RunRecord, page: Page) -> None:
+def test_the_figures_are_those_of_the_summary(run, page):
     assert "3 rounds with 2 sites in 38 s; the server stayed within 16 MiB" in headline(run)
     for text in (headline(run), "accuracy 0.8000 best, after round 3", "70 MiB 1.09 times the"):
         assert text in page.text
@@ -186,7 +186,7 @@ def test_a_run_that_was_cut_off_says_how_much_counts_and_where_it_went_on(tmp_pa
         assert words in text
 
 
-def test_a_run_without_a_round_has_no_charts_of_rounds(tmp_path: Path) -> None:
+def test_a_run_without_a_round_has_no_charts_of_rounds(tmp_path):
     page = page_of(write_run(tmp_path / "run", [*started(), *ended(BEGAN + 2, "failed", "no")]))
     assert page.text.count("No round was completed.") == 2
     assert "No site was asked for anything." in page.text
@@ -223,7 +223,7 @@ def test_runs_side_by_side_show_what_is_different(tmp_path):
     assert {"accuracy", "round", "one 0.8000", "other 0.8000"} <= set(page.charts[0])
 
 
-def test_runs_of_one_name_are_told_apart_by_the_folders_above() -> None:
+def test_runs_of_one_name_are_told_apart_by_the_folders_above():
     paths = [Path("/a/x/run"), Path("/a/y/run"), Path("/b/y/other")]
     assert run_labels(paths) == ["x/run", "y/run", "y/other"]
     assert run_labels([Path("/a/x"), Path("/a/x")]) == ["x", "x"]

@@ -72,7 +72,7 @@ def names_in(lines, start="site-"):
 
 
 @pytest.mark.parametrize("width", [80, 200])
-def test_a_frame_tells_the_round_the_sites_their_bytes_and_the_memory(width: int) -> None:
+def test_a_frame_tells_the_round_the_sites_their_bytes_and_the_memory(width):
     state = state_after(
         *started(),
         Progress(time=START + 1, down={"site-1": 16 * MIB, "site-2": 32 * MIB}, up={}, size=1),
@@ -94,7 +94,7 @@ def test_a_frame_tells_the_round_the_sites_their_bytes_and_the_memory(width: int
     )
 
 
-def test_a_wide_terminal_has_more_columns_and_nodes_are_one() -> None:
+def test_a_wide_terminal_has_more_columns_and_nodes_are_one():
     state = state_after(*started(4))
     assert "peak RSS" not in line_of(frame(state, 80), "site ")
     assert line_of(frame(state, 200), "site ").split()[-2:] == ["peak", "RSS"]
@@ -105,7 +105,7 @@ def test_a_wide_terminal_has_more_columns_and_nodes_are_one() -> None:
     assert "machine" not in line_of(lines, "site-3")
 
 
-def test_sites_that_processes_share_are_told_by_process_and_in_all() -> None:
+def test_sites_that_processes_share_are_told_by_process_and_in_all():
     work = {
         "worker-1": WorkerActivity("training", "site-20", 12, 50, START + 1, MIB),
         "worker-2": WorkerActivity("downloading", "site-51", 0, 1, START + 3, MIB // 2),
@@ -153,7 +153,7 @@ def test_a_frame_counts_the_sites_that_its_height_leaves_out(clients, height):
     assert left_out == ([f"... and {clients - shown} more"] if shown < clients else [])
 
 
-def test_the_failed_and_the_slow_are_on_top() -> None:
+def test_the_failed_and_the_slow_are_on_top():
     state = state_after(
         *started(6),
         *(phase(f"site-{n}", "training", START) for n in range(1, 7)),
@@ -168,7 +168,7 @@ def test_the_failed_and_the_slow_are_on_top() -> None:
     assert "round 1: out of memory" in line_of(frame(state), "site-4")
 
 
-def test_sites_go_through_their_states_and_the_run_through_its_phases() -> None:
+def test_sites_go_through_their_states_and_the_run_through_its_phases():
     state = state_after(*started())
     site = state.sites["site-1"]
     assert (state.phase, site.state) == ("training", "downloading")
@@ -204,7 +204,7 @@ def test_sites_go_through_their_states_and_the_run_through_its_phases() -> None:
     assert state.phase == "finished"
 
 
-def test_a_bar_is_full_at_the_end_alone() -> None:
+def test_a_bar_is_full_at_the_end_alone():
     cases = {(1, 2): "\u2501" * 4 + "\u2578", (0, 0): "", (999, 1000): "\u2501" * 8 + "\u2578"}
     for (done, total), drawn in cases.items():
         assert "".join(on_terminal(bar(done, total, "red"), 9)) == drawn

@@ -18,7 +18,7 @@ def test_those_that_decide_come_first_and_what_training_reported_last():
     assert metrics_of([Summary(metrics=rows)]) == [ACCURACY]
 
 
-def test_the_last_scored_model_is_found() -> None:
+def test_the_last_scored_model_is_found():
     rows = [
         {"round": 1, "loss": 0.1, "accuracy": 0.9},
         {"round": 2, "loss": 0.2, "accuracy": None},

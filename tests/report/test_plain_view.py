@@ -33,7 +33,7 @@ def lines_of(*events: AnyEvent) -> list[str]:
     return file.getvalue().splitlines()
 
 
-def test_a_round_is_a_few_lines_that_begin_with_the_time() -> None:
+def test_a_round_is_a_few_lines_that_begin_with_the_time():
     sites = ["site-1", "site-2"]
     lines = lines_of(
         run_started(2, []),
@@ -89,7 +89,7 @@ def test_a_round_that_is_over_in_a_moment_is_a_line_until_one_takes_longer():
     ]
 
 
-def test_of_many_failures_a_few_are_named_in_each_round_and_none_acts_on_a_terminal() -> None:
+def test_of_many_failures_a_few_are_named_in_each_round_and_none_acts_on_a_terminal():
     odd = "\x1b[31mred\nround 9\r"
     failures = [
         SiteFailed(time=START, round=number, site=f"site-{site}", reason=odd)

@@ -19,7 +19,7 @@ def printed(summary: Summary, width: int = 80) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 200])
-def test_no_line_is_wider_than_the_console_whatever_went_wrong(width: int) -> None:
+def test_no_line_is_wider_than_the_console_whatever_went_wrong(width):
     many = tuple(f"a metric with a long name, number {number}" for number in range(30))
     summary = summary_of(100, clients=20, metrics=many)
     summary.failures = [
@@ -41,7 +41,7 @@ def test_no_line_is_wider_than_the_console_whatever_went_wrong(width: int) -> No
     assert "more metrics in summary.json" in text
 
 
-def test_every_number_is_there_in_full() -> None:
+def test_every_number_is_there_in_full():
     lines = [line.split() for line in printed(summary_of()).splitlines()]
     for line in (
         "3 * 0.8000 0.3333 2.00 5.00 2.50 0.50 1.00",
@@ -84,7 +84,7 @@ def test_of_many_clients_the_largest_and_the_median_are_shown():
     assert "208 MiB" in median
 
 
-def test_a_run_that_stopped_points_to_its_last_model_and_one_that_never_began_to_none() -> None:
+def test_a_run_that_stopped_points_to_its_last_model_and_one_that_never_began_to_none():
     summary = summary_of(rounds=2)
     summary.status = "stopped"
     assert "runs/x/checkpoints/round-0002.safetensors" in printed(summary)

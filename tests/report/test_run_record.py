@@ -1,7 +1,6 @@
 """What is read of a run directory: all of it, whatever became of the run."""
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -42,7 +41,7 @@ def test_a_finished_run_has_its_summary_its_settings_and_what_its_sites_did(tmp_
 
 
 @pytest.mark.parametrize("text", [b"rounds = {", b"\xff\xfe rounds"])
-def test_a_damaged_job_file_is_noted_and_the_rest_is_told(tmp_path: Path, text: bytes) -> None:
+def test_a_damaged_job_file_is_noted_and_the_rest_is_told(tmp_path, text):
     folder = finished_run(tmp_path / "run")
     (folder / "job.conf").write_bytes(text)
     run = read_run(folder)
@@ -51,7 +50,7 @@ def test_a_damaged_job_file_is_noted_and_the_rest_is_told(tmp_path: Path, text: 
     assert note.startswith("job.conf is damaged, so no settings are shown: ")
 
 
-def test_a_run_that_was_killed_is_told_from_its_events_and_samples(tmp_path: Path) -> None:
+def test_a_run_that_was_killed_is_told_from_its_events_and_samples(tmp_path):
     folder = write_run(
         tmp_path / "run",
         [*started(), *one_round(1, BEGAN + 2), RoundStarted(round=2, sites=[], time=BEGAN + 14)],
@@ -107,7 +106,7 @@ def test_rounds_that_were_done_again_count_once_and_the_hours_between_not_at_all
 
 @pytest.mark.parametrize("name", ["events.jsonl", "memory.jsonl"])
 @pytest.mark.parametrize("line", ['{"kind":"unheard_of"}', "\x00" * 50, "[" * 9999])
-def test_damaged_lines_are_passed_over_and_counted(tmp_path: Path, name: str, line: str) -> None:
+def test_damaged_lines_are_passed_over_and_counted(tmp_path, name, line):
     folder = finished_run(tmp_path / "run")
     lines = (folder / name).read_text().splitlines()
     (folder / name).write_text("\n".join([*lines[:4], line, *lines[4:], ""]))

@@ -68,7 +68,7 @@ def test_a_width_that_the_terminal_does_not_have_is_not_believed_and_no_colour_i
     assert any("\u2501" * 6 in line and "50%" in line for line in lines)
 
 
-def test_a_terminal_without_unicode_or_any_codes_gets_none() -> None:
+def test_a_terminal_without_unicode_or_any_codes_gets_none():
     ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "TERM": "dumb"}
     output, status = run_on_terminal(VIEW, 80, 24, ascii_only, HERE, "plain")
     assert status == 0
@@ -77,7 +77,7 @@ def test_a_terminal_without_unicode_or_any_codes_gets_none() -> None:
     assert "00:00:00  digits: 10 rounds, 4 sites, pull mode" in output
 
 
-def test_an_interrupted_view_gives_the_terminal_back() -> None:
+def test_an_interrupted_view_gives_the_terminal_back():
     output, status = run_on_terminal(VIEW, 80, 24, {}, HERE, "interrupted")
     assert status == -signal.SIGINT
     assert output.index("\x1b[?25h") < output.index("\x1b[?1049l") < output.index("Traceback")

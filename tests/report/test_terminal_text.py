@@ -9,17 +9,17 @@ from flstream.text import printable
 
 
 @given(st.text())
-def test_what_is_printable_cannot_act_on_a_terminal(text: str) -> None:
+def test_what_is_printable_cannot_act_on_a_terminal(text):
     assert printable(text).isprintable()
 
 
 @given(st.text(), st.integers(0, 40))
-def test_elided_text_fits_and_padded_text_fills(text: str, width: int) -> None:
+def test_elided_text_fits_and_padded_text_fills(text, width):
     assert cell_len(elide(printable(text), width)) <= width
     assert cell_len(pad(printable(text), width)) == width
 
 
-def test_both_ends_of_a_long_name_stay_and_metrics_are_short() -> None:
+def test_both_ends_of_a_long_name_stay_and_metrics_are_short():
     assert elide("model.layers.31.mlp.down_proj.weight", 20) == "model.la...oj.weight"
     texts = {0.0: "0.0000", 0.97314: "0.9731", -12.4: "-12.4000", 0.0000321: "3.21e-05"}
     assert {value: format_metric(value) for value in texts} == texts
