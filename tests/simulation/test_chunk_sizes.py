@@ -36,7 +36,6 @@ def test_a_run_writes_down_what_it_chose_and_keeps_to_it_when_resumed(jobs, monk
         ([f"{TENSORS}=48"], (48, 2 * MIB)),
         # Where longer chunks gain nothing they are of 2 MiB.
         (["network.up=10 Mbit"], (2 * MIB, 2 * MIB)),
-        (["streaming.mode=native"], (2 * MIB, 2 * MIB)),
         (["streaming.codecs.up=[zstd]"], (2 * MIB, 2 * MIB)),
         (["engine={type=join,bind=localhost:0,key_file=key}"], (2 * MIB, 2 * MIB)),
     ],

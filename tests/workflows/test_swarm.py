@@ -8,7 +8,6 @@ from nightly_cases import first_and_nightly
 from training_scripts import LARGE, noisy, of_kind, results, trained
 
 from flstream.errors import UsageError
-from flstream.job import load_job
 from flstream.telemetry.events import FoldStarted, RoundFinished, Warned
 from flstream.workflows.swarm import SwarmArgs, swarm
 
@@ -132,9 +131,8 @@ def blocked(send):
 
 
 def test_aggregators_are_sites_of_the_job(jobs):
-    job = jobs.make(noisy()).folder / "job.conf"
     with pytest.raises(UsageError, match=r"workflow\.args\.aggregators.*site-9"):
-        load_job(job, ["workflow.type=swarm", "workflow.args.aggregators=[site-1, site-9]"])
+        jobs.make(noisy(), "workflow={type=swarm, args.aggregators=[site-1, site-9]}")
 
 
 @pytest.mark.parametrize(
@@ -147,16 +145,3 @@ def test_aggregators_are_drawn_among_those_that_are_still_asked(given, drawn):
     swarm(run, SwarmArgs(aggregators=given))
     assert all(sorted(each) == drawn for each in found)
     assert {each[0] for each in found} == set(drawn)
-
-
-def test_later_stages_take_a_folded_model_further_and_collect_what_a_refused_site_sent(jobs):
-    spoils = """
-if (site, number) == ("site-2", 2):
-    params["w"][0] = float("nan")
-meta["control"] = model.meta.get("control", {})
-"""
-    how = "workflow=[{type=swarm}, {type=scaffold}, {type=cross_site}]"
-    rule = ["aggregation.clip_norm=5", "aggregation.on_nonfinite=allow", "clients.min_updates=2"]
-    run = jobs.run(noisy(spoils), "clients.count=3", LARGE, how, *rule)
-    assert run.summary.status == "finished", run.summary.error
-    assert [each.site for each in run.summary.failures] == ["site-2"]
