@@ -98,9 +98,8 @@ def test_nobody_has_to_answer_where_no_update_is_asked_for(flows):
     script = adding({(site, 1): "raise KeyError('oops')" for site in ("site-1", "site-2")})
     run = flows.finish(text, QUIET, script=script)
     seen = flows.seen()
-    assert [line.split(", {")[0] for line in seen[:4]] == [
-        "1, 'site-1', False", "1, 'site-2', False", "2, 'site-1', True", "2, 'site-2', True",
-    ]  # fmt: skip
+    due = [f"{number}, 'site-{site}', {number > 1}" for number in (1, 2) for site in (1, 2)]
+    assert [line.split(", {")[0] for line in seen[:4]] == due
     assert "KeyError: 'oops'" in seen[0]
     assert seen[4] == "[], [], {}"
     # In round 1 nobody has trained, and it has no model of its own.
@@ -115,9 +114,8 @@ def test_updates_that_fail_or_turn_out_unsound_in_a_relay_change_nothing(jobs):
     how = ["workflow.type=cyclic", "rounds=3", "checkpoints.keep=1", "clients.bench_after=0"]
     run = jobs.run(adding(deeds), *how, QUIET)
     assert run.summary.status == "finished", run.summary.error
-    assert [(each.round, each.site) for each in run.summary.failures] == [
-        (1, "site-1"), (1, "site-2"), (2, "site-1"),
-    ]  # fmt: skip
+    failed = [(each.round, each.site) for each in run.summary.failures]
+    assert failed == [(1, "site-1"), (1, "site-2"), (2, "site-1")]
     assert "tensor 'w' at [3] is nan" in run.summary.failures[-1].reason
     assert [row["round"] for row in run.summary.metrics] == [1, 2, 3]
     assert load_file(run.directory.final_model)["steps"].item() == 2 + 3

@@ -33,9 +33,8 @@ def test_a_rounds_newest_model_has_its_name_and_earlier_ones_that_of_their_step(
     assert seen[0].endswith(f", {[name(0), name(1)]}")
     assert seen[2].endswith(f", {[name(0), *first]}")
     made = [each.model for each in records(run) if each.model is not None]
-    assert [(each.round, each.version, each.step) for each in made] == [
-        (1, 1, 0), (1, 2, 1), (1, 3, 2), (2, 4, 0), (2, 5, 1), (2, 6, 2),
-    ]  # fmt: skip
+    places = [(each.round, each.version, each.step) for each in made]
+    assert places == [(1, 1, 0), (1, 2, 1), (1, 3, 2), (2, 4, 0), (2, 5, 1), (2, 6, 2)]
     for each in made:
         path = run.directory.model_file(each)
         assert body_digest(FileSource(path)) == each.digest
