@@ -20,7 +20,6 @@ def test_what_fits_lacks_nothing_and_gets_no_advice():
     found = fitted(a_job())
     assert found.fits
     assert found.advice == ()
-    assert fitted(a_job(), disk=None).fits
 
 
 NATIVE = {"mode": "native"}

@@ -171,17 +171,16 @@ def test_a_site_that_is_late_or_answers_nothing_is_left_out_and_the_others_count
 
 
 @pytest.mark.parametrize(
-    ("workflow", "message"),
+    ("args", "message"),
     [
-        ("{type=cross_site,args{participating_sites=[site-9]}}", "must be a site of the job"),
-        ("{type=cross_site,args{participating_sites=[site-1,site-1]}}", "site-1 is in it twice"),
-        ("{type=cross_site,args{after=fedavgg}}", "did you mean fedavg?"),
-        ("[{type=fedavg},{type=evaluate,args{checkpoint=model.py}}]", "checkpoint"),
+        ("participating_sites=[site-9]", "must be a site of the job"),
+        ("participating_sites=[site-1,site-1]", "site-1 is in it twice"),
+        ("after=fedavgg", "did you mean fedavg"),
     ],
 )
-def test_mistakes_are_found_when_the_job_is_loaded(jobs, workflow, message):
-    with pytest.raises(UsageError, match=message.replace("?", r"\?").replace("[", r"\[")):
-        jobs.make(checking(), f"workflow={workflow}")
+def test_mistakes_are_found_when_the_job_is_loaded(jobs, args, message):
+    with pytest.raises(UsageError, match=message):
+        jobs.make(checking(), f"workflow={{type=cross_site,args{{{args}}}}}")
 
 
 def test_one_model_is_scored_without_any_training(jobs, whole):

@@ -48,28 +48,6 @@ def test_rounds_end_by_the_verdict_on_evaluations_also_on_replay(flows, place, k
     assert resumed.directory.best_model.samefile(resumed.directory.checkpoint(2))
 
 
-def test_an_evaluation_is_due_every_so_many_rounds_and_after_the_last(flows):
-    text = """
-    def flow(run):
-        model = run.initial_model()
-        see(run.evaluate(model))
-        for number in run.rounds():
-            before = model
-            model = run.fold(model, run.train(model, run.sites))
-            # It goes by the round of the model, whenever it is asked for.
-            see(number, run.evaluate(model), run.evaluate(before))
-        return model
-    """
-    run = flows.finish(text, "rounds=3", "workflow.args.evaluate_every=2", script=SCORES)
-    assert flows.seen() == [
-        "None",
-        "1, None, None",
-        "2, {'accuracy': 0.7}, None",
-        "3, {'accuracy': 0.6}, {'accuracy': 0.7}",
-    ]
-    assert shape(records(run))[4:] == ["5 evaluate", "6 train", "7 fold", "8 evaluate"]
-
-
 SELDOM = ["workflow.args.evaluate_every=2"]
 
 

@@ -21,17 +21,21 @@ def test_what_is_never_read_is_never_asked(flows):
             see(repr(idle))
             if number == 2:
                 model = run.fold(model, run.train(model, ["site-1"]))
+        nobody = run.train(model, [], min_updates=0)
+        see(list(nobody), nobody.sites, dict(nobody.failures))
         return model
     """
     run = flows.finish(text, script=adding({}))
-    assert flows.seen() == [f"'<updates of effect {each}, not yet trained>'" for each in (1, 2)]
+    *seen, nobody = flows.seen()
+    assert seen == [f"'<updates of effect {each}, not yet trained>'" for each in (1, 2)]
+    assert nobody == "[], [], {}"
     # It has its number all the same, so that those after it do not depend on who reads what.
-    assert shape(records(run)) == ["3 train", "4 fold"]
+    assert shape(records(run)) == ["3 train", "4 fold", "5 train"]
     assert records(run)[0].round == 2
     # A round that makes no model is a round all the same, and begun where sites are asked.
     assert [each["round"] for each in run.summary.metrics] == [1, 2]
-    [begun] = [each for each in lines(run) if isinstance(each, RoundStarted)]
-    assert (begun.round, begun.sites) == (2, ["site-1"])
+    begun = [each for each in lines(run) if isinstance(each, RoundStarted)]
+    assert (begun[0].round, begun[0].sites) == (2, ["site-1"])
 
 
 FOLD = """
