@@ -2,7 +2,6 @@
 
 import pytest
 from flows import lines, models, numbered, records, shape
-from nightly_cases import first_and_nightly
 from training_scripts import adding
 
 from flstream.telemetry.events import SiteBenched
@@ -24,7 +23,7 @@ SCORES = adding({}).replace("float(number)", f"{CURVE}[number - 1]")
 BEST = "BestModel(round={}, value={})"
 
 
-@first_and_nightly(
+@pytest.mark.parametrize(
     ("place", "key", "rounds", "reason"),
     [
         ("over", 'stop_when="accuracy >= 0.65"', 2, "accuracy reached 0.7"),

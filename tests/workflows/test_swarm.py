@@ -112,14 +112,7 @@ def test_a_site_that_is_lost_while_it_folds_trains_again_and_another_folds(jobs,
 
 @pytest.mark.nightly
 def test_a_site_that_acknowledges_no_task_in_time_is_lost(jobs):
-    prelude = """
-import threading
-def blocked(send):
-    def then(*args):
-        send(*args)
-        threading.Event().wait()
-    return then
-"""
+    prelude = "def blocked(send):\n    return lambda x: (send(x), threading.Event().wait())\n"
     blocks = 'if (site, number) == ("site-2", 1):\n    flare.send = blocked(flare.send)\n'
     args = "args{evaluate_every=0, start_task_timeout=2 s}"
     how = ["clients.min_updates=1", f"workflow={{type=swarm, {args}}}"]

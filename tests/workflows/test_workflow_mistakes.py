@@ -2,7 +2,6 @@
 
 import pytest
 from flows import Flows, records, shape
-from nightly_cases import first_and_nightly
 from training_scripts import QUIET, adding
 
 from flstream.errors import UsageError
@@ -89,14 +88,13 @@ def flow(run):
 """
 
 
-@first_and_nightly(
+@pytest.mark.parametrize(
     ("line", "sentence"),
     [
         ("raise KeyError('mine')", " raised KeyError: 'mine'; see server.log"),
         ("return 7", "flow.py:flow returned a int; it must return the model"),
         ("raise KeyboardInterrupt", " raised KeyboardInterrupt; see server.log"),
     ],
-    brief=2,
 )
 def test_a_defect_of_a_workflow_is_a_sentence_with_its_line(flows, line, sentence):
     error = flows.fail(FLOW.format(line), QUIET, script=adding({}))
@@ -142,7 +140,7 @@ def broken(tmp_path_factory, jobs_in):
     return flows, flows.broken(OTHER, *HOW, script=adding({}))
 
 
-@first_and_nightly(
+@pytest.mark.parametrize(
     ("other", "before", "now"),
     [
         ("other sites", TRAIN, "train(model 1, site-1)"),
@@ -150,7 +148,6 @@ def broken(tmp_path_factory, jobs_in):
         ("more updates", TRAIN, f"{TRAIN} with other sites, min_updates, timeout or meta"),
         ("some updates", f"{FOLD} 4)", "fold(model 1, updates of site-1 of effect 4)"),
     ],
-    brief=2,
 )
 def test_another_effect_on_replay_than_before_is_an_error_that_names_both(
     broken, other, before, now
