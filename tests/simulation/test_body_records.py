@@ -1,6 +1,5 @@
 """What the journal says of each body that a site received or sent is what has happened."""
 
-import pytest
 from training_scripts import QUIET, plain
 
 from flstream.inspection.site_bodies import SiteRequest, examine_site
@@ -61,24 +60,6 @@ def test_a_plain_model_is_pulled_as_it_is(jobs):
         assert each.made == (each.round - 1 if each.direction == "received" else each.round)
         ends = ("server", each.site) if each.direction == "received" else (each.site, "server")
         assert (each.origin, each.receiver) == ends
-
-
-@pytest.mark.parametrize(
-    ("how", "down", "up"),
-    [
-        (["streaming.mode=map"], ("mapped",), FULL),
-        (["streaming.codecs={up=[delta,zstd],down=[zstd]}"], ("pulled", "zstd"),
-         (*FULL, "delta", "zstd")),
-    ],
-)  # fmt: skip
-def test_the_way_and_the_codecs_are_those_that_were_taken(jobs, how, down, up):
-    found = records_of(run_of(jobs, QUIET, "streaming.reuse=off", *how))
-    assert (forms(found, "received"), forms(found, "sent")) == ({down}, {up})
-    for each in found:
-        if "mapped" in each.tags:
-            assert (each.bytes, each.not_sent) == (0, each.size)
-        if "zstd" in each.tags:
-            assert each.encoded == each.size > 2 * each.bytes
 
 
 def test_tensors_that_a_codec_encodes_have_other_keys_and_a_part_is_known_as_one(jobs):

@@ -62,7 +62,6 @@ def using(codec, way="up"):
 
 
 def test_an_update_loses_only_what_it_may_and_only_what_is_sent_is_counted(jobs):
-    """One site sends a part, and one a number that cannot be encoded."""
     deeds = """
         if site == "site-2":
             params, meta = {name: params[name] for name in params if name != "half"}, {"partial": 1}
@@ -85,7 +84,6 @@ def test_an_update_loses_only_what_it_may_and_only_what_is_sent_is_counted(jobs)
 
 
 def test_what_topk_leaves_out_comes_with_later_updates(jobs):
-    """The same change each round: with what was left out, it has come after some rounds."""
     topk = "streaming.codecs.up=[{type=topk,fraction=0.25}]"
     run = finished(jobs.run(PLAIN, QUIET, "rounds=10", topk, model=MODEL))
     change = torch.linspace(1, 2, 90_000).view(300, 300)

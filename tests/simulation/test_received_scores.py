@@ -1,6 +1,5 @@
 """Scores as NVFlare means them: what comes with an update is of the model that was received."""
 
-from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
 from training_scripts import of_kind
 
@@ -81,17 +80,13 @@ def test_the_initial_model_may_be_the_best(jobs):
     assert load_file(run.directory.best_model)["w"].tolist() == [0.0] * 4
 
 
-@first_and_nightly("how", [["clients.parallel=1"], ["workflow.args.evaluate_every=2"]])
-def test_a_script_that_trains_in_an_evaluation_is_begun_again(jobs, how):
-    run = jobs.run(DECEIVES, "rounds=3", *how, model=MODEL)
+def test_a_script_that_trains_in_an_evaluation_is_begun_again(jobs):
+    run = jobs.run(DECEIVES, "rounds=3", "workflow.args.evaluate_every=2", model=MODEL)
     assert run.summary.status == "finished", run.summary.error
-    if how != ["clients.parallel=1"]:  # where it keeps its scheduler
-        assert final(run) == [1.75] * 4
-        assert scores(run) == {0: 0.0, 1: 1.0, 2: 1.5, 3: None}
-        assert steps(run) == "123"
-    *others, warning = run.summary.warnings
-    # Where it has no process of its own, what it keeps in variables is lost, and told of, too.
-    assert ["scheduler" in each for each in others] == [True] * ("clients.parallel=1" in how)
+    assert final(run) == [1.75] * 4
+    assert scores(run) == {0: 0.0, 1: 1.0, 2: 1.5, 3: None}
+    assert steps(run) == "123"
+    [warning] = run.summary.warnings
     assert "answered an evaluation with a model, so the run began again at round 0" in warning
     assert "set workflow.args.evaluate = received" in warning
     assert [each.evaluate for each in of_kind(run, RunStarted)] == [["task"], ["received"]]

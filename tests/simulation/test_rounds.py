@@ -60,9 +60,8 @@ def test_numpy_arrays_take_the_same_road_with_their_own_chunk_size(jobs):
     """, before="import numpy as np")  # fmt: skip
     how = ["train.exchange_format=numpy", "streaming.np_download_chunk_size=1024"]
     run = finished(jobs.run(script, "rounds=1", *how, QUIET))
-    size = run.summary.model.bytes
-    assert run.summary.transfer.down.chunks == 2 * -(-size // 1024)
-    assert run.summary.transfer.up.chunks == 2 * -(-size // 1024)
+    chunks, transfer = 2 * -(-run.summary.model.bytes // 1024), run.summary.transfer
+    assert (transfer.down.chunks, transfer.up.chunks) == (chunks, chunks)
     before = load_file(run.directory.checkpoint(0))
     after = load_file(run.directory.final_model)
     assert all(torch.equal(after[name], before[name] + 1) for name in before)

@@ -17,8 +17,7 @@ if (site, number) == ("site-2", 2) and not os.path.exists(mark):
     raise KeyError("not now")
 """
 THREE = ["clients.count=3", "rounds=3"]
-# Time and memory of a run differ from those of another; bytes where sites share workers.
-MEASURED = ("seconds/", "memory/", "bytes/")
+MEASURED = ("seconds/", "memory/", "bytes/")  # by which runs differ
 
 
 def points(run, source):

@@ -55,11 +55,11 @@ def matrix(run) -> dict:
     return json.loads((run.directory.path / "cross_site/cross_val_results.json").read_text())
 
 
-def due(run, sites, owners=None) -> dict:
+def due(run, sites) -> dict:
     """What it should have written, going by the files of the models."""
     directory = run.directory
     files = {FINAL: directory.final_model, BEST: directory.best_model}
-    files |= {owner: directory.last_model(owner) for owner in owners or sites}
+    files |= {owner: directory.last_model(owner) for owner in sites}
     return {
         site: {owner: {"check": check(site, path)} for owner, path in files.items()}
         for site in sites

@@ -171,17 +171,16 @@ def test_a_site_that_is_late_or_answers_nothing_is_left_out_and_the_others_count
 
 
 @pytest.mark.parametrize(
-    ("workflow", "message"),
+    ("args", "message"),
     [
-        ("{type=cross_site,args{participating_sites=[site-9]}}", "must be a site of the job"),
-        ("{type=cross_site,args{participating_sites=[site-1,site-1]}}", "site-1 is in it twice"),
-        ("{type=cross_site,args{after=fedavgg}}", "did you mean fedavg?"),
-        ("[{type=fedavg},{type=evaluate,args{checkpoint=model.py}}]", "checkpoint"),
+        ("participating_sites=[site-9]", "must be a site of the job"),
+        ("participating_sites=[site-1,site-1]", "site-1 is in it twice"),
+        ("after=fedavgg", "did you mean fedavg"),
     ],
 )
-def test_mistakes_are_found_when_the_job_is_loaded(jobs, workflow, message):
-    with pytest.raises(UsageError, match=message.replace("?", r"\?").replace("[", r"\[")):
-        jobs.make(checking(), f"workflow={workflow}")
+def test_mistakes_are_found_when_the_job_is_loaded(jobs, args, message):
+    with pytest.raises(UsageError, match=message):
+        jobs.make(checking(), f"workflow={{type=cross_site,args{{{args}}}}}")
 
 
 def test_one_model_is_scored_without_any_training(jobs, whole):
@@ -228,15 +227,14 @@ MISTAKES = {
 
 def test_a_workflow_of_ones_own_collects_and_scores(flows):
     run = flows.finish(OWN.replace("MISTAKES", str(list(MISTAKES))), script=checking())
-    *seen, _, _, _ = lines = flows.seen()
+    *seen, first, second, third = flows.seen()
     assert seen == [
         "1, [], dict_keys(['site-1', 'site-2'])",
         "['site-2'], True",
         "2, ['site-1'], dict_keys(['site-2'])",
         "['site-2'], True",
     ]
-    for line, (call, sentence) in zip(lines[4:], MISTAKES.items(), strict=True):
-        assert call in line
+    for line, sentence in zip((first, second, third), MISTAKES.values(), strict=True):
         assert sentence in line
     assert (run.directory.path / "own/x.json").read_text() == "[\n  null\n]\n"
     assert not run.directory.last_model("site-2").exists()

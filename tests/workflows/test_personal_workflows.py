@@ -56,14 +56,6 @@ def test_ditto_trains_the_global_model_of_fedavg_and_another_one_at_each_site(jo
         assert row["mean"] == other["mean"] != row["personal_mean"]
 
 
-def test_patterns_that_are_found_in_no_name_end_the_run_with_a_sentence(jobs):
-    run = jobs.run(ADDS, FEDPER.replace("^b$", "^tail"))
-    assert run.summary.status == "failed"
-    assert "workflow.args.personal: the pattern '^tail' is found in no tensor's name" in (
-        run.summary.error
-    )
-
-
 QUADRATIC = """
 import numpy as np
 import torch

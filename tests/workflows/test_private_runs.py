@@ -10,13 +10,8 @@ from training_scripts import LARGE, QUIET, noisy, plain
 from flstream.aggregation.accountant import NOT_DRAWN, Accounting, epsilon
 
 PRIVATE = ["privacy.type=central", "privacy.noise_multiplier=1.2", "clients.count=6", "rounds=3"]
-ADAPTIVE = [
-    *PRIVATE,
-    "clients.per_round=4",
-    "privacy.clipping.type=adaptive",
-    "privacy.clipping.norm=5",
-    "privacy.clipping.count_stddev=2",
-]
+CLIPPING = "privacy.clipping={type=adaptive, norm=5, count_stddev=2}"
+ADAPTIVE = [*PRIVATE, "clients.per_round=4", CLIPPING]
 
 
 def private(run):

@@ -5,9 +5,8 @@ import sys
 
 import pytest
 
-from flstream.job.workflow_args import DEFINITION, WorkflowArgs
+from flstream.job.workflow_args import DEFINITION
 from flstream.job.workflow_code import find_workflow
-from flstream.workflows import workflow
 from flstream.workflows.registry import BUILT_IN
 
 
@@ -18,18 +17,6 @@ def test_a_built_in_workflow_is_defined_under_its_name_and_explains_its_argument
     assert code.function.__doc__
     assert code.takes_args
     assert all(field.description for field in code.args.model_fields.values())
-
-
-def test_the_decorator_only_says_what_a_function_is():
-    class Args(WorkflowArgs):
-        """Arguments."""
-
-    def mine(run, args):
-        return run
-
-    assert workflow("mine", Args)(mine) is mine
-    assert getattr(mine, DEFINITION) == ("mine", Args)
-    assert getattr(workflow("other")(mine), DEFINITION) == ("other", WorkflowArgs)
 
 
 def test_what_a_workflow_of_ones_own_imports_is_light():

