@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from asking import MODEL, NBYTES, Asker, ask, offer, refusal, reply_to
 from harness import QUICK, fetch
 from support import assert_same_tensors, tensor
@@ -293,3 +294,15 @@ def test_sixty_four_receivers_are_served_at_once_on_one_thread(harness):
             assert_same_tensors(body.tensors, MODEL)
     assert ref.wait(30).ok
     assert {each.bytes for each in ref.deliveries.values()} == {NBYTES}
+
+
+def test_an_ok_for_what_was_changed_since_it_was_sent_is_refused(harness):
+    weight = torch.zeros(100)
+    ref = harness.service.offer(MemoryBody.of({"w": weight}), ["site-1"])
+    receiver = Asker(harness.channel())
+    receiver.send(Open(ref.token, 1, 4096, 4096))
+    while receiver.header().kind != FRAME:
+        pass
+    weight.add_(1)
+    assert "'w' was changed" in refusal(receiver, Close(ref.token, 2, True, ""))
+    assert not ref.wait(30).ok
