@@ -7,7 +7,7 @@ drawn by the hash of flstream/, runs each time; `make test-nightly` runs all of 
 import re
 
 import pytest
-from kill_points import run_killed
+from kill_points import WORKERS, run_killed
 from matrix_draw import drawn
 from matrix_pairs import pairwise
 from matrix_rows import ROWS, VICTIMS
@@ -42,7 +42,7 @@ CASES = list(pairwise(list(ROWS), [POINTS, VICTIMS, list(TIMES), ENGINES], is_po
 def test_a_killed_run_resumes_to_the_bits_of_the_table(case, tmp_path, fork_server):
     row, point, victim, time, engine = case
     size = ROWS[row].sizes[0]
-    folder, overrides = tmp_path / "run", overrides_of(row, size, "clients.parallel=2")
+    folder, overrides = tmp_path / "run", overrides_of(row, size, WORKERS)
     assert run_killed(folder, overrides, point, TIMES[time][point], victim), "it never came there"
     resumed = run(folder, [*overrides, f"engine.type={engine}"], resume=True)
     assert resumed == recorded(f"{row}, {size}")
