@@ -43,12 +43,9 @@ def test_a_run_ends_early_keeps_what_is_best_and_tells_of_every_round(jobs, name
     assert [row["accuracy"] for row in summary.metrics] == CURVE[:3]
     assert [row.round for row in summary.rounds] == rounds
     assert all(row.train > 0 and row.checkpoint > 0 for row in summary.rounds)
-    assert summary.transfer.up.bytes > 0
-    assert summary.transfer.down.bytes > summary.transfer.up.bytes
+    assert summary.transfer.down.bytes > summary.transfer.up.bytes > 0
     # Whoever is in a round's model has a weight in it, however many models the round has made.
     assert [len(event.weights) for event in of_kind(run, RoundFinished)] == [sites] * 3
     # A job without cross-site evaluation keeps no models of sites.
     assert not list(directory.sites.rglob("last*"))
-    page = write_report(directory.path).read_text()
-    assert "accuracy" in page
-    assert "site-4" in page
+    assert "site-4" in write_report(directory.path).read_text()

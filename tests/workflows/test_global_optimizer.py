@@ -126,7 +126,6 @@ def test_what_cannot_be_shared_fails_the_site_with_a_sentence(jobs: Jobs, text, 
         (["train.optimizer_state=local"], "train.optimizer_moments: .* left out unless"),
         (["workflow.type=swarm"], "train.optimizer_state: .* reset or local in swarm"),
         (["aggregation.method=median"], "in a job whose train.optimizer_state is global"),
-        (["train.optimizer_moments=[optimizer]"], "the name has another meaning"),
     ],
 )
 def test_jobs_that_cannot_share_a_state_are_refused(jobs: Jobs, how, sentence):
