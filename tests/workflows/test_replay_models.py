@@ -136,4 +136,3 @@ def test_only_live_effects_remove_files_and_a_workflow_may_end_with_any_of_its_m
     assert flows.seen() == [*replayed, f"4, {five}", f"{five}"]
     assert models(resumed) == [name(2), name(4)]
     assert resumed.directory.final_model.samefile(resumed.directory.checkpoint(2))
-    assert resumed.directory.best_model.samefile(resumed.directory.checkpoint(2))
