@@ -155,8 +155,7 @@ def test_a_site_that_is_late_or_answers_nothing_is_left_out_and_the_others_count
     run = finished(jobs.run(checking(evaluation=LATE), *how))
     found = matrix(run)
     assert list(found["site-1"]) == [FINAL, *SITES]  # nothing says which is the best
-    missing = {site for site, row in found.items() if "site-1" not in row}
-    assert missing == {"site-2", "site-3"}
+    assert [site for site, row in found.items() if "site-1" not in row] == ["site-2", "site-3"]
     reasons = {each.site: each.reason for each in run.summary.failures}
     assert "without metrics" in reasons["site-2"]
     assert "in the time it was given" in reasons["site-3"]
@@ -181,8 +180,7 @@ def test_one_model_is_scored_without_any_training(jobs, whole):
     assert matrix(run) == {site: {FINAL: matrix(whole)[site][FINAL]} for site in SITES}
     assert run.summary.model.digest == whole.summary.model.digest
     assert run.summary.rounds_completed == 0
-    [row] = run.summary.metrics
-    assert (run.summary.best.round, run.summary.best.value) == (0, row["check"])
+    assert (run.summary.best.round, len(run.summary.metrics)) == (0, 1)
     assert plan_resume(load_job(run.directory.job_file), run.directory).is_finished
 
 

@@ -50,8 +50,8 @@ BY_MODULE = "flare.restore_optimizer(optimizer, model=net)"
 BY_NAMES = "flare.restore_optimizer(optimizer)"
 ADAM = "optimizer = torch.optim.AdamW({}, lr=0.05)"
 MOMENTS = ["exp_avg", "exp_avg_sq"]
-HOW = [f"clients.count={SITES}", "train.optimizer_state=global", "workflow.args.key_metric=score"]
-HOW += ["train.optimizer_moments=[exp_avg, exp_avg_sq]"]
+SHARED = ["train.optimizer_state=global", "train.optimizer_moments=[exp_avg, exp_avg_sq]"]
+HOW = [f"clients.count={SITES}", *SHARED, "workflow.args.key_metric=score"]
 
 
 def script(restore=BY_MODULE, parameters="net.parameters()", kind=ADAM):

@@ -85,9 +85,7 @@ READS = {
     "item": lambda meta: meta["lr"],
     "get": lambda meta: meta.get("lr"),
     "pop": lambda meta: meta.pop("lr"),
-    "items": lambda meta: list(meta.items()),
     "dict": lambda meta: dict(meta),
-    "joined": lambda meta: meta | {"other": 1},
     "json": json.dumps,
     "cleared": lambda meta: meta.without(torch.is_tensor)["lr"],
 }

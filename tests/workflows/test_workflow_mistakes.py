@@ -21,10 +21,8 @@ MISTAKES = {
     "run.train(model, ['site-7'])": "no site of the job; its sites are site-1, site-2",
     "run.train(model, ['site-1', 'site-1'])": "was given site-1 twice; name each site once",
     "run.train(model, [])": "no site that is still asked in round 2; give it at least one of run.s",
-    "run.train(None, run.sites)": "run.train() was given a NoneType as its model; give it what",
     "run.train(model, 'site-1')": "run.train() was given 'site-1' as its sites; give it a list",
     "run.train(model, run.sites, min_updates=-1)": "was given min_updates=-1; give it a whole",
-    "run.train(model, run.sites, optimizer_params=1)": "was given a int as optimizer_params; give",
     "run.train(model, run.sites, meta={'a': {'b': [0, torch.ones(1)]}})": (
         '["meta"]["a"]["b"][1] is a tensor'
     ),
