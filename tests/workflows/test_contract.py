@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+import pytest
 from flows import finished
-from nightly_cases import first_and_nightly
 from training_scripts import adding, of_kind
 
 from flstream.report.html.run_page import write_report
@@ -24,12 +24,11 @@ SCRIPT = adding({}).replace("float(number)", f"{CURVE}[number - 1]")
 HOW = ["clients.count=4", "rounds=5", "patience=1", "checkpoints.keep=1"]
 
 
-@first_and_nightly("name", WORKFLOWS, brief=2)
+@pytest.mark.parametrize("name", WORKFLOWS)
 def test_a_run_ends_early_keeps_what_is_best_and_tells_of_every_round(jobs, name):
     overrides, sites = WORKFLOWS[name]
     run = finished(jobs.run(SCRIPT, *HOW, *overrides))
     summary, directory, rounds = run.summary, run.directory, [1, 2, 3]
-    assert summary.rounds_completed == 3
     assert "has not improved on 0.7 of round 2" in summary.ended_early
     assert plan_resume(jobs.make(SCRIPT, *HOW, *overrides), directory).is_finished
 
@@ -43,12 +42,9 @@ def test_a_run_ends_early_keeps_what_is_best_and_tells_of_every_round(jobs, name
     assert [row["accuracy"] for row in summary.metrics] == CURVE[:3]
     assert [row.round for row in summary.rounds] == rounds
     assert all(row.train > 0 and row.checkpoint > 0 for row in summary.rounds)
-    assert summary.transfer.up.bytes > 0
-    assert summary.transfer.down.bytes > summary.transfer.up.bytes
+    assert summary.transfer.down.bytes > summary.transfer.up.bytes > 0
     # Whoever is in a round's model has a weight in it, however many models the round has made.
     assert [len(event.weights) for event in of_kind(run, RoundFinished)] == [sites] * 3
     # A job without cross-site evaluation keeps no models of sites.
     assert not list(directory.sites.rglob("last*"))
-    page = write_report(directory.path).read_text()
-    assert "accuracy" in page
-    assert "site-4" in page
+    assert "site-4" in write_report(directory.path).read_text()

@@ -17,18 +17,8 @@ SITES = ["site-1", "site-2", "site-3"]
 THREE = "clients.count=3"
 
 
-def models_of(run, sites=SITES):
-    """The tensors of each site's last model."""
-    return {site: load_file(run.directory.last_model(site)) for site in sites}
-
-
-def alike(one, other) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, jobs_in):
-    """A run in which each site has a process of its own."""
     return finished(jobs_in(tmp_path_factory.mktemp("whole")).run(checking(), THREE, AFTER_FEDAVG))
 
 
@@ -36,9 +26,10 @@ def test_each_entry_is_what_the_sites_own_code_finds_of_that_checkpoint(whole):
     found = matrix(whole)
     assert found == due(whole, SITES)
     assert [list(row) for row in found.values()] == [[FINAL, BEST, *SITES]] * 3
-    for site, model in models_of(whole).items():
-        assert alike(model, load_file(whole.directory.site(site) / "sent.safetensors"))
-        assert whole.directory.site_model(site).samefile(whole.directory.last_model(site))
+    for site in SITES:
+        last = whole.directory.last_model(site)
+        assert check(site, last) == check(site, last.with_name("sent.safetensors"))
+        assert whole.directory.site_model(site).samefile(last)
     # A checksum is another one for each model and site.
     values = {entry["check"] for row in found.values() for entry in row.values()}
     assert len(values) == 3 * (4 if found["site-1"][FINAL] == found["site-1"][BEST] else 5)
@@ -80,14 +71,15 @@ def test_models_of_sites_are_what_they_made_whole_or_not_and_some_sites_may_take
     run = finished(jobs.run(checking(DIFFERENCE), *how))
     assert matrix(run) == due(run, chosen)
     assert list(matrix(run)) == chosen
-    bases, models = [load_file(run.directory.checkpoint(each)) for each in (0, 1)], models_of(run)
+    base = load_file(run.directory.checkpoint(1))
+    one, two, three = (load_file(run.directory.last_model(site)) for site in SITES)
+    assert torch.equal(one["steps"], base["steps"] + 1)
+    assert torch.allclose(one["w"], base["w"] + 1)
     sent = load_file(run.directory.site("site-2") / "sent.safetensors")
-    assert torch.equal(models["site-1"]["steps"], bases[1]["steps"] + 1)
-    assert torch.allclose(models["site-1"]["w"], bases[1]["w"] + 1)
-    assert torch.equal(models["site-2"]["w"], sent["w"])
-    assert torch.equal(models["site-2"]["b"], bases[1]["b"])
-    # What is not finite has no part in the fold and is not collected: it keeps its model.
-    assert torch.isfinite(models["site-3"]["w"]).all()
+    assert torch.equal(two["w"], sent["w"])
+    assert torch.equal(two["b"], base["b"])
+    # What is not finite has no part in the fold and is not collected: the site keeps its model.
+    assert torch.isfinite(three["w"]).all()
 
 
 def test_a_model_of_a_site_that_is_not_as_it_was_is_made_again(flows, whole):
@@ -163,8 +155,7 @@ def test_a_site_that_is_late_or_answers_nothing_is_left_out_and_the_others_count
     run = finished(jobs.run(checking(evaluation=LATE), *how))
     found = matrix(run)
     assert list(found["site-1"]) == [FINAL, *SITES]  # nothing says which is the best
-    missing = {site for site, row in found.items() if "site-1" not in row}
-    assert missing == {"site-2", "site-3"}
+    assert [site for site, row in found.items() if "site-1" not in row] == ["site-2", "site-3"]
     reasons = {each.site: each.reason for each in run.summary.failures}
     assert "without metrics" in reasons["site-2"]
     assert "in the time it was given" in reasons["site-3"]
@@ -189,8 +180,7 @@ def test_one_model_is_scored_without_any_training(jobs, whole):
     assert matrix(run) == {site: {FINAL: matrix(whole)[site][FINAL]} for site in SITES}
     assert run.summary.model.digest == whole.summary.model.digest
     assert run.summary.rounds_completed == 0
-    [row] = run.summary.metrics
-    assert (run.summary.best.round, run.summary.best.value) == (0, row["check"])
+    assert (run.summary.best.round, len(run.summary.metrics)) == (0, 1)
     assert plan_resume(load_job(run.directory.job_file), run.directory).is_finished
 
 

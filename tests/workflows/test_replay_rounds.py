@@ -36,7 +36,6 @@ def test_rounds_end_by_the_verdict_on_evaluations_also_on_replay(flows, place, k
     live = flows.seen()
     resumed = flows.resume(run, ROUNDS, *how, script=SCORES)
     again = flows.seen()
-    # What was seen before the kill is seen again.
     assert again[: len(live)] == live
     assert len(again) == rounds + 1
     assert again[-1].startswith("'over', '")

@@ -16,17 +16,13 @@ MISTAKES = {
     "run.fold(first, updates)": "given model 0 (round 0), and updates of model 1 (round 1); fold",
     "run.fold(model, [updates[0], updates[0]])": "was given two updates of site-1; fold them one",
     "run.fold(model, [])": "run.fold() was given no update; skip the fold",
-    "run.fold(None, updates)": "run.fold() was given a NoneType as its model; give it what",
     "run.fold(model, updates, FoldRule({'site-1': 1.0}))": "has no weight for site-2",
     "run.adopt(updates)": "takes the update of one site, and was given 2; use run.fold()",
     "run.train(model, ['site-7'])": "no site of the job; its sites are site-1, site-2",
     "run.train(model, ['site-1', 'site-1'])": "was given site-1 twice; name each site once",
     "run.train(model, [])": "no site that is still asked in round 2; give it at least one of run.s",
-    "run.train(None, run.sites)": "run.train() was given a NoneType as its model; give it what",
     "run.train(model, 'site-1')": "run.train() was given 'site-1' as its sites; give it a list",
     "run.train(model, run.sites, min_updates=-1)": "was given min_updates=-1; give it a whole",
-    "run.train(model, run.sites, meta=[1])": "was given a list as meta; give it a dict of plain",
-    "run.train(model, run.sites, optimizer_params=1)": "was given a int as optimizer_params; give",
     "run.train(model, run.sites, meta={'a': {'b': [0, torch.ones(1)]}})": (
         '["meta"]["a"]["b"][1] is a tensor'
     ),
