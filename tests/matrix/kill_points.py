@@ -74,7 +74,15 @@ class KillAt:
         self._listener.close()
 
 
-def run_killed(folder: Path, overrides: list[str], point: str, time: int, victim: str) -> bool:
+def run_killed(
+    folder: Path,
+    overrides: list[str],
+    point: str,
+    time: int,
+    victim: str,
+    *,
+    resume: bool = False,
+) -> bool:
     """Run the matrix's job until a victim is killed at a point, and wait until all have ended.
 
     Args:
@@ -83,6 +91,7 @@ def run_killed(folder: Path, overrides: list[str], point: str, time: int, victim
         point: Name of the point.
         time: Which of the times counts that the run comes there.
         victim: ``server``, ``worker`` (the one at the point, if one is), ``launcher`` or ``all``.
+        resume: Whether the run goes on, rather than begins; the launcher is no victim then.
 
     Returns:
         Whether the run came to the point.
@@ -103,7 +112,7 @@ def run_killed(folder: Path, overrides: list[str], point: str, time: int, victim
         return True
 
     with KillAt(point, time, kill) as at:
-        simulate_job(folder, overrides)
+        simulate_job(folder, overrides, resume=resume)
     _await_end(killed)
     return at.was_reached
 

@@ -48,3 +48,20 @@ def test_a_killed_run_resumes_to_the_bits_of_the_table(case, tmp_path, fork_serv
     assert resumed == recorded(f"{row}, {size}")
     files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
     assert [name for name in files if not OURS.fullmatch(name)] == []
+
+
+@pytest.mark.kills
+@pytest.mark.parametrize("row", ["fedavg", "median"])
+def test_a_run_whose_updates_wait_in_files_resumes_to_the_bits_of_the_table(
+    row, tmp_path, fork_server
+):
+    overrides = overrides_of(row, "large", "clients.parallel=1")
+    assert run_killed(tmp_path / "run", overrides, "training", 4, "server")
+    assert run(tmp_path / "run", overrides, resume=True) == recorded(f"{row}, large")
+
+
+def test_a_run_that_is_killed_again_as_it_resumes_has_the_bits_of_the_table(tmp_path, fork_server):
+    folder, overrides = tmp_path / "run", overrides_of("scaffold", "tiny", WORKERS)
+    for time in (3, 4):
+        assert run_killed(folder, overrides, "record", time, "server", resume=time == 4)
+    assert run(folder, overrides, resume=True) == recorded("scaffold, tiny")

@@ -133,3 +133,26 @@ def test_only_live_effects_remove_files_and_a_workflow_may_end_with_any_of_its_m
     assert flows.seen() == [*replayed, f"4, {five}", f"{five}"]
     assert models(resumed) == [name(2), name(4)]
     assert resumed.directory.final_model.samefile(resumed.directory.checkpoint(2))
+
+
+def test_a_model_that_turns_out_unsound_in_mid_run_voids_what_came_after_it(flows):
+    # It is not the newest one, so that only who refers to it finds out.
+    text = """
+    def flow(run):
+        model = first = run.initial_model()
+        for number in run.rounds():
+            if number == 3:
+                break_off()
+                model = first
+            model = run.fold(model, run.train(model, run.sites))
+            first = model if number == 1 else first
+        return model
+    """
+    expected = flows.finish(text, "rounds=3", QUIET)
+    run = flows.broken(text, "rounds=3", QUIET)
+    content = bytearray(run.directory.checkpoint(1).read_bytes())
+    content[-1] ^= 1
+    run.directory.checkpoint(1).write_bytes(content)
+    resumed = flows.resume(run, text, "rounds=3", QUIET)
+    assert resumed.summary.model.digest == expected.summary.model.digest
+    assert any("went back to before effect 2" in each for each in resumed.summary.warnings)
