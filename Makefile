@@ -6,6 +6,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
+# Each process of a run and of its tests would compile all of flstream where no bytecode is kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-gpt2 test test-nightly test-extras check format docs bench bench-gpt2 bench-peers against science digests clean
 

@@ -26,9 +26,9 @@ def draw() -> str:
     return os.environ.get(DRAW) or code.hexdigest()
 
 
-def drawn(cases: Sequence[tuple[object, ...]]) -> Sequence[object]:
-    """Cases as parameters of a test, of which all but a third are for `make test-nightly`."""
-    chosen = set(random.Random(draw()).sample(range(len(cases)), -(-len(cases) // SHARE)))
+def drawn(cases: Sequence[tuple[object, ...]], share: int = SHARE) -> Sequence[object]:
+    """Cases as parameters of a test, of which all but one in a few are for `make test-nightly`."""
+    chosen = set(random.Random(draw()).sample(range(len(cases)), -(-len(cases) // share)))
     return [
         pytest.param(case, marks=() if place in chosen else pytest.mark.nightly)
         for place, case in enumerate(cases)

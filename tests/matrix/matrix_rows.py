@@ -155,7 +155,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
 
 SHIPPED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "digits": ("rounds=2",),
+        "digits": ("rounds=2", "clients.parallel=2"),
         "script": (),
         "learner": (),
         "virtual": ("rounds=5",),

@@ -12,6 +12,7 @@ from matrix_draw import drawn
 from matrix_pairs import pairwise
 from matrix_rows import ROWS, VICTIMS
 from matrix_runs import overrides_of, recorded, run
+from nightly_cases import first_and_nightly
 
 from flstream.telemetry.halts import POINTS
 
@@ -51,7 +52,7 @@ def test_a_killed_run_resumes_to_the_bits_of_the_table(case, tmp_path, fork_serv
 
 
 @pytest.mark.kills
-@pytest.mark.parametrize("row", ["fedavg", "median"])
+@first_and_nightly("row", ["fedavg", "median"])
 def test_a_run_whose_updates_wait_in_files_resumes_to_the_bits_of_the_table(
     row, tmp_path, fork_server
 ):
