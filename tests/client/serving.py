@@ -83,8 +83,7 @@ def worker_info(
 class Server:
     """The server's end of a link to one worker."""
 
-    def __init__(self, end: WorkerSockets, settings: StreamSettings = SETTINGS) -> None:
-        self.settings = settings
+    def __init__(self, end: WorkerSockets) -> None:
         self.control: MessageChannel[FromWorker] = MessageChannel(
             SocketChannel(end.control, PEER), PEER, FromWorker
         )
@@ -110,10 +109,8 @@ class Server:
         Further arguments are fields of the task.
         """
         ref = self.service.offer(MemoryBody.of(params), [PEER])
-        named = [
-            SiteTask(name, _number(name) - 1, _number(name), self._states.get(name))
-            for name in sites
-        ]
+        numbers = {name: int(name.removeprefix("site-")) for name in sites}
+        named = [SiteTask(name, n - 1, n, self._states.get(name)) for name, n in numbers.items()]
         bodies = {MODEL: token or ref.token}
         # Effects are numbered as rounds are: a test asks for one task of a kind in each.
         task = Task(kind, round_number, round_number, 5, bodies, named, **more)
@@ -139,7 +136,7 @@ class Server:
 
     def fetch(self, answer: Answered) -> dict[str, Any]:
         """Download an update, which settles its ref."""
-        body, _ = download(self.up, answer.bodies[MODEL], self.settings, MemoryBody.allocate)
+        body, _ = download(self.up, answer.bodies[MODEL], SETTINGS, MemoryBody.allocate)
         return body.tensors
 
     def close(self) -> None:
@@ -171,7 +168,7 @@ class Serving:
         selection: Selection | None = None,
     ) -> None:
         self._ours, self._theirs = worker_socket_pairs()
-        self.server = Server(self._ours, info.streaming)
+        self.server = Server(self._ours)
         self.turns: list[str | None] = []
         self.error: BaseException | None = None
         self._info, self._serve, self._selection = info, serve, selection
@@ -213,7 +210,3 @@ class Serving:
             except BaseException as error:
                 self.error = error
         end.close()
-
-
-def _number(site: str) -> int:
-    return int(site.removeprefix("site-"))

@@ -62,28 +62,26 @@ def looping(body: str = "") -> str:
     return HEAD + LOOP.format(body=textwrap.indent(textwrap.dedent(body), "    "))
 
 
-@pytest.fixture
-def start(
-    host: ProcessHost, start_worker: Start, run: RunDirectory, tmp_path: Path
-) -> Iterator[Start]:
-    """Start the worker's process of a site; at the end nothing of it may be left."""
-    servers, before = [], folders()
-
-    def start(text: str, *command: str | Path, args: str = "") -> Server:
-        code = ScriptCode(write(tmp_path, text), args, list(map(str, command)))
-        servers.append(start_worker(code, "site-1"))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
-    status = host.exit_code(str(run.path), 20.0)
+@pytest.fixture(autouse=True)
+def _nothing_is_left(host: ProcessHost, run: RunDirectory, tmp_path: Path) -> Iterator[None]:
+    before = folders()
+    yield
     pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
     processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     assert psutil.wait_procs(processes, timeout=20)[1] == []
-    assert status is not None
-    if status == 0:  # or else they go with the run
+    if host.exit_codes()[str(run.path)] == 0:  # or else they go with the run
         assert folders() == before
+
+
+@pytest.fixture
+def start(start_worker: Start, tmp_path: Path) -> Start:
+    """Start the worker's process of a site."""
+
+    def start(text: str, *command: str | Path, args: str = "") -> Server:
+        code = ScriptCode(write(tmp_path, text), args, list(map(str, command)))
+        return start_worker(code, "site-1")
+
+    return start
 
 
 def folders() -> set[Path]:
@@ -99,13 +97,6 @@ def pair(tmp_path: Path) -> list[str]:
 
 def model() -> dict[str, torch.Tensor]:
     return {"w": torch.zeros(4)}
-
-
-def failure(server: Server) -> str:
-    """Why a site fails in its first task."""
-    server.hear(Ready)
-    server.ask("train", model(), "site-1")
-    return reason(server)
 
 
 def reason(server: Server) -> str:
@@ -205,7 +196,10 @@ raise RuntimeError("connection closed")
     ],
 )
 def test_a_rank_that_ends_in_a_task_fails_the_site_and_ends_all_others(start, pair, body, words):
-    assert words in failure(start(looping(body), *pair))
+    server = start(looping(body), *pair)
+    server.hear(Ready)
+    server.ask("train", model(), "site-1")
+    assert words in reason(server)
 
 
 @first_and_nightly("who", ["server", "worker"])

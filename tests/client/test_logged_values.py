@@ -31,16 +31,6 @@ def test_nan_is_a_number_and_text_is_text_of_what_a_message_can_carry():
     assert list(values_of("a\ud800", "\udfff")) == [LoggedValue("a\\ud800", None, "\\udfff")]
 
 
-def test_a_mapping_is_several_values():
-    given = {"train": 1.0, "val": np.float64(2.0), "note": "late"}
-    assert list(values_of("losses", given)) == [
-        LoggedValue("losses/train", 1.0),
-        LoggedValue("losses/val", 2.0),
-        LoggedValue("losses/note", None, "late"),
-    ]
-    assert list(values_of("losses", {})) == []
-
-
 OTHERS = [[1.0], None, b"1.0", 1j, np.zeros(2), torch.zeros(2), np.datetime64("2026-11-22")]
 
 

@@ -4,8 +4,6 @@ import pytest
 import torch
 from late_device import late
 
-from flstream.client.messages import Answered
-
 __all__ = ["late"]
 
 SCRIPT = """
@@ -29,7 +27,6 @@ def test_tensors_of_another_device_travel_through_the_host(script, late, sites):
     with script(SCRIPT, site=sites[0] if len(sites) == 1 else None) as serving:
         for number in (1, 2):
             answer = serving.server.train(given, *sites, round_number=number)
-            assert isinstance(answer, Answered)
             tensors = serving.server.fetch(answer)
             for place in range(len(sites)):
                 prefix = "" if len(sites) == 1 else f"{place}/"

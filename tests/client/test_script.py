@@ -28,18 +28,6 @@ def model():
     return {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(4)}
 
 
-def test_in_its_own_process_a_script_does_one_task_after_another(script):
-    with script(ADDS, "--lr", "1", site="site-3") as serving:
-        for round_number in (1, 2):
-            trained = serving.server.train(model(), "site-3", round_number=round_number)
-            assert Received(round_number) in serving.server.heard
-            [site] = trained.sites
-            assert site.metrics == {"tasks": 2 * round_number - 1, "args": 3}
-            assert torch.equal(serving.server.fetch(trained)["w"], model()["w"] + 3)
-            scored = serving.server.evaluate(model(), "site-3", round_number=round_number)
-            assert scored.sites[0].metrics == {"tasks": 2 * round_number}
-
-
 def test_in_a_shared_process_a_script_is_run_anew_for_each_site(script):
     with script(ADDS, "--lr", "1") as serving:
         serving.server.hear(Ready)  # before there is a task
@@ -103,22 +91,14 @@ def test_a_site_whose_folder_cannot_be_used_fails_until_it_can(script, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("text", "site", "number"),
-    [
-        ("flare.is_running(); 1 / 0", "site-1", 2),
-        ("flare.receive(); 1 / 0", "site-1", 2),
-        ("flare.is_running()", "site-1", 2),
-        ("1 / 0", "", 0),
-    ],
+    "text", ["flare.is_running(); 1 / 0", "flare.receive(); 1 / 0", "flare.is_running()"]
 )
-def test_in_its_own_process_a_failed_script_ends_it(script, text, site, number):
-    text = f"import flstream.client as flare\nflare.init()\n{text}"
-    with script(text, site="site-1") as serving:
-        if site:  # or else it may have ended before it could be asked
-            serving.server.ask("train", model(), "site-1", round_number=2)
+def test_in_its_own_process_a_failed_script_ends_it(script, text):
+    with script(f"import flstream.client as flare\nflare.init()\n{text}", site="site-1") as serving:
+        serving.server.ask("train", model(), "site-1", round_number=2)
         failed = serving.server.hear(Failed)
-        assert (failed.site, failed.effect) == (site, number)
-        assert "ZeroDivisionError" in failed.reason or "without answering" in failed.reason
+        assert (failed.site, failed.effect) == ("site-1", 2)
+        assert ("ZeroDivisionError" if "/" in text else "without answering") in failed.reason
         serving.join()
 
 
@@ -152,7 +132,7 @@ def test_values_are_logged_for_the_site_and_the_round_and_one_answer_is_given(sc
 
         flare.init()
         flare.receive()
-        flare.log("losses", {"train": 1, "val": 2.5}, "SCALARS", global_step=30)
+        flare.log("losses", {"train": 1, "val": 2.5, "why": "late"}, "SCALARS", global_step=30)
         flare.log("note", "halfway", data_type="TEXT", sender="me")
         flare.send(flare.FLModel(metrics={"a": 1}))
         assert not flare.is_running() and flare.receive() is None
@@ -169,6 +149,7 @@ def test_values_are_logged_for_the_site_and_the_round_and_one_answer_is_given(sc
             assert [m for m in logged if m.site == site] == [
                 Logged(4, site, "losses/train", 1.0, 30),
                 Logged(4, site, "losses/val", 2.5, 30),
+                Logged(4, site, "losses/why", None, 30, "late"),
                 Logged(4, site, "note", None, None, "halfway"),
                 Logged(4, site, "again", 1.0),
             ]
