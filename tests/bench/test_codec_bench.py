@@ -25,9 +25,9 @@ class Watcher:
         assert 0 <= step.share <= 1
 
 
-def make_plan(codecs, **changes):
+def make_plan(codecs):
     small = {"model_bytes": 10 * SIZE, "measured_bytes": SIZE, "network": LINK}
-    return make_codec_plan(cases=parse_codecs(codecs), **small | changes)
+    return make_codec_plan(cases=parse_codecs(codecs), **small)
 
 
 def test_codecs_move_as_much_less_and_lose_as_much_as_they_are_for(tmp_path, monkeypatch):
@@ -53,8 +53,7 @@ def test_codecs_move_as_much_less_and_lose_as_much_as_they_are_for(tmp_path, mon
     assert 0.001 < results[2].error.relative < 1
 
     found = codec_document(plan, results)
-    assert found["plan"]["codecs"] == ["none", "delta+shuffle+zstd", "topk:0.1"]
-    assert (found["plan"]["network"]["up"], found["plan"]["times"]) == (1e8, 10)
+    assert found["plan"]["times"] == 10
     for row, result in zip(found["results"], results, strict=True):
         assert row["median"]["up_bytes"] == result.median.up_bytes
         assert row["whole"]["up_bytes"] == 10 * result.median.up_bytes
@@ -69,7 +68,7 @@ def test_nothing_is_compared_with_an_exchange_that_failed(tmp_path, monkeypatch)
     monkeypatch.setattr("flstream.bench.codec_plan._CLIENT", tmp_path / "client.py")
     (tmp_path / "client.py").write_text("raise RuntimeError('no data')\n")
     with pytest.raises(SimulationError, match=r"exchange without codecs failed: .*no data"):
-        compare_codecs(make_plan("int8", network=None), tmp_path / "runs", Watcher())
+        compare_codecs(make_plan("int8"), tmp_path / "runs", Watcher())
     assert not (tmp_path / "runs").exists()
 
 

@@ -21,10 +21,6 @@ MB = 10**6
 SLOW = parse_link("10Mbit,50ms")
 
 
-def needs(plan):
-    return {case.mode: plan.need(case) for case in plan.cases}
-
-
 def test_each_mode_is_measured_at_each_chunk_size_and_native_once():
     plan = make_plan(modes=["pull", "native"], chunk_sizes=[256 << 10, 2 * MIB])
     assert plan.cases == [Case("pull", 256 << 10), Case("pull", 2 * MIB), Case("native", None)]
@@ -43,7 +39,8 @@ def test_every_client_is_a_process_of_its_own():
 
 def test_what_a_mode_needs_follows_from_who_holds_the_model():
     clients = 4
-    need = needs(make_plan(clients=clients))
+    plan = make_plan(clients=clients)
+    need = {case.mode: plan.need(case) for case in plan.cases}
     assert need["native"].memory > need["pull"].memory + 2 * clients * GIB - 100 * MIB
     assert need["native"].server > (clients + 1) * GIB
     assert need["pull"].server < 96 * MIB
@@ -68,17 +65,16 @@ def test_a_slower_machine_or_link_means_longer_runs():
     assert expected["topk"] < expected["int8"] < expected["zstd"] < expected["none"]
 
 
-def names(text):
-    return [case.name for case in parse_codecs(text)]
-
-
 def codecs_of(case):
     return make_codec_plan(cases=[case]).job(case).streaming.codecs
 
 
 def test_the_exchange_without_codecs_is_first_and_each_case_there_once():
-    assert names("int8, zstd,none,zstd:1 ,int8:256") == ["none", "int8", "zstd"]
-    assert names("all,topk:0.1") == ["none", *STANDARD, "topk:0.1"]
+    for text, names in (
+        ("int8, zstd,none,zstd:1 ,int8:256", ["none", "int8", "zstd"]),
+        ("all,topk:0.1", ["none", *STANDARD, "topk:0.1"]),
+    ):
+        assert [case.name for case in parse_codecs(text)] == names
     leaves_out = {case.name for case in parse_codecs("all") if case.leaves_out}
     assert leaves_out == {"topk", "ternary"}
 
@@ -104,11 +100,9 @@ def test_exact_codecs_work_both_ways_and_those_with_a_loss_on_updates():
     ("text", "words"),
     [
         ("topq", "topq: there is no codec 'topq'; did you mean topk?"),
-        ("zstd,int8+", "int8+: there is no codec ''"),
         ("shuffle+zstd:99", "zstd:99: must be a whole number from 1 to 19"),
         ("int8+delta+zstd", "delta: must be left out"),
         ("int8/topk", "topk: must be a codec of whole models"),
-        ("zstd+shuffle", "zstd: must be the last of the list"),
     ],
 )
 def test_what_is_no_list_of_codecs_is_refused_with_its_entry(text, words):

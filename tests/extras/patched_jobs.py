@@ -112,15 +112,7 @@ while flare.is_running():
 
 
 class Library(NamedTuple):
-    """A library with trainers.
-
-    Attributes:
-        head: What a script begins with.
-        patch: A trainer, patched.
-        loop: What a script does with it.
-        scores: The line of the loop that scores the received model.
-        loss: What that score is called.
-    """
+    """A library: how a script begins, a patched trainer, the loop, its line of scores, a name."""
 
     head: str
     patch: str

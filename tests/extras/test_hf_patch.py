@@ -39,13 +39,11 @@ def test_a_trainer_goes_on_by_a_tasks_steps_and_weighs_its_examples(
     assert run.summary.metrics[0].keys() == {"round", "eval_loss", "sites"}
 
 
-@first_and_nightly("evaluate", ["task", "received"])
-def test_several_sets_of_examples_are_one_score_and_nothing_is_trained_for_it(jobs, evaluate):
+def test_several_sets_of_examples_are_one_score_and_nothing_is_trained_for_it(jobs):
     script = HF.script().replace("=Points())", "={'a': Points(), 'b': Points()})")
-    run = finished(jobs, script, f"workflow.args.evaluate={evaluate}")
+    run = finished(jobs, script, "workflow.args.evaluate=task")
     assert {"eval_a_loss", "eval_b_loss"} <= run.summary.metrics[0].keys()
-    if evaluate == "task":
-        assert [each["round"] for each in run.summary.metrics] == [1, 2]
+    assert [each["round"] for each in run.summary.metrics] == [1, 2]
     assert values(run, "step")[-1] == 12
 
 

@@ -50,18 +50,6 @@ def test_the_job_overrules_what_a_script_says_of_optimizer_states(jobs, plain, l
     assert not same(bits(local), bits(reset))
 
 
-@pytest.mark.nightly
-@ALL
-def test_a_run_that_failed_in_round_2_goes_on_to_the_same_bits(jobs, plain, library):
-    case = LIBRARIES[library]
-    dies = "    __import__('os')._exit(1) if flare.receive().current_round else None\n"
-    script = case.script(loop=case.loop.replace(case.scores, dies + case.scores))
-    run = jobs.run(script, "clients.count=1", model=NET)
-    assert (run.summary.status, run.summary.rounds_completed) == ("failed", 1)
-    again = jobs.go_on(run, case.script(), "clients.count=1", model=NET)
-    assert same(bits(again), plain(library))
-
-
 OF_NET = {"hf": "net = trainer.model", "lightning": "net = module"}
 TORCHRUN = 'train.command="torchrun --nproc_per_node=2"'
 PATCHES = {

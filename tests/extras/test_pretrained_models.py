@@ -2,31 +2,19 @@
 
 import torch
 from nightly_cases import first_and_nightly
+from run_fixtures import NOISE
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tiny_gpt2 import opens, opens_adapter
 
 from flstream.inspection.export import export
 
-# Adds noise to each tensor once, whatever names it has.
-NOISE = """
-import torch
-import flstream.client as flare
-
-flare.init()
-while flare.is_running():
-    model = flare.receive()
-    for tensor in {id(each): each for each in model.params.values()}.values():
-        tensor += 0.01 * torch.randn(tensor.shape)
-    flare.send(flare.FLModel(params=model.params))
-"""
 HEAD = """
 import torch
-from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 lora = LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM")
-prompts = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
 
 
 class Around(torch.nn.Module):
@@ -51,7 +39,6 @@ CONFIG = factory("AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(pa
 WRAPPED = factory("Around(model=model)")
 SECOND = factory("model, AutoModelForCausalLM.from_pretrained(path).base_model")  # no tokenizer
 ADAPTER = factory("get_peft_model(model, lora)")
-PROMPTS = factory("get_peft_model(model, prompts)")
 QUIET = "workflow.args.evaluate_every=0"
 
 
@@ -120,20 +107,3 @@ def test_a_configuration_that_does_not_fit_the_weights_is_not_exported(
     run = trained(jobs, tiny, factory(returned))
     done = export(run.directory.path, tmp_path / "exported")
     assert [path.name for path in done.files] == ["model.safetensors"]
-
-
-INTO = """
-import flstream.client as flare
-from model import build
-
-flare.init()
-model = build(flare.system_info()["model_args"]["path"])
-while flare.is_running():
-    flare.receive(into=model)
-"""
-
-
-def test_an_adapter_whose_state_is_made_anew_cannot_be_received_into(jobs, tiny):
-    run = jobs.run(INTO, f"model.args.path={tiny}", model=PROMPTS)
-    assert run.summary.status == "failed"
-    assert "PeftModelForCausalLM is made anew when it is asked for" in run.summary.error

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from run_fixtures import MODEL, NOISE
 
 JOB = """
 name = ray, seed = 3, rounds = 2
@@ -22,25 +23,9 @@ model { factory = "model:build" }
 train { script = client.py }
 workflow { args { evaluate_every = 0 } }
 """
-MODEL = """
-import torch
-
-
-def build():
-    return {"w": torch.zeros(100_000), "b": torch.zeros(3, 5, dtype=torch.float64)}
-"""
-SCRIPT = """
+GPUS = """
 import os
-import torch
-import flstream.client as flare
-
-flare.init()
 print("GPUs:", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
-while flare.is_running():
-    model = flare.receive()
-    for tensor in model.params.values():
-        tensor += torch.randn(tensor.shape, dtype=tensor.dtype)
-    flare.send(flare.FLModel(params=model.params))
 """
 # The addresses stand for machines; the head has no room, so that workers are on the two others.
 CLUSTER = """
@@ -62,7 +47,10 @@ ray start --address=127.0.0.2:6399 --node-ip-address=127.0.0.4 $node
 def folder():
     # Ray puts sockets into it, whose paths may have 107 bytes.
     with tempfile.TemporaryDirectory(prefix="fl", dir="/tmp") as name:
-        yield Path(name)
+        folder = Path(name)
+        for name, text in {"job.conf": JOB, "model.py": MODEL, "client.py": GPUS + NOISE}.items():
+            (folder / name).write_text(text)
+        yield folder
 
 
 def run_alone(script):
@@ -83,22 +71,6 @@ def run_alone(script):
     return process.returncode, out
 
 
-def write(folder):
-    (folder / "job.conf").write_text(JOB)
-    (folder / "model.py").write_text(MODEL)
-    (folder / "client.py").write_text(SCRIPT)
-
-
-def on_a_cluster(folder):
-    """Run the job on a cluster, and return its summary."""
-    if not shutil.which("unshare") or run_alone("ip link set lo up")[0]:
-        pytest.skip("needs unshare and ip, for a network of its own")
-    cluster = CLUSTER.format(python=sys.executable, folder=folder)
-    status, text = run_alone(cluster)
-    assert status == 0, text
-    return json.loads((folder / "run" / "summary.json").read_text())
-
-
 def simulate(folder, name, *options):
     command = [sys.executable, "-m", "flstream", "simulate", str(folder / "job.conf"), "-q"]
     command += ["--run-dir", str(folder / name), *options]
@@ -107,8 +79,11 @@ def simulate(folder, name, *options):
 
 @pytest.mark.nightly
 def test_the_bits_on_a_cluster_are_those_of_one_machine(folder):
-    write(folder)
-    summary = on_a_cluster(folder)
+    if not shutil.which("unshare") or run_alone("ip link set lo up")[0]:
+        pytest.skip("needs unshare and ip, for a network of its own")
+    status, text = run_alone(CLUSTER.format(python=sys.executable, folder=folder))
+    assert status == 0, text
+    summary = json.loads((folder / "run" / "summary.json").read_text())
     assert (summary["status"], summary["warnings"]) == ("finished", [])
     assert len(summary["memory"]["nodes"]) == 2
     logs = [path.read_text() for path in (folder / "run" / "sites").glob("*/log.txt")]
@@ -119,7 +94,6 @@ def test_the_bits_on_a_cluster_are_those_of_one_machine(folder):
 
 
 def test_a_cluster_that_is_not_there_is_a_sentence(folder):
-    write(folder)
     done = simulate(folder, "run", "--engine", "ray:127.0.0.1:1")
     assert done.returncode == 1
     assert "the Ray cluster 127.0.0.1:1 cannot be reached" in done.stderr

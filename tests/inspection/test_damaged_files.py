@@ -34,16 +34,12 @@ SOUND = safetensors({"a": u8(0, 64)}, bytes(range(64)))
 # What else a header may have wrong is in tests/model/test_layout.py.
 PLAIN_BYTES = {
     "empty": b"",
-    "cut in the header": SOUND[:40],
-    "cut in the tensors": SOUND[:-1],
     "header of 2^60": (1 << 60).to_bytes(8, "little") + SOUND[8:],
     "not JSON": SOUND[:8] + b"x" * (len(SOUND) - 8),
-    "negative offset": safetensors({"minus": u8(-4, 0)}),
     "bool offsets": safetensors({"truth": u8(False, True)}, b"x"),
     "fractional offsets": safetensors({"half": u8(0.0, 0.5)}),
     "dtype that is a list": safetensors({"list": u8(0, 1, dtype=["U8"])}, b"x"),
     "shape that overflows": safetensors({"a": u8(0, 0, shape=[2**62, 2**62, 16])}),
-    "nested deeply": safetensors(b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
     "number of 5000 digits": safetensors(b'{"a": ' + b"9" * 5000 + b"}"),
     "ties that are no JSON": safetensors({"__metadata__": {"flstream.tied": "{"}, "a": u8(0, 0)}),
     "a zip archive": b"PK\3\4" + SOUND,
@@ -129,28 +125,17 @@ def inflate(data: bytearray) -> None:
         data[at : at + 4] = b"\xf0\xff\xff\x7f"
 
 
-def halve(data: bytearray) -> None:
-    del data[len(data) // 2 :]
-
-
 TORCH: dict[str, Write] = {
     "code": lambda path: torch.save({"a": Runs(path.with_suffix(".ran"))}, path),
     "old format": lambda path: torch.save(two(), path, _use_new_zipfile_serialization=False),
-    "cut": changed(saved(two), halve),
     "sparse": saved(lambda: {"sparse": torch.eye(3).to_sparse()}),
     "expanded": saved(lambda: {"vast": torch.zeros(1).expand(2**50)}),
     "changed bit": changed(saved(lambda: {"a": torch.from_numpy(MARKED.copy())}), flip),
 }
 
 
-def npz(*, deflate: bool = False, **arrays: object) -> Write:
-    save = np.savez_compressed if deflate else np.savez
-
-    def write(path: Path) -> None:
-        with path.open("wb") as file:
-            save(file, **arrays)
-
-    return write
+def npz(save: Callable[..., None] = np.savez, **arrays: object) -> Write:
+    return lambda path: save(path, **arrays)
 
 
 def member(data: bytes) -> Write:
@@ -161,12 +146,10 @@ def member(data: bytes) -> Write:
     return write
 
 
-ZEROS = npz(a=np.zeros(1 << 16))
 NPZ: dict[str, Write] = {
-    "cut": changed(ZEROS, halve),
     "objects": lambda path: np.savez(path, a=np.array([{}], dtype=object)),
     "code for a header": member(b"\x93NUMPY\1\0" + struct.pack("<H", 40) + b"__import__('os')" * 9),
-    "bomb": changed(npz(a=np.zeros(1 << 16), deflate=True), inflate),
+    "bomb": changed(npz(np.savez_compressed, a=np.zeros(1 << 16)), inflate),
     "changed bit": changed(npz(a=MARKED), flip),
 }
 
@@ -182,9 +165,7 @@ def run(events: str) -> Write:
 
 READY = f'{{"kind": "model_ready", "bytes": 64, "tensors": 1, "digest": "{"01234567" * 4}"}}\n'
 OTHERS: dict[str, Write] = {
-    "folder": lambda path: path.mkdir(),
     "pipe": lambda path: os.mkfifo(path),
-    "missing": lambda path: None,
     "link to itself": lambda path: path.symlink_to(path.name),
     "device": lambda path: path.symlink_to("/dev/zero"),
     # A regular file that even root cannot read at its beginning.
@@ -235,7 +216,7 @@ def test_a_file_cut_or_changed_anywhere_is_refused_or_harmless(tmp_path):
     writers = {
         "x.safetensors": lambda path: path.write_bytes(SOUND),
         "x.pt": saved(two),
-        "x.npz": npz(a=MARKED, deflate=True),
+        "x.npz": npz(np.savez_compressed, a=MARKED),
     }
     sentences = []
     for name, write in writers.items():

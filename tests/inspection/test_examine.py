@@ -176,20 +176,15 @@ def test_the_summary_serves_where_there_is_no_journal(run):
         verified_in(final)
 
 
-def test_a_checkpoint_has_its_tensors_by_module_filter_and_order(tmp_path):
+def test_a_checkpoint_has_its_tensors_by_module_and_name(tmp_path):
     sizes = {"head.weight": 9, "body.0.attention.weight": 100, "body.0.attention.bias": 2}
     sizes |= {"body.1.weight": 50, "scale": 1}
     path = tmp_path / "model.safetensors"
     digest = write_checkpoint(
         path, MemoryBody.of({name: torch.zeros(size) for name, size in sizes.items()})
     )
-    inspection = inspect_checkpoint(path, filters=["*.bias", "head.*"])
-    assert [spec.name for spec in inspection.tensors] == ["body.0.attention.bias", "head.weight"]
-    assert (inspection.shown.tensors, inspection.total.tensors) == (2, 5)
     with pytest.raises(UsageError, match=r"--filter 'nothing' or '\?'"):
         inspect_checkpoint(path, filters=["nothing", "?"])
-    by_size = inspect_checkpoint(path, order="size").tensors
-    assert [spec.elements for spec in by_size] == [100, 50, 9, 2, 1]
     assert [s.name for s in inspect_checkpoint(path, order="name").tensors] == sorted(sizes)
     # Modules have the totals of all below, and are joined where alone.
     rows = build_tree(inspect_checkpoint(path).tensors).document()

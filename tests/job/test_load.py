@@ -138,15 +138,6 @@ def test_free_arguments_stay_as_they_are_written(load):
     }
 
 
-def test_environment_and_substitutions_are_resolved(load, monkeypatch):
-    monkeypatch.setenv("JOB_CLIENTS", "4")
-    monkeypatch.delenv("JOB_ROUNDS", raising=False)
-    text = "clients.count = ${?JOB_CLIENTS}, rounds = ${?JOB_ROUNDS}, seed = ${rounds}"
-    job = load(text + "\nmodel.args.home = ${JOB_CLIENTS}/x")
-    assert (job.clients.count, job.rounds, job.seed) == (4, 10, 10)
-    assert job.model.args == {"home": "4/x"}
-
-
 def test_included_files_and_repeated_sections_merge(load, folder):
     (folder / "common").mkdir()
     (folder / "common" / "outer.conf").write_text('include "inner.conf"\nseed = 5')

@@ -254,8 +254,6 @@ ROWS = [
     # HOCON.
     ("train.args.a = [1]\ntrain.args.a += 3", "train.args.a", "one whole value, such as [1, 2, 3]"),
     ('train.args.a = "x"\ntrain.args.a += "y"', "train.args.a", "+= is not supported"),
-    ("rounds = ${NO_ROUNDS}", "rounds", "${NO_ROUNDS} is set neither in the file nor in the"),
-    ("train.args.x = [a${NO_X}]", "train.args.x", "${NO_X} is set neither"),
     ('include "more.conf"', "include", 'more.conf"; must be an existing file'),
     ('include "part*.conf"', "include", "must be an existing file"),
     ('include "part?.conf"', "include", "must be an existing file"),
@@ -317,21 +315,6 @@ def test_overrides_go_through_the_same_checks(mistakes):
     assert 'given "foo"; must be key=value, such as clients.count=4' in str(found[0])
     [problem] = mistakes("", "model.args={a = 1}, rounds = 5")
     assert str(problem).endswith("must be a HOCON value; it is more than one value")
-    several = "workflow = [{}, {}]"
-    for text, override, words in [
-        (several, "workflow.args.key_metric=a", "must be one of workflow[0] to workflow[1], since"),
-        (several, "workflow[2].type=fedavg", "must be one of workflow[0] to workflow[1], since"),
-        ("", "workflow[1].args.key_metric=a", "must be workflow, since it is not a list"),
-    ]:
-        [problem] = mistakes(text, override)
-        assert words in str(problem)
-
-
-def test_several_unresolved_substitutions_are_named_beside_other_mistakes(mistakes):
-    text = "rounds = ${NO_ROUNDS}, clients.count = -1, train.args.x = [a${NO_X}]"
-    assert [each.key for each in mistakes(text)] == ["rounds", "train.args.x", "clients.count"]
-    assert "${NO_BASE} is set neither" in str(mistakes("clients = ${NO_BASE} { count = 3 }")[0])
-    assert "Check for cycles" in str(mistakes("seed = ${seed}")[0])
 
 
 YAML = "name: mini\nrounds: 2\nclients:\n  # of one ward\n  count: 2\n"

@@ -82,6 +82,16 @@ def test_lazily_conjugated_and_negated_tensors_are_sent_as_they_show():
             MemoryBody.over({"a": lazy})
 
 
+class Anew(nn.Linear):
+    def state_dict(self, **how):
+        return {name: value.clone() for name, value in super().state_dict(**how).items()}
+
+
+def test_a_state_that_is_made_anew_cannot_be_received_into():
+    with pytest.raises(LayoutError, match="Anew is made anew when it is asked for"):
+        MemoryBody.over(Anew(2, 2))
+
+
 class Elsewhere(torch.Tensor):
     """Like a DTensor: its values lie in another tensor."""
 

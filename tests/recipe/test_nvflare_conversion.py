@@ -93,14 +93,11 @@ def test_the_documents_example_converts_key_by_key(nvflare_folders, tmp_path):
     write_job(conversion, tmp_path / "new")
     written = read_hocon(tmp_path / "new" / "job.conf").values
     assert written["workflow"] == conversion.values["workflow"]
+    assert {controller.workflow for controller in CONTROLLERS.values()} <= BUILT_IN.keys()
     # Chunk sizes of 0 turn streaming off here, too.
     native = convert(nvflare_folders / "document_native")
     assert set(native.values["streaming"].values()) == {0}
     assert not any(note.is_lost for note in native.notes)
-
-
-def test_every_controller_becomes_a_workflow_that_there_is():
-    assert {controller.workflow for controller in CONTROLLERS.values()} <= BUILT_IN.keys()
 
 
 @pytest.mark.parametrize("name", NAMES)

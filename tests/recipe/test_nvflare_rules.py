@@ -28,12 +28,11 @@ def converted(root: Path, **parts: Any) -> Conversion:
     return convert(root)
 
 
-def workflow(name: str, **args: Any) -> list[dict[str, Any]]:
-    return [{"id": "w", "name": name, "args": args}]
-
-
 def component(name: str, **args: Any) -> list[dict[str, Any]]:
     return [{"id": "c", "name": name, "args": args}]
+
+
+workflow = component
 
 
 def executor(name: str, **args: Any) -> dict[str, Any]:
@@ -75,11 +74,6 @@ RULES: dict[str, tuple[dict[str, Any], str, Any]] = {
         "train",
         {"script": "t.py", "args": "-a", "alias": "nvflare"},
     ),
-    "a model": (
-        {"components": component("PTFileModelPersistor", model={"path": "net.Net"})},
-        "model",
-        {"factory": "net:Net"},
-    ),
     "the sites' part of a swarm": (
         {
             "meta": SITES,
@@ -93,11 +87,6 @@ RULES: dict[str, tuple[dict[str, Any], str, Any]] = {
         {"components": [{**component("TBAnalyticsReceiver")[0], "disabled": True}]},
         "tracking",
         None,
-    ),
-    "streaming": (
-        {"np_download_chunk_size": 4096, "client": {"tensor_download_chunk_size": 2048}},
-        "streaming",
-        {"tensor_download_chunk_size": 2048, "np_download_chunk_size": 4096},
     ),
 }
 
