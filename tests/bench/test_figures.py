@@ -8,12 +8,7 @@ import pytest
 from bench_plans import make_plan
 
 from flstream.bench.drain import drain
-from flstream.bench.limits import (
-    MachineLimits,
-    measure_limits,
-    pipe_rate,
-    write_seconds,
-)
+from flstream.bench.limits import MachineLimits, measure_limits, pipe_rate, write_seconds
 from flstream.bench.measurement import figures, median, ratios, read_samples, trace
 from flstream.bench.plan import Case
 from flstream.errors import SimulationError

@@ -115,11 +115,13 @@ def changed(one: torch.Tensor, two: torch.Tensor) -> Changed:
     return found
 
 
-def test_a_model_does_not_differ_from_itself():
+def test_a_model_does_not_differ_from_itself_and_integers_of_64_bits_do_not_wrap():
     state = every_kind()
     found = difference(state, {name: value.clone() for name, value in state.items()})
     assert (found.added, found.removed, found.reshaped, found.changed) == ((), (), (), ())
     assert (found.compared, found.equal_share, found.l2) == (len(state), 1.0, 0.0)
+    found = changed(torch.tensor([-(2**63), 5]), torch.tensor([2**63 - 1, 5]))
+    assert (found.max_difference, found.l2) == (2**64 - 1, pytest.approx(2.0**64))
 
 
 def test_what_is_added_removed_and_reshaped_is_told_apart():
@@ -168,9 +170,3 @@ def test_norm_maximum_and_equal_bytes_are_exact(one, two, l2, most, equal_bytes)
     assert l2 is None or found.l2 == pytest.approx(l2, rel=1e-9, abs=0)
     assert equal_bytes in (None, found.equal_bytes)
     assert found.non_finite == (math.isnan(one[0]))
-
-
-def test_integers_of_64_bits_do_not_wrap():
-    found = changed(torch.tensor([-(2**63), 5]), torch.tensor([2**63 - 1, 5]))
-    assert found.max_difference == 2**64 - 1
-    assert found.l2 == pytest.approx(2.0**64)

@@ -35,18 +35,14 @@ METRIC, OPERATOR, NUMBER = "the name of a metric", "one of >= <= > <", "one fini
 @pytest.mark.parametrize(
     ("text", "place", "due"),
     [
-        ('""', 1, METRIC),
         ('">= 0.9"', 1, METRIC),
         ("accuracy", 9, OPERATOR),
         ('"accuracy => 0.97"', 10, OPERATOR),
-        ('"accuracy == 1"', 10, OPERATOR),
         ('"mean loss < 1"', 6, OPERATOR),
-        ('"accuracy >="', 12, NUMBER),
         ('"accuracy >= 97%"', 13, NUMBER),
         ('"loss < 1 and a > 2"', 8, NUMBER),
         ('"loss < nan"', 8, NUMBER),
         ('"loss < 1e999"', 8, NUMBER),
-        ("0.97", None, "must be a metric, one of"),
         ("[a]", None, "must be a metric, one of"),
     ],
 )

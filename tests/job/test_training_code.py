@@ -81,7 +81,6 @@ def test_a_learner_is_found_beside_the_job_file(load, reloaded, learner, named):
 @pytest.mark.parametrize(
     ("train", "key", "words"),
     [
-        ("learner = mine", "train.learner", "must be module:Class or path/to/file.py:Class"),
         ('learner = "nowhere_at_all:Digits"', "train.learner", "looked for"),
         ('learner = "mine:Digit"', "train.learner", "did you mean Digits?"),
         ('learner = "mine:Digits", args = "--lr 1"', "train.args", "for a learner"),

@@ -14,10 +14,7 @@ from flstream.model.checkpoint import write_checkpoint
 from flstream.model.memory import MemoryBody
 from flstream.report.checkpoint import print_findings
 from flstream.report.console import make_console
-from flstream.telemetry.events import (
-    ModelReady,
-    encode_lines,
-)
+from flstream.telemetry.events import ModelReady, encode_lines
 
 
 class Terminal(io.StringIO):

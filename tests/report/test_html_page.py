@@ -77,10 +77,6 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.texts).split())
 
 
-def page_of(folder: Path) -> Page:
-    return Page(run_page(read_run(folder)))
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run that finished."""
@@ -173,7 +169,7 @@ def test_a_run_that_was_cut_off_says_how_much_counts_and_where_it_went_on(tmp_pa
     )
     (folder / "sites" / "site-1").mkdir(parents=True)
     (folder / "sites" / "site-1" / "split.json").write_text('{"cats": 7}')
-    text = page_of(folder).text
+    text = Page(run_page(read_run(folder))).text
     for words in (
         "Round 2 was under way; 2 effects of it count.",
         "went on after effect 1 of its workflow",
@@ -187,7 +183,8 @@ def test_a_run_that_was_cut_off_says_how_much_counts_and_where_it_went_on(tmp_pa
 
 
 def test_a_run_without_a_round_has_no_charts_of_rounds(tmp_path):
-    page = page_of(write_run(tmp_path / "run", [*started(), *ended(BEGAN + 2, "failed", "no")]))
+    folder = write_run(tmp_path / "run", [*started(), *ended(BEGAN + 2, "failed", "no")])
+    page = Page(run_page(read_run(folder)))
     assert page.text.count("No round was completed.") == 2
     assert "No site was asked for anything." in page.text
     assert "Logged values" not in page.text

@@ -40,14 +40,23 @@ def test_a_finished_run_has_its_summary_its_settings_and_what_its_sites_did(tmp_
     assert settings["streaming.mode"].is_default
 
 
-@pytest.mark.parametrize("text", [b"rounds = {", b"\xff\xfe rounds"])
-def test_a_damaged_job_file_is_noted_and_the_rest_is_told(tmp_path, text):
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("job.conf", b"rounds = {"),
+        ("job.conf", b"\xff\xfe rounds"),
+        ("summary.json", b'{"status": "fini'),
+    ],
+)
+def test_a_damaged_file_is_noted_and_the_rest_is_told(tmp_path, name, text):
     folder = finished_run(tmp_path / "run")
-    (folder / "job.conf").write_bytes(text)
+    (folder / name).write_bytes(text)
     run = read_run(folder)
-    assert (run.settings, run.status, run.planned) == ([], "finished", 3)
-    [note] = run.notes
-    assert note.startswith("job.conf is damaged, so no settings are shown: ")
+    assert (run.status, run.planned, run.summary.rounds_completed) == ("finished", 3, 3)
+    assert (run.settings == []) is (name == "job.conf")
+    assert f"{name} is damaged" in run.notes[0]
+    run = read_run(write_run(tmp_path / "empty", []))
+    assert (run.status, run.summary.rounds, run.clock.seconds) == ("unfinished", [], 0.0)
 
 
 def test_a_run_that_was_killed_is_told_from_its_events_and_samples(tmp_path):
@@ -115,16 +124,6 @@ def test_damaged_lines_are_passed_over_and_counted(tmp_path, name, line):
     assert note.startswith(f"{name} is damaged: 1 line ")
     assert run.memory.peak("site-2") == 190 * MIB
     assert run.sites["site-2"].updates == 3
-
-
-def test_a_damaged_summary_gives_way_to_the_events_and_a_run_may_have_none(tmp_path):
-    folder = finished_run(tmp_path / "run")
-    (folder / "summary.json").write_text('{"status": "fini')
-    run = read_run(folder)
-    assert (run.status, run.summary.rounds_completed) == ("finished", 3)
-    assert "summary.json is damaged" in run.notes[0]
-    run = read_run(write_run(tmp_path / "empty", []))
-    assert (run.status, run.summary.rounds, run.clock.seconds) == ("unfinished", [], 0.0)
 
 
 @given(
