@@ -73,12 +73,9 @@ def test_a_model_goes_from_one_terminal_of_the_readme_to_the_other(tmp_path):
         assert sender.communicate(timeout=60)[0] == "finished\n"
 
 
-def test_the_example_of_the_page_on_links_runs():
+def test_the_programs_of_the_pages_on_links_and_on_python_run(run, tmp_path):
     [example] = blocks(page("network"), "python")
-    exec(compile(example, "docs/network.md", "exec"), {})
-
-
-def test_the_programs_of_the_page_on_python_run(run, tmp_path):
+    run("links.py", example)
     programs = dict(FILE.findall(page("python")))
     for name in ("model.py", "client.py"):
         (tmp_path / name).write_text(programs[name])

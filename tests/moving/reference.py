@@ -37,17 +37,8 @@ runpy.run_path(script, run_name="__main__")
 def run_reference(folder, script, args, initial, *, seed, rounds):
     """Run a script once for each site, in processes that know nothing of flstream.
 
-    Args:
-        folder: Folder in which each site gets a working directory.
-        script: The script, which scores the model when it is asked to.
-        args: Its arguments.
-        initial: Tensors of the initial model.
-        seed: Seed of the job.
-        rounds: Number of rounds.
-
-    Returns:
-        ``params`` of the final model, the ``scores`` of each round's, and by site what it has
-        tracked, ``logged``.
+    Returns ``params`` of the final model, the ``scores`` of each round's, and by site what it has
+    tracked, ``logged``.
     """
     params, ends, scores, logged = dict(initial), {}, [], {site: [] for site in SITES}
 

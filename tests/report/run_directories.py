@@ -34,27 +34,14 @@ DOWN = Transfer(MODEL, 3, 32, 1, 0.5)
 UP = Transfer(MODEL, 2, 32, 0, 0.25)
 
 JOB = """\
-# The job's name, which is part of the name of its run directory.
 name = "digits"
-# How many rounds the job runs.
 rounds = 3
-
 clients {
   # How many clients (sites) the job has.
   count = 2
 }
-
-workflow {
-  args {
-    # The metric that decides which round was the best.
-    key_metric = "accuracy"
-  }
-}
-
-streaming {
-  # How a model moves.
-  mode = "pull"
-}
+workflow.args.key_metric = "accuracy"
+streaming.mode = "pull"
 """
 
 
