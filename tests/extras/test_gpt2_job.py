@@ -92,13 +92,15 @@ def test_job_py_its_export_and_the_job_file_end_in_equal_bits(jobs, job, tmp_pat
 
 
 @pytest.mark.nightly
-def test_at_124m_the_adapter_takes_two_percent_of_the_bytes_and_a_site_has_one_base(jobs, job):
-    summary = run_of(jobs, job, *SHORT, LORA, "model.args.size=124M", "train.preload=[]").summary
-    base = 4 * 124_439_808
-    for way in (summary.transfer.down, summary.transfer.up):
-        assert way.bytes <= 2 * 0.02 * 2 * base  # 2 sites, which train and score
-    for memory in summary.memory.clients.values():
-        assert base < memory.peak_uss < 2 * base
+def test_at_124m_the_adapter_takes_at_most_two_percent_of_the_bytes(job):
+    line = [sys.executable, "-m", "flstream", "validate", str(job), "--json"]
+    line += ["--set", "model.args.size=124M"]
+    sizes = [
+        json.loads(command(*line, "--set", adapter))["model"]["bytes"]
+        for adapter in ("model.args.peft=null", LORA)
+    ]
+    assert sizes[0] >= 4 * 124_439_808
+    assert sizes[1] <= 0.02 * sizes[0]
 
 
 @pytest.mark.nightly
