@@ -55,21 +55,13 @@ def imported(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{origin.strip('.')}.{alias.name}"
 
 
-def at_import(tree: ast.Module) -> Iterator[ast.stmt]:
-    """The statements that run when a module is imported, but for those for type checkers."""
-    todo: list[ast.stmt] = list(tree.body)
-    while todo:
-        node = todo.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            todo.extend(node.orelse)
-            continue
-        yield node
-        for children in ("body", "orelse", "finalbody"):
-            todo.extend(getattr(node, children, []))
-        for handler in getattr(node, "handlers", []):
-            todo.extend(handler.body)
+def at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that run when a module is imported, but for those for type checkers."""
+    yield node
+    is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    for child in node.orelse if is_for_types else ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from at_import(child)
 
 
 @cache
@@ -124,21 +116,12 @@ RETIRED_WORDS = (
 )
 
 
-def definitions() -> Iterator[tuple[str, str, str]]:
-    """Every class and function of the package: file, kind and name."""
+def test_no_class_name_stands_for_two_things():
+    places: dict[str, list[str]] = {}
     for module in MODULES:
         for node in ast.walk(parse(module)[0]):
             if isinstance(node, ast.ClassDef):
-                yield module, "class", node.name
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield module, "function", node.name
-
-
-def test_no_class_name_stands_for_two_things():
-    places: dict[str, list[str]] = {}
-    for module, kind, name in definitions():
-        if kind == "class":
-            places.setdefault(name, []).append(module)
+                places.setdefault(node.name, []).append(module)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
@@ -149,9 +132,13 @@ def retired(name: str) -> bool:
 
 
 def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Every variable, parameter and attribute that a module binds, with the line."""
+    """Every name that a module binds, with the line."""
     for node in ast.walk(tree):
         match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                yield node.lineno, name
+            case ast.AsyncFunctionDef(name=name):
+                yield node.lineno, name
             case ast.Name(id=name, ctx=ast.Store()) if name != "__slots__":
                 yield node.lineno, name
             case ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
@@ -162,7 +149,6 @@ def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def test_names_are_the_words_of_the_field():
     names = [(module, "file", Path(module).stem) for module in MODULES]
-    names += definitions()
     names += [
         (module, f"line {line}", name)
         for module in MODULES

@@ -1,4 +1,4 @@
-"""What the sites of a test do, as a script and as a learner, and what came of it."""
+"""What the sites of a test do, and what came of it."""
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from safetensors.torch import load_file
 
-from flstream.telemetry.events import AnyEvent, RoundFinished, RoundStarted, decode_event
+from flstream.telemetry.events import RoundFinished, RoundStarted, decode_event
 
 # Above the size up to which updates wait in memory, so that they wait in files.
 LARGE = "model.args.elements=300000"
@@ -15,14 +15,9 @@ QUIET = "workflow.args.evaluate_every=0"
 # What a site trains depends on its seed, on the model, and on what it has left in its own folder.
 _TRAIN = """
 import json
-import os
 import random
-import signal
-import threading
 
 import numpy as np
-import torch
-import flstream.client as flare
 
 
 def train(site, number, params, state, folder):
@@ -43,58 +38,9 @@ def score(params):
     return {"accuracy": params["w"].double().mean().item()}
 """
 
-_LOOP = """
-flare.init()
-while flare.is_running():
-    model = flare.receive()
-    params, number, site = model.params, model.current_round + 1, flare.get_site_name()
-    if flare.is_evaluate():
-        flare.send(flare.FLModel(metrics=score(params)))
-        continue
-    folder = flare.system_info()["site_dir"]
-    meta, metrics = train(site, number, params, flare.get_state_dir(), folder)
-%s
-    flare.send(flare.FLModel(params=params, meta=meta, metrics=metrics))
-"""
-
-_CLASS = """
-class Sites(flare.Learner):
-    def train(self, model):
-        site, params = self.site, model.params
-        meta, metrics = train(site.name, site.round, params, site.state_dir, site.folder)
-        return flare.FLModel(params=params, meta=meta, metrics=metrics)
-
-    def evaluate(self, model):
-        return flare.FLModel(metrics=score(model.params))
-"""
-
-# Adds its number to the model, with its number as its weight, unless it is told to do otherwise.
-_ADD = """
-import os
-import signal
-import threading
-
-import torch
-import flstream.client as flare
-
-flare.init()
-while flare.is_running():
-    model = flare.receive()
-    params, number, site = model.params, model.current_round + 1, flare.get_site_name()
-    if flare.is_evaluate():
-        flare.send(flare.FLModel(metrics={"accuracy": float(number)}))
-        continue
-    index = int(site.rpartition("-")[2])
-    for tensor in params.values():
-        tensor += index
-    meta = {"num_examples": index}
-%s
-    flare.send(flare.FLModel(params=params, meta=meta))
-"""
-
 # Sends back what it has received, but for what it is told to do to that.
 _PLAIN = """
-import os
+import os, signal, threading
 import torch
 import flstream.client as flare
 
@@ -138,31 +84,31 @@ def plain(
 
 def noisy(body: str = "") -> str:
     """A loop whose result depends on seeds and state; ``body`` comes before its answer."""
-    return _TRAIN + _LOOP % textwrap.indent(body, "    ")
-
-
-def noisy_learner() -> str:
-    """The same as a class, for :data:`LEARNER`."""
-    return _TRAIN + _CLASS
+    step = """
+    folder, number = flare.system_info()["site_dir"], model.current_round + 1
+    meta, metrics = train(site, number, params, flare.get_state_dir(), folder)
+    """
+    step = textwrap.dedent(step) + textwrap.dedent(body)
+    return plain(step, before=_TRAIN, first="metrics = score(params)")
 
 
 def adding(deeds: Mapping[tuple[str, int], str]) -> str:
-    """A loop that adds numbers, but for what a site does in a round before it answers."""
-    body = "".join(
-        f"if (site, number) == ({site!r}, {number}):\n{textwrap.indent(deed, '    ')}\n"
-        for (site, number), deed in deeds.items()
-    )
-    return _ADD % textwrap.indent(body, "    ")
+    """A loop that adds a site's number to the model, with that as its weight.
 
-
-def events_of(run) -> list[AnyEvent]:
-    """All that was written down, in order."""
-    return [decode_event(line) for line in run.directory.events.read_bytes().splitlines()]
+    A deed is what the site does in a round before it answers.
+    """
+    body = "index = int(site[5:])\nmeta['num_examples'] = index\n"
+    body += "for tensor in params.values():\n    tensor += index\n"
+    for (site, number), deed in deeds.items():
+        body += f"if (site, number) == ({site!r}, {number}):\n{textwrap.indent(deed, '    ')}\n"
+    first = "number = model.current_round + 1\nmetrics = {'accuracy': float(number)}"
+    return plain(body, first=first, sends="params=params, meta=meta")
 
 
 def of_kind(run, kind):
-    """The events of one kind."""
-    return [event for event in events_of(run) if isinstance(event, kind)]
+    """The events of one kind, in order."""
+    events = map(decode_event, run.directory.events.read_bytes().splitlines())
+    return [event for event in events if isinstance(event, kind)]
 
 
 def trained(run, site: str) -> list[int]:

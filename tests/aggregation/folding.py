@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import torch
-from support import tensor
+from support import PlainSource, tensor
 
 from flstream.aggregation.optimizers import Optimization
 from flstream.aggregation.rules import AggregationRule
@@ -48,14 +48,10 @@ class MemorySink:
         return into.tensors
 
 
-class Frames:
+class Frames(PlainSource):
     """A source that is read once, from front to back, in whole frames: as a remote one is."""
 
     random_access = False
-    lendable = False
-    extent = None
-    changed = None
-    deliver = None
 
     def __init__(self, source: Source, frame: int) -> None:
         self.layout = source.layout

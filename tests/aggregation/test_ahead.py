@@ -6,7 +6,7 @@ import weakref
 from contextlib import suppress
 
 import pytest
-from folding import fold_into, shifted, update
+from folding import MemorySink, fold_into, shifted, update
 from support import FOLDED, every_kind, tensor
 
 from flstream.aggregation import steps, update_set
@@ -47,10 +47,6 @@ def test_what_a_step_raises_is_raised_where_its_result_is_asked_for_and_ends_the
     assert threading.active_count() == threads
 
 
-class Buffer:
-    """What a walk has while it lasts."""
-
-
 def test_an_error_keeps_nothing_alive_once_it_was_handled():
     buffers = weakref.WeakSet()
 
@@ -58,7 +54,7 @@ def test_an_error_keeps_nothing_alive_once_it_was_handled():
         raise CheckpointError("broken")
 
     def walk():
-        buffer = Buffer()
+        buffer = MemorySink(LAYOUT)
         buffers.add(buffer)
         with read_ahead(iter([fail]), 1) as results:
             next(results)

@@ -5,15 +5,7 @@ import torch
 from folding import MemorySink, fold, fold_into, update
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support import (
-    COMPLEX,
-    FLOATS,
-    FOLDED,
-    as_bytes,
-    cuts,
-    every_kind,
-    tensor,
-)
+from support import COMPLEX, FLOATS, FOLDED, as_bytes, cuts, every_kind, tensor
 
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer, optimizer_for
 from flstream.aggregation.rules import AggregationRule
@@ -101,15 +93,14 @@ def test_integers_and_bools_take_the_mean_and_a_plain_step_of_one_is_the_mean_it
 
 
 def test_what_nobody_sends_keeps_its_value_and_its_state():
-    optimizer = OPTIMIZER
     base = {"a": torch.ones(3), "b": torch.ones(2)}
-    layout = optimizer.state_layout(MemoryBody.of(base).layout, AggregationRule())
+    layout = OPTIMIZER.state_layout(MemoryBody.of(base).layout, AggregationRule())
     first = MemorySink(layout)
     whole = update("s", {"a": torch.zeros(3), "b": torch.zeros(2)})
-    model = fold(base, [whole], optimization=Optimization(optimizer, None, first))
+    model = fold(base, [whole], optimization=Optimization(OPTIMIZER, None, first))
     second = MemorySink(layout)
     part = update("s", {"b": torch.zeros(2)}, partial=True)
-    optimization = Optimization(optimizer, first.source(), second)
+    optimization = Optimization(OPTIMIZER, first.source(), second)
     found = fold(model, [part], optimization=optimization)
     assert as_bytes(found["a"]) == as_bytes(model["a"])
     assert not torch.equal(found["b"], model["b"])
@@ -131,14 +122,13 @@ def test_only_aggregated_floats_have_a_state_and_in_float32_at_least():
 
 
 def test_a_state_of_another_model_or_optimiser_is_refused_by_tensor():
-    adam = OPTIMIZER
     momentum = ServerOptimizer("fedavgm", 0.1, 0.9, 0.99, 1e-3)
     base = {"w": torch.zeros(2)}
     layout = MemoryBody.of(base).layout
     other = MemorySink(momentum.state_layout(layout, AggregationRule())).source()
-    out = MemorySink(adam.state_layout(layout, AggregationRule()))
+    out = MemorySink(OPTIMIZER.state_layout(layout, AggregationRule()))
     with pytest.raises(CheckpointError, match=r"fedadam .*'second_moment.w' is missing"):
-        fold_into(base, [update("s", base)], optimization=Optimization(adam, other, out))
+        fold_into(base, [update("s", base)], optimization=Optimization(OPTIMIZER, other, out))
 
 
 def test_the_job_files_defaults_are_the_papers():

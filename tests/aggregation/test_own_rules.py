@@ -116,10 +116,6 @@ PAGE = (Path(__file__).parents[2] / "docs" / "robust.md").read_text()
 RULES = """
 import numpy as np
 
-class Median:
-    def fold(self, values, weights):
-        return np.median(values, axis=0)
-
 class Mean:
     def fold(self, values, weights):
         return weights @ values / weights.sum()

@@ -15,7 +15,7 @@ from support import FOLDED, cuts, every_kind
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import Steps
-from flstream.errors import AggregationError, CheckpointError, UpdateRefusedError
+from flstream.errors import AggregationError, CheckpointError
 from flstream.model.memory import MemoryBody
 
 NAMES = sorted(every_kind(FOLDED))
@@ -31,9 +31,9 @@ def sums(folder, base, rule=None, label="round 1"):
     )
 
 
-def finished(partial_sum, base, step=1 << 20, optimization=None):
+def finished(partial_sum, base, step=1 << 20):
     sink = MemorySink(MemoryBody.of(base).layout)
-    return partial_sum.finish(sink, Steps(step, 16), quiet, optimization)
+    return partial_sum.finish(sink, Steps(step, 16), quiet)
 
 
 @given(
@@ -66,21 +66,6 @@ def test_a_sum_in_several_steps_has_the_bits_of_one_walk(data, groups, steps, cl
         assert os.listdir(folder) == ["sum.safetensors"]
         taken_up.discard()
         assert os.listdir(folder) == []
-
-
-def test_a_refused_update_leaves_the_sum_as_it_was(tmp_path):
-    base = {"w": torch.zeros(1000)}
-    good = [update(f"site-{i}", {"w": torch.full((1000,), 1.0 + i)}) for i in range(3)]
-    bad = {"w": torch.ones(1000)}
-    bad["w"][900] = float("nan")
-    partial_sum = sums(tmp_path, base)
-    partial_sum.add(good[:1], Steps(64, 16), quiet)
-    with pytest.raises(UpdateRefusedError, match=r"of site-9 .*'w' at \[900\] is nan"):
-        partial_sum.add([good[1], update("site-9", bad)], Steps(64, 16), quiet)
-    assert [path.name for path in tmp_path.iterdir()] == ["sum.safetensors"]
-    partial_sum.add(good[1:], Steps(64, 16), quiet)
-    assert partial_sum.sites == ("site-0", "site-1", "site-2")
-    assert finished(partial_sum, base) == fold_into(base, good)[1]
 
 
 def killed_while_adding(folder, base, updates, at):

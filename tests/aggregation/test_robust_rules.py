@@ -37,11 +37,6 @@ def krum_order(updates, byzantine):
     return np.argsort(scores, kind="stable")
 
 
-def multi_krum(updates, byzantine, chosen):
-    """The mean of the rows with the lowest scores."""
-    return updates[np.sort(krum_order(updates, byzantine)[:chosen])].mean(axis=0)
-
-
 def bulyan(updates, byzantine):
     """Of n - 2 f rows by repeated Krum, the mean of the n - 4 f values nearest to the median."""
     left, selected = list(range(len(updates))), []
@@ -69,7 +64,7 @@ def due(rule, updates):
         case "krum" | "multi_krum":
             byzantine = (count - 3) // 2 if rule.byzantine is None else rule.byzantine
             chosen = 1 if rule.method == "krum" else rule.chosen or count - byzantine
-            return multi_krum(updates, byzantine, chosen)
+            return updates[np.sort(krum_order(updates, byzantine)[:chosen])].mean(axis=0)
         case "bulyan":
             byzantine = (count - 3) // 4 if rule.byzantine is None else rule.byzantine
             return bulyan(updates, byzantine)

@@ -186,7 +186,6 @@ def test_the_largest_floats_are_finite_and_so_is_their_mean():
 
 
 BASE = {name: torch.zeros(2) for name in ("head.weight", "head.bias", "body.weight", "body.bias")}
-SENT = {name: torch.ones(2) for name in BASE}
 
 
 def selected(**keys):

@@ -22,6 +22,7 @@ from flstream.runs.run_directory import RunDirectory
 
 PYTHON = sys.executable
 Start = Callable[..., Server]
+MODEL = {"w": torch.zeros(4)}
 # Starts two ranks, as torchrun does, but does not end one where the other has.
 PAIR = """
 import os, subprocess, sys
@@ -95,10 +96,6 @@ def pair(tmp_path: Path) -> list[str]:
     return [PYTHON, str(tmp_path / "pair.py")]
 
 
-def model() -> dict[str, torch.Tensor]:
-    return {"w": torch.zeros(4)}
-
-
 def reason(server: Server) -> str:
     """Why a site fails, after which its worker ends."""
     failed = server.hear(Failed)
@@ -133,12 +130,12 @@ def test_ranks_take_part_in_each_task_and_rank_0_answers(start, run, pair, tmp_p
     ready = server.hear(Ready)
     assert len(ready.others) >= 2  # the worker's process, the command, and perhaps rank 1
     for number in (1, 2):
-        trained = server.train(model(), "site-1", round_number=number)
+        trained = server.train(MODEL, "site-1", round_number=number)
         assert [each for each in server.heard if isinstance(each, Logged)] == [
             Logged(number, "site-1", "loss", 0.0)
         ]
         server.fetch(trained)
-        server.evaluate(model(), "site-1", round_number=number)
+        server.evaluate(MODEL, "site-1", round_number=number)
     server.control.send(Stop())
     assert server.hear(Goodbye).peak_rss > 0
     ends(server)
@@ -165,7 +162,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     server = start(looping(), PYTHON, "-c", stranger)
     ready = server.hear(Ready)
     assert psutil.Process(ready.pid).cmdline()[:2] == [PYTHON, "-c"]
-    server.fetch(server.train(model(), "site-1"))
+    server.fetch(server.train(MODEL, "site-1"))
     assert run.site_log("site-1").read_text() == "shut out\n"
     server.control.send(Stop())
     server.hear(Goodbye)
@@ -198,7 +195,7 @@ raise RuntimeError("connection closed")
 def test_a_rank_that_ends_in_a_task_fails_the_site_and_ends_all_others(start, pair, body, words):
     server = start(looping(body), *pair)
     server.hear(Ready)
-    server.ask("train", model(), "site-1")
+    server.ask("train", MODEL, "site-1")
     assert words in reason(server)
 
 
@@ -210,7 +207,7 @@ def test_the_end_of_the_server_or_of_the_workers_process_is_that_of_all_others(s
     body = body if who == "worker" else "flare.log('here', 1)\nwait()"
     server = start(looping(launcher + body), *pair)
     server.hear(Ready)
-    server.ask("train", model(), "site-1")
+    server.ask("train", MODEL, "site-1")
     if who == "worker":
         ends(server)
     else:

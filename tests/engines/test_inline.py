@@ -22,6 +22,7 @@ import pytest
 import torch
 from nightly_cases import first_and_nightly
 from run_fixtures import INLINE, Jobs, Run
+from training_scripts import noisy
 
 import flstream.client
 from flstream.cli.output import open_output
@@ -130,11 +131,11 @@ def test_a_job_comes_to_the_bits_of_the_local_engine(jobs: Jobs, case: str):
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_run_may_change_its_engine_where_it_is_resumed(jobs: Jobs, noise: str):
-    whole = jobs.run(noise, "rounds=3", *INLINE)
+def test_a_run_may_change_its_engine_where_it_is_resumed(jobs: Jobs):
+    whole = jobs.run(noisy(), "rounds=3", *INLINE)
     for first, then in (INLINE, ()), ((), INLINE):
-        run = jobs.run(noise, "rounds=2", *first)
-        run = jobs.go_on(run, noise, "rounds=3", *then)
+        run = jobs.run(noisy(), "rounds=2", *first)
+        run = jobs.go_on(run, noisy(), "rounds=3", *then)
         assert made(run)["models"] == made(whole)["models"]
 
 
@@ -417,11 +418,11 @@ def test_pdb_opens_where_training_code_raises(jobs: Jobs):
     assert terminal.status() == 1
 
 
-def test_no_time_is_limited(jobs: Jobs, noise: str):
+def test_no_time_is_limited(jobs: Jobs):
     """A site waits for the others, and all of them for who sits in pdb."""
     times = "clients.round_timeout", "clients.wait_after_min"
     times = *times, "streaming.streaming_per_request_timeout"
-    run = jobs.run(noise, *(f"{key}=1us" for key in times))
+    run = jobs.run(noisy(), *(f"{key}=1us" for key in times))
     assert run.summary.status == "finished"
 
 
@@ -450,27 +451,27 @@ def test_threads_of_training_code_have_the_session_of_its_site(jobs: Jobs):
         ("engine.gpus=1", "engine.gpus"),
     ],
 )
-def test_what_needs_processes_is_refused(jobs: Jobs, noise: str, override: str, key: str):
+def test_what_needs_processes_is_refused(jobs: Jobs, override: str, key: str):
     with pytest.raises(JobError) as caught:
-        jobs.make(noise, override)
+        jobs.make(noisy(), override)
     assert f"other than inline where {key} is given" in str(caught.value)
     assert f"leave {key} out" in str(caught.value)
 
 
 @pytest.mark.usefixtures("processes")
-def test_pdb_is_refused_elsewhere(jobs: Jobs, noise: str):
+def test_pdb_is_refused_elsewhere(jobs: Jobs):
     with pytest.raises(JobError, match=r"engine\.pdb.*unless engine\.type is inline"):
-        jobs.make(noise, "engine.pdb=true")
+        jobs.make(noisy(), "engine.pdb=true")
 
 
-def test_there_is_one_run_at_a_time(jobs: Jobs, noise: str):
+def test_there_is_one_run_at_a_time(jobs: Jobs):
     caught: list[UsageError] = []
 
     def listen(event: Any, sampler: Any) -> None:
         if not caught:
             with pytest.raises(UsageError, match="is under way in this process") as error:
-                jobs.run(noise)
+                jobs.run(noisy())
             caught.append(error.value)
 
-    assert jobs.run(noise, listener=listen).summary.status == "finished"
+    assert jobs.run(noisy(), listener=listen).summary.status == "finished"
     assert caught

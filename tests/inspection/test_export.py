@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from training_scripts import noisy
 
 from flstream.errors import CheckpointError, UsageError
 from flstream.inspection.export import export
@@ -30,8 +31,8 @@ NAMES = ["steps", "words.weight", "layer.weight", "layer.bias", "answer.weight"]
 
 
 @pytest.fixture
-def finished(jobs, noise):
-    return jobs.run(noise.replace('params["w"]', 'params["words.weight"]'), model=TIED)
+def finished(jobs):
+    return jobs.run(noisy().replace('params["w"]', 'params["words.weight"]'), model=TIED)
 
 
 def test_a_folder_has_each_tensor_once_under_its_first_name(finished, tmp_path):

@@ -38,17 +38,3 @@ def test_so_many_failures_in_a_row_are_enough(most, rounds, benched):
         found.append(record.settle(contributing))
     assert found == benched
     assert record.benched == [site for each in benched for site in each]
-
-
-@given(st.lists(st.sets(st.sampled_from("abc")), max_size=8), st.integers(1, 3))
-def test_who_is_benched_has_failed_so_often_in_a_row(rounds, most):
-    record = FailureRecord(most)
-    for failing in rounds:
-        asked = [site for site in "abc" if site not in record.benched]
-        record.failed(site for site in asked if site in failing)
-        record.settle(site for site in asked if site not in failing)
-    for site in record.benched:
-        assert any(
-            all(site in each for each in rounds[first : first + most])
-            for first in range(len(rounds) - most + 1)
-        )

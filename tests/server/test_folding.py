@@ -88,9 +88,9 @@ def sums(tmp_path, base):
 def fold(tmp_path, base):
     """Folds, and gives the model, its digest, and who was refused for what reason."""
 
-    def fold(collected, least=1, sums=None, rule=None, groups=(), on_range=lambda done: None):
+    def fold(collected, least=1, sums=None, groups=(), on_range=lambda done: None):
         collector = ResultCollector("train round 1", SITES, least)
-        rounds = UpdateFold(base, rule or AggregationRule(), 1 << 20, on_range, sums)
+        rounds = UpdateFold(base, AggregationRule(), 1 << 20, on_range, sums)
 
         def refuse(error):
             collector.fail(error.site, str(error))
@@ -140,14 +140,6 @@ def test_without_an_update_of_no_use_the_model_is_exactly_the_mean_of_the_others
     assert [each.released for each in collected] == due
 
 
-def test_a_sum_in_groups_has_the_bits_of_one_walk(fold, sums):
-    first, second = updates()[:3], updates()[3:]
-    whole = fold(updates())[1]
-    assert fold(second, sums=sums, groups=[first])[1] == whole
-    sums.discard()
-    assert fold([], sums=sums, groups=[first, second])[1] == whole
-
-
 def test_each_is_refused_in_turn_and_too_few_left_end_the_round_with_who_and_why(fold):
     collected = updates(not_a_number)
     collected[3] = Kept("site-4", of_another_shape(MemoryBody.of(state(4))), 4.0)
@@ -158,12 +150,6 @@ def test_each_is_refused_in_turn_and_too_few_left_end_the_round_with_who_and_why
         fold(updates(DiesHalfway), least=4)
     assert str(caught.value).startswith("3 of 4 sites are left to train round 1, and 4 have to")
     assert "site-2: the update of site-2 could not be fetched: the worker died" in str(caught.value)
-
-
-@pytest.mark.parametrize("method", ["median", "trimmed_mean"])
-def test_ranks_are_those_of_the_others(fold, method):
-    rule = AggregationRule(method=method, trim=0.25)
-    assert fold(updates(not_a_number), rule=rule)[1] == fold(without_site_2(), rule=rule)[1]
 
 
 def test_a_walk_that_is_called_off_blames_nobody(fold):

@@ -11,7 +11,6 @@ from training_scripts import (
     assert_rounds_are_means,
     cohorts,
     noisy,
-    noisy_learner,
     of_kind,
     took_part,
 )
@@ -44,6 +43,14 @@ import multiprocessing, os, signal
 if multiprocessing.current_process().name == {name!r}:
     os.kill(os.getpid(), signal.SIGKILL)
 """
+LEARNS = """
+import flstream.client as flare
+
+class Sites(flare.Learner):
+    def train(self, model):
+        model.params["w"] += 1
+        return flare.FLModel(params=model.params)
+"""
 
 
 def test_a_worker_that_logs_after_its_answer_is_kept_and_one_that_fails_then_is_replaced(jobs):
@@ -60,8 +67,8 @@ def test_a_worker_that_logs_after_its_answer_is_kept_and_one_that_fails_then_is_
 
 
 def test_a_worker_that_dies_at_its_first_import_each_time_is_done_without(jobs):
-    script = DIES_IN.format(name="worker-2") + noisy_learner()
-    run = jobs.run(script, "clients.count=6", "clients.parallel=3", *LEARNER)
+    script = DIES_IN.format(name="worker-2") + LEARNS
+    run = jobs.run(script, QUIET, "clients.count=6", "clients.parallel=3", *LEARNER)
     assert (run.summary.status, run.summary.failures) == ("finished", [])
     [warning] = run.summary.warnings
     assert warning.startswith("worker-2 did not get ready 3 times in a row: ")
@@ -70,7 +77,7 @@ def test_a_worker_that_dies_at_its_first_import_each_time_is_done_without(jobs):
 
 def test_a_job_of_which_no_worker_gets_ready_fails_with_the_reason(jobs):
     shared = ["clients.count=6", "clients.parallel=2", *LEARNER]
-    run = jobs.run("raise KeyError('early')\n" + noisy_learner(), *shared)
+    run = jobs.run("raise KeyError('early')\n" + LEARNS, *shared)
     assert run.summary.status == "failed"
     assert "did not get ready 3 times in a row: " in run.summary.error
     assert "KeyError: 'early'" in run.summary.error

@@ -210,31 +210,29 @@ def test_a_site_whose_forked_child_lives_on_is_seen_to_die(jobs_of_their_own):
 
 @pytest.mark.nightly
 def test_modules_in_the_working_directory_are_not_run_in_place_of_pythons(
-    jobs_of_their_own, noise, tmp_path, monkeypatch
+    jobs_of_their_own, tmp_path, monkeypatch
 ):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for name in ("random", "queue", "secrets"):
         (elsewhere / f"{name}.py").write_text("raise RuntimeError('hijacked')")
     monkeypatch.chdir(elsewhere)
-    finished(jobs_of_their_own.run(noise))
+    finished(jobs_of_their_own.run(adding({})))
 
 
-def test_processes_that_cannot_be_started_make_a_failed_run_with_a_summary(
-    jobs, noise, monkeypatch
-):
+def test_processes_that_cannot_be_started_make_a_failed_run_with_a_summary(jobs, monkeypatch):
     def refuse(*_):
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr("flstream.engines.local.worker_socket_pairs", refuse)
-    run = jobs.run(noise)
+    run = jobs.run(adding({}))
     assert run.summary.status == "failed"
     assert "Too many open files" in run.summary.error
     assert run.directory.summary.exists()
 
 
-def test_a_model_that_cannot_be_built_ends_the_job(jobs, noise):
-    run = jobs.run(noise, model="import os\ndef build():\n    os.kill(os.getpid(), 9)")
+def test_a_model_that_cannot_be_built_ends_the_job(jobs):
+    run = jobs.run(adding({}), model="import os\ndef build():\n    os.kill(os.getpid(), 9)")
     assert run.summary.status == "failed"
     assert "model-builder was killed" in run.summary.error
     assert run.summary.rounds_completed == 0

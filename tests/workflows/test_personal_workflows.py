@@ -42,9 +42,15 @@ def test_fedper_keeps_the_head_at_each_site_and_leaves_that_of_the_global_model_
     assert up.bytes % (size - first["b"].nbytes) == 0
 
 
-def test_ditto_trains_the_global_model_of_fedavg_and_another_one_at_each_site(jobs, noise):
+NOISE = plain(
+    "params['w'] += torch.randn(params['w'].shape)",
+    first='metrics = {"mean": params["w"].mean().item()}',
+)
+
+
+def test_ditto_trains_the_global_model_of_fedavg_and_another_one_at_each_site(jobs):
     run, plain = (
-        finished(jobs.run(noise, f"workflow={{type={kind}, args{{key_metric=mean}}}}"))
+        finished(jobs.run(NOISE, f"workflow={{type={kind}, args{{key_metric=mean}}}}"))
         for kind in ("ditto", "fedavg")
     )
     assert run.summary.model.digest == plain.summary.model.digest

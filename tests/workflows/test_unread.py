@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from flows import lines
+from training_scripts import adding
 
 from flstream.client.watched import WatchedValues
 from flstream.telemetry.events import Warned
@@ -71,9 +72,9 @@ def test_each_value_that_no_site_reads_in_its_first_task_is_warned_of_once(flows
     ],
 )
 def test_a_script_without_the_line_that_a_workflow_needs_is_warned_of(
-    jobs, noise, kind, name, key, reader
+    jobs, kind, name, key, reader
 ):
-    run = jobs.run(noise, f"workflow={{type={kind}}}", "clients.parallel=1")
+    run = jobs.run(adding({}), f"workflow={{type={kind}}}", "clients.parallel=1")
     assert run.summary.status == "finished"
     [message] = warned(run)
     assert f"sends {name}" in message
