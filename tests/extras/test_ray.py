@@ -14,8 +14,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from run_fixtures import MODEL
-from training_scripts import noisy
+from run_fixtures import MODEL, NOISE
 
 JOB = """
 name = ray, seed = 3, rounds = 2
@@ -49,7 +48,7 @@ def folder():
     # Ray puts sockets into it, whose paths may have 107 bytes.
     with tempfile.TemporaryDirectory(prefix="fl", dir="/tmp") as name:
         folder = Path(name)
-        for name, text in {"job.conf": JOB, "model.py": MODEL, "client.py": GPUS + noisy()}.items():
+        for name, text in {"job.conf": JOB, "model.py": MODEL, "client.py": GPUS + NOISE}.items():
             (folder / name).write_text(text)
         yield folder
 
