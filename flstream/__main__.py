@@ -19,7 +19,11 @@ def main() -> None:
     output = open_output()
     is_default = handler is signal.default_int_handler
     signal.signal(signal.SIGINT, interrupt if is_default else handler)
-    sys.exit(run(output))
+    status = run(output)
+    # Where Ctrl-C came in code that a library had as text, `python -m` ends by the signal whatever
+    # the status is, unless other such code has ended well since.
+    exec("")
+    sys.exit(status)
 
 
 if __name__ == "__main__":

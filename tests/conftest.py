@@ -1,6 +1,7 @@
 """What all tests share: how Hypothesis tries examples."""
 
 import os
+import signal
 import tempfile
 
 import pytest
@@ -9,6 +10,9 @@ from hypothesis import HealthCheck, settings
 # Where processes of runs look for a test that kills them at a point; nearly always nobody is there.
 # It is set before the first fork server of this process starts, and each process has its own.
 os.environ["FLSTREAM_HALTS"] = f"{tempfile.gettempdir()}/flstream-halts-{os.getpid()}"
+
+# A shell's background job ignores Ctrl-C, and so would all that its tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "nightly",

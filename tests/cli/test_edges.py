@@ -71,7 +71,6 @@ def test_a_temporary_folder_with_a_long_path_is_named(write_job, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.nightly
 def test_ctrl_c_as_soon_as_it_runs_is_no_traceback(write_job, tmp_path):
     process = started("simulate", write_job(), cwd=tmp_path, start_new_session=True)
     # The fork server is the first thing that a run starts, long before its job is loaded.

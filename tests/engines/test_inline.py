@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from nightly_cases import first_and_nightly
@@ -342,6 +343,10 @@ class Terminal:
         return before
 
     def enter(self, text: str) -> None:
+        # As in any Python, Ctrl-C that comes before a prompt waits for its line wakes nothing.
+        child = psutil.Process(self._pid)
+        while child.status() != psutil.STATUS_SLEEPING:
+            pass
         os.write(self._terminal, text.encode())
 
     def status(self) -> int:
