@@ -36,23 +36,6 @@ def build(elements=1000):
     }
 """
 
-# Adds noise that follows from the seed, so that the result depends on it.
-NOISE = """
-import torch
-import flstream.client as flare
-
-flare.init()
-while flare.is_running():
-    model = flare.receive()
-    if flare.is_evaluate():
-        flare.send(flare.FLModel(metrics={"mean": model.params["w"].mean().item()}))
-        continue
-    for name, tensor in model.params.items():
-        if tensor.is_floating_point():
-            tensor += torch.randn(tensor.shape, dtype=tensor.dtype)
-    flare.send(flare.FLModel(params=model.params))
-"""
-
 COMMON_IMPORTS = [LibraryImport("numpy", []), LibraryImport("torch._dynamo", [])]
 
 LOCAL = ("engine.type=local",)

@@ -82,6 +82,15 @@ def plain(
     return _PLAIN % (textwrap.dedent(before), receive, first, body, sends)
 
 
+def drawing() -> str:
+    """A loop that adds numbers that the seed decides, to a model of any names."""
+    return plain("""
+    for tensor in params.values():
+        if tensor.is_floating_point():
+            tensor += torch.randn(tensor.shape, dtype=tensor.dtype)
+    """)
+
+
 def noisy(body: str = "") -> str:
     """A loop whose result depends on seeds and state; ``body`` comes before its answer."""
     step = """

@@ -14,7 +14,7 @@ from flstream.client.meta import unpack_meta
 from flstream.client.site_filters import SiteFilters
 from flstream.client.watched import WatchedValues
 from flstream.client.worker import KnownModel, Worker
-from flstream.errors import ClientError, FlstreamError, LayoutError, StreamingError
+from flstream.errors import ClientError, FlstreamError, StreamingError
 from flstream.model.body import Source
 from flstream.model.copy import copy
 from flstream.model.layout import Layout
@@ -267,11 +267,8 @@ class TaskModel:
         return self._worker.memory.allocate(part, self._worker.info.exchange_format)
 
     def _unseen(self, layout: Layout) -> MemoryBody:
-        """Allocate a model that code gets a copy of, perhaps into tensors that NumPy lacks."""
-        try:
-            return self._new(layout, layout)
-        except LayoutError:
-            return self._worker.memory.allocate(layout, "pytorch")
+        """Allocate a model that code gets copies of: in torch, which has all dtypes."""
+        return self._worker.memory.allocate(layout, "pytorch")
 
     def _existing(self, into: Into) -> SinkFor:
         self._worker.memory.release()

@@ -34,7 +34,7 @@ from flstream.job.rules import (
 )
 from flstream.job.site_names import SiteFactors
 
-MIB, GIB = 1024**2, 1024**3
+MIB = 1024**2
 
 _FACTORY = CodeName()
 

@@ -144,12 +144,11 @@ class ModelCollection:
         collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
             "submit their models", sites, 0
         )
-        settings = context.model_settings
         steps = plan_steps(
             source.layout,
             adopting(context.rule),
             updates=1,
-            chunk_size=settings.frame_size,
+            chunk_size=context.model_settings.frame_size,
             memory_budget=context.job.aggregation.memory_budget,
             partial=1,
         )
@@ -161,7 +160,7 @@ class ModelCollection:
             total_rounds=context.job.planned_rounds,
             model=source,
             sites=tasks,
-            settings=settings,
+            settings=context.model_settings,
             form=UpdateForm(source, name=base.digest),
             seconds=seconds,
             keeps_state=False,

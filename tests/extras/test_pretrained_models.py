@@ -2,10 +2,10 @@
 
 import torch
 from nightly_cases import first_and_nightly
-from run_fixtures import NOISE
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tiny_gpt2 import opens, opens_adapter
+from training_scripts import drawing
 
 from flstream.inspection.export import export
 
@@ -44,7 +44,7 @@ QUIET = "workflow.args.evaluate_every=0"
 
 def trained(jobs, tiny, factory, *how):
     how = [*how, "rounds=1", QUIET, *([f"model.args.path={tiny}"] if factory else [])]
-    run = jobs.run(NOISE, *how, model=factory or "")
+    run = jobs.run(drawing(), *how, model=factory or "")
     assert run.summary.status == "finished", run.summary.error
     return run
 

@@ -14,7 +14,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from run_fixtures import MODEL, NOISE
+from run_fixtures import MODEL
+from training_scripts import drawing
 
 JOB = """
 name = ray, seed = 3, rounds = 2
@@ -48,7 +49,11 @@ def folder():
     # Ray puts sockets into it, whose paths may have 107 bytes.
     with tempfile.TemporaryDirectory(prefix="fl", dir="/tmp") as name:
         folder = Path(name)
-        for name, text in {"job.conf": JOB, "model.py": MODEL, "client.py": GPUS + NOISE}.items():
+        for name, text in {
+            "job.conf": JOB,
+            "model.py": MODEL,
+            "client.py": GPUS + drawing(),
+        }.items():
             (folder / name).write_text(text)
         yield folder
 
