@@ -148,7 +148,6 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "links that change": Row(
             ("network={latency=1 ms, traces=trace.csv}",),
             modes=("pull", "native"),
-            engines=("local",),
         ),
     }
 )

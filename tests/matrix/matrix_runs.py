@@ -1,15 +1,13 @@
 """Runs of the matrix's jobs, and what they end in."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import xxhash
 from matrix_rows import ROWS
 from run_fixtures import shared_host_for
 
-from flstream.engines.processes import ProcessHost
-from flstream.job import Job, load_job
+from flstream.job import load_job
 from flstream.runs.resume import plan_resume
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.launcher import simulate
@@ -42,19 +40,14 @@ def run(folder: Path, overrides: list[str], job: Path = JOB, *, resume: bool = F
 
 
 def simulate_job(
-    folder: Path,
-    overrides: list[str],
-    job: Path = JOB,
-    *,
-    resume: bool = False,
-    host_for: Callable[[Job], ProcessHost] = shared_host_for,
+    folder: Path, overrides: list[str], job: Path = JOB, *, resume: bool = False
 ) -> None:
-    """Run or resume a job, by default from the fork server that tests share, to any end."""
+    """Run or resume a job, from the fork server that tests share, to any end."""
     loaded = load_job(job, overrides)
     directory = (RunDirectory.reopen if resume else RunDirectory.create)(loaded.name, folder)
     with directory.in_use():
         point = plan_resume(loaded, directory) if resume else None
-        simulate(loaded, directory, None, point, host_for(loaded))
+        simulate(loaded, directory, None, point, shared_host_for(loaded))
 
 
 def _has_finished(folder: Path) -> bool:

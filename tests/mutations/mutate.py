@@ -17,9 +17,14 @@ from pathlib import Path
 from mutations import MUTATIONS, Mutation
 
 CHECKOUT = Path(__file__).parents[2]
-LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__")
 PATIENCE = 900.0
 """Seconds after which tests count as stuck, which finds a mistake, too."""
+
+
+def left_out(folder: str, names: list[str]) -> list[str]:
+    """Names of a folder that are no part of the checkout: runs of its top, and what is hidden."""
+    made = ["__pycache__", *(["runs"] if Path(folder) == CHECKOUT else [])]
+    return [name for name in names if name.startswith(".") or name in made]
 
 
 def tested(checkout: Path, tests: list[str]) -> str:
@@ -62,7 +67,7 @@ def main() -> int:
     missed = 0
     with tempfile.TemporaryDirectory(prefix="flstream-mutations-") as folder:
         copy = Path(folder) / "checkout"
-        shutil.copytree(CHECKOUT, copy, symlinks=True, ignore=LEFT_OUT)
+        shutil.copytree(CHECKOUT, copy, symlinks=True, ignore=left_out)
         for number, mutation in enumerate(MUTATIONS[options.first : options.to], options.first):
             before = applied(mutation, copy)
             finder = tested(copy, [f"tests/{each}" for each in mutation.tests.split()])
