@@ -21,13 +21,17 @@ def waiting() -> AbstractContextManager[object]:
     return _waiting()
 
 
-def print_failure(error: BaseException) -> None:
-    """Print the traceback of what code of the user's has raised; inline, pdb may stop there."""
+def code_failed(error: BaseException) -> None:
+    """Print the traceback of what code of the user's has raised; inline, pdb may stop there.
+
+    Raises:
+        BaseException: Inline, where the run ends with it: what ends a thread, or the run.
+    """
     _failed(error)
 
 
 @contextmanager
-def stepping_in(waiting: Waiting, failed: Failed) -> Iterator[None]:
+def hooked(waiting: Waiting, failed: Failed) -> Iterator[None]:
     """Put other functions in the place of the two until the end of the block."""
     global _waiting, _failed
     before = _waiting, _failed

@@ -11,7 +11,7 @@ import numpy as np
 
 from flstream.aggregation.elements import Array
 from flstream.aggregation.rules import LEAST_WEIGHT, MOST_WEIGHT
-from flstream.debugging import print_failure
+from flstream.debugging import code_failed
 from flstream.errors import AggregationError
 from flstream.job.aggregation_method import find_own_rule
 from flstream.job.code import first_on_path
@@ -84,7 +84,7 @@ class OwnRule:
         try:
             return call()
         except (Exception, SystemExit, KeyboardInterrupt) as error:
-            print_failure(error)
+            code_failed(error)
             lines = traceback.extract_tb(error.__traceback__)
             own = [f" in line {each.lineno}" for each in lines if each.filename == self._where]
             raise AggregationError(

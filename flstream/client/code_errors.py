@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from flstream.client.site_folder import explain_path
 from flstream.client.worker_info import WorkerInfo
-from flstream.debugging import print_failure
+from flstream.debugging import code_failed
 from flstream.text import MOST_OF_AN_ERROR, shortened
 
 
@@ -60,7 +60,7 @@ def log_traceback(error: BaseException) -> None:
     Where the log is on a full disk it is left out: the exception itself must not be lost with it.
     """
     with suppress(OSError):
-        print_failure(error)
+        code_failed(error)
 
 
 def sentence(error: BaseException, source: Path) -> str:

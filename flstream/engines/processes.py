@@ -79,7 +79,7 @@ class ProcessHost:
         return pid
 
     def attend(self, fd: int) -> None:
-        """Do what the processes want of this one, until a descriptor has input: nothing."""
+        """Return at once: unlike threads, processes want nothing of this one while it waits."""
 
     def exit_code(self, name: str, seconds: float) -> int | None:
         """Wait until a process has ended, for at most ``seconds``, and return its exit code.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from flstream.debugging import print_failure
+from flstream.debugging import code_failed
 from flstream.errors import FlstreamError, WorkflowError
 from flstream.job.scoring import ScoreSource
 from flstream.runs.stopping import EarlyStopping
@@ -183,7 +183,7 @@ def uncatchable(
                 state.failure = error
             except Exception as error:
                 # Not of a kind that is expected, and all the more not to be gone on after.
-                print_failure(error)
+                code_failed(error)
                 name = f"{type(error).__name__}: {error}"
                 state.failure = WorkflowError(
                     f"run.{effect.__name__}() failed with {name}; see server.log"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from flstream.client.code_errors import sentence
-from flstream.debugging import print_failure
+from flstream.debugging import code_failed
 from flstream.errors import (
     ChannelClosedError,
     FlstreamError,
@@ -255,7 +255,7 @@ def _play_stage(federation: Federation, place: int, source: ScoreSource, start: 
         raise
     except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as error:
         # A defect of the workflow: the user gets a sentence, and the log the whole of it.
-        print_failure(error)
+        code_failed(error)
         raise WorkflowError(
             f"the workflow {stage.name} failed: {sentence(error, program_file(stage))}; "
             "see server.log"

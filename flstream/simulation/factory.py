@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flstream.client.seeding import seed_everything
-from flstream.debugging import print_failure
+from flstream.debugging import code_failed
 from flstream.errors import FlstreamError, ModelError
 from flstream.job.code import find_named
 from flstream.model.checkpoint_header import expect_in_format
@@ -60,7 +60,7 @@ def make_model(
         raise
     except Exception as error:
         if device is None:  # on another one it may be tried in vain
-            print_failure(error)
+            code_failed(error)
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise ModelError(
             f"model.factory {factory} raised {type(error).__name__}: "

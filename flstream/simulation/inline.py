@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from bdb import BdbQuit
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, suppress
 from itertools import count
@@ -28,14 +28,14 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Self
 
 from flstream.client import joined_bodies
-from flstream.debugging import stepping_in
+from flstream.debugging import hooked
 from flstream.engines.engine import WorkerSockets
 from flstream.engines.processes import ProcessHost
 from flstream.errors import AbortedError, UsageError
 from flstream.job import Job
 from flstream.job.code import package_root
 from flstream.simulation.interruption import STOPS, handling
-from flstream.simulation.places import EndedError, Places, ThreadPlace, this_place
+from flstream.simulation.places import EndedError, Places, ThreadPlace, frame_of, this_place
 from flstream.telemetry.events import SERVER
 from flstream.transport.channel import Signal
 
@@ -52,14 +52,6 @@ class _Prompt(NamedTuple):
 
     text: object
     line: Future[str]
-
-
-class _Thread(NamedTuple):
-    """A thread that stands for a process, with its place and its ends of sockets."""
-
-    thread: threading.Thread
-    place: ThreadPlace
-    sockets: list[socket.socket]
 
 
 class _Stream:
@@ -111,7 +103,7 @@ class InlineHost(ProcessHost):
         self._job = job
         self._stop = stop
         self._is_shown = is_shown
-        self._threads: dict[int, _Thread] = {}
+        self._threads: dict[int, ThreadPlace] = {}
         self._numbers = count(1)
         self._prompts: SimpleQueue[_Prompt] = SimpleQueue()
         self._input = builtins.input
@@ -146,7 +138,7 @@ class InlineHost(ProcessHost):
             ):
                 stack.callback(setattr, module, name, getattr(module, name))
                 setattr(module, name, ours)
-            stack.enter_context(stepping_in(self._places.waiting, self._failed))
+            stack.enter_context(hooked(self._places.waiting, self._failed))
             stack.callback(self._end_threads)
             self._resources = stack.pop_all()
         return self
@@ -166,29 +158,28 @@ class InlineHost(ProcessHost):
         Returns:
             A number for :meth:`end_thread`.
         """
-        own: list[socket.socket] = []
+        place = ThreadPlace(name)
 
         def duplicate(argument: Any) -> Any:
             if isinstance(argument, WorkerSockets):
                 return WorkerSockets(*map(duplicate, argument))
             if isinstance(argument, socket.socket):
-                own.append(argument.dup())
-                return own[-1]
+                place.sockets.append(argument.dup())
+                return place.sockets[-1]
             return argument
 
-        place = ThreadPlace(name)
-        arguments = place, target, [duplicate(each) for each in args], own
-        thread = threading.Thread(target=self._run, args=arguments, name=name, daemon=True)
+        arguments = place, target, [duplicate(each) for each in args]
+        place.thread = threading.Thread(target=self._run, args=arguments, name=name, daemon=True)
         number = next(self._numbers)
-        self._threads[number] = _Thread(thread, place, own)
-        thread.start()
+        self._threads[number] = place
+        place.thread.start()
         return number
 
     def end_thread(self, number: int) -> None:
         """End a thread: where it waits, or at its next line of Python."""
-        thread = self._threads[number]
-        self._places.end(thread.place)
-        for end in thread.sockets:
+        place = self._threads[number]
+        self._places.end(place)
+        for end in place.sockets:
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
@@ -205,14 +196,6 @@ class InlineHost(ProcessHost):
                 self._say_where()
             if events & {fd, self._stop.fileno()}:
                 return
-
-    def exit_code(self, name: str, seconds: float) -> int | None:
-        """Return None: threads have no exit code."""
-        return None
-
-    def exit_codes(self) -> Mapping[str, int | None]:
-        """Return nothing: likewise."""
-        return {}
 
     def wait_for_any(self, seconds: float) -> None:
         """Return at once: the end of a thread has no cause of its own."""
@@ -232,13 +215,7 @@ class InlineHost(ProcessHost):
         """End every thread, and put back what this process had before the run."""
         self._resources.close()
 
-    def _run(
-        self,
-        place: ThreadPlace,
-        target: Callable[..., None],
-        arguments: list[Any],
-        own: list[socket.socket],
-    ) -> None:
+    def _run(self, place: ThreadPlace, target: Callable[..., None], arguments: list[Any]) -> None:
         try:
             with self._places.entered(place, (self._output, self._errors)):
                 target(*arguments)
@@ -247,7 +224,7 @@ class InlineHost(ProcessHost):
         except BaseException:
             traceback.print_exc()
         finally:
-            for end in own:
+            for end in place.sockets:
                 # A child that training code has forked may have it open, too.
                 with suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
@@ -305,9 +282,10 @@ class InlineHost(ProcessHost):
         with suppress(Empty):
             while True:
                 prompt = self._prompts.get_nowait()
+                if self._is_over or self._stop.is_set():
+                    prompt.line.set_exception(EOFError())
+                    continue
                 try:
-                    if self._is_over or self._stop.is_set():
-                        raise EOFError
                     with handling(STOPS, signal.default_int_handler):
                         line = self._input(prompt.text)
                     prompt.line.set_result(line)
@@ -318,7 +296,7 @@ class InlineHost(ProcessHost):
                     prompt.line.set_exception(error)
 
     def _living(self) -> list[ThreadPlace]:
-        return [each.place for each in self._threads.values() if each.thread.is_alive()]
+        return [each for each in self._threads.values() if each.thread.is_alive()]
 
     def _say_where(self) -> None:
         holder = self._places.holder
@@ -332,10 +310,9 @@ class InlineHost(ProcessHost):
 
 def _where(places: list[ThreadPlace]) -> str:
     """Say at which line each place's code is."""
-    frames = sys._current_frames()
     lines = []
     for place in places:
-        if (frame := frames.get(place.thread)) is not None:
+        if (frame := frame_of(place)) is not None:
             last = traceback.extract_stack(frame)[-1]
             lines.append(f"{place.name} is at {last.filename}, line {last.lineno}, {last.name}")
     return "; ".join(lines)

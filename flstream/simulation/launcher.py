@@ -72,7 +72,7 @@ def simulate(
     resume: ResumePoint | None = None,
     host: ProcessHost | None = None,
 ) -> Summary:
-    """Run a job in processes of its own.
+    """Run a job in processes of its own, or in threads of this one (``engine.type = inline``).
 
     Ctrl-C, SIGTERM and SIGHUP stop the run: the last completed round is kept, and the status in
     the summary is ``stopped``.
@@ -85,6 +85,7 @@ def simulate(
         resume: point at which the run resumes; None for a new run.
         host: process host that is prepared for the job (see
             :mod:`flstream.engines.fork_server`); None for a new one. It is closed at the end.
+            Inline there is no use for it.
 
     Returns:
         The content of ``summary.json``.

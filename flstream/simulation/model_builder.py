@@ -16,7 +16,7 @@ from flstream.client.alias import install as install_alias
 from flstream.codecs.chain import chain_of
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.rounded_writer import RoundedWriter
-from flstream.debugging import print_failure
+from flstream.debugging import code_failed
 from flstream.errors import FlstreamError, ModelError
 from flstream.job import Job, ModelSection
 from flstream.job.code import make_importable
@@ -59,7 +59,7 @@ def builder_main(job: Job, run: RunDirectory, server: socket.socket) -> None:
     except FlstreamError as error:
         channel.send(NotBuilt(str(error)))
     except Exception as error:
-        print_failure(error)
+        code_failed(error)
         channel.send(NotBuilt(f"building the model failed: {type(error).__name__}: {error}"))
 
 

@@ -1,15 +1,14 @@
 """State of a process that is swapped between threads which each stand for a process.
 
-Swapped are the states of random, NumPy and torch, the working folder, sys.argv, sys.path, the
-standard streams, filters of warnings, the session of the client API, the numbers of threads, and
-the modules of the job's folder. Environment variables, signals, and what other libraries keep are
-not.
+Swapped are the modules of the job's folder and what :func:`_swapped` lists. Environment variables,
+signals, and what other libraries keep are not.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import socket
 import sys
 import sysconfig
 import threading
@@ -19,7 +18,7 @@ from contextlib import contextmanager, suppress
 from ctypes import c_ulong, py_object, pythonapi
 from functools import cache, partial
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import IO, Any, NoReturn
 
 import numpy as np
@@ -40,7 +39,7 @@ class EndedError(BaseException):
 
 @cache
 def _swapped() -> Sequence[tuple[Callable[[], Any], Callable[[Any], object]]]:
-    """Return what is swapped: functions that return it, and that put it back."""
+    """Return what is swapped: functions that take it from the process, and that put it back."""
     import torch
 
     def attribute(module: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
@@ -89,7 +88,8 @@ class ThreadPlace:
         name: As given.
         state: What its code finds, while another place has the process; None before the first time.
         modules: Modules of the job's folder that it has imported, by name.
-        thread: Number of its thread; 0 until that has begun.
+        thread: The thread, which is made for it.
+        sockets: The thread's ends of sockets.
         is_ended: Whether it is to end, as a process does that is killed.
         log: File that its output goes to; None for none.
     """
@@ -98,7 +98,8 @@ class ThreadPlace:
         self.name = name
         self.state: list[Any] | None = None
         self.modules: dict[str, ModuleType] = {}
-        self.thread = 0
+        self.thread = threading.current_thread()
+        self.sockets: list[socket.socket] = []
         self.is_ended = False
         self.log: IO[str] | None = None
 
@@ -164,12 +165,12 @@ class Places:
         self._outside = ThreadPlace("outside")
         self._outside.modules = self._take_modules()
         self._outside.keep()
-        self._present = self._outside  # whose state the process has
+        self._state_of = self._outside  # the place whose state the process has
 
     @property
     def speaking(self) -> ThreadPlace:
         """The place whose code a thread runs that has none itself, such as a loader's."""
-        return _here.place or self._present
+        return _here.place or self._state_of
 
     @contextmanager
     def entered(self, place: ThreadPlace, streams: tuple[Any, Any]) -> Iterator[None]:
@@ -181,7 +182,7 @@ class Places:
         """
         import torch
 
-        _here.place, place.thread, place.state = place, threading.get_ident(), self._outside.state
+        _here.place, place.state = place, self._outside.state
         try:
             self._begin(place)
             sys.stdout, sys.stderr = streams
@@ -223,8 +224,8 @@ class Places:
         """End a place where it waits, or at its next line of Python in code of the user's."""
         with self._turn:
             place.is_ended = True
-            if self.holder is place and place.thread != threading.get_ident():
-                frame = sys._current_frames().get(place.thread)
+            if self.holder is place and place.thread is not threading.current_thread():
+                frame = frame_of(place)
                 # Code of ours waits soon, and cleans up what nobody else can.
                 while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
                     if _is_inside(frame.f_code.co_filename, self._roots):
@@ -244,8 +245,9 @@ class Places:
     def close(self) -> None:
         """Put back what the run's caller had, whoever has the process."""
         with self._turn:
-            self.holder = self._outside
-            self._swap(self._outside)
+            self.holder = self._state_of = self._outside
+            self._take_modules()
+            self._outside.put_back()
             self._turn.notify_all()
 
     def _begin(self, place: ThreadPlace) -> None:
@@ -264,14 +266,14 @@ class Places:
                 self._turn.notify()
 
     def _swap(self, place: ThreadPlace) -> None:
-        if self._present is place:
+        if self._state_of is place:
             return
         modules = self._take_modules()
-        if self._present is not self._outside:
-            self._present.modules = modules
-            self._present.keep()
+        if self._state_of is not self._outside:
+            self._state_of.modules = modules
+            self._state_of.keep()
         place.put_back()
-        self._present = place
+        self._state_of = place
 
     def _take_modules(self) -> dict[str, ModuleType]:
         """Remove the modules of the job's folder from sys.modules, and return them."""
@@ -291,9 +293,14 @@ class Places:
         return own
 
 
+def frame_of(place: ThreadPlace) -> FrameType | None:
+    """Return the innermost frame of a place's thread; None where it does not run."""
+    return sys._current_frames().get(place.thread.ident or 0)
+
+
 def _interrupt(place: ThreadPlace) -> None:
     """Raise EndedError in the thread of a place, wherever its code is."""
-    pythonapi.PyThreadState_SetAsyncExc(c_ulong(place.thread), py_object(EndedError))
+    pythonapi.PyThreadState_SetAsyncExc(c_ulong(place.thread.ident or 0), py_object(EndedError))
 
 
 def _is_own(name: str, roots: list[str]) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Self
 
-from flstream.debugging import print_failure, waiting
+from flstream.debugging import code_failed, waiting
 from flstream.engines.processes import ProcessHost
 from flstream.job.code import find_named
 from flstream.job.tracking import TrackingSection
@@ -63,7 +63,7 @@ def tracker_main(
             feed.catch_up()
         feed.close()
     except (Exception, SystemExit) as error:
-        print_failure(error)
+        code_failed(error)
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
         report.sendall(f"{tracking.name} raised {reason}".encode()[:_MOST_REPORT_BYTES])
 

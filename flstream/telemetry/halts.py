@@ -10,9 +10,14 @@ import socket
 
 SOCKET = "FLSTREAM_HALTS"
 """Environment variable with the path of the Unix socket of a test that waits for processes."""
-POINTS = ("training", "record", "rename", "fold", "evaluation", "end")
-"""In training code's answer, before a record of an effect, before a model's file gets its name, in
-a fold, in the answer to an evaluation, and before the final model gets its second name."""
+POINTS = {
+    "training": "in training code's answer",
+    "record": "before the record of an effect",
+    "rename": "before a model's file gets its name",
+    "fold": "in a fold",
+    "evaluation": "in the answer to an evaluation",
+    "end": "before the final model gets its second name",
+}
 
 _PATH = os.environ.get(SOCKET)
 

@@ -13,6 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
+from contextlib import closing
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from flstream.recipe import FedAvgRecipe, SimEnv
 from flstream.simulation import inline
 from flstream.simulation.inline import InlineHost
 from flstream.telemetry.events import SiteFailed
+from flstream.transport.channel import Signal
 
 # Draws from each generator, also between tasks, and keeps variables, modules and files of its own.
 SCRIPT = """
@@ -200,6 +202,14 @@ def test_nothing_is_left_behind(jobs: Jobs, count: int):
     before = left_behind()
     run = jobs.run_files(files, "train.alias=nvflare", f"clients.count={count}")
     assert run.summary.status == ("finished" if count == 1 else "failed"), run.summary.error
+    assert left_behind() == before
+
+
+def test_nothing_is_left_behind_where_no_thread_has_begun(jobs: Jobs):
+    job = jobs.make(FILES["client.py"])
+    before = left_behind()
+    with closing(Signal()) as stop, InlineHost(job, stop, is_shown=True):
+        pass
     assert left_behind() == before
 
 

@@ -27,7 +27,7 @@ class Row(NamedTuple):
     modes: tuple[str, ...] = MODES
     sizes: tuple[str, ...] = ("tiny", "middle", "large")
     engines: tuple[str, ...] = ("local", "inline")
-    points: tuple[str, ...] = POINTS
+    points: tuple[str, ...] = tuple(POINTS)
     times: tuple[str, ...] = ("first", "later")
     victims: tuple[str, ...] = VICTIMS
 

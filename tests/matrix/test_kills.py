@@ -35,7 +35,7 @@ def is_possible(case):
     return comes and victim in ROWS[row].victims and engine in ROWS[row].engines
 
 
-CASES = list(pairwise(list(ROWS), [POINTS, VICTIMS, list(TIMES), ENGINES], is_possible))
+CASES = list(pairwise(list(ROWS), [list(POINTS), VICTIMS, list(TIMES), ENGINES], is_possible))
 
 
 @pytest.mark.kills
