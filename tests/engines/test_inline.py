@@ -283,10 +283,7 @@ def test_an_exception_is_a_sites_failure_with_its_traceback(
 @pytest.mark.usefixtures("processes")
 def test_a_script_that_ends_itself_does_so_as_in_a_process_of_its_own(jobs: Jobs):
     script = "import sys\nimport flstream.client as flare\nflare.init()\nsys.exit({})"
-    for status, words in {
-        "3": "exited with status 3",
-        "'because'": "ended itself: because",
-    }.items():
+    for status, words in ("3", "exited with status 3"), ("'because'", "ended itself: because"):
         text = script.format(status)
         one = "clients.count=1"
         inline, local = jobs.run(text, one, *INLINE), jobs.run(text, one)

@@ -1,11 +1,11 @@
 """Which updates may become a model, and to what bits."""
 
 import pytest
-from flows import lines, models, records
+from flows import models, records
 from safetensors.torch import load_file
-from training_scripts import QUIET, adding, mean_added, noisy, plain, trained
+from training_scripts import QUIET, adding, mean_added, noisy, of_kind, plain, trained
 
-from flstream.telemetry.events import SiteFailed
+from flstream.telemetry.events import RoundFinished, SiteFailed
 
 # What a site sends: all of it, a part, a difference, and a part of one; and what is due of it.
 SENDS = plain(
@@ -67,7 +67,7 @@ def test_a_fold_takes_updates_of_several_trainings_or_a_part_of_one(flows):
         return model
     """
     run = flows.finish(text, "clients.count=4", "rounds=3", QUIET, script=adding({}))
-    folded = [list(each.weights) for each in lines(run) if hasattr(each, "upload_and_fold")]
+    folded = [list(each.weights) for each in of_kind(run, RoundFinished)]
     # Rows are the sites in the order of the list.
     assert folded == [
         ["site-1", "site-3", "site-2", "site-4"],
@@ -130,6 +130,6 @@ def test_an_update_that_was_read_and_turns_out_unsound_is_left_out_on_replay_too
     assert flows.seen() == ["1, ['site-1', 'site-2']"]
     resumed = flows.resume(run, text, *how, script=noisy(bad))
     assert flows.seen() == ["1, ['site-1', 'site-2']", "2, ['site-1', 'site-2']"]
-    [failed] = [each for each in lines(resumed) if isinstance(each, SiteFailed)]
+    [failed] = of_kind(resumed, SiteFailed)
     assert "'w'" in failed.reason
     assert trained(resumed, "site-2") == [1, 2]
