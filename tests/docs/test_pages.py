@@ -104,11 +104,6 @@ def test_the_reference_of_the_job_file_is_current_and_has_every_key():
         entry = text.partition(f"### `{key.name}`\n")[2].partition("\n### ")[0]
         assert key.allowed in entry, key.name
         assert key.meaning in entry, key.name
-    for name in BUILT_IN:
-        for field, info in built_in_args(name).model_fields.items():
-            assert f"### `workflow.args.{field}`\n" in text
-            assert info.description
-            assert info.description in text
 
 
 def loaded(folder: Path, text: str, **files: str) -> Job:

@@ -34,8 +34,6 @@ SOUND = safetensors({"a": u8(0, 64)}, bytes(range(64)))
 # What else a header may have wrong is in tests/model/test_layout.py.
 PLAIN_BYTES = {
     "empty": b"",
-    "header of 2^60": (1 << 60).to_bytes(8, "little") + SOUND[8:],
-    "not JSON": SOUND[:8] + b"x" * (len(SOUND) - 8),
     "bool offsets": safetensors({"truth": u8(False, True)}, b"x"),
     "fractional offsets": safetensors({"half": u8(0.0, 0.5)}),
     "dtype that is a list": safetensors({"list": u8(0, 1, dtype=["U8"])}, b"x"),
@@ -238,19 +236,3 @@ def test_a_file_cut_or_changed_anywhere_is_refused_or_harmless(tmp_path):
                 sentences.append(str(error))
     assert len(sentences) > 100
     assert all(str(tmp_path) in sentence for sentence in sentences)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
-def test_a_file_of_another_user_is_one_sentence(tmp_path, monkeypatch):
-    (tmp_path / "x.safetensors").write_bytes(SOUND)
-    (tmp_path / "x.safetensors").chmod(0)
-    # Root reads everything; but who is in a folder already needs no right to the way there.
-    monkeypatch.chdir(tmp_path)
-    os.seteuid(65534)
-    try:
-        with pytest.raises(FlstreamError) as refusal:
-            examine(Request(Path("x.safetensors")))
-    finally:
-        os.seteuid(0)
-    said = "x.safetensors cannot be read: Permission denied; check the path and its permissions"
-    assert str(refusal.value) == said

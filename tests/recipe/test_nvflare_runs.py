@@ -49,11 +49,3 @@ def test_every_folder_runs(converted, name):
     if name == "template_fedavg":
         assert summary.best.metric == "val_loss"
         assert summary.best.value == min(each["val_loss"] for each in summary.metrics[:-1])
-
-
-def test_sites_have_the_arguments_and_factors_of_their_apps(converted):
-    own = converted("two_apps", to="a")
-    assert own.clients == 3
-    alike = converted("two_apps", "clients.args.site-ward-1.epochs=1", to="b")
-    unweighted = converted("two_apps", "aggregation.weights={}", to="c")
-    assert len({each.model.digest for each in (own, alike, unweighted)}) == 3
