@@ -39,6 +39,13 @@ class Net(nn.Module):
 def build(dtype="float32"):
     return Net(dtype)
 """
+# Its base, which is not exchanged, is the same wherever it is made.
+ADAPTED = NET.replace(
+    "    return Net(dtype)",
+    "    from peft import LoraConfig, get_peft_model\n"
+    "    torch.manual_seed(0)\n"
+    "    return get_peft_model(Net(dtype), LoraConfig(r=2, target_modules=['layer']))",
+)
 
 _HF = """
 import torch

@@ -105,7 +105,6 @@ def test_lightning_refuses_what_cannot_be(jobs):
         LIT,
         {
             "flare.patch(module)": "patch() was given a Module; give it a Trainer",
-            f"trainer = trainer_of(devices=2, strategy='ddp_notebook'); {fit}": "devices=1",
             f"{calls.format('EMAWeightAveraging()')}; {fit}": "averages",
             f"{swa}; {fit}": "it averages the weights of one whole training",
             f"trainer = trainer_of(); module.__fl_meta__ = 3; {fit}": "is a int; make it a dict",

@@ -44,6 +44,3 @@ def test_a_script_runs_unchanged_to_the_same_bits(jobs, tmp_path):
     for site in SITES:
         logged = [each for each in of_kind(run, SiteLog) if each.site == site]
         assert [(each.key, each.value, each.step) for each in logged] == expected.logged[site]
-    files = [run.directory.site(site) / "work" / "local_model.pt" for site in SITES]
-    first, second = (torch.load(path, weights_only=True) for path in files)
-    assert not torch.equal(first["0.weight"], second["0.weight"])
