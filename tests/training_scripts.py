@@ -157,7 +157,7 @@ def mean_added(before: Mapping[str, torch.Tensor], sites: Iterable[str]) -> dict
     return means
 
 
-def assert_rounds_are_means(run) -> None:
+def check_rounds_are_means(run) -> None:
     """Each model is exactly the mean of what those that took part in its round made of the last."""
     for number, sites in took_part(run).items():
         before, after = (load_file(run.directory.checkpoint(n)) for n in (number - 1, number))

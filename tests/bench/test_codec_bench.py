@@ -57,7 +57,6 @@ def test_codecs_move_as_much_less_and_lose_as_much_as_they_are_for(tmp_path, mon
     for row, result in zip(found["results"], results, strict=True):
         assert row["median"]["up_bytes"] == result.median.up_bytes
         assert row["whole"]["up_bytes"] == 10 * result.median.up_bytes
-        assert (row["error"] == 0) is row["exact"] is result.error.exact
     assert found["results"][0]["share"] == 1
     assert found["results"][2]["down"] == []
     assert all(row["share"] < 1 for row in found["results"][1:])

@@ -35,8 +35,7 @@ def test_what_a_mode_needs_follows_from_who_holds_the_model():
     assert need["file"].disk == need["pull"].disk + clients * GIB
     rooms = [(10, 10), (9, 10), (10, 9), (10, None)]
     small = Need(memory=10, server=1, client=1, disk=10)
-    fitting = [fits(small, Available(*room, Path())) for room in rooms]
-    assert fitting == [True, False, False, True]
+    assert [fits(small, Available(*room, Path())) for room in rooms] == [True, False, False, True]
 
 
 def test_a_slower_machine_or_link_means_longer_runs():

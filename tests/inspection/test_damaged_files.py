@@ -33,7 +33,6 @@ def safetensors(fields, body=b""):
 SOUND = safetensors({"a": u8(0, 64)}, bytes(range(64)))
 # What else a header may have wrong is in tests/model/test_layout.py.
 PLAIN_BYTES = {
-    "empty": b"",
     "bool offsets": safetensors({"truth": u8(False, True)}, b"x"),
     "fractional offsets": safetensors({"half": u8(0.0, 0.5)}),
     "dtype that is a list": safetensors({"list": u8(0, 1, dtype=["U8"])}, b"x"),
@@ -92,8 +91,7 @@ def saved(make: Callable[[], object]) -> Write:
     return lambda path: torch.save(make(), path)
 
 
-def two() -> dict[str, object]:
-    return {"a": torch.arange(64.0), "b": torch.ones(4)}
+TWO = {"a": torch.arange(64.0), "b": torch.ones(4)}
 
 
 def changed(make: Write, change: Callable[[bytearray], object]) -> Write:
@@ -125,7 +123,7 @@ def inflate(data: bytearray) -> None:
 
 TORCH: dict[str, Write] = {
     "code": lambda path: torch.save({"a": Runs(path.with_suffix(".ran"))}, path),
-    "old format": lambda path: torch.save(two(), path, _use_new_zipfile_serialization=False),
+    "old format": lambda path: torch.save(TWO, path, _use_new_zipfile_serialization=False),
     "sparse": saved(lambda: {"sparse": torch.eye(3).to_sparse()}),
     "expanded": saved(lambda: {"vast": torch.zeros(1).expand(2**50)}),
     "changed bit": changed(saved(lambda: {"a": torch.from_numpy(MARKED.copy())}), flip),
@@ -213,7 +211,7 @@ def test_a_file_cut_or_changed_anywhere_is_refused_or_harmless(tmp_path):
     random = Random(0)
     writers = {
         "x.safetensors": lambda path: path.write_bytes(SOUND),
-        "x.pt": saved(two),
+        "x.pt": saved(lambda: TWO),
         "x.npz": npz(np.savez_compressed, a=MARKED),
     }
     sentences = []

@@ -72,9 +72,10 @@ def test_what_is_not_finite_is_counted_and_left_out():
     numbers = torch.tensor([math.nan, 1.0, math.inf, 3.0, -math.inf, 0.0, -0.0])
     found = statistics(numbers)
     assert found == Statistics(4, 3, 2, 0.0, 3.0, 1.0, pytest.approx(math.sqrt(1.5)))
-    nothing = statistics(torch.full((BLOCK + 1,), math.nan))
-    assert nothing == Statistics(0, BLOCK + 1, 0, None, None, None, None)
-    assert statistics(torch.zeros(3, 0)) == Statistics(0, 0, 0, None, None, None, None)
+    assert statistics(torch.full((BLOCK + 1,), math.nan)) == Statistics(
+        0, BLOCK + 1, 0, *[None] * 4
+    )
+    assert statistics(torch.zeros(3, 0)) == Statistics(0, 0, 0, *[None] * 4)
     found = statistics(torch.tensor([3 + 4j, 0, 1j, complex(0, math.nan)], dtype=torch.complex64))
     assert found[:5] == (3, 1, 1, 0.0, 5.0)  # ordered by their absolute values
     assert found.document()["mean"] == pytest.approx([1.0, 5 / 3])
@@ -106,8 +107,7 @@ def test_every_small_float_is_the_number_that_torch_says(code):
 
 def difference(one: dict[str, object], two: dict[str, object]) -> Difference:
     sources = [MemoryBody.of(state) for state in (one, two)]
-    names = {*one, *two}
-    return find_difference(*sources, "other", names)
+    return find_difference(*sources, "other", {*one, *two})
 
 
 def changed(one: torch.Tensor, two: torch.Tensor) -> Changed:

@@ -144,8 +144,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
             modes=("pull", "native"),
         ),
         "links that change": Row(
-            ("network={latency=1 ms, traces=trace.csv}",),
-            modes=("pull", "native"),
+            ("network={latency=1 ms, traces=trace.csv}",), modes=("pull", "native")
         ),
     }
 )

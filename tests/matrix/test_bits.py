@@ -38,11 +38,8 @@ def is_possible(case):
     row, _, chunk, mode, size = case
     modes, sizes = ROWS[row].modes, ROWS[row].sizes
     # A model that is larger than a chunk need not be much larger.
-    larger = {"48 B": ("middle",), "4 KiB": ("middle",)}.get(chunk, ("large",))
-    if "middle" not in sizes and chunk == "4 KiB":
-        larger = ("large",)
-    fits = size in ("tiny", *larger) and size in sizes
-    return fits and mode in modes
+    larger = "middle" if chunk == "48 B" or (chunk == "4 KiB" and "middle" in sizes) else "large"
+    return size in ("tiny", larger) and size in sizes and mode in modes
 
 
 ALIKE = [

@@ -28,8 +28,7 @@ def test_a_script_runs_unchanged_to_the_same_bits(jobs, tmp_path):
     for seeded in (random.seed, np.random.seed, torch.manual_seed):
         seeded(SEED)
     initial = runpy.run_path(str(SCRIPTS / "network.py"))["Network"]().state_dict()
-    how = {"seed": SEED, "rounds": ROUNDS}
-    expected = run_reference(tmp_path / "plain", script, WORDS, initial, **how)
+    expected = run_reference(tmp_path / "plain", script, WORDS, initial, seed=SEED, rounds=ROUNDS)
 
     shutil.copy(SCRIPTS / "network.py", jobs.folder)
     how = "train.alias=nvflare", f"seed={SEED}", f"rounds={ROUNDS}", *FLAGS

@@ -115,8 +115,7 @@ def algorithm_1(rounds, sites, cohorts, alpha):
 
 def test_feddyn_is_algorithm_1_of_its_paper(jobs):
     settings = ("clients.count=5", "clients.per_round=3", "rounds=6")
-    run = jobs.run(QUADRATIC, FEDDYN, *settings, model=LINE)
-    assert run.summary.status == "finished", run.summary.error
+    run = finished(jobs.run(QUADRATIC, FEDDYN, *settings, model=LINE))
     names = [f"site-{number}" for number in range(1, 6)]
     cohorts = [
         [names.index(site) for site in sample_sites(names, 3, 7, number)] for number in range(1, 7)

@@ -6,16 +6,7 @@ import pytest
 from flows import records, shape
 from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
-from training_scripts import (
-    LARGE,
-    QUIET,
-    adding,
-    mean_added,
-    noisy,
-    of_kind,
-    results,
-    trained,
-)
+from training_scripts import LARGE, QUIET, adding, mean_added, noisy, of_kind, results, trained
 
 from flstream.server import trainer
 from flstream.telemetry.events import RoundStarted
