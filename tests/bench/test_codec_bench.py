@@ -35,8 +35,7 @@ def test_codecs_move_as_much_less_and_lose_as_much_as_they_are_for(tmp_path, mon
 
     def inline(plan, case):
         job = in_processes(plan, case)
-        engine = job.engine.model_copy(update={"type": "inline"})
-        return job.model_copy(update={"engine": engine})
+        return job.model_copy(update={"engine": job.engine.model_copy(update={"type": "inline"})})
 
     monkeypatch.setattr(CodecBenchPlan, "job", inline)
     plan = make_plan("delta+shuffle+zstd,topk:0.1")

@@ -68,10 +68,8 @@ def test_job_py_its_export_and_the_job_file_end_in_equal_bits(jobs, job, tmp_pat
     assert f"Result can be found in : {made}" in out
     command(*line, "--max_steps", "2", "--export", "exported", cwd=tmp_path)
     digests = {json.loads((made / "summary.json").read_text())["model"]["digest"]}
-    for folder, options in (
-        (tmp_path / "exported", []),
-        (job, ["train.args.max_steps=2", "rounds=2"]),
-    ):
+    short = ["train.args.max_steps=2", "rounds=2"]
+    for folder, options in ((tmp_path / "exported", []), (job, short)):
         digests.add(run_of(jobs, folder, *options).summary.model.digest)
     assert len(digests) == 1
 
@@ -80,12 +78,10 @@ def test_job_py_its_export_and_the_job_file_end_in_equal_bits(jobs, job, tmp_pat
 def test_at_124m_the_adapter_takes_at_most_two_percent_of_the_bytes(job):
     line = [sys.executable, "-m", "flstream", "validate", str(job), "--json"]
     line += ["--set", "model.args.size=124M"]
-    sizes = [
-        json.loads(command(*line, "--set", adapter))["model"]["bytes"]
-        for adapter in ("model.args.peft=null", "model.args.peft=lora")
-    ]
-    assert sizes[0] >= 4 * 124_439_808
-    assert sizes[1] <= 0.02 * sizes[0]
+    said = [command(*line, "--set", f"model.args.peft={kind}") for kind in ("null", "lora")]
+    whole, adapter = (json.loads(text)["model"]["bytes"] for text in said)
+    assert whole >= 4 * 124_439_808
+    assert adapter <= 0.02 * whole
 
 
 @pytest.mark.nightly

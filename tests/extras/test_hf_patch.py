@@ -24,9 +24,7 @@ UNEVEN = "per_device_train_batch_size=4, gradient_accumulation_steps=2"
     ],
     brief=2,
 )
-def test_a_trainer_goes_on_by_a_tasks_steps_and_weighs_its_examples(
-    jobs, patch, trainer, count, steps, weight
-):
+def test_a_trainer_goes_on_by_steps_and_weighs_examples(jobs, patch, trainer, count, steps, weight):
     middle = f"""
     Points.count = {count}
     trainer = trainer_of(Net(), {trainer})

@@ -3,19 +3,7 @@
 import pytest
 import torch
 from nightly_cases import first_and_nightly
-from patched_jobs import (
-    ADAPTED,
-    HF,
-    LIBRARIES,
-    LIT,
-    NET,
-    SHARED,
-    bits,
-    failure,
-    finished,
-    losses,
-    same,
-)
+from patched_jobs import ADAPTED, HF, LIBRARIES, LIT, SHARED, bits, failure, finished, losses, same
 from safetensors.torch import load_file
 from training_scripts import of_kind
 
@@ -77,11 +65,11 @@ WEIGHTS = """
 """
 
 
-def of_ranks(jobs, library, patch, *how, model=NET):
+def of_ranks(jobs, library, patch, **model):
     """A run in two ranks, which end each of two tasks with the same weights."""
     case = LIBRARIES[library]
     script = case.script(f"{patch}\n{OF_NET[library]}", case.loop + WEIGHTS)
-    run = finished(jobs, script, TORCHRUN, *how, model=model)
+    run = finished(jobs, script, TORCHRUN, **model)
     work = run.directory.site("site-1") / "work"
     first, other = (work.joinpath(f"rank-{rank}").read_text() for rank in range(2))
     assert first == other

@@ -72,9 +72,7 @@ def test_what_is_not_finite_is_counted_and_left_out():
     numbers = torch.tensor([math.nan, 1.0, math.inf, 3.0, -math.inf, 0.0, -0.0])
     found = statistics(numbers)
     assert found == Statistics(4, 3, 2, 0.0, 3.0, 1.0, pytest.approx(math.sqrt(1.5)))
-    assert statistics(torch.full((BLOCK + 1,), math.nan)) == Statistics(
-        0, BLOCK + 1, 0, *[None] * 4
-    )
+    assert statistics(torch.full([BLOCK + 1], math.nan)) == Statistics(0, BLOCK + 1, 0, *[None] * 4)
     assert statistics(torch.zeros(3, 0)) == Statistics(0, 0, 0, *[None] * 4)
     found = statistics(torch.tensor([3 + 4j, 0, 1j, complex(0, math.nan)], dtype=torch.complex64))
     assert found[:5] == (3, 1, 1, 0.0, 5.0)  # ordered by their absolute values
