@@ -42,10 +42,10 @@ LOCAL = ("engine.type=local",)
 """The engine of tests that watch or kill processes, measure memory, or need parallel workers."""
 
 INLINE = ("engine.type=inline",)
-"""Overrides with which a job runs in the test's own process, in some hundredths of a second."""
+"""The engine of all other tests, in their own process, in some hundredths of a second.
 
-ENGINE = INLINE
-"""The engine of all other tests. A test overrides it with the fixture ``processes``."""
+A test overrides it with the fixture ``processes``.
+"""
 
 
 class Run(NamedTuple):
@@ -84,7 +84,7 @@ class Jobs(NamedTuple):
 
     folder: Path
     host_for: Callable[[Job], ProcessHost] = shared_host_for
-    engine: Sequence[str] = ENGINE
+    engine: Sequence[str] = INLINE
 
     def make(self, script: str, *overrides: str, model: str = MODEL) -> Job:
         """A job of two clients and two rounds, unless overrides say otherwise."""
@@ -175,7 +175,7 @@ def processes() -> None:
 @pytest.fixture
 def jobs(tmp_path: Path, fork_server: None, request: pytest.FixtureRequest) -> Jobs:
     """Jobs in a folder of the test's own."""
-    engine = LOCAL if "processes" in request.fixturenames else ENGINE
+    engine = LOCAL if "processes" in request.fixturenames else INLINE
     return Jobs(tmp_path, engine=engine)
 
 

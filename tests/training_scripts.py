@@ -32,8 +32,8 @@ def train(site, number, params, state, folder):
             tensor += torch.randn(tensor.shape, dtype=tensor.dtype) + 0.1 * value
     index = int(site.rpartition("-")[2])
     return {"num_examples": index}, {"loss": value}
-
-
+"""
+_SCORES = """
 def score(params):
     return {"accuracy": params["w"].double().mean().item()}
 """
@@ -91,26 +91,35 @@ def drawing() -> str:
     """)
 
 
-def noisy(body: str = "") -> str:
-    """A loop whose result depends on seeds and state; ``body`` comes before its answer."""
+def noisy(body: str = "", *, scores: str = _SCORES, first: str = "") -> str:
+    """A loop whose result depends on seeds and state.
+
+    Args:
+        body: Comes before the answer to a training.
+        scores: Defines ``score(params)``.
+        first: Comes before it is looked at what the task is.
+    """
     step = """
     folder, number = flare.system_info()["site_dir"], model.current_round + 1
     meta, metrics = train(site, number, params, flare.get_state_dir(), folder)
     """
     step = textwrap.dedent(step) + textwrap.dedent(body)
-    return plain(step, before=_TRAIN, first="metrics = score(params)")
+    first = textwrap.dedent(first) + "\nmetrics = score(params)"
+    return plain(step, before=_TRAIN + scores, first=first)
 
 
-def adding(deeds: Mapping[tuple[str, int], str]) -> str:
+def adding(deeds: Mapping[tuple[str, int], str], accuracy: str = "float(number)") -> str:
     """A loop that adds a site's number to the model, with that as its weight.
 
-    A deed is what the site does in a round before it answers.
+    Args:
+        deeds: What a site does in a round before it answers.
+        accuracy: Expression of the score of a round's ``number``.
     """
     body = "index = int(site[5:])\nmeta['num_examples'] = index\n"
     body += "for tensor in params.values():\n    tensor += index\n"
     for (site, number), deed in deeds.items():
         body += f"if (site, number) == ({site!r}, {number}):\n{textwrap.indent(deed, '    ')}\n"
-    first = "number = model.current_round + 1\nmetrics = {'accuracy': float(number)}"
+    first = f"number = model.current_round + 1\nmetrics = {{'accuracy': {accuracy}}}"
     return plain(body, first=first, sends="params=params, meta=meta")
 
 
@@ -148,7 +157,7 @@ def mean_added(before: Mapping[str, torch.Tensor], sites: Iterable[str]) -> dict
     return means
 
 
-def assert_rounds_are_means(run) -> None:
+def check_rounds_are_means(run) -> None:
     """Each model is exactly the mean of what those that took part in its round made of the last."""
     for number, sites in took_part(run).items():
         before, after = (load_file(run.directory.checkpoint(n)) for n in (number - 1, number))

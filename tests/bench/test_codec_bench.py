@@ -7,7 +7,7 @@ from flstream.bench.codec_cases import parse_codecs
 from flstream.bench.codec_compare import compare_codecs
 from flstream.bench.codec_plan import CodecBenchPlan
 from flstream.bench.document import codec_document
-from flstream.bench.exchange import Need, link_seconds
+from flstream.bench.exchange import link_seconds
 from flstream.errors import SimulationError
 from flstream.job.link import parse_link
 
@@ -35,8 +35,7 @@ def test_codecs_move_as_much_less_and_lose_as_much_as_they_are_for(tmp_path, mon
 
     def inline(plan, case):
         job = in_processes(plan, case)
-        engine = job.engine.model_copy(update={"type": "inline"})
-        return job.model_copy(update={"engine": engine})
+        return job.model_copy(update={"engine": job.engine.model_copy(update={"type": "inline"})})
 
     monkeypatch.setattr(CodecBenchPlan, "job", inline)
     plan = make_plan("delta+shuffle+zstd,topk:0.1")
@@ -57,7 +56,6 @@ def test_codecs_move_as_much_less_and_lose_as_much_as_they_are_for(tmp_path, mon
     for row, result in zip(found["results"], results, strict=True):
         assert row["median"]["up_bytes"] == result.median.up_bytes
         assert row["whole"]["up_bytes"] == 10 * result.median.up_bytes
-        assert (row["error"] == 0) is row["exact"] is result.error.exact
     assert found["results"][0]["share"] == 1
     assert found["results"][2]["down"] == []
     assert all(row["share"] < 1 for row in found["results"][1:])
@@ -70,12 +68,3 @@ def test_nothing_is_compared_with_an_exchange_that_failed(tmp_path, monkeypatch)
     with pytest.raises(SimulationError, match=r"exchange without codecs failed: .*no data"):
         compare_codecs(make_plan("int8"), tmp_path / "runs", Watcher())
     assert not (tmp_path / "runs").exists()
-
-
-def test_what_has_no_room_is_not_run_and_has_a_row_all_the_same(tmp_path, monkeypatch):
-    need = Need(memory=1 << 60, server=1, client=1, disk=1)
-    monkeypatch.setattr(CodecBenchPlan, "need", lambda *_: need)
-    plan = make_plan("int8")
-    results = compare_codecs(plan, tmp_path / "runs", Watcher())
-    row = codec_document(plan, results)["results"][1]
-    assert (row["ran"], row["median"], row["error"], row["share"]) == (False, None, None, None)

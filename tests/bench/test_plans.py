@@ -21,26 +21,11 @@ MB = 10**6
 SLOW = parse_link("10Mbit,50ms")
 
 
-def test_each_mode_is_measured_at_each_chunk_size_and_native_once():
-    plan = make_plan(modes=["pull", "native"], chunk_sizes=[256 << 10, 2 * MIB])
-    assert plan.cases == [Case("pull", 256 << 10), Case("pull", 2 * MIB), Case("native", None)]
-    assert [plan.label(case) for case in plan.cases] == ["pull 256 KiB", "pull 2 MiB", "native"]
-
-
-def test_every_client_is_a_process_of_its_own():
-    plan = make_plan(clients=40, tensors=7)
-    for case in plan.cases:
-        job, is_file = plan.job(case), case.mode == "file"
-        assert job.clients.workers == 40
-        assert job.streaming.mode == ("pull" if is_file else case.mode)
-        assert job.model.args == {"size": GIB, "tensors": 7}
-        assert (job.train.script.name == "file_client.py") == is_file
-
-
 def test_what_a_mode_needs_follows_from_who_holds_the_model():
     clients = 4
     plan = make_plan(clients=clients)
     need = {case.mode: plan.need(case) for case in plan.cases}
+    assert {plan.job(case).clients.workers for case in plan.cases} == {clients}
     assert need["native"].memory > need["pull"].memory + 2 * clients * GIB - 100 * MIB
     assert need["native"].server > (clients + 1) * GIB
     assert need["pull"].server < 96 * MIB
@@ -50,8 +35,7 @@ def test_what_a_mode_needs_follows_from_who_holds_the_model():
     assert need["file"].disk == need["pull"].disk + clients * GIB
     rooms = [(10, 10), (9, 10), (10, 9), (10, None)]
     small = Need(memory=10, server=1, client=1, disk=10)
-    fitting = [fits(small, Available(*room, Path())) for room in rooms]
-    assert fitting == [True, False, False, True]
+    assert [fits(small, Available(*room, Path())) for room in rooms] == [True, False, False, True]
 
 
 def test_a_slower_machine_or_link_means_longer_runs():
@@ -70,13 +54,11 @@ def codecs_of(case):
 
 
 def test_the_exchange_without_codecs_is_first_and_each_case_there_once():
-    for text, names in (
-        ("int8, zstd,none,zstd:1 ,int8:256", ["none", "int8", "zstd"]),
-        ("all,topk:0.1", ["none", *STANDARD, "topk:0.1"]),
-    ):
-        assert [case.name for case in parse_codecs(text)] == names
-    leaves_out = {case.name for case in parse_codecs("all") if case.leaves_out}
-    assert leaves_out == {"topk", "ternary"}
+    names = [case.name for case in parse_codecs("int8, zstd,none,zstd:1 ,int8:256")]
+    assert names == ["none", "int8", "zstd"]
+    names = [case.name for case in parse_codecs("all,topk:0.1")]
+    assert names == ["none", *STANDARD, "topk:0.1"]
+    assert {case.name for case in parse_codecs("all") if case.leaves_out} == {"topk", "ternary"}
 
 
 def test_a_value_is_that_of_the_codecs_only_key():
@@ -120,8 +102,6 @@ def test_a_model_is_as_short_as_its_slower_direction_asks_for():
     ):
         assert shortened(size, parse_link(link)) == expected
     assert shortened(10**12, SLOW) * 8 / SLOW.up == pytest.approx(MOST_SECONDS, rel=1e-3)
-    assert link_seconds(SLOW, 25 * MB) == (20.05, 20.05)
-    assert link_seconds(parse_link("1Mbit/100Mbit"), MB) == pytest.approx((0.08, 8.0))
 
 
 def test_the_job_has_the_link_and_as_much_time_as_it_takes():
@@ -133,7 +113,7 @@ def test_the_job_has_the_link_and_as_much_time_as_it_takes():
     assert job.clients.round_timeout > timeout > 2 * max(link_seconds(link, 2500 * MB))
 
 
-@pytest.mark.parametrize("size", [4, 40, 32_772, 1 << 20, 25_000_000])
+@pytest.mark.parametrize("size", [4, 32_772])
 def test_a_model_has_exactly_the_bytes_that_were_asked_for(size):
     assert 4 * sum(int(np.prod(shape)) for shape in shapes(size // 4).values()) == size
     assert shapes(10, tensors=3) == {"tensor.0": (4,), "tensor.1": (3,), "tensor.2": (3,)}

@@ -72,14 +72,9 @@ def checkouts(tmp_path):
 def run_against(here, there, *more):
     code = "import sys, against, pathlib; against.HERE = pathlib.Path(sys.argv.pop(1)); "
     code += "sys.exit(against.main(against.parser().parse_args()))"
-    return subprocess.run(
-        [sys.executable, "-c", code, str(here), str(there), "--pairs", "2", *more],
-        env={**os.environ, "PYTHONPATH": os.path.dirname(against.__file__)},
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=there.parent,
-    )
+    line = [sys.executable, "-c", code, str(here), str(there), "--pairs", "2", *more]
+    env = {**os.environ, "PYTHONPATH": os.path.dirname(against.__file__)}
+    return subprocess.run(line, env=env, capture_output=True, text=True, cwd=there.parent)
 
 
 def test_checkouts_are_compared_by_their_own_scripts(checkouts, tmp_path):

@@ -64,15 +64,13 @@ def test_medians_are_without_first_rounds_and_failures_and_the_best_is_over_sett
 
 
 def test_the_table_has_ratios_misses_and_failures():
-    grid = exchange_grid(
-        "256 MiB exchanged, 2 clients",
-        [
-            result("flstream", run([0.5], 16 * MIB)),
-            result("nvflare-offload", run([5.0], 1600 * MIB)),
-            result("flower", BROKEN),
-            result("flower-1cpu", run([4.0], 160 * MIB)),
-        ],
-    )
+    results = [
+        result("flstream", run([0.5], 16 * MIB)),
+        result("nvflare-offload", run([5.0], 1600 * MIB)),
+        result("flower", BROKEN),
+        result("flower-1cpu", run([4.0], 160 * MIB)),
+    ]
+    grid = exchange_grid("256 MiB exchanged, 2 clients", results)
     assert [row[3] for row in grid.rows] == ["", "10", "", "8.0"]
     assert grid.rows[2][1] == "failed"
     for words in ("1 of 1 runs failed: MemoryError", "10 times (target 8)", "(target 15, missed)"):
@@ -101,14 +99,9 @@ print(sampler.peak_pss > 0, sorted(sampler.peak_rss))
     ],
 )
 def test_what_a_run_leaves_behind_or_takes_too_long_is_killed(tmp_path, script, deadline, status):
-    done = subprocess.run(
-        [sys.executable, "-c", RUNS_IT, script, str(tmp_path), str(deadline)],
-        env={**os.environ, "PYTHONPATH": str(PEERS)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    line = [sys.executable, "-c", RUNS_IT, script, str(tmp_path), str(deadline)]
+    env = {**os.environ, "PYTHONPATH": str(PEERS)}
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60, check=True)
     ended, sampled = done.stdout.splitlines()
     pid = (tmp_path / "pid").read_text().strip()
     assert ended == status

@@ -16,12 +16,21 @@ from flstream.errors import UsageError
 CODECS = {"codecs": "int8", "modes": None}
 
 
-def test_a_mode_that_does_not_fit_is_shown_but_not_run(flstream_here):
-    done = flstream_here("bench", "--model-size", "100TB", "--repeat", "1", "--json", "-")
+def results_of(flstream_here, *words):
+    done = flstream_here("bench", "--model-size", "100TB", "--repeat", "1", "--json", "-", *words)
     assert done.returncode == 0, done.stderr
-    for result in json.loads(done.stdout)["results"]:
-        assert not result["ran"]
-        assert result["median"] is None
+    results = json.loads(done.stdout)["results"]
+    assert [(each["ran"], each["median"]) for each in results] == [(False, None)] * len(results)
+    return results
+
+
+def test_a_codec_that_does_not_fit_is_shown_but_not_run(flstream_here):
+    _, int8 = results_of(flstream_here, "--codecs", "int8")
+    assert (int8["error"], int8["share"]) == (None, None)
+
+
+def test_a_mode_that_does_not_fit_is_shown_but_not_run(flstream_here):
+    for result in results_of(flstream_here):
         largest = "disk" if result["mode"] == "file" else "memory"
         assert result["predicted"][largest] > 100e12
 

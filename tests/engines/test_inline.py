@@ -252,7 +252,7 @@ def test_a_run_in_which_nothing_happens_says_where_it_is(
         flare.init()
         while flare.is_running():
             model = flare.receive()
-            while not flare.said:
+            while not any("site-" in each for each in flare.said):
                 pass
             flare.send(flare.FLModel(params=model.params, metrics={"x": 1.0}))
         """
@@ -293,10 +293,11 @@ def test_an_exception_is_a_sites_failure_with_its_traceback(
 @pytest.mark.usefixtures("processes")
 def test_a_script_that_ends_itself_does_so_as_in_a_process_of_its_own(jobs: Jobs):
     script = "import sys\nimport flstream.client as flare\nflare.init()\nsys.exit({})"
-    for status in ("3", "'because'"):
+    for status, words in ("3", "exited with status 3"), ("'because'", "ended itself: because"):
         text = script.format(status)
         one = "clients.count=1"
         inline, local = jobs.run(text, one, *INLINE), jobs.run(text, one)
+        assert f"client.py {words}; its log is" in inline.summary.error
         assert inline.summary.error == local.summary.error
 
 
@@ -321,6 +322,7 @@ class Terminal:
 
     def __init__(self, jobs: Jobs, *options: str) -> None:
         self.output = ""
+        self._summary = jobs.folder / "run" / "summary.json"
         self._pid, self._terminal = pty.fork()
         if self._pid == 0:
             status = 99
@@ -368,6 +370,11 @@ class Terminal:
         print(self.output)
         return os.waitstatus_to_exitcode(status)
 
+    def assert_stopped(self) -> None:
+        """The command was stopped, and says so of its run."""
+        assert self.status() == 130
+        assert json.loads(self._summary.read_text())["status"] == "stopped"
+
 
 def test_a_breakpoint_in_training_code_opens_pdb(jobs: Jobs):
     jobs.make(WITH_BREAKPOINT, "rounds=1", "clients.count=1")
@@ -394,19 +401,17 @@ def test_a_breakpoint_in_a_workflow_opens_pdb_and_to_quit_it_stops_the_run(jobs:
     terminal.enter("p here\n")
     assert "7" in terminal.until("(Pdb) ")
     terminal.enter("q\n")
-    assert terminal.status() == 130
-    assert json.loads((jobs.folder / "run" / "summary.json").read_text())["status"] == "stopped"
+    terminal.assert_stopped()
 
 
-@first_and_nightly("key", ["\x03", "\x04", "q\n"])
+@first_and_nightly("key", ["\x03", "\x04"])
 def test_to_leave_pdb_stops_the_run(jobs: Jobs, key: str):
-    """By Ctrl-C, by Ctrl-D and by its command."""
+    """By Ctrl-C and by Ctrl-D, as by its command."""
     jobs.make(WITH_BREAKPOINT)
     terminal = Terminal(jobs)
     terminal.until("(Pdb) ")
     terminal.enter(key)
-    assert terminal.status() == 130
-    assert json.loads((jobs.folder / "run" / "summary.json").read_text())["status"] == "stopped"
+    terminal.assert_stopped()
 
 
 def test_ctrl_c_stops_code_that_works(jobs: Jobs):
@@ -415,8 +420,7 @@ def test_ctrl_c_stops_code_that_works(jobs: Jobs):
     terminal = Terminal(jobs)
     terminal.until("at work")
     terminal.enter("\x03")
-    assert terminal.status() == 130
-    assert json.loads((jobs.folder / "run" / "summary.json").read_text())["status"] == "stopped"
+    terminal.assert_stopped()
 
 
 def test_pdb_opens_where_training_code_raises(jobs: Jobs):
@@ -458,15 +462,9 @@ def test_threads_of_training_code_have_the_session_of_its_site(jobs: Jobs):
     assert jobs.run(script).summary.status == "finished"
 
 
-@pytest.mark.parametrize(
-    ("override", "key"),
-    [
-        ("train.command=python", "train.command"),
-        ("clients.gpus=[0]", "clients.gpus"),
-        ("engine.gpus=1", "engine.gpus"),
-    ],
-)
-def test_what_needs_processes_is_refused(jobs: Jobs, override: str, key: str):
+@pytest.mark.parametrize("override", ["train.command=python", "clients.gpus=[0]", "engine.gpus=1"])
+def test_what_needs_processes_is_refused(jobs: Jobs, override: str):
+    key = override.partition("=")[0]
     with pytest.raises(JobError) as caught:
         jobs.make(noisy(), override)
     assert f"other than inline where {key} is given" in str(caught.value)

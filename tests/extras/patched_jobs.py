@@ -39,6 +39,13 @@ class Net(nn.Module):
 def build(dtype="float32"):
     return Net(dtype)
 """
+# Its base, which is not exchanged, is the same wherever it is made.
+ADAPTED = NET.replace(
+    "    return Net(dtype)",
+    "    from peft import LoraConfig, get_peft_model\n"
+    "    torch.manual_seed(0)\n"
+    "    return get_peft_model(Net(dtype), LoraConfig(r=2, target_modules=['layer']))",
+)
 
 _HF = """
 import torch
@@ -132,20 +139,11 @@ class Library(NamedTuple):
         return f"{self.head}{middle}\n{self.loop if loop is None else loop}"
 
 
-HF = Library(
-    _HF,
-    "trainer = trainer_of(Net())\nflare.patch(trainer)",
-    _HF_LOOP,
-    "    trainer.evaluate()\n",
-    "eval_loss",
-)
-LIT = Library(
-    _LIT,
-    "trainer = trainer_of()\nflare.patch(trainer)",
-    _LIT_LOOP,
-    "    trainer.validate(module, loader())\n",
-    "val_loss",
-)
+_HF_PATCH = "trainer = trainer_of(Net())\nflare.patch(trainer)"
+_LIT_PATCH = "trainer = trainer_of()\nflare.patch(trainer)"
+_LIT_SCORES = "    trainer.validate(module, loader())\n"
+HF = Library(_HF, _HF_PATCH, _HF_LOOP, "    trainer.evaluate()\n", "eval_loss")
+LIT = Library(_LIT, _LIT_PATCH, _LIT_LOOP, _LIT_SCORES, "val_loss")
 LIBRARIES = {"hf": HF, "lightning": LIT}
 SHARED = ("clients.count=2", "clients.parallel=1")
 

@@ -1,4 +1,4 @@
-"""jobs/gpt2: it learns, is tracked and exported, at any size and with an adapter."""
+"""jobs/gpt2: it learns and is exported, at any size and with an adapter."""
 
 import json
 import shutil
@@ -7,16 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from event_files import scalars
 from nightly_cases import first_and_nightly
-from tiny_gpt2 import opens, opens_gpt2_adapter
+from tiny_gpt2 import opens
 
 from flstream.inspection.export import export
 
 ROOT = Path(__file__).parents[2]
-MIB = 1 << 20
-SHORT = ["train.args.max_steps=2", "rounds=1"]
-LORA = "model.args.peft=lora"
 
 
 @pytest.fixture
@@ -38,7 +34,7 @@ def command(*line, cwd=None):
 
 
 @first_and_nightly("more", [["train.args.max_steps=4"], []], ids=["short", "as it is"])
-def test_the_job_learns_is_tracked_and_exported(jobs, job, libraries, tmp_path, more):
+def test_the_job_learns_and_is_exported(jobs, job, libraries, tmp_path, more):
     summary, directory = run_of(jobs, job, *more)
     assert list(summary.failures) == list(summary.warnings) == []
     losses = [each["eval_loss"] for each in summary.metrics]
@@ -46,12 +42,6 @@ def test_the_job_learns_is_tracked_and_exported(jobs, job, libraries, tmp_path, 
     assert losses[0] > losses[1] > losses[2]
     assert (summary.best.round, summary.best.metric) == (3, "eval_loss")
     assert {name for each in summary.metrics for name in each if "loss" in name} == {"eval_loss"}
-    for site in ("site-1", "site-2"):
-        steps = [step for step, _ in scalars(directory.path, site)["loss"]]
-        assert len(steps) > 10
-        assert steps == sorted(set(steps))
-    curve = scalars(directory.path, "global")["eval_loss"]
-    assert [value for _, value in curve] == pytest.approx(losses)
     export(directory.path, tmp_path / "out")
     export(directory.path, tmp_path / "out.pt")
     libraries(opens, tmp_path / "out", tmp_path / "out.pt", True)
@@ -71,14 +61,6 @@ def test_mistakes_are_sentences(jobs, job, setting, message):
 
 
 @pytest.mark.nightly
-def test_an_adapter_is_exchanged_alone_and_opens_in_peft(jobs, job, libraries, tmp_path):
-    run = run_of(jobs, job, *SHORT, LORA)
-    assert run.summary.model.bytes < 0.03 * 2.6 * MIB
-    export(run.directory.path, tmp_path / "adapter")
-    libraries(opens_gpt2_adapter, job, tmp_path / "adapter")
-
-
-@pytest.mark.nightly
 def test_job_py_its_export_and_the_job_file_end_in_equal_bits(jobs, job, tmp_path):
     line = [sys.executable, str(job / "job.py"), "--n_clients", "2", "--num_rounds", "2"]
     out = command(*line, "--max_steps", "2", cwd=tmp_path)
@@ -86,7 +68,8 @@ def test_job_py_its_export_and_the_job_file_end_in_equal_bits(jobs, job, tmp_pat
     assert f"Result can be found in : {made}" in out
     command(*line, "--max_steps", "2", "--export", "exported", cwd=tmp_path)
     digests = {json.loads((made / "summary.json").read_text())["model"]["digest"]}
-    for folder, options in ((tmp_path / "exported", []), (job, [SHORT[0], "rounds=2"])):
+    short = ["train.args.max_steps=2", "rounds=2"]
+    for folder, options in ((tmp_path / "exported", []), (job, short)):
         digests.add(run_of(jobs, folder, *options).summary.model.digest)
     assert len(digests) == 1
 
@@ -95,12 +78,10 @@ def test_job_py_its_export_and_the_job_file_end_in_equal_bits(jobs, job, tmp_pat
 def test_at_124m_the_adapter_takes_at_most_two_percent_of_the_bytes(job):
     line = [sys.executable, "-m", "flstream", "validate", str(job), "--json"]
     line += ["--set", "model.args.size=124M"]
-    sizes = [
-        json.loads(command(*line, "--set", adapter))["model"]["bytes"]
-        for adapter in ("model.args.peft=null", LORA)
-    ]
-    assert sizes[0] >= 4 * 124_439_808
-    assert sizes[1] <= 0.02 * sizes[0]
+    said = [command(*line, "--set", f"model.args.peft={kind}") for kind in ("null", "lora")]
+    whole, adapter = (json.loads(text)["model"]["bytes"] for text in said)
+    assert whole >= 4 * 124_439_808
+    assert adapter <= 0.02 * whole
 
 
 @pytest.mark.nightly
@@ -109,5 +90,3 @@ def test_training_alone_takes_a_data_set_on_disk(job, tmp_path):
     (tmp_path / "texts.jsonl").write_text("\n".join(lines))
     out = command(sys.executable, str(job / "trainer.py"), "--data", "texts.jsonl", cwd=tmp_path)
     assert "eval_loss = " in out
-    line = [sys.executable, str(job / "job.py"), "--data", "texts.jsonl", "--max_steps", "1"]
-    assert "Job Status is: finished" in command(*line, "--num_rounds", "1", cwd=tmp_path)

@@ -1,6 +1,5 @@
 """What the patch of a Hugging Face trainer does in each case, and what it refuses."""
 
-import pytest
 import torch
 from nightly_cases import first_and_nightly
 from patched_jobs import HF, NET, bits, failure, finished, losses, refusals, same, values
@@ -25,9 +24,7 @@ UNEVEN = "per_device_train_batch_size=4, gradient_accumulation_steps=2"
     ],
     brief=2,
 )
-def test_a_trainer_goes_on_by_a_tasks_steps_and_weighs_its_examples(
-    jobs, patch, trainer, count, steps, weight
-):
+def test_a_trainer_goes_on_by_steps_and_weighs_examples(jobs, patch, trainer, count, steps, weight):
     middle = f"""
     Points.count = {count}
     trainer = trainer_of(Net(), {trainer})
@@ -146,18 +143,3 @@ def test_a_second_training_of_a_task_is_refused(jobs):
     run = jobs.run(script, "clients.count=1", "rounds=1", model=NET)
     log = run.directory.site_log("site-1").read_text()
     assert "trainer.train() was called again after the task was answered" in log
-
-
-@pytest.mark.nightly
-def test_what_an_early_stop_counts_goes_on_in_another_process(jobs):
-    middle = """
-    trainer = trainer_of(Net(), num_train_epochs=3, eval_strategy='epoch', learning_rate=0.5,
-        save_strategy='no', metric_for_best_model='eval_loss', greater_is_better=False)
-    trainer.add_callback(transformers.EarlyStoppingCallback(2))
-    flare.patch(trainer)
-    """
-    how = ("clients.count=2", "rounds=3")
-    own = finished(jobs, HF.script(middle), *how)
-    shared = finished(jobs, HF.script(middle), *how, "clients.parallel=1")
-    assert values(own, "step") == values(shared, "step")
-    assert same(bits(own), bits(shared))

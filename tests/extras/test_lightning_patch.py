@@ -17,9 +17,7 @@ from flstream.telemetry.events import SiteUpdate
         ("max_epochs=2, accumulate_grad_batches=3", "", [4, 8], [2, 4]),
     ],
 )
-def test_lightning_goes_on_by_a_tasks_epochs_or_steps_in_any_process(
-    jobs, trainer, patch, steps, epochs
-):
+def test_lightning_goes_on_by_epochs_or_steps_in_any_process(jobs, trainer, patch, steps, epochs):
     script = LIT.script(f"trainer = trainer_of({trainer})\nflare.patch(trainer, {patch})")
     own = finished(jobs, script, "clients.count=2")
     assert values(own, "step") == steps * 2
@@ -105,7 +103,6 @@ def test_lightning_refuses_what_cannot_be(jobs):
         LIT,
         {
             "flare.patch(module)": "patch() was given a Module; give it a Trainer",
-            f"trainer = trainer_of(devices=2, strategy='ddp_notebook'); {fit}": "devices=1",
             f"{calls.format('EMAWeightAveraging()')}; {fit}": "averages",
             f"{swa}; {fit}": "it averages the weights of one whole training",
             f"trainer = trainer_of(); module.__fl_meta__ = 3; {fit}": "is a int; make it a dict",

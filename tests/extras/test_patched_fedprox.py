@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from patched_jobs import HF, LIT, NET, bits
+from patched_jobs import ADAPTED, HF, LIT, NET, bits
 from safetensors.torch import load_file
 
 # The loss has the term, to which the patch adds nothing.
@@ -30,12 +30,6 @@ def term_of(model):
         starts[number] = {{name: each.detach().clone() for name, each in model.named_parameters()}}
     return flare.proximal_term(model, starts[number], 5.0)
 """
-ADAPTED = """
-def build():
-    import peft
-
-    return peft.get_peft_model(Net(), peft.LoraConfig(r=2, target_modules=["layer"]))
-"""
 FEDPROX = "workflow.args.fedprox_mu=5"
 DITTO = "workflow={type=ditto, args{ditto_lambda=5}}"
 
@@ -52,7 +46,7 @@ HF_SUMS = trainer("build(), optim='sgd', max_grad_norm=0, gradient_accumulation_
 CASES = {
     "lightning": (NET, LIT.head, LIT_TERM, LIT_CLIPS + LIT.loop, FEDPROX),
     "hf": (NET, HF.head, HF_TERM, HF_CLIPS + HF.loop, FEDPROX),
-    "hf, an adapter": (NET + ADAPTED, HF.head, ADAPTER_TERM, HF_CLIPS + HF.loop, FEDPROX),
+    "hf, an adapter": (ADAPTED, HF.head, ADAPTER_TERM, HF_CLIPS + HF.loop, FEDPROX),
     "lightning, a model beside": (NET, LIT.head, LIT_TERM, LIT_SUMS + LIT.loop, DITTO),
     "hf, a model beside": (NET, HF.head, HF_TERM, HF_SUMS + HF.loop, DITTO),
 }

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from nightly_cases import first_and_nightly
-from patched_jobs import HF, LIBRARIES, LIT, NET, SHARED, bits, failure, finished, losses, same
+from patched_jobs import ADAPTED, HF, LIBRARIES, LIT, SHARED, bits, failure, finished, losses, same
 from safetensors.torch import load_file
 from training_scripts import of_kind
 
@@ -63,20 +63,13 @@ WEIGHTS = """
     with open(f"rank-{dist.get_rank()}", "a") as file:
         print(weights, file=file)
 """
-# Its base, which is not exchanged, is made by each of them.
-ADAPTED = NET.replace(
-    "    return Net(dtype)",
-    "    from peft import LoraConfig, get_peft_model\n"
-    "    torch.manual_seed(0)\n"
-    "    return get_peft_model(Net(dtype), LoraConfig(r=1, target_modules=['layer']))",
-)
 
 
-def of_ranks(jobs, library, patch, *how, model=NET):
+def of_ranks(jobs, library, patch, **model):
     """A run in two ranks, which end each of two tasks with the same weights."""
     case = LIBRARIES[library]
     script = case.script(f"{patch}\n{OF_NET[library]}", case.loop + WEIGHTS)
-    run = finished(jobs, script, TORCHRUN, *how, model=model)
+    run = finished(jobs, script, TORCHRUN, **model)
     work = run.directory.site("site-1") / "work"
     first, other = (work.joinpath(f"rank-{rank}").read_text() for rank in range(2))
     assert first == other

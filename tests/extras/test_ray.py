@@ -49,11 +49,8 @@ def folder():
     # Ray puts sockets into it, whose paths may have 107 bytes.
     with tempfile.TemporaryDirectory(prefix="fl", dir="/tmp") as name:
         folder = Path(name)
-        for name, text in {
-            "job.conf": JOB,
-            "model.py": MODEL,
-            "client.py": GPUS + drawing(),
-        }.items():
+        files = {"job.conf": JOB, "model.py": MODEL, "client.py": GPUS + drawing()}
+        for name, text in files.items():
             (folder / name).write_text(text)
         yield folder
 
@@ -62,13 +59,9 @@ def run_alone(script):
     """Run a shell script in a network and with processes of its own, and kill all of them."""
     # In a process namespace, all end with the first of them.
     alone = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child"]
-    with subprocess.Popen(
-        [*alone, "--mount-proc", "bash", "-c", script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
-    ) as process:
+    line, env = [*alone, "--mount-proc", "bash", "-c", script], {"RAY_USAGE_STATS_ENABLED": "0"}
+    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(line, **out, text=True, env=os.environ | env) as process:
         try:
             out, _ = process.communicate(timeout=180)
         finally:

@@ -33,9 +33,6 @@ def safetensors(fields, body=b""):
 SOUND = safetensors({"a": u8(0, 64)}, bytes(range(64)))
 # What else a header may have wrong is in tests/model/test_layout.py.
 PLAIN_BYTES = {
-    "empty": b"",
-    "header of 2^60": (1 << 60).to_bytes(8, "little") + SOUND[8:],
-    "not JSON": SOUND[:8] + b"x" * (len(SOUND) - 8),
     "bool offsets": safetensors({"truth": u8(False, True)}, b"x"),
     "fractional offsets": safetensors({"half": u8(0.0, 0.5)}),
     "dtype that is a list": safetensors({"list": u8(0, 1, dtype=["U8"])}, b"x"),
@@ -94,8 +91,7 @@ def saved(make: Callable[[], object]) -> Write:
     return lambda path: torch.save(make(), path)
 
 
-def two() -> dict[str, object]:
-    return {"a": torch.arange(64.0), "b": torch.ones(4)}
+TWO = {"a": torch.arange(64.0), "b": torch.ones(4)}
 
 
 def changed(make: Write, change: Callable[[bytearray], object]) -> Write:
@@ -127,7 +123,7 @@ def inflate(data: bytearray) -> None:
 
 TORCH: dict[str, Write] = {
     "code": lambda path: torch.save({"a": Runs(path.with_suffix(".ran"))}, path),
-    "old format": lambda path: torch.save(two(), path, _use_new_zipfile_serialization=False),
+    "old format": lambda path: torch.save(TWO, path, _use_new_zipfile_serialization=False),
     "sparse": saved(lambda: {"sparse": torch.eye(3).to_sparse()}),
     "expanded": saved(lambda: {"vast": torch.zeros(1).expand(2**50)}),
     "changed bit": changed(saved(lambda: {"a": torch.from_numpy(MARKED.copy())}), flip),
@@ -215,7 +211,7 @@ def test_a_file_cut_or_changed_anywhere_is_refused_or_harmless(tmp_path):
     random = Random(0)
     writers = {
         "x.safetensors": lambda path: path.write_bytes(SOUND),
-        "x.pt": saved(two),
+        "x.pt": saved(lambda: TWO),
         "x.npz": npz(np.savez_compressed, a=MARKED),
     }
     sentences = []
@@ -238,19 +234,3 @@ def test_a_file_cut_or_changed_anywhere_is_refused_or_harmless(tmp_path):
                 sentences.append(str(error))
     assert len(sentences) > 100
     assert all(str(tmp_path) in sentence for sentence in sentences)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
-def test_a_file_of_another_user_is_one_sentence(tmp_path, monkeypatch):
-    (tmp_path / "x.safetensors").write_bytes(SOUND)
-    (tmp_path / "x.safetensors").chmod(0)
-    # Root reads everything; but who is in a folder already needs no right to the way there.
-    monkeypatch.chdir(tmp_path)
-    os.seteuid(65534)
-    try:
-        with pytest.raises(FlstreamError) as refusal:
-            examine(Request(Path("x.safetensors")))
-    finally:
-        os.seteuid(0)
-    said = "x.safetensors cannot be read: Permission denied; check the path and its permissions"
-    assert str(refusal.value) == said

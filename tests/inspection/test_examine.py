@@ -4,10 +4,11 @@ import json
 
 import pytest
 import torch
+from journal_support import flip
 
 from flstream.errors import CheckpointError, UsageError
 from flstream.inspection.examine import Request, examine, read_run
-from flstream.inspection.overview import inspect_checkpoint
+from flstream.inspection.overview import StreamingCost, inspect_checkpoint
 from flstream.inspection.tree import build_tree
 from flstream.model.checkpoint import write_checkpoint
 from flstream.model.layout import Layout
@@ -31,12 +32,6 @@ from flstream.telemetry.events import (
 
 def model_of(number):
     return MemoryBody.of({"w": torch.full((40,), float(number))})
-
-
-def flip_last(path):
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
 
 
 def put(path, there):
@@ -84,10 +79,6 @@ def test_a_run_directory_shows_its_rounds_and_stands_for_the_final_model(run):
     assert [each.round for each in found.checkpoints] == [0, 1, 2, 3]
     assert found.checkpoints[3].metrics == {"accuracy": 0.5}
     assert len({each.digest for each in found.checkpoints}) == 4
-    lines = (run / "events.jsonl").read_text().splitlines()
-    (run / "events.jsonl").write_text("\n".join([*lines[:2], "{", *lines[2:], ""]))
-    with pytest.raises(CheckpointError, match=r"line 3, is damaged: .*; or inspect the checkpoint"):
-        read_run(run)
 
 
 def test_verifying_a_run_compares_every_checkpoint_with_the_journal(run):
@@ -101,7 +92,7 @@ def test_verifying_a_run_compares_every_checkpoint_with_the_journal(run):
     put(run / "checkpoints" / "round-0003.safetensors", final)
     (alone,) = verified_in(path)
     assert (alone.round, "is the one that" in alone.checks[-1]) == (2, True)
-    flip_last(path)
+    flip(path)
     for asked, words in ((path, "for round 2, so it is not the model"), (run, "round-0002")):
         with pytest.raises(CheckpointError, match=words):
             verified_in(asked)
@@ -119,7 +110,7 @@ def test_verifying_a_run_reads_what_its_optimizer_remembered(run):
     (run / "events.jsonl").write_bytes(encode_lines(events))
     last = verified_in(run)[-1]
     assert (last.path, last.round, "is the one that" in last.checks[-1]) == (state, 2, True)
-    flip_last(state)
+    flip(state)
     with pytest.raises(CheckpointError, match="not the optimizer that the run wrote"):
         verified_in(run)
 
@@ -180,9 +171,8 @@ def test_a_checkpoint_has_its_tensors_by_module_and_name(tmp_path):
     sizes = {"head.weight": 9, "body.0.attention.weight": 100, "body.0.attention.bias": 2}
     sizes |= {"body.1.weight": 50, "scale": 1}
     path = tmp_path / "model.safetensors"
-    digest = write_checkpoint(
-        path, MemoryBody.of({name: torch.zeros(size) for name, size in sizes.items()})
-    )
+    body = MemoryBody.of({name: torch.zeros(size) for name, size in sizes.items()})
+    digest = write_checkpoint(path, body)
     with pytest.raises(UsageError, match=r"--filter 'nothing' or '\?'"):
         inspect_checkpoint(path, filters=["nothing", "?"])
     assert [s.name for s in inspect_checkpoint(path, order="name").tensors] == sorted(sizes)
@@ -200,19 +190,9 @@ def test_a_checkpoint_has_its_tensors_by_module_and_name(tmp_path):
     assert "no run directory" in verified.checks[-1]
 
 
-def test_chunks_and_requests_are_those_of_a_download(tmp_path):
-    path = tmp_path / "sparse.safetensors"
-    for nbytes, chunk, chunks, requests in (
-        (0, 16, 0, 0),
-        (1, 16, 1, 1),
-        (64 << 20, 2 << 20, 32, 1),
-        ((64 << 20) + 1, 3 << 20, 22, 2),
-    ):
+def test_chunks_and_requests_are_those_of_a_download():
+    sizes = {(0, 16): (0, 0), (1, 16): (1, 1), (64 << 20, 2 << 20): (32, 1)}
+    for (nbytes, chunk), due in {**sizes, ((64 << 20) + 1, 3 << 20): (22, 2)}.items():
         layout = Layout.of([("a", "U8", (nbytes,)), ("none", "U8", (0,))])
-        with path.open("wb") as file:
-            file.write(layout.header())
-            file.truncate(file.tell() + nbytes)
-        streaming = inspect_checkpoint(path, chunk_size=chunk).streaming
-        assert (streaming.chunks, streaming.requests) == (chunks, requests)
-        assert (streaming.largest_tensor_chunks, streaming.per_tensor_calls) == (chunks, 2)
-        assert streaming.as_it_lies
+        _, _, *cost, _ = StreamingCost.of(layout, chunk, as_it_lies=True)
+        assert cost == [*due, 2, due[0]]  # calls tensor by tensor, and chunks of the largest

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from journal_support import flip
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from training_scripts import noisy
@@ -100,10 +101,7 @@ def test_nothing_is_overwritten_and_no_damaged_model_exported(finished, tmp_path
         with pytest.raises(error, match=sentence):
             export(source, place)
     final = finished.directory.final_model
-    body = bytearray(final.read_bytes())
-    body[-1] ^= 1
-    final.unlink()
-    final.write_bytes(body)
+    flip(final)
     with pytest.raises(CheckpointError, match=r"has the digest"):
         export(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -72,9 +72,8 @@ def test_what_is_not_finite_is_counted_and_left_out():
     numbers = torch.tensor([math.nan, 1.0, math.inf, 3.0, -math.inf, 0.0, -0.0])
     found = statistics(numbers)
     assert found == Statistics(4, 3, 2, 0.0, 3.0, 1.0, pytest.approx(math.sqrt(1.5)))
-    nothing = statistics(torch.full((BLOCK + 1,), math.nan))
-    assert nothing == Statistics(0, BLOCK + 1, 0, None, None, None, None)
-    assert statistics(torch.zeros(3, 0)) == Statistics(0, 0, 0, None, None, None, None)
+    assert statistics(torch.full([BLOCK + 1], math.nan)) == Statistics(0, BLOCK + 1, 0, *[None] * 4)
+    assert statistics(torch.zeros(3, 0)) == Statistics(0, 0, 0, *[None] * 4)
     found = statistics(torch.tensor([3 + 4j, 0, 1j, complex(0, math.nan)], dtype=torch.complex64))
     assert found[:5] == (3, 1, 1, 0.0, 5.0)  # ordered by their absolute values
     assert found.document()["mean"] == pytest.approx([1.0, 5 / 3])
@@ -106,8 +105,7 @@ def test_every_small_float_is_the_number_that_torch_says(code):
 
 def difference(one: dict[str, object], two: dict[str, object]) -> Difference:
     sources = [MemoryBody.of(state) for state in (one, two)]
-    names = {*one, *two}
-    return find_difference(*sources, "other", names)
+    return find_difference(*sources, "other", {*one, *two})
 
 
 def changed(one: torch.Tensor, two: torch.Tensor) -> Changed:
@@ -137,18 +135,6 @@ def test_what_is_added_removed_and_reshaped_is_told_apart():
     found = difference({"a": weight, "b": weight}, {"a": weight, "b": weight + 1})
     assert [each.name for each in found.changed] == ["b"]
     assert (found.added, found.removed) == ((), ())
-
-
-@pytest.mark.parametrize("code", [c for c in every_kind() if c.endswith(".matrix")])
-def test_a_difference_of_every_dtype_is_that_of_float64(code):
-    one = every_kind()[code]
-    two = one.clone()
-    two[3, 2] = True if one.dtype == torch.bool and not one[3, 2] else 0 if one[3, 2] else 1
-    wide = torch.complex128 if one.is_complex() else torch.float64
-    delta = (one.to(wide) - two.to(wide)).abs()
-    found = changed(one, two)
-    assert found.max_difference == pytest.approx(delta.max().item())
-    assert found.l2 == pytest.approx(delta.square().sum().sqrt().item())
 
 
 @pytest.mark.parametrize(

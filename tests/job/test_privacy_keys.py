@@ -5,6 +5,10 @@ import math
 
 import pytest
 
+from flstream.aggregation.accountant import Accounting
+from flstream.aggregation.rules import AggregationRule
+from flstream.server.privacy import PrivateFolds
+
 JOB = "clients { count = 10, per_round = 4 }, privacy { type = central }"
 
 
@@ -26,6 +30,10 @@ def test_the_cohort_of_the_noise_is_the_jobs_own_or_the_simulated_one(private):
     ]:
         job = private(*overrides)
         assert (job.privacy.cohort(job.clients), job.privacy.drawn_from(job.clients)) == due
+        accounting = Accounting.of(job)
+        assert (accounting.cohort, accounting.population) == due
+        rule = PrivateFolds(job, lambda *_: None).rule(AggregationRule(), 1, 0)
+        assert rule.mechanism.noise == 1 / due[0]
 
 
 def test_adaptive_clipping_gives_the_updates_more_noise_so_that_both_cost_as_much(private):

@@ -75,13 +75,7 @@ class KillAt:
 
 
 def run_killed(
-    folder: Path,
-    overrides: list[str],
-    point: str,
-    time: int,
-    victim: str,
-    *,
-    resume: bool = False,
+    folder: Path, overrides: list[str], point: str, time: int, victim: str, *, resume: bool = False
 ) -> bool:
     """Run the matrix's job until a victim is killed at a point, and wait until all have ended.
 
@@ -97,7 +91,7 @@ def run_killed(
         Whether the run came to the point.
     """
     if victim in ("launcher", "all"):
-        return _launcher_killed(folder, overrides, point, time, victim)
+        return _kill_launcher(folder, overrides, point, time, victim)
     killed: list[psutil.Process] = []
 
     def kill(halted: int) -> bool:
@@ -117,9 +111,7 @@ def run_killed(
     return at.was_reached
 
 
-def _launcher_killed(
-    folder: Path, overrides: list[str], point: str, time: int, victim: str
-) -> bool:
+def _kill_launcher(folder: Path, overrides: list[str], point: str, time: int, victim: str) -> bool:
     """Run the job in a process of its own, which is forked from where the run's others are."""
     everyone: list[psutil.Process] = []
 

@@ -1,15 +1,18 @@
-"""Cases that cover every pair of values, chosen greedily."""
+"""Cases that cover pairs of values, chosen greedily."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 
 Case = tuple[object, ...]
+Pair = tuple[tuple[int, object], tuple[int, object]]
 
 
 def pairwise(
     first: Sequence[object], others: Sequence[Sequence[object]], allowed: Callable[[Case], bool]
 ) -> Iterator[Case]:
-    """Yield cases such that each pair of values that can occur together occurs in one of them.
+    """Yield cases in which each value of the first dimension meets each that it can occur with.
+
+    Other pairs come along, or do not, which :func:`lacking` tells.
 
     Args:
         first: Values of the dimension with the most of them, in whose order the cases come.
@@ -29,6 +32,14 @@ def pairwise(
             yield case
 
 
-def pairs_of(case: Case) -> frozenset[tuple[tuple[int, object], tuple[int, object]]]:
+def lacking(
+    cases: Iterable[Case], dimensions: Iterable[Iterable[object]], allowed: Callable[[Case], bool]
+) -> frozenset[Pair]:
+    """Pairs of values that can occur together and that no case covers."""
+    possible = {pair for case in product(*dimensions) if allowed(case) for pair in pairs_of(case)}
+    return frozenset(possible.difference(*map(pairs_of, cases)))
+
+
+def pairs_of(case: Case) -> frozenset[Pair]:
     """The pairs of values that a case covers, each value with its dimension."""
     return frozenset(combinations(enumerate(case), 2))

@@ -17,7 +17,6 @@ class Row(NamedTuple):
         settings: Overrides of ``job/job.conf``, as ``key=value``.
         modes: The streaming modes that it can have.
         sizes: The sizes of its model.
-        engines: Where its workers can be.
         points: The points that its runs come to.
         times: Whether they come there ``first`` or also ``later``.
         victims: Whose death leaves the model as it is.
@@ -26,7 +25,6 @@ class Row(NamedTuple):
     settings: tuple[str, ...] = ()
     modes: tuple[str, ...] = MODES
     sizes: tuple[str, ...] = ("tiny", "middle", "large")
-    engines: tuple[str, ...] = ("local", "inline")
     points: tuple[str, ...] = tuple(POINTS)
     times: tuple[str, ...] = ("first", "later")
     victims: tuple[str, ...] = VICTIMS
@@ -146,8 +144,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
             modes=("pull", "native"),
         ),
         "links that change": Row(
-            ("network={latency=1 ms, traces=trace.csv}",),
-            modes=("pull", "native"),
+            ("network={latency=1 ms, traces=trace.csv}",), modes=("pull", "native")
         ),
     }
 )

@@ -28,8 +28,7 @@ def test_a_script_runs_unchanged_to_the_same_bits(jobs, tmp_path):
     for seeded in (random.seed, np.random.seed, torch.manual_seed):
         seeded(SEED)
     initial = runpy.run_path(str(SCRIPTS / "network.py"))["Network"]().state_dict()
-    how = {"seed": SEED, "rounds": ROUNDS}
-    expected = run_reference(tmp_path / "plain", script, WORDS, initial, **how)
+    expected = run_reference(tmp_path / "plain", script, WORDS, initial, seed=SEED, rounds=ROUNDS)
 
     shutil.copy(SCRIPTS / "network.py", jobs.folder)
     how = "train.alias=nvflare", f"seed={SEED}", f"rounds={ROUNDS}", *FLAGS
@@ -44,6 +43,3 @@ def test_a_script_runs_unchanged_to_the_same_bits(jobs, tmp_path):
     for site in SITES:
         logged = [each for each in of_kind(run, SiteLog) if each.site == site]
         assert [(each.key, each.value, each.step) for each in logged] == expected.logged[site]
-    files = [run.directory.site(site) / "work" / "local_model.pt" for site in SITES]
-    first, second = (torch.load(path, weights_only=True) for path in files)
-    assert not torch.equal(first["0.weight"], second["0.weight"])

@@ -6,6 +6,7 @@ With --whole, a mistake that the tests named beside it do not find is tried on a
 """
 
 import argparse
+import importlib
 import os
 import re
 import shutil
@@ -17,6 +18,9 @@ from pathlib import Path
 from mutations import MUTATIONS, Mutation
 
 CHECKOUT = Path(__file__).parents[2]
+sys.path.append(str(CHECKOUT / "tests" / "matrix"))
+matrix_draw = importlib.import_module("matrix_draw")
+
 PATIENCE = 900.0
 """Seconds after which tests count as stuck, which finds a mistake, too."""
 
@@ -34,7 +38,8 @@ def tested(checkout: Path, tests: list[str]) -> str:
     """
     line = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
     line += ["-m", "not nightly and not extras", *tests]
-    environment = os.environ | {"PYTHONPATH": str(checkout)}
+    # The same cases of the matrix for each mistake: by itself, the draw depends on the code.
+    environment = {matrix_draw.DRAW: matrix_draw.draw(), **os.environ, "PYTHONPATH": str(checkout)}
     try:
         done = subprocess.run(
             line, cwd=checkout, env=environment, capture_output=True, text=True, timeout=PATIENCE

@@ -20,9 +20,9 @@ aggregation { exclude = [steps] }
 def converted(nvflare_folders, jobs_in, tmp_path):
     """Runs the job that a folder becomes, and returns the summary."""
 
-    def run(name, *overrides, to="converted"):
-        write_job(convert(nvflare_folders / name), tmp_path / to)
-        summary = jobs_in(tmp_path / to, engine=INLINE).run_files({}, *overrides).summary
+    def run(name, *overrides):
+        write_job(convert(nvflare_folders / name), tmp_path / "converted")
+        summary = jobs_in(tmp_path / "converted", engine=INLINE).run_files({}, *overrides).summary
         assert summary.status == "finished", summary.error
         assert summary.warnings == []
         return summary
@@ -30,9 +30,7 @@ def converted(nvflare_folders, jobs_in, tmp_path):
     return run
 
 
-def test_a_converted_job_ends_in_the_bits_of_one_by_hand(
-    jobs_in, nvflare_folders, converted, tmp_path
-):
+def test_a_job_ends_in_the_bits_of_one_by_hand(jobs_in, nvflare_folders, converted, tmp_path):
     folder = tmp_path / "by-hand"
     shutil.copytree(nvflare_folders / "scatter_gather" / "app" / "custom", folder)
     expected = jobs_in(folder, engine=INLINE).run_files({"job.conf": TORCH}).summary
@@ -49,11 +47,3 @@ def test_every_folder_runs(converted, name):
     if name == "template_fedavg":
         assert summary.best.metric == "val_loss"
         assert summary.best.value == min(each["val_loss"] for each in summary.metrics[:-1])
-
-
-def test_sites_have_the_arguments_and_factors_of_their_apps(converted):
-    own = converted("two_apps", to="a")
-    assert own.clients == 3
-    alike = converted("two_apps", "clients.args.site-ward-1.epochs=1", to="b")
-    unweighted = converted("two_apps", "aggregation.weights={}", to="c")
-    assert len({each.model.digest for each in (own, alike, unweighted)}) == 3

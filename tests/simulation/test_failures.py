@@ -11,7 +11,7 @@ from training_scripts import (
     LARGE,
     QUIET,
     adding,
-    assert_rounds_are_means,
+    check_rounds_are_means,
     cohorts,
     of_kind,
     took_part,
@@ -64,7 +64,7 @@ def test_the_model_is_exactly_the_mean_of_those_that_did_not_fail(jobs, place):
     assert took_part(run) == {
         number: [site for site in SITES if site != guilty.get(number)] for number in range(1, 8)
     }
-    assert_rounds_are_means(run)
+    check_rounds_are_means(run)
     found = reasons(run)
     assert len(found) == len(MISDEEDS)
     for (site, number), (_, words) in MISDEEDS.items():
@@ -96,7 +96,7 @@ def test_a_client_killed_in_the_middle_of_its_upload_leaves_no_trace(jobs):
     large = ["model.args.elements=2000000", "streaming.tensor_download_chunk_size=64 KiB"]
     run = finished(jobs.run(script, *how, *large))
     assert took_part(run) == {1: ["site-1", "site-3", "site-4"], 2: FOUR}
-    assert_rounds_are_means(run)
+    check_rounds_are_means(run)
     (failure,) = run.summary.failures
     assert (failure.reason, failure.signal) == ("site-2 was killed by SIGKILL", "SIGKILL")
 
@@ -125,7 +125,7 @@ def test_a_round_is_closed_early_once_enough_are_in(jobs):
     assert "site-4" not in first
     assert len(first) >= 2
     assert "site-4" in second
-    assert_rounds_are_means(run)
+    check_rounds_are_means(run)
     assert "clients.wait_after_min" in reasons(run)[1, "site-4"]
 
 
@@ -146,7 +146,7 @@ def test_a_site_that_fails_twice_in_a_row_is_asked_no_more_unless_the_job_says_s
     assert cohorts(run) == [FOUR] * asked + [others] * (6 - asked)
     benched = [(each.round, each.site, each.failures) for each in of_kind(run, SiteBenched)]
     assert benched == ([(4, "site-3", 2)] if after else [])
-    assert_rounds_are_means(run)
+    check_rounds_are_means(run)
 
 
 WAITS = "import threading\ndef build():\n    threading.Event().wait()"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from journal_support import flip
-from training_scripts import QUIET, noisy, of_kind, results, trained
+from training_scripts import QUIET, adding, noisy, of_kind, results, trained
 
 from flstream.errors import ResumeRefusedError
 from flstream.runs.run_directory import RunDirectory
@@ -128,9 +128,7 @@ def test_a_finished_run_makes_a_model_that_it_names_again(jobs):
 
 @pytest.mark.nightly
 def test_a_best_model_that_is_lost_costs_its_second_name_and_nothing_else(jobs):
-    falling = noisy().replace('params["w"].double().mean().item()', "1.0 / number")
-    falling = falling.replace("def score(params):", "def score(params, number):")
-    falling = falling.replace("metrics=score(params)", "metrics=score(params, number)")
+    falling = adding({}, "1.0 / number")
     run = jobs.run(falling, "rounds=3")
     assert run.summary.best.round == 1
     assert run.directory.best_model.samefile(run.directory.checkpoint(1))

@@ -11,7 +11,7 @@ FINAL, BEST = "SRV_FL_global_model.pt", "SRV_best_FL_global_model.pt"
 AFTER_FEDAVG = "workflow={type=cross_site,args{after=fedavg,key_metric=check}}"
 
 # A checksum of the weights that begins with the site's name.
-_SCORE = """
+_SCORES = """
 import zlib
 
 
@@ -29,17 +29,14 @@ def keep(params):
 """
 
 
-def checking(body: str = "", evaluation: str = "") -> str:
+def checking(body: str = "", first: str = "") -> str:
     """The sites of :func:`training_scripts.noisy`, which keep a copy of what they send last.
 
     Args:
         body: Comes before a training is answered.
-        evaluation: Comes before a model is scored.
+        first: Comes before it is looked at what the task is.
     """
-    before, after = noisy(f"keep(params)\n{body}").split("\ndef score(params):")
-    loop = after[after.index("\nflare.init()") :]
-    lines = "".join(f"        {line}\n" for line in evaluation.splitlines())
-    return before + _SCORE + loop.replace("is_evaluate():\n", f"is_evaluate():\n{lines}")
+    return noisy(f"keep(params)\n{body}", scores=_SCORES, first=first)
 
 
 def check(site: str, model: Path) -> float:

@@ -4,9 +4,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from training_scripts import noisy
+from training_scripts import noisy, of_kind
 
-from flstream.telemetry.events import EffectDone, decode_event
+from flstream.telemetry.events import EffectDone
 from flstream.telemetry.exact import decode_exact
 
 # The beginning of every file. A program notes in a file what the test is to know of it.
@@ -114,14 +114,9 @@ def finished(run):
     return run
 
 
-def lines(run) -> Sequence[object]:
-    """All events in the journal."""
-    return [decode_event(line) for line in run.directory.events.read_bytes().splitlines()]
-
-
 def records(run) -> list[EffectDone]:
     """The records of effects."""
-    return [event for event in lines(run) if isinstance(event, EffectDone)]
+    return of_kind(run, EffectDone)
 
 
 def shape(found: Sequence[EffectDone]) -> list[str]:

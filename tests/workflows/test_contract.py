@@ -20,7 +20,7 @@ WORKFLOWS = {
 """Overrides that name each workflow, and how many of four sites are in a round's model."""
 
 CURVE = [0.5, 0.7, 0.6, 0.9, 0.1]
-SCRIPT = adding({}).replace("float(number)", f"{CURVE}[number - 1]")
+SCRIPT = adding({}, f"{CURVE}[number - 1]")
 HOW = ["clients.count=4", "rounds=5", "patience=1", "checkpoints.keep=1"]
 
 

@@ -116,10 +116,7 @@ if flare.is_submit_model():
 
 
 def test_code_that_names_the_task_submits_a_model_of_its_own(jobs):
-    lines = "".join(f"    {line}\n" for line in SUBMIT.splitlines() if line)
-    evaluates = "    if flare.is_evaluate():\n"
-    script = checking().replace(evaluates, f"{lines}{evaluates}")
-    run = finished(jobs.run(script, THREE, "rounds=1", AFTER_FEDAVG, LARGE))
+    run = finished(jobs.run(checking(first=SUBMIT), THREE, "rounds=1", AFTER_FEDAVG, LARGE))
     [collected] = of_kind(run, ModelsCollected)
     assert collected.sites == ["site-1", "site-3"]
     assert "no best model" in collected.failures["site-2"]
@@ -137,13 +134,13 @@ def test_code_that_names_the_task_submits_a_model_of_its_own(jobs):
 
 
 LATE = """
-if flare.get_site_name() == "site-3" and model.meta.get("model_owner") == "site-1":
-    import threading
-    threading.Event().wait()
-if flare.get_site_name() == "site-2" and model.meta.get("model_owner") == "site-1":
-    flare.send(flare.FLModel())
-    continue
-assert model.meta["model_owner"] and model.meta["validate_type"] == "model_validate"
+if flare.is_evaluate():
+    assert model.meta["model_owner"] and model.meta["validate_type"] == "model_validate"
+    if site == "site-3" and model.meta["model_owner"] == "site-1":
+        threading.Event().wait()
+    if site == "site-2" and model.meta["model_owner"] == "site-1":
+        flare.send(flare.FLModel())
+        continue
 """
 
 
@@ -152,7 +149,7 @@ assert model.meta["model_owner"] and model.meta["validate_type"] == "model_valid
 def test_a_site_that_is_late_or_answers_nothing_is_left_out_and_the_others_count(jobs):
     workflow = AFTER_FEDAVG.replace("key_metric=check", "eval_task_timeout=1 s, evaluate_every=0")
     how = [THREE, "rounds=1", workflow, "clients.bench_after=0"]
-    run = finished(jobs.run(checking(evaluation=LATE), *how))
+    run = finished(jobs.run(checking(first=LATE), *how))
     found = matrix(run)
     assert list(found["site-1"]) == [FINAL, *SITES]  # nothing says which is the best
     assert [site for site, row in found.items() if "site-1" not in row] == ["site-2", "site-3"]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from flows import finished
 from run_fixtures import Jobs
 from safetensors.numpy import load_file
 from training_scripts import plain
@@ -89,10 +90,8 @@ def reference():
 
 
 def test_rounds_are_those_of_plain_torch_and_what_travels_is_foretold(jobs: Jobs):
-    run = jobs.run(
-        script(BY_NAMES, "net.named_parameters()"), *HOW, f"rounds={ROUNDS}", model=MODEL
-    )
-    assert run.summary.status == "finished", run.summary.error
+    named = script(BY_NAMES, "net.named_parameters()")
+    run = finished(jobs.run(named, *HOW, f"rounds={ROUNDS}", model=MODEL))
     x, state = reference()
     found = load_file(run.directory.final_model)
     np.testing.assert_allclose(found["tied"], x, rtol=1e-6)

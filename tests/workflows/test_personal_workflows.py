@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from flows import finished, lines
+from flows import finished
 from safetensors.torch import load_file
-from training_scripts import plain
+from training_scripts import of_kind, plain
 
 from flstream.server.sampling import sample_sites
 from flstream.telemetry.events import SiteLog
@@ -30,8 +30,8 @@ def test_fedper_keeps_the_head_at_each_site_and_leaves_that_of_the_global_model_
     head = first["b"][0, 0].item()
     logged = {
         (each.site, each.round): each.value - head
-        for each in lines(run)
-        if isinstance(each, SiteLog) and each.key == "head"
+        for each in of_kind(run, SiteLog)
+        if each.key == "head"
     }
     # The site whose update was refused goes back to the head that it had.
     due = {"site-1": [0, 1, 2], "site-2": [0, 2, 2]}
@@ -115,8 +115,7 @@ def algorithm_1(rounds, sites, cohorts, alpha):
 
 def test_feddyn_is_algorithm_1_of_its_paper(jobs):
     settings = ("clients.count=5", "clients.per_round=3", "rounds=6")
-    run = jobs.run(QUADRATIC, FEDDYN, *settings, model=LINE)
-    assert run.summary.status == "finished", run.summary.error
+    run = finished(jobs.run(QUADRATIC, FEDDYN, *settings, model=LINE))
     names = [f"site-{number}" for number in range(1, 6)]
     cohorts = [
         [names.index(site) for site in sample_sites(names, 3, 7, number)] for number in range(1, 7)

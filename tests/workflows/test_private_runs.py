@@ -3,7 +3,7 @@
 import pytest
 from flows import finished, records, result
 from safetensors.torch import load_file
-from training_scripts import LARGE, QUIET, noisy, plain
+from training_scripts import QUIET, noisy
 
 from flstream.aggregation.accountant import NOT_DRAWN, Accounting, epsilon
 
@@ -77,13 +77,3 @@ def test_folds_that_share_a_draw_or_have_none_get_no_benefit_of_it(flows):
     ]
     folds = [dict(each["folds"]) for each in private(run)]
     assert folds[1] == {6: 2}  # until the second fold of round 2 shares its draw
-
-
-@pytest.mark.nightly
-def test_a_simulated_cohort_has_its_noise_and_its_epsilon(jobs):
-    how = ["privacy.noise_cohort_size=600", "privacy.population=100000", "rounds=1"]
-    run = finished(jobs.run(plain(), *PRIVATE, *how, QUIET, LARGE))
-    before, after = (load_file(run.directory.checkpoint(number))["w"].double() for number in (0, 1))
-    assert (after - before).std().item() == pytest.approx(1.2 * 1.0 / 600, rel=0.01)
-    due = epsilon(Accounting("rdp", "poisson", 1.2, 600, 100_000, 1e-5), {100_000: 1})
-    assert run.summary.rounds[0].epsilon == due

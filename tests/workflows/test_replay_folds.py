@@ -1,11 +1,9 @@
 """Which updates may become a model, and to what bits."""
 
 import pytest
-from flows import lines, models, records
+from flows import finished, models, records
 from safetensors.torch import load_file
-from training_scripts import QUIET, adding, mean_added, noisy, plain, trained
-
-from flstream.telemetry.events import SiteFailed
+from training_scripts import QUIET, adding, check_rounds_are_means, noisy, plain, took_part, trained
 
 # What a site sends: all of it, a part, a difference, and a part of one; and what is due of it.
 SENDS = plain(
@@ -67,26 +65,20 @@ def test_a_fold_takes_updates_of_several_trainings_or_a_part_of_one(flows):
         return model
     """
     run = flows.finish(text, "clients.count=4", "rounds=3", QUIET, script=adding({}))
-    folded = [list(each.weights) for each in lines(run) if hasattr(each, "upload_and_fold")]
     # Rows are the sites in the order of the list.
-    assert folded == [
-        ["site-1", "site-3", "site-2", "site-4"],
-        ["site-4", "site-1"],
-        ["site-2", "site-3", "site-4"],
-    ]
-    for number, sites in enumerate(folded, 1):
-        before = load_file(run.directory.checkpoint(number - 1))
-        after = load_file(run.directory.checkpoint(number))
-        for name, due in mean_added(before, sites).items():
-            assert after[name].equal(due), f"{name} of round {number}"
+    assert took_part(run) == {
+        1: ["site-1", "site-3", "site-2", "site-4"],
+        2: ["site-4", "site-1"],
+        3: ["site-2", "site-3", "site-4"],
+    }
+    check_rounds_are_means(run)
 
 
 def test_updates_that_fail_or_turn_out_unsound_in_a_relay_change_nothing(jobs):
     deeds = {(site, 1): "raise KeyError('oops')" for site in ("site-1", "site-2")}
     deeds["site-1", 2] = "params['w'][3] = float('nan')"
     how = ["workflow.type=cyclic", "rounds=3", "checkpoints.keep=1", "clients.bench_after=0"]
-    run = jobs.run(adding(deeds), *how, QUIET)
-    assert run.summary.status == "finished", run.summary.error
+    run = finished(jobs.run(adding(deeds), *how, QUIET))
     failed = [(each.round, each.site) for each in run.summary.failures]
     assert failed == [(1, "site-1"), (1, "site-2"), (2, "site-1")]
     assert "tensor 'w' at [3] is nan" in run.summary.failures[-1].reason
@@ -130,6 +122,6 @@ def test_an_update_that_was_read_and_turns_out_unsound_is_left_out_on_replay_too
     assert flows.seen() == ["1, ['site-1', 'site-2']"]
     resumed = flows.resume(run, text, *how, script=noisy(bad))
     assert flows.seen() == ["1, ['site-1', 'site-2']", "2, ['site-1', 'site-2']"]
-    [failed] = [each for each in lines(resumed) if isinstance(each, SiteFailed)]
+    [failed] = resumed.summary.failures
     assert "'w'" in failed.reason
     assert trained(resumed, "site-2") == [1, 2]

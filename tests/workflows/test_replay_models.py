@@ -1,6 +1,7 @@
 """The files of models: their names, which of them stay, and how replay finds them."""
 
 from flows import models, records
+from journal_support import flip
 from safetensors.torch import load_file
 from training_scripts import QUIET, adding
 
@@ -71,7 +72,7 @@ def test_a_model_that_the_program_refers_to_stays_and_others_go(flows):
                 kept = None
         return model
     """
-    script = adding({}).replace("float(number)", "float('nan')")
+    script = adding({}, "float('nan')")
     run = flows.finish(text, "rounds=7", "checkpoints.keep=1", script=script)
     assert flows.seen() == [f"{[name(2), name(5)]}"]
     assert models(run) == [name(7)]
@@ -100,7 +101,7 @@ def test_a_model_that_updates_in_waiting_were_trained_from_stays(flows):
         path = run_folder() / "checkpoints" / f"round-{model.round:04d}.safetensors"
         return load_file(path)["steps"].item()
     """
-    script = adding({}).replace("float(number)", "float('nan')")
+    script = adding({}, "float('nan')")
     run = flows.finish(text, "checkpoints.keep=1", script=script)
     assert flows.seen() == ["1, 3", "2, 6"]
     assert models(run) == [name(2)]
@@ -121,7 +122,7 @@ def test_only_live_effects_remove_files_and_a_workflow_may_end_with_any_of_its_m
         return known[run.best.round]
     """
     # The second is the best.
-    script = adding({}).replace("float(number)", "[0.1, 0.9, 0.5, 0.5][number - 1]")
+    script = adding({}, "[0.1, 0.9, 0.5, 0.5][number - 1]")
     run = flows.broken(text, "rounds=3", script=script)
     flows.seen()
     how = ["rounds=4", "checkpoints.keep=1"]
@@ -150,9 +151,7 @@ def test_a_model_that_turns_out_unsound_in_mid_run_voids_what_came_after_it(flow
     """
     expected = flows.finish(text, "rounds=3", QUIET)
     run = flows.broken(text, "rounds=3", QUIET)
-    content = bytearray(run.directory.checkpoint(1).read_bytes())
-    content[-1] ^= 1
-    run.directory.checkpoint(1).write_bytes(content)
+    flip(run.directory.checkpoint(1))
     resumed = flows.resume(run, text, "rounds=3", QUIET)
     assert resumed.summary.model.digest == expected.summary.model.digest
     assert any("went back to before effect 2" in each for each in resumed.summary.warnings)

@@ -1,8 +1,8 @@
 """When rounds end and models are scored, and who takes part, live and on replay."""
 
 import pytest
-from flows import lines, models, numbered, records, shape
-from training_scripts import adding
+from flows import models, numbered, records, shape
+from training_scripts import adding, of_kind
 
 from flstream.telemetry.events import SiteBenched
 
@@ -19,7 +19,7 @@ def flow(run):
     return model
 """
 CURVE = [0.5, 0.7, 0.6, 0.6, 0.9]
-SCORES = adding({}).replace("float(number)", f"{CURVE}[number - 1]")
+SCORES = adding({}, f"{CURVE}[number - 1]")
 BEST = "BestModel(round={}, value={})"
 
 
@@ -95,7 +95,7 @@ def test_who_is_still_asked_follows_from_final_records(flows):
         f"3, {two}, {everyone}", f"{two}, []",
     ]  # fmt: skip
     assert resumed.summary.benched == ["site-3"]
-    assert {each.round for each in lines(resumed) if isinstance(each, SiteBenched)} == {2}
+    assert {each.round for each in of_kind(resumed, SiteBenched)} == {2}
 
 
 @pytest.mark.parametrize(

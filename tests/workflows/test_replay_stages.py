@@ -1,8 +1,8 @@
 """Stages, random numbers, orders and logged values: what else goes on where a run is resumed."""
 
 import pytest
-from flows import finished, lines, numbered, records, shape
-from training_scripts import QUIET, adding
+from flows import finished, numbered, records, shape
+from training_scripts import QUIET, adding, of_kind
 
 from flstream.errors import UsageError
 from flstream.telemetry.events import EndedEarly, SiteLog
@@ -55,10 +55,10 @@ def test_stages_share_journal_and_numbers_and_rounds_count_for_each(flows):
 
 def test_a_condition_ends_a_stage_and_not_the_run(flows):
     # The first stage has the score of round 1; the second one those of rounds 2 and 3.
-    script = adding({}).replace("float(number)", "[0.9, 0.5, 0.9][number - 1]")
+    script = adding({}, "[0.9, 0.5, 0.9][number - 1]")
     flows.write(STAGES.replace("run.evaluate(model))\n    for", "None)\n    for"))
     run = finished(flows.jobs.run(script, TWO, "rounds=3", 'stop_when="accuracy >= 0.8"'))
-    assert [each.round for each in lines(run) if isinstance(each, EndedEarly)] == [1, 3]
+    assert [each.round for each in of_kind(run, EndedEarly)] == [1, 3]
     assert run.directory.final_model.samefile(run.directory.checkpoint(3))
     assert "in round 3" in run.summary.ended_early
 
@@ -93,7 +93,7 @@ def test_draws_and_orders_are_the_same_on_replay_and_a_value_is_logged_once(flow
     assert list(listed) == [["site-3", "site-2"]] * 4 + [["site-3"]] * 2
     assert [sorted(each) for each in drawn] == list(fixed) != list(drawn)
     # What was logged after the last effect that counts is logged again, and no other value.
-    logged = [each for each in lines(resumed) if isinstance(each, SiteLog) and each.key == "drawn"]
+    logged = [each for each in of_kind(resumed, SiteLog) if each.key == "drawn"]
     assert sorted({(each.round, each.value) for each in logged}) == [(n, n) for n in range(1, 7)]
     assert len(logged) <= 7
     flows.finish(DRAWS, *how, "seed=8", "rounds=1")

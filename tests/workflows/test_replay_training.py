@@ -3,10 +3,10 @@
 from functools import partial
 
 import pytest
-from flows import lines, records, shape
+from flows import records, shape
 from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
-from training_scripts import LARGE, QUIET, adding, mean_added, noisy, results, trained
+from training_scripts import LARGE, QUIET, adding, mean_added, noisy, of_kind, results, trained
 
 from flstream.server import trainer
 from flstream.telemetry.events import RoundStarted
@@ -34,7 +34,7 @@ def test_what_is_never_read_is_never_asked(flows):
     assert records(run)[0].round == 2
     # A round that makes no model is a round all the same, and begun where sites are asked.
     assert [each["round"] for each in run.summary.metrics] == [1, 2]
-    begun = [each for each in lines(run) if isinstance(each, RoundStarted)]
+    begun = of_kind(run, RoundStarted)
     assert (begun[0].round, begun[0].sites) == (2, ["site-1"])
 
 

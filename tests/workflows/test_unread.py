@@ -4,8 +4,7 @@ import json
 
 import pytest
 import torch
-from flows import lines
-from training_scripts import adding
+from training_scripts import adding, of_kind
 
 from flstream.client.watched import WatchedValues
 from flstream.telemetry.events import Warned
@@ -44,7 +43,7 @@ def flow(run):
 
 
 def warned(run) -> list[str]:
-    return [event.message for event in lines(run) if isinstance(event, Warned)]
+    return [event.message for event in of_kind(run, Warned)]
 
 
 def test_each_value_that_no_site_reads_in_its_first_task_is_warned_of_once(flows):

@@ -26,10 +26,8 @@ class Net(torch.nn.Module):
 def targets(net, index):
     """Targets of a site's base and head, by the index of the site."""
     generator = torch.Generator().manual_seed(index)
-    return [
-        torch.randint(-64, 65, each.shape, generator=generator) / 64
-        for each in (net.base, net.head)
-    ]
+    shapes = net.base.shape, net.head.shape
+    return [torch.randint(-64, 65, shape, generator=generator) / 64 for shape in shapes]
 
 
 def loss_of(net, aims):

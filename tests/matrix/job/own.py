@@ -48,11 +48,8 @@ class Sixteenths:
 
     def encode(self, numbers, place):
         """The nearest sixteenths."""
-        return (
-            np.clip(np.rint(np.asarray(numbers, np.float64) * 16), -127, 127)
-            .astype(np.int8)
-            .tobytes()
-        )
+        sixteenths = np.rint(np.asarray(numbers, np.float64) * 16)
+        return np.clip(sixteenths, -127, 127).astype(np.int8).tobytes()
 
     def decode(self, data, place):
         """The numbers again."""
