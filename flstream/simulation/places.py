@@ -65,6 +65,9 @@ def _swapped() -> Sequence[tuple[Callable[[], Any], Callable[[Any], object]]]:
         (device_states, torch.cuda.set_rng_state_all),
         (torch.get_default_dtype, torch.set_default_dtype),
         (torch.get_num_threads, torch.set_num_threads),
+        (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        (sys.getrecursionlimit, sys.setrecursionlimit),
         (folder, go_to),
         attribute(sys, "argv"),
         attribute(sys, "stdout"),
@@ -159,7 +162,7 @@ class Places:
         self._roots = [str(root) for root in roots]
         self._threads = threads
         self._turn = threading.Condition()
-        self._shared: set[str] = set()
+        self._shared = {name for name, module in sys.modules.items() if _has_no_origin(module)}
         self._path = list(sys.path)
         # What the run's caller has, whose thread runs no code of the user's meanwhile.
         self._outside = ThreadPlace("outside")
@@ -308,8 +311,15 @@ def _is_own(name: str, roots: list[str]) -> bool:
     if name == "nvflare":  # its names may stand for others: train.alias
         return True
     module = sys.modules.get(name)
+    if _has_no_origin(module):  # made by code, such as a stub
+        return True
     file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
     return isinstance(file, str) and _is_inside(file, roots)
+
+
+def _has_no_origin(module: object) -> bool:
+    """Whether a module was not imported from anywhere; libraries keep other objects there, too."""
+    return isinstance(module, ModuleType) and module.__spec__ is None
 
 
 def _is_inside(file: str, roots: list[str]) -> bool:

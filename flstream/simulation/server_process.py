@@ -193,8 +193,9 @@ def _run(
                 initial = await_initial(context, _reports(builder))
             play(context, initial, replay)
             dismiss(context, _GOODBYE_SECONDS)
-    except AbortedError as error:
-        return RunFinished(status="stopped", error=str(error))
+    except AbortedError:
+        # It may have been raised in any transfer, which is not what has stopped.
+        return RunFinished(status="stopped", error="the run was stopped")
     except FlstreamError as error:
         return RunFinished(status="failed", error=str(error))
     except Exception as error:

@@ -41,13 +41,14 @@ from flstream.transport.channel import Signal
 
 # Draws from each generator, also between tasks, and keeps variables, modules and files of its own.
 SCRIPT = """
-import os, random, sys
+import os, random, sys, types
 import numpy as np
 import torch
 import helper
 import flstream.client as flare
 
 flare.init()
+sys.modules.setdefault("stub", types.ModuleType("stub")).calls = 0
 names, before = [], 0.0
 while flare.is_running():
     model = flare.receive()
@@ -60,6 +61,9 @@ while flare.is_running():
     with open("tasks.txt", "a") as file:
         file.write(sys.argv[2])
     seen = len(set(names)) * 100 + helper.calls + os.path.getsize("tasks.txt")
+    sys.modules["stub"].calls += 1
+    seen += sys.modules["stub"].calls + torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
     params = {}
     for name, tensor in model.params.items():
         params[name] = tensor + torch.randn(tensor.shape) * drawn + seen
@@ -373,7 +377,8 @@ class Terminal:
     def assert_stopped(self) -> None:
         """The command was stopped, and says so of its run."""
         assert self.status() == 130
-        assert json.loads(self._summary.read_text())["status"] == "stopped"
+        summary = json.loads(self._summary.read_text())
+        assert (summary["status"], summary["error"]) == ("stopped", "the run was stopped")
 
 
 def test_a_breakpoint_in_training_code_opens_pdb(jobs: Jobs):
