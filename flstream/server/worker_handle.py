@@ -286,7 +286,7 @@ class WorkerHandle:
 
     def close(self) -> None:
         """Close the pipes to the process."""
+        self._spawned.end.control.close()  # first, since its end is what a worker ends with
         self._service.detach(self.receiver)
-        self._spawned.end.control.close()
         self._spawned.end.up.close()
         self.peers.close()

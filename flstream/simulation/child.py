@@ -1,6 +1,6 @@
 """Setup of a run's child processes: signals, output to a log, and their end when their peer dies.
 
-Inline, where a thread stands for such a process, its output alone is redirected.
+Inline, where a thread stands for such a process, signals are left alone.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def end_with_peer(pipe: socket.socket) -> None:
 
     What it has started ends with it: nobody else is left to end that.
     """
-    if this_place() is not None:
+    if (place := this_place()) is not None:
+        place.end_with(pipe)
         return
     fd = pipe.fileno()
 

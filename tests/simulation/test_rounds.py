@@ -162,7 +162,7 @@ def test_rounds_sample_sites_by_the_seed_and_few_workers_do_their_work(jobs):
         assert len({metrics[name] for metrics in updates}) == 12
 
 
-def test_the_script_gets_its_arguments_and_knows_its_site_and_its_job_runs_again(jobs, processes):
+def test_the_script_gets_its_arguments_and_knows_its_site_and_its_job_runs_again(jobs):
     script = """
     import argparse, json, pathlib
     import flstream.client as flare
