@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import threading
 from collections.abc import Callable
@@ -43,7 +42,7 @@ from flstream.streaming.service import DownloadService
 from flstream.transport.channel import AbortSignal, Deadline
 from flstream.transport.messages import PATIENCE, MessageChannel
 from flstream.transport.passing import send_descriptor
-from flstream.transport.sockets import SMALL_BUFFER, SocketChannel
+from flstream.transport.sockets import SMALL_BUFFER, SocketChannel, is_hung_up
 
 # What a worker may answer with that is not the fault of its process.
 _ERRORS: dict[str, type[FlstreamError]] = {
@@ -79,12 +78,7 @@ class PeerLink:
     @property
     def is_open(self) -> bool:
         """Whether the process at the other end lives."""
-        poll = select.poll()
-        try:
-            poll.register(self._socket, select.POLLRDHUP)
-        except ValueError:  # it is closed
-            return False
-        return not poll.poll(0)
+        return not is_hung_up(self._socket)
 
     def serve(self, other: PeerLink) -> str:
         """Have the worker offer bodies to another worker, or to itself, from now on.
@@ -255,13 +249,8 @@ class WorkerHandle:
 
         That of the control messages is not looked at, since there may be messages in it.
         """
-        poll = select.poll()
-        try:
-            for end in (self._spawned.end.down, self._spawned.end.up, self._spawned.end.peers):
-                poll.register(end, select.POLLRDHUP)
-        except ValueError:  # one was closed
-            return False
-        return not poll.poll(0)
+        end = self._spawned.end
+        return not is_hung_up(end.down, end.up, end.peers)
 
     def expect_run(self) -> None:
         """Refuse a worker that does not see the run directory, where models are files to sites.

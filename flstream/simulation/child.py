@@ -1,6 +1,6 @@
 """Setup of a run's child processes: signals, output to a log, and their end when their peer dies.
 
-Inline, where a thread stands for such a process, signals are left alone.
+Inline, where a thread stands for such a process, only its output and its end are set up.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def end_with_peer(pipe: socket.socket) -> None:
     What it has started ends with it: nobody else is left to end that.
     """
     if (place := this_place()) is not None:
-        place.end_with(pipe)
+        place.peer = pipe
         return
     fd = pipe.fileno()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import select
 import socket
 import sys
 import sysconfig
@@ -26,6 +25,7 @@ import numpy as np
 
 from flstream.client.session import enter, present
 from flstream.job.code import exchange_imported
+from flstream.transport.sockets import is_hung_up
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _LIBRARIES = {sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -94,6 +94,8 @@ class ThreadPlace:
         modules: Modules of the job's folder that it has imported, by name.
         thread: The thread, which is made for it.
         sockets: The thread's ends of sockets.
+        peer: The one of them with whose other end the place ends; None for none.
+        is_ended: Whether it is to end, as a process does that is killed.
         log: File that its output goes to; None for none.
     """
 
@@ -103,26 +105,9 @@ class ThreadPlace:
         self.modules: dict[str, ModuleType] = {}
         self.thread = threading.current_thread()
         self.sockets: list[socket.socket] = []
+        self.peer: socket.socket | None = None
+        self.is_ended = False
         self.log: IO[str] | None = None
-        self._is_ended = False
-        self._peer: socket.socket | None = None
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether it is to end, as a process does that is killed, or whose peer is gone."""
-        if self._peer is None or self._peer.fileno() < 0:  # it is closed by the thread's end
-            return self._is_ended
-        poll = select.poll()
-        poll.register(self._peer, select.POLLRDHUP)
-        return self._is_ended or bool(poll.poll(0))
-
-    def end(self) -> None:
-        """Have it end as soon as it looks."""
-        self._is_ended = True
-
-    def end_with(self, sock: socket.socket) -> None:
-        """Have it end once the other end of a socket is closed."""
-        self._peer = sock
 
     def keep(self) -> None:
         """Keep the present state of the process."""
@@ -244,7 +229,7 @@ class Places:
     def end(self, place: ThreadPlace) -> None:
         """End a place where it waits, or at its next line of Python in code of the user's."""
         with self._turn:
-            place.end()
+            place.is_ended = True
             if self.holder is place and place.thread is not threading.current_thread():
                 frame = frame_of(place)
                 # Code of ours waits soon, and cleans up what nobody else can.
@@ -277,6 +262,8 @@ class Places:
             if self.holder is None:
                 self.holder = place
                 self._swap(place)
+        if place.peer is not None and is_hung_up(place.peer):
+            place.is_ended = True
         if place.is_ended or self.holder is not place:
             raise EndedError  # only now, since code that cleans up needs what it had
 

@@ -196,6 +196,17 @@ class SocketChannel:
         self._socket.close()
 
 
+def is_hung_up(*socks: socket.socket) -> bool:
+    """Whether one of several sockets is closed, at this end or the other."""
+    poll = select.poll()
+    try:
+        for each in socks:
+            poll.register(each, select.POLLRDHUP)
+    except ValueError:  # at this end
+        return True
+    return bool(poll.poll(0))
+
+
 def pipe(first: str, second: str, *, lends: bool = False) -> tuple[SocketChannel, SocketChannel]:
     """Make two connected channels: the end of the process ``first``, and that of ``second``.
 
