@@ -20,7 +20,6 @@ class Mutation(NamedTuple):
 
 
 BITS = "matrix/test_bits.py"
-KILLS = "matrix/test_kills.py"
 
 MUTATIONS = (
     # How updates are folded.
@@ -112,7 +111,7 @@ MUTATIONS = (
         "server/effects.py",
         "        self._emit(done)\n        self._places[effect.number] = len(self._places)\n",
         "        self._places[effect.number] = len(self._places)\n",
-        KILLS,
+        "matrix/test_damage.py",
     ),
     Mutation(
         "server/effects.py",
@@ -130,7 +129,7 @@ MUTATIONS = (
         "runs/site_states.py",
         "states.remove(lambda version: version.effect > effect and version != keep)",
         "states.remove(lambda version: version.effect >= effect and version != keep)",
-        KILLS,
+        "runs",
     ),
     Mutation(
         "runs/site_states.py",
