@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flstream.errors import UsageError
-from flstream.job import job_keys
-from flstream.job.codec_sections import BUILT_IN, LOSSY
-from flstream.job.codecs import CodecPlan, CodecSpec
+from flstream.job import parse_value
+from flstream.job.codecs import BUILT_IN, LOSSY, CodecPlan, CodecSpec
 from flstream.job.problems import Problem, RefusedValueError, did_you_mean
 from flstream.job.values import render_value
 
@@ -106,16 +106,16 @@ def _chain(text: str, entry: str, chain: str, way: Literal["up", "down"]) -> lis
         return []
     sections = [_section(text, entry, step.strip()) for step in chain.split("+")]
     try:
-        specs: list[CodecSpec] = job_keys()[f"streaming.codecs.{way}"].parse(sections, Path())
+        codecs = parse_value(f"streaming.codecs.{way}", sections, Path())
     except RefusedValueError as error:
         problem = error.problems[0]
         where = entry if chain == entry and len(sections) == 1 else _where(entry, chain, problem)
         raise UsageError(f"--codecs {text}: {where}: {_clause(problem)}") from None
-    return specs
+    return [each.spec for each in codecs]
 
 
 def _section(text: str, entry: str, step: str) -> dict[str, Any]:
-    """Return the section of a codec: ``topk:0.05`` is ``{ type = topk, fraction = 0.05 }``."""
+    """Return the section of a codec, such as ``topk:0.05``: its type, and its first argument."""
     name, colon, value = step.partition(":")
     if name not in BUILT_IN:
         what = f"there is no codec {name!r}" if name != PLAIN else f"{PLAIN} stands alone"
@@ -126,7 +126,7 @@ def _section(text: str, entry: str, step: str) -> dict[str, Any]:
     keys = list(BUILT_IN[name].model_fields)
     if colon and not keys:
         raise UsageError(f"--codecs {text}: {entry}: {name} has no value; leave out {colon}{value}")
-    return {"type": name, **({keys[0]: value} if colon else {})}
+    return {"type": name, **({"args": {keys[0]: value}} if colon else {})}
 
 
 def _where(entry: str, chain: str, problem: Problem) -> str:
@@ -141,7 +141,7 @@ def _clause(problem: Problem) -> str:
 
 
 def _rendered(specs: Iterable[CodecSpec]) -> tuple[str, ...]:
-    return tuple(render_value(spec.as_section()) for spec in specs)
+    return tuple(render_value(asdict(spec)) for spec in specs)
 
 
 def _left(specs: Iterable[CodecSpec]) -> float:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import flstream
 from flstream.job import Job, load_job
 from flstream.job.link import NetworkLink
-from flstream.job.link_values import LINK_KEYS
+from flstream.job.network_section import LINK_KEYS
 from flstream.job.values import render_value
 from flstream.simulation.forecasting.fitting import Available
 from flstream.simulation.forecasting.forecast import forecast, plain_layout

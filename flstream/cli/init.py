@@ -201,12 +201,12 @@ def _check_name(folder: Path) -> str:
     Raises:
         UsageError: the folder's name is not a valid job name.
     """
-    from flstream.job import job_keys
+    from flstream.job import parse_value
     from flstream.job.problems import RefusedValueError
 
-    name, key = folder.absolute().name, job_keys()["name"]
+    name = folder.absolute().name
     try:
-        key.parse(name, folder)
+        parse_value("name", name, folder)
     except RefusedValueError as error:
         [problem] = error.problems
         raise UsageError(f"a job cannot be named after the folder {folder}: {problem}") from error

@@ -182,22 +182,19 @@ def lossy_codec_of(run: RunDirectory, way: Literal["down", "up"]) -> LossyCodec 
         return None
     # Which take longer to import than a checkpoint takes to be shown.
     from flstream.codecs.chain import chain_of
-    from flstream.job import JobError
+    from flstream.job import JobError, parse_value
     from flstream.job.codecs import CodecPlan
     from flstream.job.hocon import read_hocon
-    from flstream.job.keys import keys_in
+    from flstream.job.keys import flat
 
     hocon = read_hocon(run.job_file)
     if hocon.problems:
         raise CheckpointError(str(JobError(run.job_file, hocon.problems)))
-    keys = keys_in(hocon.values)
-    plan: list[Any] = []
+    written = dict(flat(hocon.values))
     try:
-        for name in (_CODECS.format(way), _LOSSLESS):
-            key = keys[name]
-            raw = key.find(hocon.values)
-            plan.append(key.default if raw is None else key.parse(raw, run.path))
-        specs, lossless = plan
+        names = (_CODECS.format(way), _LOSSLESS)
+        codecs, lossless = (parse_value(each, written.get(each, []), run.path) for each in names)
+        specs = [codec.spec for codec in codecs]
         return chain_of(CodecPlan(specs, lossless, way == "down")).lossy
     except Exception as error:  # of the user's code, which may be gone
         raise CheckpointError(

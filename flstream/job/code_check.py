@@ -16,7 +16,6 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from flstream.job.client_names import unknown_names
-from flstream.job.files import top_level_names
 from flstream.job.imports import find_module, own_files, top_level_imports
 from flstream.job.job import Job
 from flstream.job.kept_variables import kept_variables
@@ -76,7 +75,7 @@ def _named(job: Job, key: str, named: str) -> Iterator[Problem]:
         yield Problem(key, f"there is no installed module {where}")
     elif spec.origin is not None and spec.origin.endswith(".py"):
         # The names of a compiled module are known only after its import.
-        names = top_level_names(_parsed(Path(spec.origin)).body)
+        names = compile(_parsed(Path(spec.origin)), spec.origin, "exec").co_names
         if name not in names and "*" not in names:
             message = f"{where} ({spec.origin}) has no {name!r} at its top level"
             yield Problem(key, message, "", did_you_mean(name, names))

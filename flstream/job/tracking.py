@@ -2,15 +2,13 @@
 
 import importlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field
 
+from flstream.job.fields import FreeArgs, Section
 from flstream.job.files import CodeName, check_installed
-from flstream.job.free_values import FreeArgs
-from flstream.job.problems import must_be
-from flstream.job.rules import Section
+from flstream.job.typed import short_name
 
 RUN = "global"
 """Name that stands for the whole run in a tracker, beside those of the sites."""
@@ -43,20 +41,10 @@ class TrackingSection(Section):
     args: FreeArgs = Field(default_factory=dict)
     """Keyword arguments of a tracker of your own, as written."""
 
-    @field_validator("args")
-    @classmethod
-    def _of_a_class(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        # A type that was refused is not in info.data: that mistake is reported already.
-        kind = info.data.get("type", "refused:")
-        if value and (kind is None or ":" not in kind):
-            raise must_be(f"none, as tracking.type is {kind or 'null'}")
-        return value
-
     @property
     def name(self) -> str:
         """Name of the tracker for messages: `tensorboard`, or `mine.py:Tracker`."""
-        where, colon, name = (self.type or "").rpartition(":")
-        return f"{Path(where).name}{colon}{name}"
+        return short_name(self.type or "")
 
     @property
     def place(self) -> str | None:

@@ -125,7 +125,7 @@ class FedJob:
         """Set keys of the job.
 
         Args:
-            settings: Values by the dotted name of a job file's key (``streaming.window``), or by
+            settings: Values by the dotted name of a job file's key (``streaming.reuse``), or by
                 the flat name of NVFlare's (``tensor_download_chunk_size``).
 
         Raises:
@@ -137,7 +137,9 @@ class FedJob:
                 notice(f"{name} is not needed: {UNNEEDED_KEYS[name]}")
                 continue
             key = STREAMING_KEYS.get(name, name)
-            if key not in known and not key.startswith(("workflow.args.", "model.args.")):
+            if key not in known and not key.startswith(
+                ("workflow.args.", "model.args.", "server_optimizer.args.")
+            ):
                 hint = did_you_mean(name, known) or "docs/job.md lists all keys"
                 raise UsageError(f"{name} is no key of a job; {hint}")
             self.set({key: value})

@@ -190,7 +190,7 @@ class FedOptRecipe(FedAvgRecipe):
         if lr_scheduler_args:
             raise UsageError(
                 "FedOptRecipe: lr_scheduler_args has no counterpart, since "
-                "server_optimizer.learning_rate is one number; leave it out"
+                "server_optimizer.args.learning_rate is one number; leave it out"
             )
         super().__init__(**{"name": "fedopt", **arguments})
         self.job.set(keys)

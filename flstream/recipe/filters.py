@@ -1,6 +1,6 @@
 """Filters that can be added to a recipe or a job, under NVFlare's names.
 
-``flstream.job.filter_sections`` defines what each does, and the range of its arguments.
+``flstream.job.filters`` defines what each does, and the range of its arguments.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
 from flstream.errors import UsageError
-from flstream.job.filter_sections import EXCLUDE_VARS, GAUSSIAN, PERCENTILE, SVT
+from flstream.job.filters import EXCLUDE_VARS, GAUSSIAN, PERCENTILE, SVT
 from flstream.recipe.checks import checked_arguments
 
 Direction = Literal["up", "down"]
@@ -100,7 +100,7 @@ def filter_section(given: Any) -> dict[str, Any]:
         UsageError: It is something else.
     """
     if isinstance(given, BuiltInFilter):
-        return {"type": given.type, **asdict(given)}
+        return {"type": given.type, "args": asdict(given)}
     if isinstance(given, str):
         return {"type": given}
     if not isinstance(given, Mapping):

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from flstream.errors import UsageError
-from flstream.job import Job, Key, job_keys, render_values
+from flstream.job import Job, render_values
+from flstream.job.checks import workflow_name
 from flstream.job.code import package_root
-from flstream.job.filters import FILTERS
-from flstream.job.key import WORKFLOW, workflow_name
+from flstream.job.keys import WORKFLOW, flat, keys_in
 from flstream.job.values import nested
 from flstream.job.workflow_code import DEFAULT_WORKFLOW
 from flstream.recipe.initial_model import WEIGHTS, Weights
@@ -149,12 +149,13 @@ def _relative(path: Path, root: Path, job: Job) -> Path:
 
 def _values(job: Job, places: Mapping[Path, Path]) -> dict[str, Any]:
     """Return the values of a job that are not defaults, with paths in the exported folder."""
-    values = ((key, key.value_in(job)) for key in job_keys(job).values())
+    written = job.written()
+    keys = keys_in(written)
     found = nested(
         {
-            key.name: _portable(key, value, places)
-            for key, value in values
-            if key.required or value != key.default
+            name: _portable(value, places)
+            for name, value in flat(written)
+            if name not in keys or keys[name].required or value != keys[name].default
         }
     )
     if len(job.stages) > 1:
@@ -163,12 +164,13 @@ def _values(job: Job, places: Mapping[Path, Path]) -> dict[str, Any]:
     return found
 
 
-def _portable(key: Key, value: Any, places: Mapping[Path, Path]) -> Any:
-    if key.kind is FILTERS:
-        sections = [each.as_section() for each in value]
-        return [{**each, "type": _portable_place(each["type"], places)} for each in sections]
-    if isinstance(value, Path) and value in places:
-        return str(places[value])
+def _portable(value: Any, places: Mapping[Path, Path]) -> Any:
+    if isinstance(value, list):
+        return [_portable(each, places) for each in value]
+    if isinstance(value, Mapping):
+        return {name: _portable(each, places) for name, each in value.items()}
+    if isinstance(value, str) and Path(value) in places:
+        return str(places[Path(value)])
     return _portable_place(value, places)
 
 

@@ -84,8 +84,8 @@ def fedavgm_keys(optimizer: object) -> dict[str, Any] | str:
         return f"server_optimizer has no {', '.join(sorted(extra))}"
     return {
         "server_optimizer.type": "fedavgm",
-        "server_optimizer.learning_rate": args.get("lr", 1.0),
-        "server_optimizer.beta_1": args.get("momentum", 0.0),
+        "server_optimizer.args.learning_rate": args.get("lr", 1.0),
+        "server_optimizer.args.beta_1": args.get("momentum", 0.0),
     }
 
 

@@ -76,7 +76,7 @@ def check_aggregators(sites: object) -> None:
     if not sites:
         raise WorkflowError(
             "run.fold() was given no site to fold at; those that may fold are asked no more "
-            "(clients.bench_after), so name others, or leave out at"
+            "(clients.suspend_after), so name others, or leave out at"
         )
 
 

@@ -8,7 +8,7 @@ LINKS = "network={ up = 10 Mbit, latency = 50 ms, sites { site-2 { up = 1 Mbit, 
 
 def test_a_sound_job_gets_its_plan_and_is_not_run(flstream_here, write_job, tmp_path):
     folder, args = write_job().parent, "workflow.args"
-    chain = "filters.up=[{ type = gaussian, sigma = 0.5 }]"
+    chain = "filters.up=[{ type = gaussian, args { sigma = 0.5 } }]"
     done = flstream_here("validate", folder, "--set", chain, "--set", LINKS)
     assert (done.returncode, done.stderr) == (0, "")
     assert "mini, 2 rounds, scored by metrics that come with updates" in done.stdout

@@ -8,6 +8,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from flstream.job.reference import EXAMPLE, render_reference
 from support import body_of
 from typer.testing import CliRunner
 
@@ -21,7 +22,6 @@ from flstream.filters.block import Passage
 from flstream.filters.chain import filtered
 from flstream.job import Job, codec_sections, filter_sections, job_keys, load_job
 from flstream.job.engine_section import Engine
-from flstream.job.reference import EXAMPLE, render_reference
 from flstream.job.workflow_code import find_workflow
 from flstream.model.memory import MemoryBody
 from flstream.streaming.fetching import DownloadOptions

@@ -36,7 +36,6 @@ LEARNER = "train.learner=client:Mine", "train.script=null"
     [
         ("import nosuch.thing", MODEL, (), "train.script: client.py line 1", "no module nosuch"),
         ("", f"from nowhere import x\n{MODEL}", (), "model.factory: model.py line 1", "nowhere"),
-        ("return 1", MODEL, (), "train.script: client.py line 1:", "outside function"),
         ("import nosuch\nclass Mine: ...", MODEL, LEARNER, "train.learner: client.py line 1", ""),
         ("import nvflare.client", MODEL, (), "train.script", "write import flstream.client as"),
         ("", MODEL, ("model.factory=os.path:join",), "model.factory", "no installed module os.p"),

@@ -16,12 +16,13 @@ from flstream.workflows.registry import BUILT_IN
 UNIFORM = "network.up { distribution = uniform, low = "
 ADAPTIVE = "privacy { type = central, clipping.type = adaptive }"
 PRIVATE = "clients.per_round = 4, privacy.type = central, "
+FEDADAM = "server_optimizer { type = fedadam, args."
 NEVER = "workflow.args { evaluate = task, evaluate_every = 0 }, "
 
 ROWS = [
     # Names of keys.
     ("clients.cuont = 1", "clients.cuont", "did you mean clients.count?"),
-    ("request_size = 1", "request_size", "did you mean streaming.request_size?"),
+    ("request_timeout = 1", "request_timeout", "did you mean streaming.streaming_per_request_t"),
     ("chunk_size = 1", "chunk_size", "did you mean streaming.tensor_download_chunk_size or"),
     ("client { count = 1 }", "client", "did you mean clients?"),
     ("workflow.key_metric = a", "workflow.key_metric", "did you mean workflow.args.key_metric?"),
@@ -31,9 +32,9 @@ ROWS = [
     ("privacy.clipping.tpye = fixed", "privacy.clipping.tpye", "unknown key"),
     ('train.args { a b = 1 }', "train.args", 'key "a b"; must be letters, digits, _ and -'),
     # Numbers, sizes, durations and their bounds.
-    ("rounds = true", "rounds", "given true; must be a whole number of at least 1"),
+    ("rounds = true", "rounds", "given true; must be a whole number from 1 to 1000000000"),
     ("rounds = null", "rounds", "given null"),
-    ("rounds = 100000000000000000000", "rounds", "1000000000 is most"),
+    ("rounds = 100000000000000000000", "rounds", "from 1 to 1000000000"),
     ("seed = 18446744073709551616", "seed", "from 0 to 18446744073709551615"),
     ("clients.round_timeout = 1e300", "clients.round_timeout", "10000000000 s is most"),
     ("clients.round_timeout = 0 s", "clients.round_timeout", "longer than 0"),
@@ -118,24 +119,32 @@ ROWS = [
     ("aggregation.weights { site-1 = 1e7 }", "aggregation.weights.site-1", "from 1e-06 to 1e+06"),
     ("aggregation.weights = 3", "aggregation.weights", "a section with a number from"),
     ("server_optimizer.type = adam", "server_optimizer.type", "did you mean fedadam?"),
-    ("server_optimizer.beta_2 = 1", "server_optimizer.beta_2", "at least 0 and below 1"),
-    ("server_optimizer.learning_rate = 1e999", "server_optimizer.learning_rate", "given Infinity"),
+    (FEDADAM + "beta_2 = 1 }", "server_optimizer.args.beta_2", "at least 0 and below 1"),
+    (FEDADAM + "mu = 1 }", "server_optimizer.args.mu", "unknown key"),
     # Filters.
     ("filters.up = 3", "filters.up", "given 3; must be a list of filters"),
     ("filters.up = [gausian]", "filters.up[0].type", 'given "gausian"; must be percentile_privacy'),
-    ("filters.up = [gaussian]", "filters.up[0].sigma", "missing; must be a number above 0"),
-    ("filters.up = [{ type = gaussian, sigma = 0 }]", "filters.up[0].sigma", "given 0; must be a"),
+    ("filters.up = [gaussian]", "filters.up[0].args.sigma", "missing; must be a number above 0"),
     (
-        "filters.up = [svt_privacy, { type = percentile_privacy, percentil = 3 }]",
-        "filters.up[1].percentil",
+        "filters.up = [{ type = gaussian, args { sigma = 0 } }]",
+        "filters.up[0].args.sigma",
+        "given 0; must be a number above 0",
+    ),
+    (
+        "filters.up = [svt_privacy, { type = percentile_privacy, args { percentil = 3 } }]",
+        "filters.up[1].args.percentil",
         "did you mean percentile?",
     ),
-    ("filters.up = [{ percentile = 3 }]", "filters.up[0].type", "missing"),
-    ("filters.down = [{ type = svt_privacy, fraction = 1.5 }]", "filters.down[0].fraction", "1.5"),
-    ("filters.up = [exclude_vars]", "filters.up[0].exclude_vars", "missing; must be a list of nam"),
+    ("filters.up = [{ args.percentile = 3 }]", "filters.up[0].type", "missing"),
     (
-        'filters.up = [{ type = exclude_vars, exclude_vars = "(" }]',
-        "filters.up[0].exclude_vars",
+        "filters.down = [{ type = svt_privacy, args.fraction = 1.5 }]",
+        "filters.down[0].args.fraction",
+        "given 1.5",
+    ),
+    ("filters.up = [exclude_vars]", "filters.up[0].args.exclude_vars", "missing; must be a list "),
+    (
+        'filters.up = [{ type = exclude_vars, args { exclude_vars = "(" } }]',
+        "filters.up[0].args.exclude_vars",
         'given "("',
     ),
     # Links.
@@ -148,15 +157,15 @@ ROWS = [
     ("network.loss = 1", "network.loss", "a fraction from 0 to below 1, such as 0.01"),
     ("network.loss = 100%", "network.loss", "a fraction from 0"),
     ("network.loss = nan", "network.loss", "a fraction from 0"),
-    ("network.sites { site-1 { upp = 1 } }", "network.sites.site-1.upp", "did you mean up?"),
-    ("network.sites { site-1 = 3 }", "network.sites.site-1", "a section with any of up"),
+    ("network.sites { site-1 { upp = 1 } }", "network.sites.site-1.upp", "did you mean"),
+    ("network.sites { site-1 = 3 }", "network.sites.site-1", "a section { up, down,"),
     ("network.sites { ward { up = 1 Mbit } }", "network.sites", "must be sites of the job"),
     ("network.sites { site-1 { loss = 2 } }", "network.sites.site-1.loss", "a fraction"),
-    ("network.up { median = 1 Mbit }", "network.up.distribution", "one of lognormal"),
-    ("network.up { distribution = normal }", "network.up.distribution", "must be one of"),
+    ("network.up { median = 1 Mbit }", "network.up", "{ distribution = lognormal, median"),
+    ("network.up { distribution = normal }", "network.up", "{ distribution = uniform, low, high"),
     (UNIFORM + "1 Mbit }", "network.up.high", "missing"),
     (UNIFORM + "2 Mbit, high = 1 Mbit }", "network.up.high", "must be at least low"),
-    (UNIFORM + "1 Mbit, high = 2 Mbit, sigma = 1 }", "network.up.sigma", "uniform has low and hig"),
+    (UNIFORM + "1 Mbit, high = 2 Mbit, sigma = 1 }", "network.up.sigma", "unknown key"),
     (
         "network.up { distribution = lognormal, median = 1 Mbit, sigma = -1 }",
         "network.up.sigma",
@@ -211,7 +220,7 @@ ROWS = [
     ("workflow = [{}, 3]", "workflow[1]", "must be a section { type, "),
     ("workflow.args = 3", "workflow.args", "must be a section { evaluate, "),
     ("workflow.type = cyclic, order = 1", "order", "did you mean workflow.args.order?"),
-    ("workflow = [{ type = cyclic, args.ordr = 1 }]", "workflow.args.ordr", "did you mean workflo"),
+    ("workflow = [{ type = cyclic, args.ordr = 1 }]", "workflow.args.ordr", "did you mean order?"),
     ("workflow { type = cyclic, args.order = Random }", "workflow.args.order", "did you mean rand"),
     (
         "workflow { type = cyclic, args.order = [site-1, site-1] }",
@@ -288,7 +297,7 @@ def test_mistakes_are_all_named_in_one_message_and_survive_pickling(write, folde
     assert str(error) == str(caught.value)
     head, rounds, count, script, *stages = str(error).splitlines()
     assert head == f"{path} has 5 mistakes:"
-    assert rounds == '  rounds: given "ten"; must be a whole number of at least 1'
+    assert rounds == '  rounds: given "ten"; must be a whole number from 1 to 1000000000'
     # A section with a misspelt key is not also said to lack the right one.
     assert count == "  clients.cuont: unknown key; did you mean clients.count?"
     assert script.endswith(f"there is no {folder}/clinet.py; did you mean client.py?")

@@ -67,7 +67,7 @@ RULES: dict[str, tuple[dict[str, Any], str, Any]] = {
     "a server's optimizer": (
         {"workflows": workflow("FedOpt", optimizer_args=SGD)},
         "server_optimizer",
-        {"type": "fedavgm", "learning_rate": 0.5, "beta_1": 0.6},
+        {"type": "fedavgm", "args": {"learning_rate": 0.5, "beta_1": 0.6}},
     ),
     "a launcher": (
         {"client": {"components": component("SubprocessLauncher", script="python custom/t.py -a")}},

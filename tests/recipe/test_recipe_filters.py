@@ -71,8 +71,8 @@ def test_nvflares_filters_become_those_of_the_job_once_for_all_sites(tmp_path, p
     (tmp_path / "meta.json").write_text(json.dumps(meta))
     conversion = convert(tmp_path)
     assert conversion.values["filters"] == {
-        "up": [{"type": "percentile_privacy", "percentile": 20}],
-        "down": [{"type": "exclude_vars", "exclude_vars": ["head.w"]}],
+        "up": [{"type": "percentile_privacy", "args": {"percentile": 20}}],
+        "down": [{"type": "exclude_vars", "args": {"exclude_vars": ["head.w"]}}],
     }
     words = " ".join(note.word for note in conversion.notes if note.is_lost)
     assert "applied to trainings" in words

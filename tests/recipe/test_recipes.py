@@ -158,7 +158,7 @@ def test_all_arguments_become_keys_of_the_job(folder):
         params_transfer_type=TransferType.DIFF,
         config={"clients.round_timeout": "5 s"},
     )
-    made.add_server_config({"tensor_download_chunk_size": 1 << 20, "streaming.window": 3})
+    made.add_server_config({"tensor_download_chunk_size": 1 << 20, "streaming.reuse": "off"})
     add_experiment_tracking(made, tracking_type="tensorboard")
     job = resolved(made, quiet(0, clients=["a", "b"], num_threads=1, gpu_config="[0,1],[2]"))
     assert job.clients.names == ["a", "b"]
@@ -167,7 +167,7 @@ def test_all_arguments_become_keys_of_the_job(folder):
     assert (job.stop_when, job.patience) == ("loss < 0.1", 3)
     assert job.aggregation.exclude == ["bias"]
     assert job.aggregation.weights == {"a": 2.0}
-    assert (job.streaming.tensor_download_chunk_size, job.streaming.window) == (1 << 20, 3)
+    assert (job.streaming.tensor_download_chunk_size, job.streaming.reuse) == (1 << 20, "off")
     assert job.tracking.type == "tensorboard"
     assert job.train.args == "--step 2"
 
@@ -294,7 +294,7 @@ def test_fedprox_and_fedopt_are_keys_of_the_job(folder):
     job = resolved(made)
     found = job.server_optimizer
     assert (job.name, job.rounds) == ("fedopt", 3)
-    assert (found.type, found.learning_rate, found.beta_1) == ("fedavgm", 0.5, 0.6)
+    assert (found.type, found.args.learning_rate, found.args.beta_1) == ("fedavgm", 0.5, 0.6)
 
 
 def test_cross_site_evaluation_is_added_to_a_recipe_and_its_model_is_evaluated_alone(folder):

@@ -42,7 +42,7 @@ WAYS = {
     # Updates go into files, and not all of each. Nothing is evaluated.
     "fewer processes": [
         "clients.count=5", "clients.parallel=2", "aggregation.exclude=[b]", QUIET,
-        "filters.up=[svt_privacy, { type = exclude_vars, exclude_vars = [steps] }]",
+        "filters.up=[svt_privacy, { type = exclude_vars, args { exclude_vars = [steps] } }]",
     ],
     "scored across sites": ["workflow={type=cross_site,args{after=fedavg,key_metric=accuracy}}"],
     "a model of each site's own": ["workflow={type=ditto,args{key_metric=accuracy}}"],

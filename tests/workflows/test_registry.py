@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 import pytest
-
 from flstream.job.reference import render_reference
+
 from flstream.job.workflow_args import DEFINITION
 from flstream.job.workflow_code import find_workflow
 from flstream.workflows.registry import BUILT_IN

@@ -172,7 +172,7 @@ def _server_optimizer(draft: JobDraft, argument: Argument) -> Note:
 
 SERVER_OPTIMIZER: Mapping[str, Rule] = {
     "optimizer_args": _server_optimizer,
-    "lr_scheduler_args": lost("server_optimizer.learning_rate is one number"),
+    "lr_scheduler_args": lost("server_optimizer.args.learning_rate is one number"),
     "source_model": ONE_OF_EACH,
     "device": unneeded("the server computes on the CPU, range by range"),
 }

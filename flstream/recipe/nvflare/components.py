@@ -179,7 +179,7 @@ _TRAINING = {"train", "*"}
 def filter_of(made: ConfiguredClass) -> dict[str, Any]:
     """Return the section of a job file's filter that an object of a known class becomes."""
     args = {name: value for name, value in made.args.items() if name not in _UNNEEDED}
-    return {"type": _ALIKE[made.short_name or ""].type, **args}
+    return {"type": _ALIKE[made.short_name or ""].type, "args": args}
 
 
 def is_for_trainings(tasks: object) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flstream.job import job_keys
+from flstream.job import job_keys, parse_value
 from flstream.job.problems import RefusedValueError
 from flstream.job.values import render_value
 from flstream.recipe.nvflare.folders import AppFolder
@@ -185,10 +185,9 @@ class JobDraft:
             if self.values[key] == value:
                 return None
             return f"{key} is {render_value(self.values[key])} already"
-        known = job_keys().get(key)
-        if known is not None and key not in _CHECKED_WITH_THE_JOB:
+        if key in job_keys() and key not in _CHECKED_WITH_THE_JOB:
             try:
-                known.parse(value, Path.cwd())
+                parse_value(key, value, Path.cwd())
             except RefusedValueError as error:
                 return _reason(key, error)
         self.values[key] = value

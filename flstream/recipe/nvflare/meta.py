@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flstream.job import ClientsSection, job_keys
+from flstream.job import ClientsSection, parse_value
 from flstream.job.problems import RefusedValueError
 from flstream.recipe.nvflare.draft import Argument, JobDraft, Place
 from flstream.recipe.nvflare.folders import JobFolder
@@ -72,12 +72,11 @@ def site_names(folder: JobFolder) -> dict[str, str] | None:
     """
     if folder.sites is None:
         return None
-    key = job_keys()["clients.names"]
     names: dict[str, str] = {}
     for site in folder.sites:
         name = site
         try:
-            key.parse([name], Path.cwd())
+            parse_value("clients.names", [name], Path.cwd())
         except RefusedValueError:
             name = f"site-{re.sub(r'[^A-Za-z0-9._-]+', '-', site)}"[:64]
         while name in names.values():

@@ -11,7 +11,6 @@ from typing import Any
 
 from flstream.errors import UsageError
 from flstream.job.hocon import read_hocon
-from flstream.job.substitutions import unresolved_in
 
 SUFFIXES = (".json", ".conf", ".yml", ".yaml")
 """Suffixes of configuration files; of two files NVFlare reads the one whose suffix comes first."""
@@ -94,9 +93,8 @@ def _read_hocon(path: Path, name: str, text: str) -> Any:
     if _INCLUDE.search(_TEXTS_AND_COMMENTS.sub(_quotes_of, text)):
         raise UsageError(f"{name} includes another file; write the lines of that file into it")
     found = read_hocon(path)
-    problems = [*found.problems, *unresolved_in("", found.values)]
-    if problems:
-        raise UsageError(f"{name}: {problems[0]}")
+    if found.problems:
+        raise UsageError(f"{name}: {found.problems[0]}")
     return found.values
 
 

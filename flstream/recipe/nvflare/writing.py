@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from flstream.errors import UsageError
 from flstream.job import JobError, Problem, load_job, render_values
-from flstream.job.key import WORKFLOW
+from flstream.job.keys import WORKFLOW
 from flstream.recipe.job_folder import JOB_FILE
 from flstream.recipe.nvflare.draft import Conversion
 from flstream.recipe.nvflare.notes import as_comments

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from flstream.job import JobError
 from flstream.job.hocon import read_hocon
-from flstream.job.keys import keys_in
-from flstream.runs.job_match import as_written
+from flstream.job.keys import flat, keys_in
+from flstream.job.values import render_value
 from flstream.runs.run_directory import RunDirectory
 
 
@@ -41,11 +41,11 @@ def read_settings(run: RunDirectory) -> list[Setting]:
     hocon = read_hocon(run.job_file)
     if hocon.problems:
         raise JobError(run.job_file, hocon.problems)
-    settings = []
-    for key in keys_in(hocon.values).values():
-        if key.is_in(hocon.values):
-            value = as_written(key, hocon.values, run)
-            is_default = not key.required and value == key.render(key.default)
-            meaning = key.meaning.partition("\n")[0]
-            settings.append(Setting(key.name, value, meaning, is_default))
+    settings, keys = [], keys_in(hocon.values)
+    for name, value in flat(hocon.values):
+        key = keys.get(name)
+        is_default = key is not None and not key.required and value == key.default
+        meaning = "An argument of the workflow, as written." if key is None else key.meaning
+        text = render_value(value)
+        settings.append(Setting(name, text, meaning.partition("\n")[0], is_default))
     return settings

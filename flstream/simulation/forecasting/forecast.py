@@ -187,10 +187,10 @@ def forecast(job: Job, layout: Layout) -> Forecast:
     joint = joint_layout({MAIN: layout, **beside}) if bodies else layout
     plan = plan_task(job, joint.nbytes, cohort, is_ranked=rule.is_ranked)
     scoring = plan_task(job, layout.nbytes, clients.count, is_ranked=rule.is_ranked)
-    remaining(layout, job.filters.down, "down")
+    remaining(layout, [each.spec for each in job.filters.down], "down")
     selected = rule.selected(joint)
     sent = selected - _personal(job, layout)
-    update = _update_layout(remaining(joint, job.filters.up, "up"), sent)
+    update = _update_layout(remaining(joint, [each.spec for each in job.filters.up], "up"), sent)
     disk = plan_disk(job, joint, cohort)
     # Beside the initial model.
     more = disk.more_checkpoints(0, 1)
