@@ -24,6 +24,7 @@ from pydantic import (
     Strict,
     ValidationInfo,
 )
+from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic_core import CoreSchema, PydanticKnownError
 
 from flstream import units
@@ -51,12 +52,13 @@ class Allowed:
         self, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         words = self.words if isinstance(self.words, str) else self.words()
-        types = self.types[0] if len(self.types) == 1 else list(self.types)
-        return {
-            "type": types,
-            "allowed": words,
-            **({"example": self.example} if self.example else {}),
-        }
+        try:
+            schema = handler(core)
+        except PydanticInvalidForJsonSchema:  # of a validator, whose types are not known
+            schema = {}
+        if not {"anyOf", "oneOf", "$ref"} & schema.keys():
+            schema["type"] = self.types[0] if len(self.types) == 1 else list(self.types)
+        return {**schema, "allowed": words, **({"example": self.example} if self.example else {})}
 
 
 _NUMBER = re.compile(

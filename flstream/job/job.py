@@ -66,7 +66,11 @@ class Job(Section):
     clients: ClientsSection
     model: ModelSection
     train: TrainSection
-    stages: tuple[Stage, ...] = Field(alias="workflow", default_factory=lambda: (Stage(),))
+    stages: tuple[Stage, ...] = Field(
+        alias="workflow",
+        default_factory=lambda: (Stage(),),
+        json_schema_extra={"type": ["object", "array"]},
+    )
     """The workflows, one after another; most jobs have one."""
 
     aggregation: AggregationSection = AggregationSection()

@@ -91,6 +91,23 @@ def keys_in(values: Mapping[str, Any]) -> dict[str, Key]:
     return {key.name: key for key in keys_of(Job, (), values)}
 
 
+def job_schema() -> dict[str, Any]:
+    """Return the JSON schema of job files."""
+    from flstream.job.job import Job
+
+    return _standard(Job.model_json_schema())
+
+
+def _standard(schema: Any) -> Any:
+    """Return a JSON schema with the names that ranges have in the standard."""
+    if isinstance(schema, list):
+        return [_standard(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    names = {short: name for name, short in _ENDS}
+    return {names.get(key, key): _standard(value) for key, value in schema.items()}
+
+
 def flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the values of a job file by their dotted keys; no code that it names is imported.
 
@@ -206,10 +223,10 @@ def allowed(annotation: Any) -> str:
 
 def words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
     """Return a JSON schema in words."""
-    if "$ref" in schema:
-        schema = definitions[schema["$ref"].rpartition("/")[2]]
     if "allowed" in schema:
         return str(schema["allowed"])
+    if "$ref" in schema:
+        return words(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     if options := schema.get("anyOf"):
         inner = (words(each, definitions) for each in options if each.get("type") != "null")
         return ", or ".join(dict.fromkeys(inner))

@@ -24,7 +24,11 @@ _OVERRIDE = re.compile(
 _WORDS = {"true": True, "false": False, "null": NoneValue()}
 
 
-def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
+def load_job(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+) -> Job:
     """Read a job file, apply overrides, and resolve it: defaults filled in, paths absolute.
 
     Args:
@@ -32,6 +36,7 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
         overrides: Texts such as `clients.count=4`, with a HOCON value. Each replaces the file's
             value of that key; of several, the last one applies. `${X}` anywhere has the value that
             X has after all of them. All are checked like the file.
+        settings: Values by dotted key, which apply last; one that is None is left out.
 
     Returns:
         The resolved job.
@@ -48,6 +53,7 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
     if path.is_symlink():
         path = path.resolve()  # what a job file names lies beside the file, not beside a link
     parsed, mistaken = _parsed(overrides)
+    parsed += [(key, value) for key, value in (settings or {}).items() if value is not None]
     hocon = read_hocon(path, parsed)
     problems = (*hocon.problems, *mistaken)
     try:

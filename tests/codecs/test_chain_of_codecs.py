@@ -127,7 +127,7 @@ def test_a_list_is_a_codec_with_a_loss_and_then_one_of_frames(parse):
         ("up", ["int8", "delta", "zstd"], "must be left out; int8 encodes differences already"),
         ("up", [{"type": "mine.py:NoCodec"}], "a class with the methods nbytes, encode and decode"),
         ("up", [{"type": "mine.py:Failing"}], "mine.py line 30 raised RuntimeError: no device"),
-        ("up", [{"type": "mine.py:Halves", "scal": 1}], "a class that takes these arguments"),
+        ("up", [of("mine.py:Halves", scal=1)], "a class that takes these arguments"),
         ("up", [{"type": "mine.py:Other"}], "the name of a Class"),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_list_that_cannot_be_is_refused_in_a_sentence(parse, direction, listed
 
 
 def test_codecs_of_the_user_are_made_with_their_arguments(parse):
-    specs = parse("up", {"type": "mine.py:Halves", "scale": 2.0})
-    assert str(specs[0]) == "mine.py:Halves (scale = 2.0)"
+    specs = parse("up", of("mine.py:Halves", scale=2.0))
+    assert specs[0].name == "mine.py:Halves"
     assert CodecPlan(specs).is_lossy
     assert chain_of(CodecPlan(specs)).lossy.codec.scale == 2.0

@@ -207,7 +207,7 @@ class Wrong:
 def test_a_filter_of_ones_own_is_a_class_that_is_called_with_blocks(tmp_path):
     (tmp_path / "mine.py").write_text(OWN)
     model, update = model_and_update()
-    chain = specs({"type": "mine.py:Halve", "factor": 0.25}, folder=tmp_path)
+    chain = specs({"type": "mine.py:Halve", "args": {"factor": 0.25}}, folder=tmp_path)
     found = tensors_of(filtered(MemoryBody.of(update), chain, UP, MemoryBody.of(model)))
     np.testing.assert_allclose(
         change(model, found, "w"), 0.25 * change(model, update, "w"), atol=3e-7

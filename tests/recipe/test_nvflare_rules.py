@@ -104,7 +104,7 @@ TRACKERS = [*component("MLflowReceiver"), *component("TBAnalyticsReceiver")]
 SHELL = {"components": component("SubprocessLauncher", script="bash custom/run.sh")}
 LOST: list[tuple[dict[str, Any], str, str]] = [
     ({"meta": SITES, "workflows": workflow(GATHER, min_clients=5)}, "min_clients", "has 3 sites"),
-    ({"workflows": workflow("FedAvg", num_rounds=True)}, "num_rounds", "a whole number of at"),
+    ({"workflows": workflow("FedAvg", num_rounds=True)}, "num_rounds", "a whole number from 1"),
     ({"workflows": TWO}, "workflows[1].args.num_rounds", "rounds is 2 already"),
     ({"components": TRACKERS}, "components[1]", 'tracking.type is "mlflow" already'),
     ({"tensor_download_chunk_size": 1000}, "chunk_size", "nearest: 992 or 1008"),

@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 # Numbers of the model: 2.3 MiB, so that updates wait in files where workers are few.
 LARGE = "model.args.elements=600001"
-CUT = ("streaming.request_size=256KiB", "streaming.tensor_download_chunk_size=64KiB")
+CUT = ("streaming.tensor_download_chunk_size=64KiB",)
 # It answers, and computes next to nothing: what training takes is not foretold.
 EXCHANGE = adding({})
 
@@ -70,11 +70,10 @@ def streaming(**values):
     return a_job(streaming=values, workflow={"args": {"evaluate_every": 0}})
 
 
-def test_a_download_takes_a_request_for_each_request_size_and_a_frame_for_each_chunk():
-    job = streaming(request_size=10 * MIB, tensor_download_chunk_size=4 * MIB)
-    need = forecast(job, plain_layout(33 * MIB))
-    # Requests are for whole chunks, so for 8 MiB.
-    assert need.down == Traffic(66 * MIB, 2 * 5, 2 * 9)
+def test_a_download_takes_a_request_for_each_64_mib_and_a_frame_for_each_chunk():
+    job = streaming(tensor_download_chunk_size=4 * MIB)
+    need = forecast(job, plain_layout(130 * MIB))
+    assert need.down == Traffic(260 * MIB, 2 * 3, 2 * 33)
     assert need.evaluation == Traffic()
     assert need.evaluations == 0
 
