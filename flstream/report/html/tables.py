@@ -207,7 +207,7 @@ def failure_tables(run: RunRecord) -> tuple[Table, Table]:
 
 def _urgency(site: SiteRecord) -> tuple[bool, int, float, int, str]:
     # The length of the name puts site-2 before site-10.
-    return not site.is_benched, -site.failures, -site.slowest, len(site.name), site.name
+    return not site.is_suspended, -site.failures, -site.slowest, len(site.name), site.name
 
 
 def _site_row(site: SiteRecord, whole: float, is_timed: bool) -> TableRow:
@@ -228,7 +228,7 @@ def _site_row(site: SiteRecord, whole: float, is_timed: bool) -> TableRow:
 
 
 def _site_name(site: SiteRecord) -> str:
-    return printable(site.name) + (" (asked no more)" if site.is_benched else "")
+    return printable(site.name) + (" (asked no more)" if site.is_suspended else "")
 
 
 def setting_tables(settings: Sequence[Setting]) -> tuple[Table, Table]:
