@@ -24,8 +24,8 @@ from flstream.report.html.page import render, write_page
 from flstream.report.html.split import split_drawing, split_note
 from flstream.report.html.tables import (
     NOTHING,
-    Table,
-    TableRow,
+    PageRow,
+    PageTable,
     failure_tables,
     nodes_table,
     process_tables,
@@ -130,7 +130,9 @@ def run_page(run: RunRecord) -> str:
             "more_failures": more_failures,
             "settings": settings,
             "more_settings": more_settings,
-            "versions": Table(["", ""], [TableRow([*pair]) for pair in run.versions.items()], (1,)),
+            "versions": PageTable(
+                ["", ""], [PageRow([*pair]) for pair in run.versions.items()], (1,)
+            ),
         },
     )
 
