@@ -95,7 +95,8 @@ def job_schema() -> dict[str, Any]:
     """Return the JSON schema of job files."""
     from flstream.job.job import Job
 
-    return _standard(Job.model_json_schema())
+    schema: dict[str, Any] = _standard(Job.model_json_schema())
+    return schema
 
 
 def _standard(schema: Any) -> Any:

@@ -31,8 +31,7 @@ def check_same_job(job: Job, run: RunDirectory) -> None:
     """Check that a job is that of a run, by its keys and by the contents of its files.
 
     Only ``rounds`` (to more), ``checkpoints.keep``, ``tracking`` and ``engine`` may differ. The
-    files may have been moved, unless the run was made by an earlier version, which did not record
-    their contents: then their paths are compared.
+    files may have been moved.
 
     Args:
         job: The job.
@@ -43,8 +42,7 @@ def check_same_job(job: Job, run: RunDirectory) -> None:
             and every file that was changed.
         JobError: The run's job file cannot be read.
     """
-    recorded = read_files(run)
-    there, here = recorded or {}, {} if recorded is None else files_of(job)
+    there, here = read_files(run), files_of(job)
     files = there.keys() & here.keys()
     differences = _differences(job, run, files)
     changed = sorted({clause for key in files for clause in changes(there[key], here[key])})
@@ -89,6 +87,7 @@ def _different_keys(
         if name in files:
             is_same = _inside_file(there) == _inside_file(here)
         elif name in _LISTS:
+            # Their files are compared by contents.
             is_same = _without_folders(here) == _without_folders(there)
         else:
             has_more_rounds = name == "rounds" and there.isdigit() and job.rounds > int(there)
