@@ -166,20 +166,26 @@ class _Reader:
         """Parse a file; pyhocon calls `parse_file` for each file that it includes."""
         if path in self._open:
             raise _UnreadableError(f"{path} includes itself")
-        self._open.append(path)
         try:
-            text = _text_of(path)
-            if yaml := _YAML.search(text):
-                self._yaml = self._yaml or shortened(yaml[1].strip(), _MOST_QUOTED)
-            return self.parse_text(text, path.parent, path)
+            with path.open("rb") as file:
+                data = file.read(_MOST_BYTES + 1)
+            text = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise _UnreadableError(f"{path} is not UTF-8 text (byte {error.start})") from None
         except OSError as error:
             raise _UnreadableError(f"{path} cannot be read: {error.strerror}") from None
+        if len(data) > _MOST_BYTES:
+            more = f"more than {format_bytes(_MOST_BYTES)}, which no job file has"
+            raise _UnreadableError(f"{path} has {more}; check the path")
+        if yaml := _YAML.search(text):
+            self._yaml = self._yaml or shortened(yaml[1].strip(), _MOST_QUOTED)
+        self._open.append(path)
+        try:
+            return self.parse_text(text, path.parent, f" of {path}" if self._open[1:] else "")
         finally:
             self._open.pop()
 
-    def parse_text(self, text: str, folder: Path, path: Path | None = None) -> Any:
+    def parse_text(self, text: str, folder: Path, where: str = "") -> Any:
         """Parse text whose includes are relative to a folder; leave `${...}` unresolved."""
         try:
             tree = pyhocon.ConfigParser.parse(
@@ -189,7 +195,6 @@ class _Reader:
             # pyparsing's message lists grammar symbols; its position may be a line too late.
             line = shortened(error.line.strip(), _MOST_QUOTED)
             near = f" near `{line}`" if line else ""
-            where = f" of {path}" if path and len(self._open) > 1 else ""
             raise _UnreadableError(
                 f"syntax error at or just before line {error.lineno}{near}{where}"
             ) from None
@@ -261,15 +266,15 @@ class _Resolver:
     """Resolver of the `${X}` of a parsed file, once all overrides are in their places.
 
     Attributes:
+        root: Content of the file.
         problems: Overrides that fit nowhere.
     """
 
     def __init__(self, root: ConfigTree) -> None:
+        self.root = root
         self.problems: list[Problem] = []
-        self._root = root
         self._replaced: dict[tuple[str, ...], Any] = {}
         self._overriding: set[int] = set()
-        self._in_lists: list[Override] = []
         self._known: dict[int, Any] = {}
         self._under_way: list[int] = []
 
@@ -277,35 +282,38 @@ class _Resolver:
         """Put an override in place of what the file has there."""
         first, *rest = key.split(".")
         name, index = split_index(first)
-        there = dict.get(self._root, name, _ABSENT)
-        # A list of workflows may be a ${X}, or have some in it: it is changed once it is resolved.
-        is_list = isinstance(there, list) or (
-            name == "workflow" and isinstance(there, ConfigValues)
-        )
-        if is_list or index not in (None, 0):
-            self._in_lists.append((key, value))
+        there = dict.get(self.root, name)
+        if name == "workflow" and isinstance(there, ConfigValues):
+            self.root[name] = there = self._get(there)  # it may be a list that has another name
+        is_list = isinstance(there, list)
+        if is_list and (rest if index is None else index >= len(there)):
+            allowed = f"one of {name}[0] to {name}[{len(there) - 1}], since {name} is a list"
+            self.problems.append(Problem(key, f"{first} is given", allowed))
             return
-        names, tree = [name, *rest], self._root
-        while len(names) > 1:
-            child = dict.get(tree, names[0], _ABSENT)
-            if not isinstance(child, ConfigTree):
-                part = ConfigTree()
+        if index and not is_list:
+            allowed = f"{name}, since it is not a list"
+            self.problems.append(Problem(key, f"{first} is given", allowed))
+            return
+        node: Any = self.root
+        place: list[Any] = [name, *([index] if is_list and index is not None else []), *rest]
+        for part in place[:-1]:
+            child = node[part] if isinstance(node, list) else dict.get(node, part)
+            if not isinstance(child, ConfigTree | list):
+                section = ConfigTree()
+                node[part] = section
                 if isinstance(child, ConfigValues):  # joined with one more section
-                    joined = ConfigValues([*child.tokens, part], child._instring, child._loc)
+                    joined = ConfigValues([*child.tokens, section], child._instring, child._loc)
                     joined.overridden_value = child.overridden_value
-                    tree[names[0]] = joined
-                else:
-                    tree[names[0]] = part
-                child = part
-            tree = child
-            del names[0]
-        replaced = dict.get(tree, names[0], None)
+                    node[part] = joined
+                child = section
+            node = child
+        replaced = None if isinstance(node, list) else dict.get(node, place[-1])
         if isinstance(value, ConfigValues):
             value.overridden_value = replaced
             self._overriding.add(id(value))
         elif replaced is not None:
             self._replaced[(name, *rest)] = replaced
-        tree[names[0]] = value
+        node[place[-1]] = value
 
     def resolved(self) -> Any:
         """Return the content without substitutions; those that nothing sets are `_Unset`.
@@ -313,42 +321,18 @@ class _Resolver:
         Raises:
             ConfigException: A value needs itself, or parts of different kinds are joined.
         """
-        values = self._get(self._root)
-        for key, value in self._in_lists:
-            self._put_in_list(values, key, self._get(value))
-        return values
-
-    def _put_in_list(self, values: ConfigTree, key: str, value: Any) -> None:
-        first, *rest = key.split(".")
-        name, index = split_index(first)
-        there = dict.get(values, name, _ABSENT)
-        if not isinstance(there, list):
-            if index not in (None, 0):
-                allowed = f"{name}, since it is not a list"
-                self.problems.append(Problem(key, f"{first} is given", allowed))
-                return
-            place: Any = values
-            names: list[Any] = [name, *rest]
-        elif index is None or index >= len(there):
-            allowed = f"one of {name}[0] to {name}[{len(there) - 1}], since {name} is a list"
-            self.problems.append(Problem(key, f"{first} is given", allowed))
-            return
-        else:
-            place, names = there, [index, *rest]
-        for part in names[:-1]:
-            inner = place[part] if isinstance(part, int) else dict.get(place, part)
-            if not isinstance(inner, ConfigTree):
-                inner = ConfigTree()
-                place[part] = inner
-            place = inner
-        place[names[-1]] = value
+        return self._get(self.root)
 
     def _get(self, node: Any) -> Any:
         match node:
             case ConfigValues():
                 return self._joined(node)
             case ConfigTree():
-                return _tree({key: self._get(dict.get(node, key)) for key in node})
+                tree = ConfigTree()
+                for key in node:
+                    if (value := self._get(dict.get(node, key))) is not _ABSENT:
+                        tree[key] = value
+                return tree
             case list():
                 return [each for each in map(self._get, node) if each is not _ABSENT]
         return node
@@ -393,7 +377,7 @@ class _Resolver:
         """Return the value of a name: of the file or, failing that, of the environment."""
         names = ConfigTree.parse_key(name.variable)
         try:
-            value, cycle = self._looked_up(self._root, names), None
+            value, cycle = self._looked_up(self.root, names), None
         except _CycleError as error:
             value, cycle = _ABSENT, error
         for place, replaced in self._replaced.items() if value is _ABSENT else ():
@@ -418,25 +402,6 @@ def split_index(part: str) -> tuple[str, int | None]:
     """Split a part of a key into name and index: `workflow[1]` into `("workflow", 1)`."""
     name, _, index = part.partition("[")
     return name, int(index.removesuffix("]")) if index else None
-
-
-def _text_of(path: Path) -> str:
-    with path.open("rb") as file:
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        most = format_bytes(_MOST_BYTES)
-        raise _UnreadableError(
-            f"{path} has more than {most}, which no job file has; check the path"
-        )
-    return data.decode("utf-8-sig")
-
-
-def _tree(values: dict[str, Any]) -> ConfigTree:
-    tree = ConfigTree()
-    for key, value in values.items():
-        if value is not _ABSENT:
-            tree[key] = value
-    return tree
 
 
 def _with_space(value: Any, space: str) -> Any:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
+
 if TYPE_CHECKING:
     from flstream.job.job import Job
 
@@ -42,39 +44,42 @@ def render_value(value: Any) -> str:
             raise TypeError(f"{type(value).__name__} is not a value of a job file")
 
 
-def render_values(values: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> str:
+def render_values(values: Mapping[str, Any]) -> str:
     """Return HOCON text that reads as these plain values, with a block for each section.
 
     Args:
         values: Values by key; a section is a mapping. They are not checked.
-        comments: Comments to write above keys, by dotted key; None for none.
     """
-    return "\n".join(_lines(values, (), comments or {})) + "\n"
+    return "\n".join(_lines(values, None, 0)) + "\n"
 
 
 def render_job(job: Job) -> str:
-    """Return HOCON text of all keys of a job that loads, from any folder, as an equal job."""
-    from flstream.job.keys import keys_in
+    """Return HOCON text of all keys of a job that loads, from any folder, as an equal job.
 
-    values = job.written()
-    meanings = {name: key.meaning.partition("\n")[0] for name, key in keys_in(values).items()}
-    return render_values(values, meanings)
+    The first line of a key's meaning stands above it.
+    """
+    return "\n".join(_lines(job.model_dump(mode="json", by_alias=True), job, 0)) + "\n"
 
 
-def _lines(
-    values: Mapping[str, Any], above: tuple[str, ...], comments: Mapping[str, str]
-) -> Iterator[str]:
-    indent = "  " * len(above)
+def _lines(values: Mapping[str, Any], section: BaseModel | None, depth: int) -> Iterator[str]:
+    """Yield the lines of a section; of a section of a job, with the meanings of its keys."""
+    indent = "  " * depth
+    fields = {} if section is None else type(section).model_fields
+    attributes = {field.alias or name: (name, field) for name, field in fields.items()}
     for name, value in values.items():
         key = name if _BARE.fullmatch(name) else render_value(name)
-        if comment := comments.get(".".join((*above, name))):
-            yield f"{indent}# {comment}"
-        if isinstance(value, Mapping) and value and not comment:
-            yield from ([""] if not above else [])
+        attribute, field = attributes.get(name, (name, None))
+        inner = None if section is None else getattr(section, attribute)
+        inner = inner[0] if isinstance(inner, tuple) else inner  # the only workflow
+        is_block = isinstance(inner, BaseModel) if section else isinstance(value, Mapping) and value
+        if is_block and isinstance(value, Mapping):
+            yield from ([""] if depth == 0 else [])
             yield f"{indent}{key} {{"
-            yield from _lines(value, (*above, name), comments)
+            yield from _lines(value, inner, depth + 1)
             yield f"{indent}}}"
         else:
+            if field is not None and not isinstance(inner, BaseModel):
+                yield f"{indent}# {(field.description or '').partition(chr(10))[0]}"
             yield f"{indent}{key} = {render_value(value)}"
 
 
