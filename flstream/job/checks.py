@@ -15,7 +15,6 @@ from flstream.job.aggregation_method import (
     least_updates,
     most_byzantine,
 )
-from flstream.job.bodies import optimizer_bodies, senders
 from flstream.job.conditions import read_condition
 from flstream.job.fields import FREE_ARGS
 from flstream.job.keys import WORKFLOW
@@ -25,7 +24,6 @@ from flstream.job.scoring import score_source
 from flstream.job.site_names import site_problems
 from flstream.job.submitting import submits_models
 from flstream.job.tracking import RUN
-from flstream.job.train_section import MOMENT_NAMES
 
 if TYPE_CHECKING:
     from flstream.job.job import Job
@@ -91,18 +89,10 @@ def _training(job: Job) -> Iterator[Problem]:
         hint = f"set clients.parallel = {clients.count}, or take fewer clients"
         allowed = "null where clients share processes"
         yield Problem("train.command", given(train.command), allowed, hint)
-    is_global = train.optimizer_state == "global"
-    if is_global and not train.optimizer_moments:
-        hint = "[exp_avg, exp_avg_sq] for Adam and AdamW, [momentum_buffer] for SGD"
-        allowed = f"{MOMENT_NAMES}, where train.optimizer_state is global"
-        yield Problem("train.optimizer_moments", given([]), allowed, hint)
-    elif train.optimizer_moments and not is_global:
-        allowed = "left out unless train.optimizer_state is global"
-        yield Problem("train.optimizer_moments", given(train.optimizer_moments), allowed)
 
 
 def _workflows(job: Job) -> Iterator[Problem]:
-    first, averaged = judged(job.stages), optimizer_bodies(job.train)
+    first = judged(job.stages)
     early: dict[str, Any] = {"stop_when": job.stop_when, "patience": job.patience}
     if job.stop_when and job.privacy.is_on and read_condition(job.stop_when).metric == EPSILON:
         del early["stop_when"]  # what is spent is known of each round, evaluated or not
@@ -116,12 +106,6 @@ def _workflows(job: Job) -> Iterator[Problem]:
                 allowed = f"{there}, as in {workflow_name(job.stages.index(first), 2)}"
                 hint = "the best round is that of all workflows"
                 yield Problem(f"{section}.args.{name}", given(here), allowed, hint)
-        if averaged and not stage.args.takes_bodies:
-            allowed = f"reset or local in {stage.name}, which does not fold in the server"
-            yield Problem("train.optimizer_state", 'given "global"', allowed)
-        elif twice := sorted(averaged.keys() & set(stage.args.bodies)):
-            allowed = f"other names in {stage.name}, which has a body {twice[0]} of its own"
-            yield Problem("train.optimizer_moments", given(job.train.optimizer_moments), allowed)
         is_judged = stage.has_rounds and stage.args.evaluate_every == 0
         if early and is_judged and score_source(stage.args, job.train) == "task":
             allowed = f"null where {section}.args.evaluate_every is 0, as no round is evaluated"
@@ -221,14 +205,11 @@ def _privacy(job: Job) -> Iterator[Problem]:
     if condition and condition.metric == EPSILON and condition.operator not in (">", ">="):
         allowed = f"{EPSILON} > a number, since {EPSILON} only grows"
         yield Problem("stop_when", given(job.stop_when), allowed)
-    if optimizer_bodies(job.train):
-        allowed = f"reset or local {central}, which bounds the model alone"
-        yield Problem("train.optimizer_state", 'given "global"', allowed)
 
 
 def _travel(job: Job) -> Iterator[Problem]:
     filters, codecs = job.filters, job.streaming.codecs
-    for sender in [*senders(job.stages, job.train)][:1]:
+    for sender in [stage.name for stage in job.stages if stage.args.bodies][:1]:
         beside = f"in {sender}, which sends tensors beside the model"
         if filters.up or filters.down:
             yield Problem("filters", "given", f"left out {beside}")

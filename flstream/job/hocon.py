@@ -282,7 +282,7 @@ class _Resolver:
         """Put an override in place of what the file has there."""
         first, *rest = key.split(".")
         name, index = split_index(first)
-        there = dict.get(self.root, name)
+        there: Any = dict.get(self.root, name)
         if name == "workflow" and isinstance(there, ConfigValues):
             self.root[name] = there = self._get(there)  # it may be a list that has another name
         is_list = isinstance(there, list)

@@ -5,27 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from flstream.job.bodies import BODY_NAME, OPTIMIZER_STEPS, RESERVED_NAMES, OptimizerState
+from flstream.job.bodies import OptimizerState
 from flstream.job.command import CommandLine
-from flstream.job.fields import EACH_ONCE, Allowed, CodeArgs, Section
+from flstream.job.fields import CodeArgs, Section
 from flstream.job.files import CodeName, Modules, ScriptFile
 from flstream.job.keys import allowed
 from flstream.job.problems import MISSING, Problem, RefusedValueError
-
-
-def _is_moment(name: str) -> str:
-    if not BODY_NAME.fullmatch(name):
-        raise ValueError("a name has small letters and underscores")
-    if name in ("step", OPTIMIZER_STEPS):
-        raise ValueError("counts of steps go with the others")
-    if name in RESERVED_NAMES:
-        raise ValueError("the name has another meaning")
-    return name
-
-
-MOMENT_NAMES = "a list of names in an optimizer's state, each of them once"
 
 
 class TrainSection(Section):
@@ -83,23 +70,10 @@ class TrainSection(Section):
     optimizer_state: OptimizerState | None = None
     """What a client's optimizer begins a training with: a new state (reset), or an earlier one.
 
-    local is the last one of the client, which keeps it in its own files; global is the mean of
-    those that the clients of the last round have sent; each workflow begins with a new one. It is
-    for code that calls restore_optimizer,
-    and for trainers of Lightning and Hugging Face that are patched; null leaves it to them
-    (restore_state), and restore_optimizer restores the client's own.
-    """
-
-    optimizer_moments: Annotated[
-        list[Annotated[str, AfterValidator(_is_moment)]],
-        EACH_ONCE,
-        Allowed(MOMENT_NAMES, ("array",), "[exp_avg, exp_avg_sq]"),
-    ] = Field(default_factory=list)
-    """With optimizer_state = global: the tensors of the optimizer's state that are averaged.
-
-    They have the names that torch gives them: `[momentum_buffer]` of SGD, `[exp_avg, exp_avg_sq]`
-    of Adam and AdamW. Each travels with the model in both directions, and takes as many bytes as
-    its floats; the counts of steps go with them.
+    local is the last one of the client, which keeps it in its own files; each workflow begins with
+    a new one. It is for code that calls restore_optimizer, and for trainers of Lightning and
+    Hugging Face that are patched; null leaves it to them (restore_state), and restore_optimizer
+    restores the client's own.
     """
 
     @model_validator(mode="after")

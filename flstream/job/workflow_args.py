@@ -29,9 +29,6 @@ class WorkflowArgs(Section):
     bodies: ClassVar[Sequence[str]] = ()
     """Names of the bodies that travel and are folded with the model, for what is foretold."""
 
-    takes_bodies: ClassVar[bool] = True
-    """Whether its models are folds of the server's, so that bodies may be folded with them."""
-
     has_own_models: ClassVar[bool] = False
     """Whether each site trains and scores a model of its own, too, in tasks of their own."""
 

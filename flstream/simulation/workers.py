@@ -144,7 +144,6 @@ def worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
         include=job.aggregation.include,
         exclude=job.aggregation.exclude,
         optimizer_state=job.train.optimizer_state,
-        optimizer_moments=job.train.optimizer_moments,
         filters_up=[each.spec for each in job.filters.up],
         filters_down=[each.spec for each in job.filters.down],
         codecs_up=job.streaming.codecs.of_updates,

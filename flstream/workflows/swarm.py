@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 class SwarmArgs(WorkflowArgs):
     """Arguments of swarm."""
 
-    takes_bodies: ClassVar[bool] = False
     folds_at_sites: ClassVar[bool] = True
 
     aggregators: SiteList | None = None

@@ -91,9 +91,6 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "numpy": Row(("train.exchange_format=numpy",)),
         "learner": Row(('train.learner="learner.py:Line"', "train.script=null")),
         "local optimizer": Row(("train.optimizer_state=local",)),
-        "global optimizer": Row(
-            ("train.optimizer_state=global", "train.optimizer_moments=[momentum_buffer]")
-        ),
         "sampled": Row(("clients.per_round=2", "clients.count=5", "checkpoints.keep=1")),
         "stopped": Row(('stop_when="accuracy >= 0.6"', "rounds=6", "patience=2")),
         # Ways of combining updates.

@@ -20,7 +20,6 @@ from flstream.client.personal_part import part_of
 from flstream.engines.imports import library_imports
 from flstream.filters.chain import remaining
 from flstream.job import Job
-from flstream.job.bodies import stage_bodies
 from flstream.model.joined import MAIN, joint_layout, zeros_beside
 from flstream.model.layout import Layout
 from flstream.server.model_offers import is_worth_mapping
@@ -178,12 +177,12 @@ def forecast(job: Job, layout: Layout) -> Forecast:
             or a name of a filter,
             matches no tensor's name.
     """
-    clients, bodies = job.clients, stage_bodies(job.stages[0], job.train)
+    clients, bodies = job.clients, job.stages[0].args.bodies
     rule, cohort = replace(rule_for(job.aggregation), bodies=list(bodies)), clients.cohort_size
     if job.privacy.is_on:  # clipping takes a walk of its own
         rule = replace(rule, clip_norm=job.privacy.clipping.norm)
     settings = stream_settings(job, job.train.exchange_format)
-    beside = {name: zeros_beside(layout, kind, FLOATS).layout for name, kind in bodies.items()}
+    beside = {name: zeros_beside(layout, FLOATS).layout for name in bodies}
     joint = joint_layout({MAIN: layout, **beside}) if bodies else layout
     plan = plan_task(job, joint.nbytes, cohort, is_ranked=rule.is_ranked)
     scoring = plan_task(job, layout.nbytes, clients.count, is_ranked=rule.is_ranked)
