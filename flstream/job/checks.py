@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flstream.job.aggregation_method import (
     CHOOSING,
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from flstream.job.job import Job
     from flstream.job.stage import Stage
 
-_MAPPED = "where streaming.mode is map, since no network carries descriptors"
-_PULL = "set streaming.mode = pull"
-
 
 def contradictions(job: Job) -> Iterator[Problem]:
-    """Yield a problem for each contradiction between keys of a job."""
+    """Yield a problem for each contradiction between keys of a job.
+
+    Their `given` is empty for what the job file gives for the key.
+    """
     for check in (_clients, _training, _workflows, _aggregation, _privacy, _travel, _places):
         yield from check(job)
 
@@ -54,81 +54,88 @@ def workflow_name(index: int, count: int) -> str:
     return f"{WORKFLOW}[{index}]" if count > 1 else WORKFLOW
 
 
+def _must_be(key: str, allowed: str, hint: str = "") -> Problem:
+    return Problem(key, "", allowed, hint)
+
+
 def _clients(job: Job) -> Iterator[Problem]:
     clients, names = job.clients, job.clients.names
     if names is not None and clients.count != len(names):
         allowed = f"the number of clients.names, which is {len(names)}"
-        yield Problem("clients.count", given(clients.count), allowed, "leave it out")
+        yield _must_be("clients.count", allowed, "leave it out")
         return  # the site names would not be those of the job
     yield from site_problems("clients.args", clients.args, clients.site_names)
     yield from site_problems("network.sites", job.network.sites, clients.site_names)
     yield from site_problems("aggregation.weights", job.aggregation.weights, clients.site_names)
     if isinstance(clients.per_round, int) and clients.per_round > clients.count:
-        allowed = f"at most clients.count, which is {clients.count}"
-        yield Problem("clients.per_round", given(clients.per_round), allowed)
+        yield _must_be("clients.per_round", f"at most clients.count, which is {clients.count}")
     elif clients.min_updates is not None and clients.min_updates > clients.cohort_size:
         allowed = f"at most the clients of a round, which are {clients.cohort_size}"
-        yield Problem("clients.min_updates", given(clients.min_updates), allowed)
+        yield _must_be("clients.min_updates", allowed)
     if job.tracking.type is not None and RUN in (names or ()):
         allowed = f"other names than {RUN}, which stands for the whole run in a tracker"
-        yield Problem("clients.names", given(names), allowed)
+        yield _must_be("clients.names", allowed)
 
 
 def _training(job: Job) -> Iterator[Problem]:
     train, clients = job.train, job.clients
     if train.script is not None and train.learner is not None:
         hint = "take the learner with train.script = null"
-        allowed = "the only one of the two"
-        yield Problem("train.learner", "given beside train.script", allowed, hint)
+        only = "the only one of the two"
+        yield Problem("train.learner", "given beside train.script", only, hint)
     elif train.learner is not None and isinstance(train.args, str):
-        yield Problem("train.args", given(train.args), f"{FREE_ARGS}, for a learner")
+        yield _must_be("train.args", f"{FREE_ARGS}, for a learner")
     if train.command is not None and train.learner is not None:
-        allowed = "null beside train.learner, as a command starts a script"
-        yield Problem("train.command", given(train.command), allowed)
+        yield _must_be("train.command", "null beside train.learner, as a command starts a script")
     elif train.command is not None and clients.workers < clients.count:
         hint = f"set clients.parallel = {clients.count}, or take fewer clients"
-        allowed = "null where clients share processes"
-        yield Problem("train.command", given(train.command), allowed, hint)
+        yield _must_be("train.command", "null where clients share processes", hint)
 
 
 def _workflows(job: Job) -> Iterator[Problem]:
     first = judged(job.stages)
-    early: dict[str, Any] = {"stop_when": job.stop_when, "patience": job.patience}
+    early = [key for key in ("stop_when", "patience") if getattr(job, key) is not None]
     if job.stop_when and job.privacy.is_on and read_condition(job.stop_when).metric == EPSILON:
-        del early["stop_when"]  # what is spent is known of each round, evaluated or not
+        early.remove("stop_when")  # what is spent is known of each round, evaluated or not
     for index, stage in enumerate(job.stages):
         section = workflow_name(index, len(job.stages))
         for problem in stage.args.check_clients(job.clients):
             yield problem.below(f"{section}.args")
         for name in ("key_metric", "key_metric_mode") if stage.has_rounds else ():
-            here, there = getattr(stage.args, name), getattr(first.args, name)
-            if here != there:
-                allowed = f"{there}, as in {workflow_name(job.stages.index(first), 2)}"
+            due = getattr(first.args, name)
+            if getattr(stage.args, name) != due:
                 hint = "the best round is that of all workflows"
-                yield Problem(f"{section}.args.{name}", given(here), allowed, hint)
-        is_judged = stage.has_rounds and stage.args.evaluate_every == 0
-        if early and is_judged and score_source(stage.args, job.train) == "task":
+                where = workflow_name(job.stages.index(first), 2)
+                yield _must_be(f"{section}.args.{name}", f"{due}, as in {where}", hint)
+        is_unjudged = stage.has_rounds and stage.args.evaluate_every == 0
+        if early and is_unjudged and score_source(stage.args, job.train) == "task":
             allowed = f"null where {section}.args.evaluate_every is 0, as no round is evaluated"
-            for key, value in early.items():
-                if value is not None:
-                    yield Problem(key, given(value), allowed)
-            early = {}
+            yield from (_must_be(key, allowed) for key in early)
+            early = []
 
 
 def _aggregation(job: Job) -> Iterator[Problem]:
     section = job.aggregation
     method, cohort = section.method, job.clients.cohort_size
-    yield from _method_args(method, section.args)
+    if is_own(method):
+        make = find_own_rule(method).make
+        try:
+            inspect.signature(make).bind(**section.args)
+        except TypeError as error:
+            takes = f"what {make.__name__}{inspect.signature(make)} takes"
+            yield _must_be("aggregation.args", takes, str(error))
+    elif section.args:
+        yield _must_be("aggregation.args", f"none, as aggregation.method is {method}")
     if section.weights and method not in WEIGHTED and not is_own(method):
         allowed = f"left out where aggregation.method is {method}, which counts all alike"
-        yield Problem("aggregation.weights", given(section.weights), allowed)
+        yield _must_be("aggregation.weights", allowed)
     if section.clip_norm is None and method == "norm_bounded_mean":
         allowed = "a number above 0, or median, as aggregation.method is norm_bounded_mean"
         yield Problem("aggregation.clip_norm", MISSING, allowed)
-    for name, takes in (("byzantine", CHOOSING), ("selected", ("multi_krum",))):
-        if (value := getattr(section, name)) is not None and method not in takes:
-            allowed = f"null, as aggregation.method is {method}; it is of {', '.join(takes)}"
-            yield Problem(f"aggregation.{name}", given(value), allowed)
+    for name, owners in (("byzantine", CHOOSING), ("selected", ("multi_krum",))):
+        if getattr(section, name) is not None and method not in owners:
+            allowed = f"null, as aggregation.method is {method}; it is of {', '.join(owners)}"
+            yield _must_be(f"aggregation.{name}", allowed)
     if method in CHOOSING:
         # A cohort may only become smaller in a round.
         needed = least_updates(method, section.byzantine or 0)
@@ -136,52 +143,36 @@ def _aggregation(job: Job) -> Iterator[Problem]:
         hint = f"a round has {cohort} updates at most: clients.count, clients.per_round"
         if most < 0:
             allowed = f"a method for fewer than {needed} updates, such as median"
-            yield Problem("aggregation.method", given(method), allowed, hint)
+            yield _must_be("aggregation.method", allowed, hint)
         elif section.byzantine is not None and section.byzantine > most:
-            allowed = f"at most {most}, since {method} needs {needed} updates for"
-            allowed = f"{allowed} {section.byzantine}"
-            yield Problem("aggregation.byzantine", given(section.byzantine), allowed, hint)
+            allowed = f"at most {most}, since {method} needs {needed} updates for that many"
+            yield _must_be("aggregation.byzantine", allowed, hint)
         if section.selected is not None and section.selected > cohort:
-            yield Problem(
-                "aggregation.selected", given(section.selected), f"at most {cohort}", hint
-            )
+            yield _must_be("aggregation.selected", f"at most {cohort}", hint)
     for owner in [stage.name for stage in job.stages if stage.args.server_step is not None][:1]:
+        has = {
+            "aggregation.method": method != "mean",
+            "aggregation.weights": section.weights,
+            "server_optimizer.type": job.server_optimizer.type != "none",
+        }
         hint = "its own step counts every site alike, and is the server's"
-        due = {"method": "mean", "weights": {}}
-        values = {f"aggregation.{name}": getattr(section, name) for name in due}
-        plain = dict(zip(values, due.values(), strict=True)) | {"server_optimizer.type": "none"}
-        for key, value in (values | {"server_optimizer.type": job.server_optimizer.type}).items():
-            if value != plain[key]:
-                yield Problem(key, given(value), f"left out in {owner}", hint)
-
-
-def _method_args(method: str, args: dict[str, Any]) -> Iterator[Problem]:
-    if not is_own(method):
-        if args:
-            yield Problem(
-                "aggregation.args", given(args), f"none, as aggregation.method is {method}"
-            )
-        return
-    make = find_own_rule(method).make
-    try:
-        inspect.signature(make).bind(**args)
-    except TypeError as error:
-        takes = f"what {make.__name__}{inspect.signature(make)} takes"
-        yield Problem("aggregation.args", given(args), takes, str(error))
+        for key in has:
+            if has[key]:
+                yield _must_be(key, f"left out in {owner}", hint)
 
 
 def _privacy(job: Job) -> Iterator[Problem]:
     privacy, clients, section = job.privacy, job.clients, job.aggregation
     if privacy.sampling == "without_replacement" and privacy.accountant == "pld":
         allowed = "poisson with privacy.accountant = pld, which knows no other"
-        yield Problem("privacy.sampling", given(privacy.sampling), allowed)
+        yield _must_be("privacy.sampling", allowed)
     if not privacy.is_on:
         return
     central = "where privacy.type is central"
     cohort, population = privacy.cohort(clients), privacy.drawn_from(clients)
     if cohort > population:
-        allowed = f"at least the cohort, which is {cohort}"
-        yield Problem("privacy.population", given(population), allowed)
+        least = f"at least the cohort, which is {cohort}"
+        yield Problem("privacy.population", given(population), least)
     most = 2 * privacy.count_stddev(clients)
     if privacy.clipping.type == "adaptive" and privacy.noise_multiplier >= most:
         allowed = f"below twice privacy.clipping.count_stddev, which is {most:g} for {cohort} sites"
@@ -189,22 +180,19 @@ def _privacy(job: Job) -> Iterator[Problem]:
         yield Problem("privacy.noise_multiplier", given(privacy.noise_multiplier), allowed, hint)
     if section.method != "mean":
         allowed = f"mean {central}, which bounds what a site can do to a mean"
-        yield Problem("aggregation.method", given(section.method), allowed)
+        yield _must_be("aggregation.method", allowed)
     if section.weights:
         allowed = f"left out {central}, which counts all sites alike"
-        yield Problem("aggregation.weights", given(section.weights), allowed)
+        yield _must_be("aggregation.weights", allowed)
     if section.clip_norm is not None:
-        allowed = f"null {central}, which has privacy.clipping.norm"
-        yield Problem("aggregation.clip_norm", given(section.clip_norm), allowed)
+        yield _must_be("aggregation.clip_norm", f"null {central}, which has privacy.clipping.norm")
     for index, stage in enumerate(job.stages):
         if not stage.is_own and not stage.args.only_folds:
             key = f"{workflow_name(index, len(job.stages))}.type"
-            allowed = f"fedavg, or a workflow of your own that folds, {central}"
-            yield Problem(key, given(stage.type), allowed)
+            yield _must_be(key, f"fedavg, or a workflow of your own that folds, {central}")
     condition = read_condition(job.stop_when) if job.stop_when else None
     if condition and condition.metric == EPSILON and condition.operator not in (">", ">="):
-        allowed = f"{EPSILON} > a number, since {EPSILON} only grows"
-        yield Problem("stop_when", given(job.stop_when), allowed)
+        yield _must_be("stop_when", f"{EPSILON} > a number, since {EPSILON} only grows")
 
 
 def _travel(job: Job) -> Iterator[Problem]:
@@ -215,18 +203,14 @@ def _travel(job: Job) -> Iterator[Problem]:
             yield Problem("filters", "given", f"left out {beside}")
         for way, plan in (("up", codecs.of_updates), ("down", codecs.of_models)):
             if plan.is_lossy:
-                name = given(plan.specs[0].name)
-                yield Problem(f"streaming.codecs.{way}", name, f"without a loss {beside}")
+                yield _must_be(f"streaming.codecs.{way}", f"without a loss {beside}")
         if job.aggregation.method not in WEIGHTED:
             allowed = f"{' or '.join(WEIGHTED)} in {sender}, of which further tensors are summed"
-            yield Problem("aggregation.method", given(job.aggregation.method), allowed)
+            yield _must_be("aggregation.method", allowed)
     collects = [stage.name for stage in job.stages if stage.args.collects_models]
     if filters.up and collects and submits_models(job.train):
-        allowed = (
-            f"left out in {collects[0]} of code that names is_submit_model, since what it "
-            "submits is no update"
-        )
-        yield Problem("filters.up", "given", allowed)
+        code = "code that names is_submit_model, since what it submits is no update"
+        yield Problem("filters.up", "given", f"left out in {collects[0]} of {code}")
 
 
 def _places(job: Job) -> Iterator[Problem]:
@@ -235,15 +219,16 @@ def _places(job: Job) -> Iterator[Problem]:
     folding = [stage.name for stage in job.stages if stage.args.folds_at_sites]
     if network.is_on and folding and clients.workers < clients.count:
         allowed = f"{clients.count} where links are emulated in {folding[0]}, whose sites fold"
-        yield Problem("clients.parallel", given(clients.parallel), allowed)
+        yield _must_be("clients.parallel", allowed)
     if network.traces is not None:
         path, traces = network.traces
         for problem in site_problems("network.traces", traces, clients.site_names):
             yield replace(problem, given=f"{path}: {problem.given}")
+    mapped = "where streaming.mode is map, since no network carries descriptors"
     if job.streaming.maps and network.is_on:
-        yield Problem("network", "given", f"left out {_MAPPED}", _PULL)
+        yield Problem("network", "given", f"left out {mapped}", "set streaming.mode = pull")
     if job.streaming.maps and not engine.is_local:
-        yield Problem("engine.type", given(engine.type), f"local {_MAPPED}", _PULL)
+        yield _must_be("engine.type", f"local {mapped}", "set streaming.mode = pull")
     single = {
         "train.command": job.train.command,
         "clients.gpus": clients.gpus,
@@ -252,17 +237,13 @@ def _places(job: Job) -> Iterator[Problem]:
     for key, value in single.items() if engine.is_inline else ():
         if value is not None:
             allowed = f"other than inline where {key} is given, since inline has one process"
-            hint = f"leave {key} out, or take local"
-            yield Problem("engine.type", given(engine.type), allowed, hint)
+            yield _must_be("engine.type", allowed, f"leave {key} out, or take local")
     if engine.gpus is not None and clients.gpus is not None:
-        yield Problem("engine.gpus", given(engine.gpus), "null where clients.gpus lists them")
+        yield _must_be("engine.gpus", "null where clients.gpus lists them")
     if engine.pdb and not engine.is_inline:
-        allowed = "false, unless engine.type is inline"
-        yield Problem("engine.pdb", "given true", allowed, "add --engine inline")
+        yield _must_be("engine.pdb", "false, unless engine.type is inline", "add --engine inline")
     for name in ("bind", "key_file") if engine.type == "join" else ():
         if getattr(engine, name) is None:
             yield Problem(f"engine.{name}", MISSING, "given where engine.type is join")
-    kind = job.tracking.type
-    if job.tracking.args and ":" not in (kind or ""):
-        allowed = f"none, as tracking.type is {kind or 'null'}"
-        yield Problem("tracking.args", given(job.tracking.args), allowed)
+    if job.tracking.args and ":" not in (job.tracking.type or ""):
+        yield _must_be("tracking.args", f"none, as tracking.type is {job.tracking.type or 'null'}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -13,7 +13,7 @@ from flstream.job.fields import Allowed, Patterns, Real, Section, Whole
 from flstream.job.files import CodeName
 from flstream.job.own_code import CodecTraits, check_codec
 from flstream.job.problems import Problem, RefusedValueError, given
-from flstream.job.typed import Sections, TypedSection, short_name
+from flstream.job.typed import Sections, TypedSection, TypedSpec
 
 
 def _power_of_two(number: int) -> int:
@@ -110,22 +110,8 @@ COMPRESSORS = ("zstd",)
 """Exact codecs that make bytes fewer."""
 
 
-@dataclass(frozen=True)
-class CodecSpec:
-    """One codec of a resolved job, as workers are sent it.
-
-    Attributes:
-        type: Name of a built-in, or the absolute place of a class of the user's own.
-        args: All of its arguments, by name.
-    """
-
-    type: str
-    args: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Name for messages: `topk`, or `mine.py:Codec` without a folder."""
-        return short_name(self.type)
+class CodecSpec(TypedSpec):
+    """One codec of a resolved job, as workers are sent it."""
 
     @property
     def traits(self) -> CodecTraits:

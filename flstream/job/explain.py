@@ -16,6 +16,7 @@ from flstream.job.keys import (
     is_section,
     keys_in,
     nearest_keys,
+    value_at,
 )
 from flstream.job.problems import (
     MISSING,
@@ -101,7 +102,8 @@ def _problems(mistakes: Sequence[_Mistake], keys: Iterable[str]) -> Iterator[Pro
     errors = [each.detail.get("ctx", {}).get("error") for each in mistakes]
     if refusals := [each for each in errors if isinstance(each, RefusedValueError)]:
         for problem in refusals[0].problems:
-            text = problem.given or given(first.written)
+            written = value_at(first.written, problem.key) if problem.key else first.written
+            text = problem.given or given(written)
             yield Problem(join(first.key, problem.key), text, problem.allowed, problem.hint)
     elif kinds[0] == "extra_forbidden":
         yield Problem(first.key, UNKNOWN, "", _question(first, keys))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from flstream.job.fields import NOT_EMPTY, Allowed, Pattern, Real, Section
 from flstream.job.files import CodeName
 from flstream.job.own_code import check_filter
-from flstream.job.typed import Sections, TypedSection, short_name
+from flstream.job.typed import Sections, TypedSection, TypedSpec
 
 PERCENTILE, SVT, EXCLUDE_VARS, GAUSSIAN = (
     "percentile_privacy",
@@ -91,22 +90,8 @@ BUILT_IN: Sections = {
 """Sections of the arguments of built-in filters, by the filter's name."""
 
 
-@dataclass(frozen=True)
-class FilterSpec:
-    """One filter of a resolved job, as workers are sent it.
-
-    Attributes:
-        type: Name of a built-in, or the absolute place of a class of the user's own.
-        args: All of its arguments, by name.
-    """
-
-    type: str
-    args: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Name for messages: `gaussian`, or `mine.py:Filter` without a folder."""
-        return short_name(self.type)
+class FilterSpec(TypedSpec):
+    """One filter of a resolved job, as workers are sent it."""
 
     @property
     def changes_numbers(self) -> bool:

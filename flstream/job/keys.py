@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from flstream.job.fields import Section
+from flstream.job.hocon import split_index
 from flstream.job.typed import TypedSection
 
 WORKFLOW = "workflow"
@@ -125,6 +126,16 @@ def flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
             yield from flat(value, key)
         else:
             yield key, value
+
+
+def value_at(values: Any, key: str) -> Any:
+    """Return the value of a dotted key in the values of a job file; None for none."""
+    for part in key.split("."):
+        name, index = split_index(part)
+        values = values.get(name) if isinstance(values, Mapping) else None
+        if index is not None and isinstance(values, list):
+            values = values[index]
+    return values
 
 
 def keys_of(

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from flstream.job.fields import FreeArgs, Section
 from flstream.job.files import CodeName, check_installed
@@ -40,6 +40,11 @@ class TrackingSection(Section):
 
     args: FreeArgs = Field(default_factory=dict)
     """Keyword arguments of a tracker of your own, as written."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_name_alone(cls, value: Any) -> Any:
+        return {"type": value} if isinstance(value, str) else value
 
     @property
     def name(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,24 @@ class FreeSection(Section):
     model_config = ConfigDict(extra="allow")
 
     __pydantic_extra__: dict[str, PlainValue]
+
+
+@dataclass(frozen=True)
+class TypedSpec:
+    """A type with all of its arguments, as workers are sent it.
+
+    Attributes:
+        type: Name of a built-in, or the absolute place of a class of the user's own.
+        args: All of its arguments, by name.
+    """
+
+    type: str
+    args: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Name for messages: `gaussian`, or `mine.py:Filter` without a folder."""
+        return short_name(self.type)
 
 
 class TypedSection(Section):

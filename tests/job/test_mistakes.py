@@ -4,13 +4,17 @@ A row is what is written after a correct job of eight clients, the key that is t
 words of the answer.
 """
 
+import json
 import pickle
+import re
+import subprocess
+import sys
 
 import pytest
 from pyparsing import ParserElement
 
 from flstream.errors import UsageError
-from flstream.job import JobError, load_job
+from flstream.job import JobError, job_keys, job_schema, load_job
 from flstream.workflows.registry import BUILT_IN
 
 UNIFORM = "network.up { distribution = uniform, low = "
@@ -208,6 +212,22 @@ ROWS = [
     (PRIVATE + NEVER + 'stop_when = "a > 0.9"', "stop_when", "null where workflow.args.evaluate_e"),
     (NEVER + 'stop_when = "epsilon > 3"', "stop_when", "null where workflow.args.evaluate_every i"),
     (NEVER + "patience = 2", "patience", "null where workflow.args.evaluate_every is 0"),
+    # Machines and codecs.
+    ("engine.type = rya", "engine.type", "did you mean ray?"),
+    ("engine.wait = never", "engine.wait", "a duration such as 600 s"),
+    ("engine.gpus = 100", "engine.gpus", "a whole number from 0 to 64"),
+    ("engine.type = inline, clients.gpus = [0]", "engine.type", "leave clients.gpus out, or take"),
+    ("streaming.codecs.down = [topk]", "streaming.codecs.down[0]", "a codec of whole models"),
+    ("streaming.codecs.up = [shuffle]", "streaming.codecs.up[0]", "followed by zstd"),
+    ("streaming.codecs.up = [int7]", "streaming.codecs.up[0].type", "did you mean int8?"),
+    ('streaming.codecs.require_lossless = ["("]', "streaming.codecs.require_lossless", "given"),
+    ("train.optimizer_state = global", "train.optimizer_state", "one of reset, local"),
+    ("train.exchange_format = np", "train.exchange_format", "one of pytorch, numpy"),
+    ("clients.suspend_after = -1", "clients.suspend_after", "a whole number of at least 0"),
+    ("clients.bench_after = 1", "clients.bench_after", "unknown key"),
+    ("clients.wait_after_min = soon", "clients.wait_after_min", "a duration such as"),
+    ("clients.min_updates = 9", "clients.min_updates", "at most the clients of a round, which"),
+    ("streaming.window = 2", "streaming.window", "unknown key"),
     # Trackers.
     ("tracking.type = tensorbord", "tracking.type", "did you mean tensorboard?"),
     ("tracking.type = wandb", "tracking.type", "must be tensorboard, mlflow, path/to/file.py:Clas"),
@@ -234,6 +254,8 @@ ROWS = [
     ),
     ("workflow { type = gossip, args.peers = 3 }", "workflow.type", ", ".join(BUILT_IN)),
     ("workflow.type = fedavgg", "workflow.type", "did you mean fedavg?"),
+    ("workflow { type = swarm, args.aggregator = 3 }", "workflow.args.aggregator", "mean aggregat"),
+    ("workflow { type = ditto, args.mu = 1 }", "workflow.args.mu", "key_metric_mode, ditto_lambda"),
     ("workflow.type = feddyn, aggregation.method = median", "aggregation.method", "must be left o"),
     (
         "workflow.type = feddyn, server_optimizer.type = fedadam",
@@ -303,6 +325,29 @@ def test_mistakes_are_all_named_in_one_message_and_survive_pickling(write, folde
     assert script.endswith(f"there is no {folder}/clinet.py; did you mean client.py?")
     names = [line.partition(":")[0].strip() for line in stages]
     assert names == ["workflow[0].typ", "workflow[1].args.ordr"]
+
+
+def test_a_wrong_job_file_ends_the_command_with_status_2_and_no_traceback(write):
+    path = write("rounds = ten, clients.cuont = 1")
+    command = [sys.executable, "-m", "flstream", "validate", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "clients.cuont: unknown key; did you mean clients.count?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_schema_of_job_files_has_every_key_and_no_reference_that_leads_nowhere():
+    schema = job_schema()
+    for name in job_keys():
+        section, _, key = name.rpartition(".")
+        if section.count(".") == 0 and section != "workflow.args":
+            there = schema["properties"][section or key]
+            there = schema["$defs"][there["$ref"].rpartition("/")[2]] if "$ref" in there else there
+            assert not section or key in there.get("properties", {key: 0}), name
+    text = json.dumps(schema)
+    for name in re.findall(r'"#/\$defs/(\w+)"', text):
+        assert name in schema["$defs"]
+    assert text.count('"$defs"') == 1
 
 
 def test_everything_an_empty_file_lacks_is_named(mistakes):
