@@ -169,14 +169,15 @@ class _Reader:
         try:
             with path.open("rb") as file:
                 data = file.read(_MOST_BYTES + 1)
-            text = data.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise _UnreadableError(f"{path} is not UTF-8 text (byte {error.start})") from None
         except OSError as error:
             raise _UnreadableError(f"{path} cannot be read: {error.strerror}") from None
         if len(data) > _MOST_BYTES:
             more = f"more than {format_bytes(_MOST_BYTES)}, which no job file has"
             raise _UnreadableError(f"{path} has {more}; check the path")
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise _UnreadableError(f"{path} is not UTF-8 text (byte {error.start})") from None
         if yaml := _YAML.search(text):
             self._yaml = self._yaml or shortened(yaml[1].strip(), _MOST_QUOTED)
         self._open.append(path)

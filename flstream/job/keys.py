@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
@@ -183,45 +183,22 @@ def inside(annotation: Any, part: int | str, values: Any) -> Any:
         part: Name of a key, or an index.
         values: The value as a job file gives it, which says the types of typed sections in it.
     """
-    base, _ = parts(annotation)
-    if isinstance(base, type) and issubclass(base, Section):
-        if part == "args" and issubclass(base, TypedSection):
-            return base.known_section(_type_in(base, values))
-        for name, field in base.model_fields.items():
-            if part == (field.alias or name):
-                return field.rebuild_annotation() if field.metadata else field.annotation
-        return None
-    if options := _options(base):
-        return next(filter(None, (inside(each, part, values) for each in options)), None)
-    match get_origin(base), get_args(base):
-        case (origin, (item, *_)) if origin in (list, tuple) and isinstance(part, int):
-            return item
-        case (origin, (_, item)) if origin is dict and isinstance(values, Mapping):
-            return item if part in values else None
-    return None
-
-
-def _type_in(section: type[TypedSection], values: Any) -> str:
-    """Return the type that a typed section has, as written or by default."""
-    if isinstance(values, str):
-        return values
-    default = section.model_fields["type"].default
-    kind = values.get("type", default) if isinstance(values, Mapping) else default
-    return str(kind)
-
-
-def parts(annotation: Any) -> tuple[Any, Sequence[Any]]:
-    """Return a type without its constraints, and these."""
-    if get_origin(annotation) is not Annotated:
-        return annotation, ()
-    base, *metadata = get_args(annotation)
-    return base, metadata
-
-
-def _options(base: Any) -> list[Any]:
-    """Return the types of a union but for None; none of what is no union."""
-    is_union = get_origin(base) in (Union, UnionType)
-    return [each for each in get_args(base) if each is not NoneType] if is_union else []
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if is_section(annotation):
+        fields = {field.alias or name: field for name, field in annotation.model_fields.items()}
+        if part == "args" and issubclass(annotation, TypedSection):
+            written = {"type": values} if isinstance(values, str) else values or {}
+            kind = value_at(written, "type") or fields["type"].default
+            return annotation.known_section(str(kind))
+        return fields[part].rebuild_annotation() if part in fields else None
+    if origin in (Union, UnionType):
+        return next(filter(None, (inside(each, part, values) for each in inner)), None)
+    if origin in (list, tuple) and isinstance(part, int):
+        return inner[0]
+    is_entry = origin is dict and isinstance(values, Mapping) and part in values
+    return inner[1] if is_entry else None
 
 
 def allowed(annotation: Any) -> str:
@@ -246,15 +223,15 @@ def words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
         return f"{'one of ' if len(names) > 1 else ''}{', '.join(names)}"
     if "properties" in schema:
         return f"a section {{ {', '.join(schema['properties'])} }}"
-    kind = _KINDS.get(str(schema.get("type")), "a value")
-    written = str if schema.get("type") == "integer" else "{:g}".format
+    is_whole = schema.get("type") == "integer"
     ends = {
-        word: written(schema[name])
+        word: str(schema[name]) if is_whole else f"{schema[name]:g}"
         for names, word in _ENDS.items()
         for name in names
         if name in schema
     }
-    if schema.get("type") == "integer" and [*ends] == ["of at least", "at most"]:
+    kind = _KINDS.get(str(schema.get("type")), "a value")
+    if is_whole and [*ends] == ["of at least", "at most"]:
         return f"{kind} from {ends['of at least']} to {ends['at most']}"
     return f"{kind} {' and '.join(map(' '.join, ends.items()))}".rstrip()
 

@@ -161,11 +161,7 @@ def parse_link(text: str) -> NetworkLink:
 
 
 def read_rate(value: str | int | float) -> float:
-    """Return the rate of a link, in bits a second.
-
-    Raises:
-        ValueError: It is none; the message says what it must be.
-    """
+    """Return a rate of a link in bits a second, or raise a ValueError that says what is one."""
     rate = parse_rate(value)
     if not LEAST_RATE <= rate <= MOST_RATE:
         raise ValueError(f"must be {RATE}")
@@ -173,11 +169,7 @@ def read_rate(value: str | int | float) -> float:
 
 
 def read_delay(value: str | int | float) -> float:
-    """Return a delay of a link, in seconds.
-
-    Raises:
-        ValueError: It is none; the message says what it must be.
-    """
+    """Return a delay of a link in seconds, or raise a ValueError that says what is one."""
     seconds = parse_seconds(value)
     if seconds > MOST_SECONDS:
         raise ValueError(f"must be {DELAY}")
@@ -185,13 +177,8 @@ def read_delay(value: str | int | float) -> float:
 
 
 def read_loss(value: str | int | float) -> float:
-    """Return the fraction of packets that a link loses, also of a text such as ``1%``.
-
-    Raises:
-        ValueError: It is none; the message says what it must be.
-    """
-    is_number = isinstance(value, str | int | float) and not isinstance(value, bool)
-    text = str(value).strip() if is_number else ""
+    """Return a fraction of packets, also of ``1%``, or raise a ValueError that says what is one."""
+    text = "" if isinstance(value, bool) else str(value).strip()
     number = text.removesuffix("%").rstrip()
     if not re.fullmatch(r"[+-]?(\d{1,40}(\.\d{0,40})?|\.\d{1,40})(e[+-]?\d{1,3})?", number, re.I):
         raise ValueError(f"must be {LOSS}")
