@@ -70,7 +70,13 @@ def _lines(values: Mapping[str, Any], section: BaseModel | None, depth: int) -> 
         key = name if _BARE.fullmatch(name) else render_value(name)
         attribute, field = attributes.get(name, (name, None))
         inner = None if section is None else getattr(section, attribute)
-        inner = inner[0] if isinstance(inner, tuple) else inner  # the only workflow
+        if isinstance(inner, tuple) and len(inner) > 1:  # several workflows
+            yield from ("", f"{key} = [")
+            for stage, written in zip(inner, value, strict=True):
+                yield from ("  {", *_lines(written, stage, 2), "  },")
+            yield "]"
+            continue
+        inner = inner[0] if isinstance(inner, tuple) else inner
         is_block = isinstance(inner, BaseModel) if section else isinstance(value, Mapping) and value
         if is_block and isinstance(value, Mapping):
             yield from ([""] if depth == 0 else [])
