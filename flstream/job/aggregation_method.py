@@ -37,14 +37,14 @@ CHOOSING = tuple(_NEEDED)
 
 def least_updates(method: str, byzantine: int) -> int:
     """Return the least number of updates for a number of them that may be Byzantine."""
-    each, more = _NEEDED[method]
-    return each * byzantine + more
+    factor, more = _NEEDED[method]
+    return factor * byzantine + more
 
 
 def most_byzantine(method: str, updates: int) -> int:
     """Return how many of the updates may be Byzantine at most; -1 if there are too few for any."""
-    each, more = _NEEDED[method]
-    return max((updates - more) // each, -1)
+    factor, more = _NEEDED[method]
+    return max((updates - more) // factor, -1)
 
 
 def is_own(method: str) -> bool:

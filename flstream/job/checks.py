@@ -102,11 +102,11 @@ def _workflows(job: Job) -> Iterator[Problem]:
         for problem in stage.args.check_clients(job.clients):
             yield problem.below(f"{section}.args")
         for name in ("key_metric", "key_metric_mode") if stage.has_rounds else ():
-            due = getattr(first.args, name)
-            if getattr(stage.args, name) != due:
+            first_value = getattr(first.args, name)
+            if getattr(stage.args, name) != first_value:
                 hint = "the best round is that of all workflows"
                 where = workflow_name(job.stages.index(first), 2)
-                yield _must_be(f"{section}.args.{name}", f"{due}, as in {where}", hint)
+                yield _must_be(f"{section}.args.{name}", f"{first_value}, as in {where}", hint)
         is_unjudged = stage.has_rounds and stage.args.evaluate_every == 0
         if early and is_unjudged and score_source(stage.args, job.train) == "task":
             allowed = f"null where {section}.args.evaluate_every is 0, as no round is evaluated"

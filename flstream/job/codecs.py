@@ -145,7 +145,7 @@ class CodecPlan:
     @property
     def needs_base(self) -> bool:
         """Whether a model that is known to both sides is of use."""
-        return any(each.type == "delta" for each in self.specs)
+        return any(codec.type == "delta" for codec in self.specs)
 
     @property
     def is_lossy(self) -> bool:
@@ -177,8 +177,8 @@ class CodecSection(TypedSection):
 
 def _in_order(codecs: list[CodecSection], direction: Literal["down", "up"]) -> list[CodecSection]:
     """Refuse codecs that cannot follow each other, or not in this direction."""
-    specs = [each.spec for each in codecs]
-    if problems := [*_disorder(specs, [each.traits for each in specs], direction)]:
+    specs = [codec.spec for codec in codecs]
+    if problems := [*_disorder(specs, [codec.traits for codec in specs], direction)]:
         raise RefusedValueError(*problems)
     return codecs
 
@@ -188,7 +188,7 @@ def _disorder(
 ) -> Iterator[Problem]:
     for index, (spec, (kind, for_updates)) in enumerate(zip(specs, traits, strict=True)):
         key, name = f"[{index}]", given(spec.name)
-        if any(spec.type == each.type for each in specs[:index]):
+        if any(spec.type == codec.type for codec in specs[:index]):
             yield Problem(key, name, "a codec that is not in the list already")
         elif kind == "lossy" and index:
             hint = "what loses bits comes before what is exact, and there is one at most"
@@ -243,8 +243,8 @@ class CodecsSection(Section):
     def by_key(self) -> Iterator[tuple[str, CodecSection]]:
         """Yield all codecs, each with its key, such as `streaming.codecs.up[0]`."""
         for direction, codecs in (("up", self.up), ("down", self.down)):
-            for place, each in enumerate(codecs):
-                yield f"streaming.codecs.{direction}[{place}]", each
+            for place, codec in enumerate(codecs):
+                yield f"streaming.codecs.{direction}[{place}]", codec
 
     @property
     def keep_models(self) -> bool:
@@ -255,10 +255,10 @@ class CodecsSection(Section):
     @property
     def of_models(self) -> CodecPlan:
         """The codecs of models."""
-        specs = [each.spec for each in self.down]
+        specs = [codec.spec for codec in self.down]
         return CodecPlan(specs, self.require_lossless, of_models=True)
 
     @property
     def of_updates(self) -> CodecPlan:
         """The codecs of updates."""
-        return CodecPlan([each.spec for each in self.up], self.require_lossless)
+        return CodecPlan([codec.spec for codec in self.up], self.require_lossless)

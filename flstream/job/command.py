@@ -54,7 +54,7 @@ def command_words(text: str) -> list[str]:
 
 
 def program_path(name: str) -> str | None:
-    """Return the path of a program; None if there is none of that name.
+    """Return the path of a program; None without such a program.
 
     A program beside this interpreter comes first, so that it is that of the same environment; and
     ``python`` and ``python3`` are this interpreter.

@@ -40,7 +40,7 @@ _NewFile = Annotated[
 
 
 class EngineSection(Section):
-    """Which machines the workers are on. Models are the same, bit for bit, on all of them."""
+    """Machines of the workers. Models are bit-identical on all of them."""
 
     type: Annotated[Engine, AfterValidator(_is_installed)] = "local"
     """Where workers run: local (this machine), inline, join (where `flstream join` is run), or ray.

@@ -98,9 +98,9 @@ def _item(values: Any, part: int | str) -> Any:
 
 def _problems(mistakes: Sequence[_Mistake], keys: Iterable[str]) -> Iterator[Problem]:
     """Yield the problems of a key; of a union, each type has made a mistake of its own."""
-    first, kinds = mistakes[0], [each.detail["type"] for each in mistakes]
-    errors = [each.detail.get("ctx", {}).get("error") for each in mistakes]
-    if refusals := [each for each in errors if isinstance(each, RefusedValueError)]:
+    first, kinds = mistakes[0], [mistake.detail["type"] for mistake in mistakes]
+    errors = [mistake.detail.get("ctx", {}).get("error") for mistake in mistakes]
+    if refusals := [error for error in errors if isinstance(error, RefusedValueError)]:
         for problem in refusals[0].problems:
             written = value_at(first.written, problem.key) if problem.key else first.written
             text = problem.given or given(written)
@@ -151,7 +151,7 @@ def _schema(annotation: Any) -> Mapping[str, Any]:
     if annotation is None or is_section(annotation):
         return {}
     schema = TypeAdapter(annotation).json_schema()
-    options = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
+    options = [option for option in schema.get("anyOf", ()) if option.get("type") != "null"]
     return options[0] if len(options) == 1 else schema
 
 

@@ -121,13 +121,13 @@ def _compiles(pattern: str) -> str:
 _ItemsT = TypeVar("_ItemsT", bound=Sequence[Any])
 
 
-def _some(items: _ItemsT) -> _ItemsT:
+def _refuse_empty(items: _ItemsT) -> _ItemsT:
     if not items:
         raise PydanticKnownError("list_type")
     return items
 
 
-def _once(names: _ItemsT) -> _ItemsT:
+def _refuse_twice(names: _ItemsT) -> _ItemsT:
     if twice := first_twice(names):
         raise ValueError(f"{twice} is in it twice")
     return names
@@ -242,10 +242,10 @@ SomePatterns = Annotated[
 ]
 """A list of regular expressions that is not empty."""
 
-NOT_EMPTY = AfterValidator(_some)
+NOT_EMPTY = AfterValidator(_refuse_empty)
 """Refuses an empty list like a missing one."""
 
-EACH_ONCE = AfterValidator(_once)
+EACH_ONCE = AfterValidator(_refuse_twice)
 """Refuses a list in which a name comes twice."""
 
 FREE_ARGS = "a section of keys and plain values"

@@ -135,8 +135,8 @@ def _where(path: Path) -> str:
     """Return a clause that says where a missing file was looked for, and names a similar one."""
     if path.is_dir():
         return f"{path} is a folder"
-    there = os.listdir(path.parent) if path.parent.is_dir() else []
-    question = did_you_mean(path.name, there)
+    names = os.listdir(path.parent) if path.parent.is_dir() else []
+    question = did_you_mean(path.name, names)
     return f"there is no {path}{f'; {question}' if question else ''}"
 
 

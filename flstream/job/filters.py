@@ -154,10 +154,10 @@ class FiltersSection(Section):
     @property
     def keep_models(self) -> bool:
         """Whether a model is kept as it was received, since filters need it after training."""
-        return bool(self.down) or any(each.spec.changes_numbers for each in self.up)
+        return bool(self.down) or any(section.spec.changes_numbers for section in self.up)
 
     def by_key(self) -> Iterator[tuple[str, FilterSection]]:
         """Yield all filters, each with its key, such as `filters.up[0]`."""
         for direction, filters in (("up", self.up), ("down", self.down)):
-            for place, each in enumerate(filters):
-                yield f"filters.{direction}[{place}]", each
+            for place, section in enumerate(filters):
+                yield f"filters.{direction}[{place}]", section

@@ -128,7 +128,7 @@ class Job(Section):
 
     @property
     def score_sources(self) -> list[ScoreSource]:
-        """Where the scores of each workflow's models come from, in order; reads the script."""
+        """Source of the scores of each workflow's models, in order; reads the script."""
         return [score_source(stage.args, self.train) for stage in self.stages]
 
     @property

@@ -37,7 +37,7 @@ _UNLIKELY = 1e-9
 
 
 class TracePoint(NamedTuple):
-    """What a link is from some time on.
+    """State of a link from some time on.
 
     Attributes:
         seconds: Seconds since the trace began.
@@ -85,7 +85,7 @@ class NetworkLink:
     @property
     def silence(self) -> float:
         """Seconds for which nothing may arrive though the peer lives: of questions, and outages."""
-        latency = max([self.latency, *(each.latency or 0.0 for each in self.trace)])
+        latency = max([self.latency, *(point.latency or 0.0 for point in self.trace)])
         lost = math.ceil(math.log(_UNLIKELY) / math.log(self.loss)) if self.loss else 0
         round_trip = 2 * (latency + self.jitter)
         return round_trip * (1 + 2 * lost) + 2 * self._outage
@@ -94,9 +94,9 @@ class NetworkLink:
     def facts(self) -> LinkFacts:
         """The link in plain numbers, with means over the trace."""
         return LinkFacts(
-            up=self._mean(self.up, [each.up for each in self.trace]),
-            down=self._mean(self.down, [each.down for each in self.trace]),
-            latency=self._mean(self.latency, [each.latency for each in self.trace]) or 0.0,
+            up=self._mean(self.up, [point.up for point in self.trace]),
+            down=self._mean(self.down, [point.down for point in self.trace]),
+            latency=self._mean(self.latency, [point.latency for point in self.trace]) or 0.0,
             jitter=self.jitter,
             loss=self.loss,
         )
@@ -104,7 +104,7 @@ class NetworkLink:
     @property
     def _held(self) -> list[float]:
         """Seconds for which each point of the trace holds."""
-        starts = [each.seconds for each in self.trace]
+        starts = [point.seconds for point in self.trace]
         last = self.period if len(self.trace) > 1 else 1.0
         return [after - before for before, after in pairwise([*starts, last])]
 
@@ -137,7 +137,7 @@ def parse_link(text: str) -> NetworkLink:
     Raises:
         UsageError: It is no such text; the message says what is wrong, and how to write it.
     """
-    parts = [each.strip() for each in text.split(",")]
+    parts = [part.strip() for part in text.split(",")]
     if len(parts) > 4 or not any(parts):
         raise UsageError(f"{text!r} is no link; write {_GRAMMAR}")
     rates, latency, jitter, loss = [*parts, *[""] * (4 - len(parts))]

@@ -130,12 +130,12 @@ def _primary(problems: Sequence[Problem], hocon: Hocon) -> list[Problem]:
 
     def is_primary(problem: Problem) -> bool:
         if problem.given == MISSING:
-            return hocon.complete and not _within(problem.key, meant)
-        return not _within(problem.key, hocon.unresolved)
+            return hocon.complete and not _is_within(problem.key, meant)
+        return not _is_within(problem.key, hocon.unresolved)
 
     return [problem for problem in problems if is_primary(problem)]
 
 
-def _within(key: str, names: Iterable[str]) -> bool:
+def _is_within(key: str, names: Iterable[str]) -> bool:
     """Whether a key is one of these or lies in one of these sections."""
     return any(key == name or key.startswith(f"{name}.") for name in names)

@@ -110,8 +110,8 @@ class _Quantity(GroupedMetadata):
         if not isinstance(value, Mapping):
             return value if isinstance(value, Section) else self._number("", value)
         read = {
-            name: self._number(name, each) if name in _IN_UNITS else each
-            for name, each in value.items()
+            name: self._number(name, number) if name in _IN_UNITS else number
+            for name, number in value.items()
         }
         if {"low", "high"} <= read.keys() and read["high"] < read["low"]:
             raise RefusedValueError(Problem("high", given(value["high"]), "at least low"))
@@ -128,8 +128,8 @@ class _Quantity(GroupedMetadata):
         if not isinstance(value, Section):
             return self.render(value)
         return {
-            name: self.render(each) if name in _IN_UNITS else each
-            for name, each in value.model_dump().items()
+            name: self.render(number) if name in _IN_UNITS else number
+            for name, number in value.model_dump().items()
         }
 
 
@@ -199,7 +199,7 @@ def _as_written(links: Mapping[str, LinkSection]) -> dict[str, Any]:
 
 
 class NetworkSection(LinkSection):
-    """The links of the sites, emulated: what moves models is paced as if it came over them.
+    """Emulated links of the sites, which pace the traffic of models.
 
     A site's link is between it and all others. All that the site sends shares `up`, and all that it
     receives shares `down`. Models come out the same, bit for bit. Without any of these keys nothing

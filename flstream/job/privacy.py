@@ -18,7 +18,7 @@ EPSILON = "epsilon"
 
 
 class ClippingSection(Section):
-    """How far an update may differ from the model before it is scaled down."""
+    """Bound of an update's difference from the model; larger ones are scaled down."""
 
     type: Literal["fixed", "adaptive"] = "fixed"
     """Whether the norm stays as it is, or follows the sites' own norms round by round.

@@ -35,7 +35,7 @@ _FACTORY = CodeName()
 
 
 class ModelSection(Section):
-    """Where the initial weights come from: a factory, a file, or both.
+    """Source of the initial weights: a factory, a file, or both.
 
     Where both are given, the factory gives names, ties and dtypes, and the file the values.
     """
@@ -73,7 +73,7 @@ class ModelSection(Section):
 
 
 class AggregationSection(Section):
-    """How updates become the next model."""
+    """Rule that combines updates into the next model."""
 
     method: Annotated[MethodName, AfterValidator(checked_method)] = "mean"
     """How updates are folded: mean (weighted by number of examples), another rule, or one's own.
@@ -183,7 +183,7 @@ OPTIMIZERS: Sections = {
 
 
 class ServerOptimizerSection(TypedSection):
-    """What the server makes of the aggregate's difference from the global model."""
+    """Optimiser of the server, which steps along the aggregate's difference from the model."""
 
     type: Literal["none", "fedavgm", "fedadagrad", "fedadam", "fedyogi"] = "none"
     """The optimiser: none takes the aggregate as it is, or fedavgm, fedadagrad, fedadam, fedyogi.
@@ -198,7 +198,7 @@ class ServerOptimizerSection(TypedSection):
 
 
 class StreamingSection(Section):
-    """How models move between the server and its clients."""
+    """Transfer of models between the server and its clients."""
 
     mode: Literal["pull", "native", "map"] = "pull"
     """How a model moves: in chunks on request (pull), whole (native), or not at all (map).
@@ -240,7 +240,7 @@ class StreamingSection(Section):
 
 
 class CheckpointsSection(Section):
-    """Which models of its rounds a run keeps."""
+    """Retention of the models of a run's rounds."""
 
     keep: Count | Literal["all"] = "all"
     """How many rounds' checkpoints stay on disk: the last ones, and the best one besides; or all.

@@ -22,10 +22,10 @@ def written_out(values: Mapping[str, Any]) -> dict[str, Any]:
         values: Values of the job file, by key.
     """
     written = dict(values)
-    given = written.get(WORKFLOW) or {}
-    sections = given if isinstance(given, list) else [given]
-    sections = [{"type": each} if isinstance(each, str) else each for each in sections]
-    if not all(isinstance(each, Mapping) and _args(each) is not None for each in sections):
+    value = written.get(WORKFLOW) or {}
+    sections = value if isinstance(value, list) else [value]
+    sections = [{"type": section} if isinstance(section, str) else section for section in sections]
+    if not all(isinstance(section, Mapping) and _args(section) is not None for section in sections):
         return written
     stages = [stage for section in sections for stage in _with_the_one_before(section)]
     first, model = stages[0], written.get("model", {})
@@ -37,7 +37,7 @@ def written_out(values: Mapping[str, Any]) -> dict[str, Any]:
     if "rounds" not in written and not any(map(_has_rounds, stages)):
         written["rounds"] = 1
     if len(stages) > len(sections) or checkpoint is not None:
-        written[WORKFLOW] = stages if isinstance(given, list) or len(stages) > 1 else stages[0]
+        written[WORKFLOW] = stages if isinstance(value, list) or len(stages) > 1 else stages[0]
     return written
 
 

@@ -45,15 +45,15 @@ def site_of(quoted: str) -> str:
     return site
 
 
-def site_problems(key: str, found: Iterable[str], sites: Sequence[str]) -> Iterator[Problem]:
+def site_problems(key: str, names: Iterable[str], sites: Sequence[str]) -> Iterator[Problem]:
     """Yield the problem of names that no site of the job has, all in one.
 
     Args:
         key: Key that has the names.
-        found: The names.
+        names: The names.
         sites: Names of the job's sites.
     """
-    if unknown := sorted(set(found).difference(sites)):
+    if unknown := sorted(set(names).difference(sites)):
         allowed = f"sites of the job, which are {sites[0]} to {sites[-1]}"
         hint = did_you_mean(unknown[0], sites)
         yield Problem(key, f"given {', '.join(unknown)}", allowed, hint)
@@ -84,16 +84,16 @@ def _rows(value: Any, info: ValidationInfo) -> Any:
         raise ValueError(f"{path} is no CSV file with a head") from error
     if twice := first_twice(head[1:]):
         raise ValueError(f"{path} has the column {twice} twice")
-    found: dict[str, dict[str, Any]] = {}
+    sites: dict[str, dict[str, Any]] = {}
     for number, row in enumerate(rows, 2):
         if len(row) != len(head):
             reason = f"{path}, line {number}, has {len(row)} columns instead of {len(head)}"
             raise ValueError(reason)
-        if row[0] in found:
+        if row[0] in sites:
             raise ValueError(f"{path}, line {number}: {row[0]} is in it twice")
         columns = zip(head[1:], row[1:], strict=True)
-        found[row[0]] = {name: _CONSTANTS.get(text, text) for name, text in columns if text}
-    return found
+        sites[row[0]] = {name: _CONSTANTS.get(text, text) for name, text in columns if text}
+    return sites
 
 
 def _gpus(value: Any) -> str:

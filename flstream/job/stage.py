@@ -23,7 +23,7 @@ def _can_be_imported(kind: str) -> str:
 
 
 class Stage(TypedSection):
-    """What the job does round by round: a workflow, or a list of them, one after another.
+    """Work of the job, round by round: a workflow, or a list of them, one after another.
 
     In a list, the keys of one are `workflow[0].type` and so on, also for `--set`; `rounds` counts
     for each of them, and they agree on `key_metric` and `key_metric_mode`.

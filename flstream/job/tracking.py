@@ -17,8 +17,8 @@ RUN = "global"
 def built_ins() -> Mapping[str, Any]:
     """Return the trackers that come with flstream, by name."""
     # Imported on demand, since the package of trackers is above this one.
-    found: Mapping[str, Any] = importlib.import_module("flstream.tracking.registry").BUILT_IN
-    return found
+    registry: Mapping[str, Any] = importlib.import_module("flstream.tracking.registry").BUILT_IN
+    return registry
 
 
 def _is_installed(name: str) -> str:
@@ -28,7 +28,7 @@ def _is_installed(name: str) -> str:
 
 
 class TrackingSection(Section):
-    """Where the run's numbers and text go besides its own files."""
+    """Tracker of the run's numbers and text, beside its own files."""
 
     type: Annotated[str, CodeName("Class", built_ins), AfterValidator(_is_installed)] | None = None
     """The tracker: tensorboard, mlflow, or a class of your own beside the job file; null is none.
@@ -56,5 +56,5 @@ class TrackingSection(Section):
         """Place of the tracker's class: `package.module:name` or `/abs/path.py:name`."""
         if self.type is None:
             return None
-        found = built_ins().get(self.type)
-        return self.type if found is None else found.place
+        tracker = built_ins().get(self.type)
+        return self.type if tracker is None else tracker.place

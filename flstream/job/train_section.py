@@ -16,7 +16,7 @@ from flstream.job.problems import MISSING, Problem, RefusedValueError
 
 
 class TrainSection(Section):
-    """What each client runs: a script or a learner."""
+    """Training code of the clients: a script or a learner."""
 
     script: ScriptFile | None = None
     """The training script that each client runs.

@@ -70,13 +70,14 @@ def _lines(values: Mapping[str, Any], section: BaseModel | None, depth: int) -> 
         key = name if _BARE.fullmatch(name) else render_value(name)
         attribute, field = attributes.get(name, (name, None))
         inner = None if section is None else getattr(section, attribute)
-        if isinstance(inner, tuple) and len(inner) > 1:  # several workflows
+        stages = inner if depth == 0 and isinstance(inner, tuple) else ()
+        if len(stages) > 1:
             yield from ("", f"{key} = [")
-            for stage, written in zip(inner, value, strict=True):
+            for stage, written in zip(stages, value, strict=True):
                 yield from ("  {", *_lines(written, stage, 2), "  },")
             yield "]"
             continue
-        inner = inner[0] if isinstance(inner, tuple) else inner
+        inner = stages[0] if stages else inner
         is_block = isinstance(inner, BaseModel) if section else isinstance(value, Mapping) and value
         if is_block and isinstance(value, Mapping):
             yield from ([""] if depth == 0 else [])
@@ -84,8 +85,8 @@ def _lines(values: Mapping[str, Any], section: BaseModel | None, depth: int) -> 
             yield from _lines(value, inner, depth + 1)
             yield f"{indent}}}"
         else:
-            if field is not None and not isinstance(inner, BaseModel):
-                yield f"{indent}# {(field.description or '').partition(chr(10))[0]}"
+            if field is not None and field.description and not isinstance(inner, BaseModel):
+                yield f"{indent}# {field.description.partition(chr(10))[0]}"
             yield f"{indent}{key} = {render_value(value)}"
 
 
