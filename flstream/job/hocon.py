@@ -128,7 +128,8 @@ class _Reader:
         with self._noting_failures():
             with self._in_place_of_pyhocon():
                 resolver = _Resolver(self.parse_path(path))
-            for key, value in overrides:
+            # A list of workflows may have to be resolved for its overrides, so they come last.
+            for key, value in sorted(overrides, key=lambda pair: pair[0].startswith("workflow")):
                 resolver.put(key, value)
             values = resolver.resolved()
             self._problems += resolver.problems
@@ -286,6 +287,7 @@ class _Resolver:
         there: Any = dict.get(self.root, name)
         if name == "workflow" and isinstance(there, ConfigValues):
             self.root[name] = there = self._get(there)  # it may be a list that has another name
+            self._known.clear()
         is_list = isinstance(there, list)
         if is_list and (rest if index is None else index >= len(there)):
             allowed = f"one of {name}[0] to {name}[{len(there) - 1}], since {name} is a list"
