@@ -212,7 +212,6 @@ class NetworkSection(LinkSection):
         Allowed(
             f"a section for each site with any of {', '.join(LINK_KEYS)}",
             ("object",),
-            "{ site-1 { up = 10 Mbit } }",
         ),
     ] = Field(default_factory=dict)
     """The same keys for single sites, in the place of those above: `{ site-1 { up = 1 Mbit } }`."""

@@ -108,7 +108,7 @@ SiteNames = Annotated[
     NOT_EMPTY,
     AfterValidator(_usable),
     EACH_ONCE,
-    Allowed(_SITE_NAMES, ("array",), "[ward, clinic]"),
+    Allowed(f"{_SITE_NAMES}, such as [ward, clinic]", ("array",)),
 ]
 """A list of names of sites."""
 
@@ -134,13 +134,16 @@ _Factor = Annotated[
 
 SiteFactors = Annotated[
     dict[_Site, _Factor],
-    Allowed(f"a section with a number from {_RANGE} for each site", ("object",), "{ ward = 2.0 }"),
+    Allowed(
+        f"a section with a number from {_RANGE} for each site, such as {{ ward = 2.0 }}",
+        ("object",),
+    ),
 ]
 """A positive number by site."""
 
 GpuGroups = Annotated[
     list[Annotated[str, BeforeValidator(_gpus)]],
     NOT_EMPTY,
-    Allowed("a list of GPUs, or of groups of them as texts with commas", ("array",), '["0", "1"]'),
+    Allowed('a list of GPUs, or of groups of them with commas, such as ["0", "1,2"]', ("array",)),
 ]
 """A list of the GPUs of one process each, such as `["0", "1"]` or `["0,1", "2,3"]`."""

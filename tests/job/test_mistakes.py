@@ -81,7 +81,7 @@ ROWS = [
     ("train.command = python, clients.count = 40", "train.command", "set clients.parallel = 40"),
     # Sites.
     ("clients.names = [ward, ward]", "clients.names", "ward is in it twice"),
-    ("clients.names = []", "clients.names", "write [ward, clinic]"),
+    ("clients.names = []", "clients.names", "such as [ward, clinic]"),
     ('clients.names = ["a/b"]', "clients.names", "'a/b' is no such name"),
     ('clients.names = [".."]', "clients.names", ".. is the name of a process of the run"),
     ("clients.names = [server]", "clients.names", "server is the name of a process"),
@@ -107,7 +107,7 @@ ROWS = [
     ("aggregation.clip_norm = true", "aggregation.clip_norm", "a number above 0, or median"),
     ('aggregation.exclude = ["a", "(b"]', "aggregation.exclude", 'given "(b"'),
     ("aggregation.include = []", "aggregation.include", "at least 1"),
-    ("aggregation.include = head", "aggregation.include", 'write ["first", "second"]'),
+    ("aggregation.include = head", "aggregation.include", 'such as ["first", "second"]'),
     ("aggregation.byzantine = 1", "aggregation.byzantine", "null, as aggregation.method is"),
     ("aggregation { method = krum, selected = 2 }", "aggregation.selected", "must be null, as"),
     ("aggregation { method = krum, byzantine = -1 }", "aggregation.byzantine", "at least 0"),
