@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+
+import msgspec
 
 from flstream.errors import CheckpointError
-from flstream.inspection.run_outline import read_outline, run_of
+from flstream.inspection.runs import InspectedRun, models_by_round, read_journal, record_of, run_of
 from flstream.model.digests import body_digest
 from flstream.model.formats.file import CheckpointFile
 from flstream.model.formats.opening import open_checkpoint
-from flstream.runs.model_files import ModelFile
+from flstream.runs.model_files import body_file
 from flstream.runs.run_directory import RunDirectory
 
 
-class Verification(NamedTuple):
+class Verification(msgspec.Struct, frozen=True):
     """A checkpoint that was found sound.
 
     Attributes:
@@ -27,14 +29,10 @@ class Verification(NamedTuple):
     path: Path
     digest: str
     round: int | None
-    checks: tuple[str, ...]
-
-    def document(self) -> dict[str, Any]:
-        """Convert the record to JSON."""
-        return {**self._asdict(), "path": str(self.path), "checks": list(self.checks)}
+    checks: Sequence[str]
 
 
-def verify(file: CheckpointFile) -> Verification:
+def verify_checkpoint(file: CheckpointFile) -> Verification:
     """Read all of a checkpoint, check it, and compare its digest with its run's journal.
 
     Args:
@@ -43,57 +41,66 @@ def verify(file: CheckpointFile) -> Verification:
     Raises:
         CheckpointError: a check failed; the message says which.
     """
-    checks, digest = _read(file)
-    number, confirmed = _compare(file.path, digest)
-    return Verification(file.path, digest, number, (*checks, confirmed))
+    location = run_of(file.path)
+    if location is None:
+        return _verify(file, None, [])
+    run, model_file = location
+    history = read_journal(run)
+    # A workflow may end with an earlier model than its newest.
+    models = history.models
+    if model_file is not None:
+        record = record_of(models_by_round(history).get(model_file.round, ()), model_file, run)
+        models = [] if record is None else [record]
+    return _verify(file, run, [(model.round, model.digest) for model in models])
 
 
-def verify_body(run: RunDirectory, model: ModelFile, due: str) -> Verification:
-    """Read all of a body beside a model, such as the server optimizer's state, and check it.
+def verify_run(run: InspectedRun, done: Path) -> list[Verification]:
+    """Verify the checkpoints of a run directory, and the bodies beside them.
+
+    A run resumes from these bodies, such as the server optimizer's state, too.
 
     Args:
         run: the run directory.
-        model: file of the body.
-        due: its digest in the run's journal.
+        done: path of a model that is verified already, under whichever name.
 
     Raises:
         CheckpointError: a check failed; the message says which.
     """
-    number = model.round
-    file = open_checkpoint(run.checkpoints / model.name)
-    checks, digest = _read(file)
-    if digest != due:
-        raise CheckpointError(
-            f"{file.path} has the digest {digest} where {run.events} has {due} for round "
-            f"{number}, so it is not the {model.body} that the run wrote; take it from a copy, or "
-            "go on with --resume, which then begins a round earlier"
-        )
-    confirmed = f"the digest {digest} is the one that {run.events} has for round {number}"
-    return Verification(file.path, digest, number, (*checks, confirmed))
+    directory, models, bodies = RunDirectory(run.path), [], []
+    for checkpoint in run.checkpoints:
+        number = checkpoint.round
+        if not checkpoint.path.samefile(done):
+            digests = [(number, checkpoint.digest)] if checkpoint.digest else []
+            models.append(_verify(open_checkpoint(checkpoint.path), directory, digests))
+        # A body is removed before its checkpoint, so a run that was killed in between is sound.
+        is_last = checkpoint is run.checkpoints[-1]
+        for body, digest in checkpoint.bodies.items():
+            path = body_file(checkpoint.path, body)
+            if is_last or path.exists():
+                bodies.append(_verify(open_checkpoint(path), directory, [(number, digest)], body))
+    return [*models, *bodies]
 
 
-def _read(file: CheckpointFile) -> tuple[list[str], str]:
-    """Check a file and read all of it; return descriptions of the checks, and the digest."""
-    checks = file.check()
-    digest = body_digest(file)
+def _verify(
+    file: CheckpointFile,
+    run: RunDirectory | None,
+    digests: Sequence[tuple[int, str]],
+    body: str = "model",
+) -> Verification:
+    """Check a file and read all of it; of the digests by round, oldest first, one must be its."""
+    checks, digest = file.check(), body_digest(file)
     checks.append(f"all {file.layout.nbytes} bytes of tensors can be read")
-    return checks, digest
-
-
-def _compare(path: Path, digest: str) -> tuple[int | None, str]:
-    """Compare a digest with the run's journal; return its round, and a sentence about it."""
-    found = run_of(path)
-    journal = read_outline(found.run) if found else None
-    if found is None or journal is None:
-        return None, f"the digest is {digest}; it lies in no run directory that could confirm it"
-    due = journal.final(digest) if found.file is None else journal.record_of(found.file, found.run)
-    if due is None or not due.digest:
-        return None, f"the digest is {digest}; {journal.path} has none for this round"
-    number = due.round
-    if due.digest != digest:
+    number = next((number for number, due in reversed(digests) if due == digest), None)
+    if number is not None and run is not None:
+        checks.append(f"the digest {digest} is the one that {run.events} has for round {number}")
+    elif run is None:
+        checks.append(f"the digest is {digest}; it lies in no run directory that could confirm it")
+    elif not digests:
+        checks.append(f"the digest is {digest}; {run.events} has none for this round")
+    else:
+        number, due = digests[-1]
         raise CheckpointError(
-            f"{path} has the digest {digest} where {journal.path} has {due.digest} for round "
-            f"{number}, so it is not the model that the run wrote; take it from a copy or run the "
-            "job again"
+            f"{file.path} has the digest {digest} where {run.events} has {due} for round {number}, "
+            f"so it is not the {body} that the run wrote; take it from a copy or run the job again"
         )
-    return number, f"the digest {digest} is the one that {journal.path} has for round {number}"
+    return Verification(file.path, digest, number, checks)

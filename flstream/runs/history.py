@@ -8,7 +8,7 @@ What came after that stays in the file, but it is void: it is done again, and wr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
 import msgspec
@@ -203,11 +203,6 @@ class History:
     def lines(self) -> Sequence[int]:
         """Where lines begin whose events are of a noted kind, and count; in bytes, and rising."""
         return self._lines.offsets
-
-    @property
-    def line_sites(self) -> Mapping[int, Collection[str]]:
-        """For which sites each of :attr:`lines` counts, by where it begins."""
-        return self._lines.sites
 
     @property
     def line_count(self) -> int:

@@ -7,20 +7,17 @@ begin is noted instead, in 16 bytes each, for a reader who reads these again.
 from __future__ import annotations
 
 from array import array
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from flstream.telemetry.events import (
     AnyEvent,
     EffectDone,
     Evaluated,
     ModelReady,
-    ModelReceived,
     RoundFinished,
     RoundStarted,
     RunResumed,
     SitesBeganAnew,
-    UpdatesReceived,
     UpdateTakenUp,
 )
 
@@ -80,7 +77,7 @@ class KeptEvents:
 
 
 class CountedLines:
-    """Lines of events of some kinds that count, each for the sites that it is about.
+    """Lines of events of some kinds that count, each with the site that it is about.
 
     What came after the effect from which a run goes on is void, but for what a site told of a
     training whose update is taken up. So is what sites told of a task that they begin anew.
@@ -103,19 +100,11 @@ class CountedLines:
     @property
     def offsets(self) -> Sequence[int]:
         """Where each line begins, in bytes, in rising order."""
-        return sorted(set(self._offsets))
-
-    @property
-    def sites(self) -> Mapping[int, Collection[str]]:
-        """For which sites each line counts, by where it begins."""
-        names, found = list(self._numbers), defaultdict[int, list[str]](list)
-        for offset, number in zip(self._offsets, self._sites, strict=True):
-            found[offset].append(names[number])
-        return found
+        return sorted(self._offsets)
 
     @property
     def count(self) -> int:
-        """How many lines there are; one for several sites counts for each."""
+        """How many lines there are."""
         return len(self._offsets)
 
     def after(self, count: int) -> Sequence[int]:
@@ -140,8 +129,8 @@ class CountedLines:
                 self._forget_task(event)
         if isinstance(event, self._kinds):
             number = getattr(event, "round", None) or 0
-            for site in _sites_of(event):
-                self._append(offset, self._number_of(site), number)
+            site = getattr(event, "site", "")
+            self._append(offset, self._number_of(site), number)
 
     def settle(self, end: int) -> None:
         """Mark a place up to which a resume may go back.
@@ -184,12 +173,3 @@ class CountedLines:
 
     def _number_of(self, site: str) -> int:
         return self._numbers.setdefault(site, len(self._numbers))
-
-
-def _sites_of(event: AnyEvent) -> Iterable[str]:
-    match event:
-        case ModelReceived():
-            return event.sites
-        case UpdatesReceived():
-            return event.updates
-    return (getattr(event, "site", ""),)
