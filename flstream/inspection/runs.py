@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -15,6 +14,7 @@ from flstream.runs.history import History
 from flstream.runs.journal import read_history
 from flstream.runs.model_files import ModelFile, bodies_beside
 from flstream.runs.run_directory import RunDirectory
+from flstream.runs.site_record import SiteRecord
 from flstream.telemetry.events import Metrics, ModelRecord
 
 
@@ -52,9 +52,9 @@ class InspectedRun(msgspec.Struct, frozen=True):
         rounds_completed: number of the last completed round.
         checkpoints: existing checkpoints, by rising round.
         final_model: path of the final model; None if there is none.
-        rounds: of each completed round the numbers of ``updates`` and ``failures``, and bytes that
-            moved ``down`` to its sites and ``up``; ``reused`` bytes were there, and did not move.
-        sites: of each site the numbers of ``updates`` and ``failures``, and its total ``weight``.
+        rounds: of each completed round its seconds, the bytes that moved ``down`` to its sites and
+            ``up``, bytes ``reused`` instead, and the number of sites that failed.
+        sites: records of the sites that were asked.
     """
 
     path: Path
@@ -64,8 +64,8 @@ class InspectedRun(msgspec.Struct, frozen=True):
     rounds_completed: int
     checkpoints: Sequence[RunCheckpoint]
     final_model: Path | None
-    rounds: Sequence[Mapping[str, Any]]
-    sites: Sequence[Mapping[str, Any]]
+    rounds: Sequence[Mapping[str, float]]
+    sites: Sequence[SiteRecord]
 
 
 def read_run(path: Path) -> InspectedRun:
@@ -78,7 +78,7 @@ def read_run(path: Path) -> InspectedRun:
     history = read_journal(run)
     models = models_by_round(history)
     metrics = {record.number: record.trained for record in history.rounds}
-    metrics |= dict(history.evaluations)
+    metrics |= history.scores
     checkpoints = []
     for file in checkpoint_files(run):
         place = run.checkpoints / file.name
@@ -101,37 +101,28 @@ def read_run(path: Path) -> InspectedRun:
         rounds=[
             {
                 "round": record.number,
-                "updates": len(record.weights),
-                "failures": len(record.failures),
+                "seconds": record.seconds,
                 "down": record.down.bytes,
                 "up": record.up.bytes,
                 "reused": record.down.reused + record.up.reused,
+                "failures": len(record.failures),
             }
             for record in history.rounds
         ],
-        sites=[
-            {
-                "site": record.name,
-                "updates": record.updates,
-                "failures": record.failures,
-                "weight": record.weight,
-            }
-            for record in history.sites.values()
-        ],
+        sites=list(history.sites.values()),
     )
 
 
 def read_journal(run: RunDirectory) -> History:
     """Read the journal of a run directory; without one the history is empty.
 
-    A line that was being written when the run was cut off is passed over, and so are events of
-    unknown kinds.
+    A line that was being written when the run was cut off is passed over.
 
     Raises:
         CheckpointError: the file cannot be read or is damaged.
     """
     try:
-        return read_history(run.events, skip_unknown=True, keep_results=False)
+        return read_history(run.events)
     except SimulationError as error:
         raise CheckpointError(
             f"{error}; or inspect the checkpoint from a copy outside of the run directory"

@@ -85,19 +85,21 @@ def _run_lines(run: InspectedRun, width: int | None) -> list[str]:
     ]
     costs = [
         (
-            *(f"{row[name]:,}" for name in ("round", "updates", "failures")),
-            *(format_bytes(row[name]) for name in ("down", "up", "reused")),
+            f"{row['round']}",
+            f"{row['seconds']:.2f}",
+            *(format_bytes(int(row[name])) for name in ("down", "up", "reused")),
+            f"{row['failures']}",
         )
         for row in run.rounds
     ]
     sites = [
-        (printable(row["site"]), *(f"{row[name]:,}" for name in ("updates", "failures", "weight")))
-        for row in run.sites
+        (printable(site.name), f"{site.updates:,}", f"{site.weight:,}", f"{site.failures:,}")
+        for site in run.sites
     ]
     for head, rows, left in (
         (("round", "bytes", "digest", "metrics"), models, 4),
-        (("round", "updates", "failures", "down", "up", "reused"), costs, 1),
-        (("site", "updates", "failures", "weight"), sites, 1),
+        (("round", "seconds", "down", "up", "reused", "failures"), costs, 1),
+        (("site", "updates", "weight", "failures"), sites, 1),
     ):
         filled = [row or ("...", *[""] * (len(head) - 1)) for row in shortened(rows)]
         lines += ["", *column_lines(head, filled, width, left=left)] if rows else []

@@ -1,8 +1,9 @@
 """Run directories, filters, orders, modules and what streaming takes."""
 
+import msgspec
 import pytest
 import torch
-from journal_support import flip
+from journal_support import flip, record, run_started
 
 from flstream.errors import CheckpointError, UsageError
 from flstream.inspection.contents import StreamingCost
@@ -21,7 +22,6 @@ from flstream.telemetry.events import (
     RoundFinished,
     RunFinished,
     RunResumed,
-    RunStarted,
     SiteFailed,
     Transfer,
     decode_event,
@@ -60,11 +60,20 @@ def run(tmp_path):
     write_events(
         tmp_path,
         [
-            RunStarted(job="mini", seed=0, rounds=3, clients=2, mode="pull", chunk_size=16),
+            run_started(job="mini"),
             ModelReady(bytes=160, tensors=1, digest=first),
-            *(RoundFinished(round=n, digest=d, **seconds, **more) for n, d in enumerate(others, 1)),
+            *(
+                event
+                for n, digest in enumerate(others, 1)
+                for event in (
+                    record(n, "fold", n, None, model=ModelRecord(n, n, 0, digest)),
+                    RoundFinished(round=n, digest=digest, **seconds, **more),
+                )
+            ),
             SiteFailed(round=3, site="site-2", reason="it was lost"),
-            Evaluated(round=3, metrics={"accuracy": 0.5}, seconds=1.0, down=Transfer(80)),
+            Evaluated(
+                round=3, metrics={"accuracy": 0.5}, seconds=1.0, down=Transfer(80), version=3
+            ),
             RunFinished(status="finished"),
         ],
     )
@@ -84,13 +93,14 @@ def test_a_run_directory_shows_its_rounds_and_stands_for_the_final_model(run):
 
 def test_a_run_adds_up_what_moved_in_each_round_and_what_each_site_did(run):
     found = as_document(read_run(run))
-    sums = {"updates": 2, "failures": 0, "down": 320, "up": 300, "reused": 60}
+    sums = {"seconds": 4.0, "down": 320, "up": 300, "reused": 60, "failures": 0}
     assert found["rounds"][:2] == [{"round": number, **sums} for number in (1, 2)]
     # With the evaluation's transfer.
-    assert found["rounds"][2] == {"round": 3, **sums, "failures": 1, "down": 400}
-    sites = {row["site"]: row for row in found["sites"]}
-    assert sites["site-1"] == {"site": "site-1", "updates": 3, "failures": 0, "weight": 6.0}
-    assert sites["site-2"] == {"site": "site-2", "updates": 3, "failures": 1, "weight": 3.0}
+    last = {"round": 3, "seconds": 5.0, "down": 400, "up": 300, "reused": 60, "failures": 1}
+    assert found["rounds"][2] == last
+    one, two = found["sites"]
+    assert one.items() >= {"name": "site-1", "updates": 3, "failures": 0, "weight": 6.0}.items()
+    assert two.items() >= {"name": "site-2", "updates": 3, "failures": 1, "weight": 3.0}.items()
 
 
 def test_a_folder_without_a_journal_shows_its_checkpoints(run):
@@ -103,8 +113,8 @@ def test_a_folder_without_a_journal_shows_its_checkpoints(run):
 
 
 def test_verifying_a_run_compares_every_checkpoint_with_the_journal(run):
-    with (run / "events.jsonl").open("a") as file:  # of a later version, and cut off
-        file.write('{"kind": "unheard of", "more": [1, {}]}\n{"kind": "round_fin')
+    with (run / "events.jsonl").open("a") as file:
+        file.write('{"kind": "round_fin')
     assert (read_run(run).rounds_completed, read_run(run).status) == (3, "finished")
     assert [each.round for each in verified_in(run)] == [3, 0, 1, 2]
     final, path = run / "global.safetensors", run / "checkpoints" / "round-0002.safetensors"
@@ -127,7 +137,7 @@ def test_verifying_a_run_reads_what_its_optimizer_remembered(run):
     state = run / "checkpoints" / "round-0002.optimizer.safetensors"
     digest = write_checkpoint(state, MemoryBody.of({"momentum.w": torch.ones(40)}))
     events = list(map(decode_event, (run / "events.jsonl").read_bytes().splitlines()))
-    events[3].optimizer_state = digest
+    events[4].model = msgspec.structs.replace(events[4].model, optimizer_state=digest)
     (run / "events.jsonl").write_bytes(encode_lines(events))
     last = verified_in(run)[-1]
     assert (last.path, last.round, "is the one that" in last.checks[-1]) == (state, 2, True)
@@ -139,9 +149,9 @@ def test_verifying_a_run_reads_what_its_optimizer_remembered(run):
 @pytest.mark.parametrize(
     ("resumed", "left"),
     [
-        (RunResumed(round=3, evaluated=False), {0, 1, 2, 3}),
-        (RunResumed(round=1), {0, 1}),
-        (RunResumed(round=None), set()),
+        (RunResumed(round=3, effect=3), {0, 1, 2, 3}),
+        (RunResumed(round=1, effect=1), {0, 1}),
+        (RunResumed(round=None, effect=0), set()),
     ],
 )
 def test_what_came_after_what_a_run_went_on_from_is_void(run, resumed, left):
@@ -159,10 +169,10 @@ def test_every_model_of_a_round_is_known_by_its_file(run):
     digests = [write_checkpoint(path, model_of(10 + step)) for step, path in enumerate(paths)]
     fold = {"name": "fold", "round": 4, "request": "", "arguments": "", "is_final": True}
     records = [ModelRecord(4, 4 + step, step, digest) for step, digest in enumerate(digests)]
-    effects = [EffectDone(effect=n, model=model, **fold) for n, model in enumerate(records, 1)]
-    write_events(run, [RunResumed(round=3), *effects])
+    effects = [EffectDone(effect=n, model=model, **fold) for n, model in enumerate(records, 4)]
+    write_events(run, [RunResumed(round=3, effect=3), *effects])
     found = read_run(run)
-    assert (found.status, found.rounds_completed) == ("unfinished", 3)
+    assert (found.status, found.rounds_completed) == ("unfinished", 2)
     made = found.checkpoints[4:]
     assert [(each.round, each.step) for each in made] == [(4, 0), (4, 1), (4, None)]
     assert [each.digest for each in made] == digests
