@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -31,10 +31,6 @@ def inspect(
             help="Only tensors whose whole name matches, such as '*.weight'. May be repeated.",
         ),
     ] = None,
-    sort: Annotated[
-        Literal["file", "size", "name"], typer.Option(help="Order of the tensors.")
-    ] = "file",
-    tree: Annotated[bool, typer.Option("--tree", help="Totals of each module.")] = False,
     stats: Annotated[
         bool,
         typer.Option(
@@ -72,14 +68,14 @@ def inspect(
     takes does not grow with the model. Of a run directory it also lists its rounds and sites, from
     its journal. On a terminal long names are folded; through a pipe they are whole.
     """
-    from flstream.errors import CheckpointError, LayoutError
+    from flstream.errors import CheckpointError, LayoutError, SimulationError
     from flstream.inspection.examine import Findings, as_document, examine
     from flstream.inspection.export import Export
     from flstream.inspection.export import export as export_model
     from flstream.report.checkpoint import print_export, print_findings, print_json
     from flstream.report.console import make_console
 
-    if export is not None and (filters or tree or stats or diff or verify):
+    if export is not None and (filters or stats or diff or verify):
         raise UsageError("--export writes the whole model and shows nothing; give it alone")
     frame = options.chunk_size(chunk_size)
     result: Findings | Export
@@ -90,14 +86,12 @@ def inspect(
             result = examine(
                 path,
                 filters=filters or (),
-                order=sort,
                 chunk_size=frame,
-                tree=tree,
                 stats=stats,
                 diff=diff,
                 verify=verify,
             )
-    except (CheckpointError, LayoutError) as error:
+    except (CheckpointError, LayoutError, SimulationError) as error:
         # The file is the user's input, so a defect in it is a usage error: exit status 2.
         raise UsageError(_one_line(str(error))) from error
     console = make_console()

@@ -8,9 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 import numpy as np
 
-from flstream.inspection.contents import TensorRow
-from flstream.inspection.elements import as_array, read_blocks, widened
-from flstream.inspection.statistics import in_float64
+from flstream.inspection.statistics import TensorRow, as_array, in_float64, read_blocks, widened
 from flstream.model.body import Scratch, Source
 from flstream.model.layout import Layout, TensorInfo
 
@@ -26,52 +24,29 @@ class Reshaped(msgspec.Struct, frozen=True):
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """A tensor that differs between two checkpoints in at least one byte.
-
-    Attributes:
-        name: name of the tensor.
-        bytes: size of the tensor in bytes.
-        equal_bytes: number of bytes that are the same in both.
-        l2: Euclidean norm of the difference, over elements that are finite in both.
-        max_difference: greatest absolute difference of elements that are finite in both, exact
-            for integers.
-        non_finite: number of elements that differ and are NaN or infinite in one of the two.
-    """
+    """A tensor that differs between two checkpoints in at least one byte."""
 
     name: str
     bytes: int
-    equal_bytes: int
-    l2: float
-    max_difference: float | int
-    non_finite: int
+    equal_bytes: int  # bytes that are the same in both
+    l2: float  # norm of the difference, over elements finite in both
+    max_difference: float | int  # absolute, of elements finite in both; exact for integers
+    non_finite: int  # elements that differ and are NaN or infinite in one of the two
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """The difference between a checkpoint and another one.
+    """The difference between a checkpoint and another one."""
 
-    Attributes:
-        other: path of the other checkpoint.
-        added: tensors that only the other checkpoint has.
-        removed: tensors that only the first checkpoint has.
-        reshaped: tensors with another dtype or shape in the other checkpoint.
-        changed: tensors that differ in at least one byte.
-        compared: number of tensors that were compared byte by byte.
-        compared_bytes: size of the compared tensors in bytes.
-        equal_bytes: number of compared bytes that are the same.
-        equal_share: share of the compared bytes that are the same, from 0 to 1; 1 without any.
-        l2: Euclidean norm of the difference over all changed tensors.
-    """
-
-    other: str
-    added: Sequence[TensorRow]
-    removed: Sequence[TensorRow]
+    other: str  # path of the other checkpoint
+    added: Sequence[TensorRow]  # in the other checkpoint alone
+    removed: Sequence[TensorRow]  # in the first checkpoint alone
     reshaped: Sequence[Reshaped]
     changed: Sequence[Changed]
-    compared: int
+    compared: int  # tensors that were compared byte by byte
     compared_bytes: int
     equal_bytes: int
-    equal_share: float
-    l2: float
+    equal_share: float  # from 0 to 1; 1 without a byte to compare
+    l2: float  # over all changed tensors
 
 
 def find_difference(

@@ -4,80 +4,78 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from flstream.errors import CheckpointError
-from flstream.inspection.contents import (
-    CHUNK_BYTES,
-    Count,
-    Order,
-    StreamingCost,
-    TensorRow,
-    count_dtypes,
-    count_modules,
-    matches,
-    matching,
-)
+from flstream.errors import CheckpointError, UsageError
 from flstream.inspection.difference import Difference, find_difference
-from flstream.inspection.runs import InspectedRun, checkpoint_files, read_run
-from flstream.inspection.statistics import tensor_statistics
-from flstream.inspection.verification import Verification, verify_checkpoint, verify_run
+from flstream.inspection.runs import (
+    InspectedRun,
+    Verification,
+    checkpoint_files,
+    read_run,
+    verify_checkpoint,
+    verify_run,
+)
+from flstream.inspection.statistics import TensorRow, tensor_statistics
 from flstream.model.body import Scratch
+from flstream.model.formats.file import CheckpointFile
 from flstream.model.formats.opening import check_file, open_checkpoint
+from flstream.model.header import TensorInfo
 from flstream.runs.run_directory import RunDirectory
 
 
-class Findings(msgspec.Struct, frozen=True):
-    """Results of an examination; what was not requested is unset.
+class Count(msgspec.Struct, frozen=True):
+    """Counts over some tensors."""
 
-    Attributes:
-        path: path of the checkpoint.
-        format: name of its format.
-        files: paths of the files that have its tensors.
-        file_bytes: bytes of all its files.
-        tensors: tensors that match the filters, in the requested order.
-        total: counts over all tensors.
-        shown: counts over the tensors that match the filters.
-        dtypes: counts over all tensors by safetensors type code, by falling size.
-        tied: names of the tensors in ``tensors``, by the further names that are tied to them.
-        header_bytes: bytes of its files that are not tensors.
-        metadata: strings that the file has beside its tensors, by key.
-        streaming: cost of streaming the whole model.
-        run: the run directory, if the path is one.
-        modules: counts over the tensors of each module.
-        diff: difference from the other checkpoint.
-        verified: files that were verified.
-    """
+    tensors: int
+    parameters: int
+    bytes: int
+
+    @classmethod
+    def of(cls, specs: Collection[TensorInfo]) -> Self:
+        """Count some tensors, their elements and their bytes."""
+        parameters = sum(spec.elements for spec in specs)
+        return cls(len(specs), parameters, sum(spec.nbytes for spec in specs))
+
+
+class StreamingCost(msgspec.Struct, frozen=True):
+    """Cost of streaming a model once."""
+
+    chunk_size: int  # maximum frame size in bytes
+    chunks: int
+    as_it_lies: bool  # the file has the order in which bytes are streamed; else a run reorders
+
+
+class Findings(msgspec.Struct, frozen=True):
+    """Results of an examination; what was not requested is unset."""
 
     path: Path
     format: str
-    files: Sequence[Path]
-    file_bytes: int
-    tensors: Sequence[TensorRow]
-    total: Count
-    shown: Count
-    dtypes: Mapping[str, Count]
-    tied: Mapping[str, str]
-    header_bytes: int
+    files: Sequence[Path]  # files that have the tensors
+    file_bytes: int  # bytes of all files
+    tensors: Sequence[TensorRow]  # those that match the filters
+    total: Count  # all tensors
+    shown: Count  # tensors that match the filters
+    dtypes: Mapping[str, Count]  # all tensors by type code, by falling size
+    tied: Mapping[str, str]  # shown tensors by the further names that are tied to them
+    header_bytes: int  # bytes of all files that are not tensors
     metadata: Mapping[str, str]
-    streaming: StreamingCost
-    run: InspectedRun | UnsetType = UNSET
-    modules: Sequence[Count] | UnsetType = UNSET
+    streaming: StreamingCost  # of the whole model
+    run: InspectedRun | UnsetType = UNSET  # where the path is a run directory
     diff: Difference | UnsetType = UNSET
-    verified: Sequence[Verification] | UnsetType = UNSET
+    verified: Sequence[Verification] | UnsetType = UNSET  # files that were found sound
 
 
 def examine(
     path: Path,
     *,
     filters: Collection[str] = (),
-    order: Order = "file",
-    chunk_size: int = CHUNK_BYTES,
-    tree: bool = False,
+    chunk_size: int = 2 << 20,
     stats: bool = False,
     diff: Path | None = None,
     verify: bool = False,
@@ -89,9 +87,7 @@ def examine(
     Args:
         path: path of a checkpoint of any format, or of a run directory.
         filters: shell patterns of the tensor names to include; empty for all.
-        order: order of the tensors: as in the file, by falling size, or by name.
         chunk_size: maximum frame size in bytes, a multiple of 16.
-        tree: whether to count the tensors of each module.
         stats: whether to compute statistics of each tensor.
         diff: path of another checkpoint or run directory to compare with; None for none.
         verify: whether to read and check everything.
@@ -99,11 +95,12 @@ def examine(
     Raises:
         CheckpointError: a file cannot be read, is not sound, or is not what its run wrote.
         LayoutError: a file has a tensor that a body cannot have.
+        SimulationError: the run's journal is damaged.
         UsageError: no tensor matches a pattern.
     """
     run = read_run(path) if os.path.isdir(path) else None
     file, scratch = open_checkpoint(model_at(path)), Scratch()
-    layout, tensors = file.layout, matching(file, filters, order)
+    layout, tensors = file.layout, _matching(file, filters)
     verified: list[Verification] | UnsetType = UNSET
     difference: Difference | UnsetType = UNSET
     if verify:  # first, since an unsound file makes the rest pointless
@@ -115,7 +112,7 @@ def examine(
     if diff is not None:
         other = open_checkpoint(model_at(diff))
         both = (*layout.names, *other.layout.names)
-        wanted = {name for name in both if matches(name, filters)}
+        wanted = {name for name in both if _matches(name, filters)}
         difference = find_difference(file, other, str(other.path), wanted)
     names = {spec.name for spec in tensors}
     as_it_lies = file.format == "safetensors" and layout.is_canonical
@@ -127,24 +124,19 @@ def examine(
         tensors=rows,
         total=Count.of(layout.tensors),
         shown=Count.of(tensors),
-        dtypes=count_dtypes(layout.tensors),
+        dtypes=_count_dtypes(layout.tensors),
         tied={alias: name for alias, name in layout.aliases.items() if name in names},
         header_bytes=file.header_bytes,
         metadata=file.metadata,
-        streaming=StreamingCost.of(layout, chunk_size, as_it_lies=as_it_lies),
+        streaming=StreamingCost(chunk_size, -(-layout.nbytes // chunk_size), as_it_lies),
         run=run or UNSET,
-        modules=count_modules(tensors) if tree else UNSET,
         diff=difference,
         verified=verified,
     )
 
 
 def model_at(path: Path) -> Path:
-    """Return the file to examine: the path itself, or the latest model of a run directory.
-
-    Raises:
-        CheckpointError: there is no such file, or no model in the folder.
-    """
+    """Return the file to examine: the path itself, or the latest model of a run directory."""
     if not os.path.isdir(path):
         check_file(path)
         return path
@@ -159,11 +151,37 @@ def model_at(path: Path) -> Path:
     return run.checkpoints / files[-1].name
 
 
-def as_document(record: msgspec.Struct) -> dict[str, Any]:
+def _matches(name: str, filters: Collection[str]) -> bool:
+    """Return whether a name matches one of the shell patterns, or there are no patterns."""
+    return not filters or any(fnmatchcase(name, pattern) for pattern in filters)
+
+
+def _matching(file: CheckpointFile, filters: Collection[str]) -> list[TensorInfo]:
+    """List the tensors that match a pattern, by their name or a tied one."""
+    layout = file.layout
+    tied = {name for alias, name in layout.aliases.items() if _matches(alias, filters)}
+    tensors = [spec for spec in layout.tensors if spec.name in tied or _matches(spec.name, filters)]
+    if filters and not tensors:
+        patterns = " or ".join(repr(pattern) for pattern in filters)
+        example = f", which has such as {layout.tensors[0].name!r}" if layout.tensors else ""
+        raise UsageError(
+            f"no tensor of {file.path} matches --filter {patterns}{example}; "
+            "a pattern is of the whole name, such as '*.weight'"
+        )
+    return tensors
+
+
+def _count_dtypes(tensors: Sequence[TensorInfo]) -> dict[str, Count]:
+    """Count tensors by their safetensors type code, in the order of falling size."""
+    codes = dict.fromkeys(spec.dtype for spec in tensors)
+    counts = {code: Count.of([spec for spec in tensors if spec.dtype == code]) for code in codes}
+    return dict(sorted(counts.items(), key=lambda item: -item[1].bytes))
+
+
+def as_document(record: msgspec.Struct) -> Any:
     """Convert a record of an inspection to JSON, with complex numbers as lists of two."""
 
     def convert(value: Any) -> Any:
         return [value.real, value.imag] if isinstance(value, complex) else str(value)
 
-    document: dict[str, Any] = msgspec.to_builtins(record, enc_hook=convert)
-    return document
+    return msgspec.to_builtins(record, enc_hook=convert)

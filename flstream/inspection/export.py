@@ -11,8 +11,7 @@ import msgspec
 
 from flstream.errors import CheckpointError, UsageError
 from flstream.inspection.examine import model_at
-from flstream.inspection.runs import run_of
-from flstream.inspection.verification import verify_checkpoint
+from flstream.inspection.runs import run_of, verify_checkpoint
 from flstream.model.checkpoint import write_checkpoint
 from flstream.model.fitted import Renamed
 from flstream.model.formats.file import CheckpointFile
@@ -26,19 +25,12 @@ _MODEL, _ADAPTER = "model.safetensors", "adapter_model.safetensors"
 
 
 class Export(msgspec.Struct, frozen=True):
-    """An exported model.
+    """An exported model."""
 
-    Attributes:
-        path: path of the model.
-        files: paths of the files that were written.
-        tensors: number of the tensors.
-        bytes: size of the files in bytes.
-    """
-
-    path: Path
-    files: Sequence[Path]
+    path: Path  # of the model
+    files: Sequence[Path]  # that were written
     tensors: int
-    bytes: int
+    bytes: int  # of the files
 
 
 def export(path: Path, to: Path) -> Export:
@@ -56,6 +48,7 @@ def export(path: Path, to: Path) -> Export:
     Raises:
         CheckpointError: the model cannot be read, is not what its run wrote, or nothing can be
             written.
+        SimulationError: the run's journal is damaged.
         UsageError: the folder has files.
     """
     file = open_checkpoint(model_at(path))

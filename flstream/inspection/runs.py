@@ -1,4 +1,4 @@
-"""A run directory: its models, and what its rounds and sites add up to."""
+"""A run directory: its models, the sums of its rounds and sites, and their verification."""
 
 from __future__ import annotations
 
@@ -8,74 +8,58 @@ from pathlib import Path
 
 import msgspec
 
-from flstream.errors import CheckpointError, SimulationError
-from flstream.model.formats.opening import check_file
+from flstream.errors import CheckpointError
+from flstream.model.digests import body_digest
+from flstream.model.formats.file import CheckpointFile
+from flstream.model.formats.opening import check_file, open_checkpoint
 from flstream.runs.history import History
 from flstream.runs.journal import read_history
-from flstream.runs.model_files import ModelFile, bodies_beside
+from flstream.runs.model_files import ModelFile, bodies_beside, body_file
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.site_record import SiteRecord
 from flstream.telemetry.events import Metrics, ModelRecord
+from flstream.text import natural_key
 
 
 class RunCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint in a run directory.
+    """A checkpoint in a run directory."""
 
-    Attributes:
-        round: round in which the model was written; 0 for the initial model.
-        path: path of the file.
-        bytes: size of the file in bytes.
-        digest: digest of the model in the run's journal; empty if it has none.
-        metrics: metrics of the model's evaluation, or else of the training that made it.
-        bodies: digests of the bodies beside it in the run's journal, by name, such as that of the
-            server optimizer's state.
-        step: number of models that the round had written before it; None for its newest.
-    """
-
-    round: int
+    round: int  # 0 for the initial model
     path: Path
-    bytes: int
-    digest: str
-    metrics: Metrics
-    bodies: Mapping[str, str]
-    step: int | None
+    bytes: int  # of the file
+    digest: str  # in the journal; empty if that has none
+    metrics: Metrics  # of the model's evaluation, or else of the training that made it
+    bodies: Mapping[str, str]  # digests of bodies beside it, such as the optimizer's state
+    step: int | None  # models that the round had written before; None for the newest
 
 
 class InspectedRun(msgspec.Struct, frozen=True):
-    """A run directory.
-
-    Attributes:
-        path: path of the run directory.
-        job: name of the job; empty without a journal.
-        status: finished, failed, stopped or unfinished; empty without a journal.
-        rounds_planned: number of rounds of the job; 0 if not known.
-        rounds_completed: number of the last completed round.
-        checkpoints: existing checkpoints, by rising round.
-        final_model: path of the final model; None if there is none.
-        rounds: of each completed round its seconds, the bytes that moved ``down`` to its sites and
-            ``up``, bytes ``reused`` instead, and the number of sites that failed.
-        sites: records of the sites that were asked.
-    """
+    """A run directory."""
 
     path: Path
-    job: str
-    status: str
-    rounds_planned: int
-    rounds_completed: int
-    checkpoints: Sequence[RunCheckpoint]
+    job: str  # empty without a journal
+    status: str  # finished, failed, stopped or unfinished; empty without a journal
+    rounds_planned: int  # 0 if not known
+    rounds_completed: int  # number of the last one
+    checkpoints: Sequence[RunCheckpoint]  # existing ones, by rising round
     final_model: Path | None
-    rounds: Sequence[Mapping[str, float]]
+    rounds: Sequence[Mapping[str, float]]  # seconds, bytes down, up and reused, failed sites
     sites: Sequence[SiteRecord]
 
 
-def read_run(path: Path) -> InspectedRun:
-    """Read what a run directory has: its journal and its checkpoints.
+class Verification(msgspec.Struct, frozen=True):
+    """A checkpoint that was found sound."""
 
-    Raises:
-        CheckpointError: the journal is damaged.
-    """
+    path: Path
+    digest: str  # xxh3-128 of the body, without metadata, in hexadecimal digits
+    round: int | None  # with this digest in the run's journal; None without one
+    checks: Sequence[str]  # descriptions of the checks, a sentence each
+
+
+def read_run(path: Path) -> InspectedRun:
+    """Read what a run directory has: its journal and its checkpoints."""
     run = RunDirectory(path)
-    history = read_journal(run)
+    history = read_history(run.events)
     models = models_by_round(history)
     metrics = {record.number: record.trained for record in history.rounds}
     metrics |= history.scores
@@ -109,24 +93,8 @@ def read_run(path: Path) -> InspectedRun:
             }
             for record in history.rounds
         ],
-        sites=list(history.sites.values()),
+        sites=sorted(history.sites.values(), key=lambda site: natural_key(site.name)),
     )
-
-
-def read_journal(run: RunDirectory) -> History:
-    """Read the journal of a run directory; without one the history is empty.
-
-    A line that was being written when the run was cut off is passed over.
-
-    Raises:
-        CheckpointError: the file cannot be read or is damaged.
-    """
-    try:
-        return read_history(run.events)
-    except SimulationError as error:
-        raise CheckpointError(
-            f"{error}; or inspect the checkpoint from a copy outside of the run directory"
-        ) from error
 
 
 def models_by_round(history: History) -> dict[int, list[ModelRecord]]:
@@ -150,11 +118,7 @@ def record_of(
 
 
 def checkpoint_files(run: RunDirectory) -> list[ModelFile]:
-    """List the models in a run directory, oldest first.
-
-    Raises:
-        CheckpointError: its folder of checkpoints cannot be listed.
-    """
+    """List the models in a run directory, oldest first."""
     try:
         names = os.listdir(run.checkpoints)
     except FileNotFoundError:
@@ -169,11 +133,7 @@ def checkpoint_files(run: RunDirectory) -> list[ModelFile]:
 
 
 def run_of(path: Path) -> tuple[RunDirectory, ModelFile | None] | None:
-    """Return the run that a file is a model of, and which of its models: None is the final one.
-
-    Returns:
-        None if the file lies in no run directory.
-    """
+    """Return the run that a file lies in as a model, and which one; None is the final model."""
     folder = path.parent
     if folder.name in ("", ".."):
         folder = path.absolute().parent
@@ -186,3 +146,65 @@ def run_of(path: Path) -> tuple[RunDirectory, ModelFile | None] | None:
     else:
         return None
     return (run, file) if run.events.is_file() else None
+
+
+def verify_checkpoint(file: CheckpointFile) -> Verification:
+    """Read all of a checkpoint, check it, and compare its digest with its run's journal."""
+    location = run_of(file.path)
+    if location is None:
+        return _verify(file, None, [])
+    run, model_file = location
+    history = read_history(run.events)
+    # A workflow may end with an earlier model than its newest.
+    models = history.models
+    if model_file is not None:
+        record = record_of(models_by_round(history).get(model_file.round, ()), model_file, run)
+        models = [] if record is None else [record]
+    return _verify(file, run, [(model.round, model.digest) for model in models])
+
+
+def verify_run(run: InspectedRun, done: Path) -> list[Verification]:
+    """Verify the checkpoints of a run directory, and the bodies beside them.
+
+    A run resumes from these bodies, such as the server optimizer's state, too.
+
+    The model at ``done`` is verified already, under whichever name.
+    """
+    directory, models, bodies = RunDirectory(run.path), [], []
+    for checkpoint in run.checkpoints:
+        number = checkpoint.round
+        if not checkpoint.path.samefile(done):
+            digests = [(number, checkpoint.digest)] if checkpoint.digest else []
+            models.append(_verify(open_checkpoint(checkpoint.path), directory, digests))
+        # A body is removed before its checkpoint, so a run that was killed in between is sound.
+        is_last = checkpoint is run.checkpoints[-1]
+        for body, digest in checkpoint.bodies.items():
+            path = body_file(checkpoint.path, body)
+            if is_last or path.exists():
+                bodies.append(_verify(open_checkpoint(path), directory, [(number, digest)], body))
+    return [*models, *bodies]
+
+
+def _verify(
+    file: CheckpointFile,
+    run: RunDirectory | None,
+    digests: Sequence[tuple[int, str]],
+    body: str = "model",
+) -> Verification:
+    """Check a file and read all of it; of the digests by round, oldest first, one must be its."""
+    checks, digest = file.check(), body_digest(file)
+    checks.append(f"all {file.layout.nbytes} bytes of tensors can be read")
+    number = next((number for number, due in reversed(digests) if due == digest), None)
+    if number is not None and run is not None:
+        checks.append(f"the digest {digest} is the one that {run.events} has for round {number}")
+    elif run is None:
+        checks.append(f"the digest is {digest}; it lies in no run directory that could confirm it")
+    elif not digests:
+        checks.append(f"the digest is {digest}; {run.events} has none for this round")
+    else:
+        number, due = digests[-1]
+        raise CheckpointError(
+            f"{file.path} has the digest {digest} where {run.events} has {due} for round {number}, "
+            f"so it is not the {body} that the run wrote; take it from a copy or run the job again"
+        )
+    return Verification(file.path, digest, number, checks)

@@ -3,39 +3,56 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Self
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
-from flstream.inspection.elements import as_array, read_blocks, widened
 from flstream.model.body import Scratch, Source
+from flstream.model.dtypes import BY_CODE, torch_dtype
 from flstream.model.layout import TensorInfo
+
+_Array = np.ndarray[Any, Any]
+READ_BYTES = 1 << 19
+"""Bytes of a tensor read at a time."""
+
+BLOCK = 32_768
+"""Elements processed at a time: their float64 copy (256 KiB) stays in the L2 cache. Of 16 Ki,
+32 Ki and 128 Ki, measured on 256 MiB of float32, this was the fastest."""
 
 
 class Statistics(msgspec.Struct, frozen=True):
-    """Statistics of a tensor's finite elements; None without any.
-
-    Attributes:
-        finite: number of elements that are neither NaN nor infinite.
-        non_finite: number of elements that are NaN or infinite.
-        nan: number of elements that are NaN.
-        zeros: number of elements that equal 0.
-        min: minimum; of complex elements, of their absolute values.
-        max: maximum; of complex elements, of their absolute values.
-        mean: mean; a complex number for complex elements.
-        std: standard deviation of the population (divided by the count).
-        norm: Euclidean norm.
-    """
+    """Statistics of a tensor's finite elements; None without any."""
 
     finite: int
-    non_finite: int
+    non_finite: int  # NaN or infinite
     nan: int
     zeros: int
-    min: float | int | None = None
-    max: float | int | None = None
+    min: float | int | None = None  # of complex elements, of their absolute values
+    max: float | int | None = None  # likewise
     mean: float | complex | None = None
-    std: float | None = None
-    norm: float | None = None
+    std: float | None = None  # of the population: divided by the count
+    norm: float | None = None  # Euclidean
+
+
+class TensorRow(msgspec.Struct, frozen=True):
+    """A tensor: ``start`` and ``stop`` are its bytes in the body, through all shards."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    start: int
+    stop: int
+    stats: Statistics | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, spec: TensorInfo, stats: Statistics | UnsetType = UNSET) -> Self:
+        """Describe a tensor of a layout."""
+        return cls(spec.name, spec.dtype, spec.shape, spec.nbytes, spec.start, spec.stop, stats)
 
 
 def tensor_statistics(source: Source, spec: TensorInfo, scratch: Scratch) -> Statistics:
@@ -44,9 +61,6 @@ def tensor_statistics(source: Source, spec: TensorInfo, scratch: Scratch) -> Sta
     Within a block deviations are from its own mean, and what rounding left of their sum is taken
     off (the corrected two-pass algorithm); blocks are merged as in Chan, Golub and LeVeque 1983,
     "Algorithms for computing the sample variance". So a large mean hides no small deviation.
-
-    Raises:
-        CheckpointError: the tensor cannot be read.
     """
     finite = nan = zeros = 0
     lows, highs = [], []
@@ -95,3 +109,62 @@ def tensor_statistics(source: Source, spec: TensorInfo, scratch: Scratch) -> Sta
 def in_float64(value: np.longdouble) -> float:
     """Convert a number that is not negative, at most to the greatest finite float64."""
     return float(min(value, np.longdouble(sys.float_info.max)))
+
+
+def read_blocks(source: Source, spec: TensorInfo, scratch: Scratch) -> Iterator[memoryview]:
+    """Yield the bytes of a tensor in order, in blocks of whole elements.
+
+    Args:
+        source: checkpoint with the tensor.
+        spec: the tensor.
+        scratch: memory for the source's reads. A block is valid until the next one is yielded.
+    """
+    size = BLOCK * BY_CODE[spec.dtype].itemsize
+    for start in range(spec.start, spec.stop, READ_BYTES):
+        views = source.views(start, min(start + READ_BYTES, spec.stop), scratch)
+        # Every source that reads a file returns a range of one tensor as one view.
+        whole = views[0] if len(views) == 1 else memoryview(b"".join(views))
+        for first in range(0, len(whole), size):
+            yield whole[first : first + size]
+
+
+def as_array(code: str, data: memoryview) -> _Array:
+    """Convert the bytes of whole elements to a one-dimensional array.
+
+    Elements of bfloat16 and of the 8-bit floats become float32, which is exact. Torch is imported
+    for 8-bit floats alone, since that takes longer than reading most checkpoints.
+
+    Args:
+        code: safetensors code of the tensor's type.
+        data: bytes of the elements.
+    """
+    if code == "BOOL":  # a file may have any byte here; all but 0 are true
+        return np.not_equal(np.frombuffer(data, np.uint8), 0)
+    if code == "BF16":
+        return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    name = BY_CODE[code].numpy_name
+    if name is not None:
+        return np.frombuffer(data, name)
+    array: _Array = _eight_bit_floats(code)[np.frombuffer(data, np.uint8)]
+    return array
+
+
+@cache
+def _eight_bit_floats(code: str) -> _Array:
+    """Values of all 256 bytes."""
+    import torch
+
+    values: _Array = torch.arange(256, dtype=torch.uint8).view(torch_dtype(code)).float().numpy()
+    return values
+
+
+def widened(values: _Array) -> _Array:
+    """Convert elements to a wider type, in which their squares and differences are finite.
+
+    That is float64, or for types of 64 bits a long double, which has their integers exactly; and
+    likewise for complex numbers.
+    """
+    part = values.dtype.itemsize // (2 if values.dtype.kind == "c" else 1)
+    if values.dtype.kind == "c":
+        return values.astype(np.complex128 if part < 8 else np.clongdouble)
+    return values.astype(np.float64 if part < 8 else np.longdouble)

@@ -1,4 +1,4 @@
-"""Run directories, filters, orders, modules and what streaming takes."""
+"""Run directories, filters and the cost of streaming."""
 
 import msgspec
 import pytest
@@ -6,11 +6,9 @@ import torch
 from journal_support import flip, record, run_started
 
 from flstream.errors import CheckpointError, UsageError
-from flstream.inspection.contents import StreamingCost
-from flstream.inspection.examine import as_document, examine
+from flstream.inspection.examine import Count, StreamingCost, as_document, examine
 from flstream.inspection.runs import read_run
 from flstream.model.checkpoint import write_checkpoint
-from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.event_log import EventLog
@@ -187,33 +185,23 @@ def test_every_model_of_a_round_is_known_by_its_file(run):
         verified_in(paths[0])
 
 
-def test_a_checkpoint_has_its_tensors_by_module_and_name(tmp_path):
-    sizes = {"head.weight": 9, "body.0.attention.weight": 100, "body.0.attention.bias": 2}
-    sizes |= {"body.1.weight": 50, "scale": 1}
+def test_tensors_are_filtered_and_counted_and_a_file_of_no_run_is_confirmed_by_none(tmp_path):
+    sizes = {"head.weight": 9, "body.0.attention.weight": 100, "scale": 1}
     path = tmp_path / "model.safetensors"
     body = MemoryBody.of({name: torch.zeros(size) for name, size in sizes.items()})
     digest = write_checkpoint(path, body)
     with pytest.raises(UsageError, match=r"--filter 'nothing' or '\?'"):
         examine(path, filters=["nothing", "?"])
-    assert [row.name for row in examine(path, order="name").tensors] == sorted(sizes)
-    # Modules have the totals of all below, and are joined where alone.
-    rows = as_document(examine(path, tree=True))["modules"]
-    assert {row["name"]: (row["tensors"], row["parameters"], row["bytes"]) for row in rows} == {
-        "body": (3, 152, 608),
-        "body.0.attention": (2, 102, 408),
-        "body.1": (1, 50, 200),
-        "head": (1, 9, 36),
-    }
-    # No run confirms its digest.
+    found = examine(path, filters=["*.weight"])
+    assert {row.name for row in found.tensors} == {"head.weight", "body.0.attention.weight"}
+    assert (found.shown, found.total) == (Count(2, 109, 436), Count(3, 110, 440))
     (verified,) = verified_in(path)
     assert (verified.digest, verified.round) == (digest, None)
     assert "no run directory" in verified.checks[-1]
 
 
-def test_chunks_and_requests_are_those_of_a_download():
-    sizes = {(0, 16): (0, 0), (1, 16): (1, 1), (64 << 20, 2 << 20): (32, 1)}
-    for (nbytes, chunk), due in {**sizes, ((64 << 20) + 1, 3 << 20): (22, 2)}.items():
-        layout = Layout.of([("a", "U8", (nbytes,)), ("none", "U8", (0,))])
-        cost = StreamingCost.of(layout, chunk, as_it_lies=True)
-        assert (cost.chunks, cost.requests) == due
-        assert (cost.per_tensor_calls, cost.largest_tensor_chunks) == (2, due[0])
+def test_chunks_are_those_of_a_download(tmp_path):
+    path = tmp_path / "model.safetensors"
+    write_checkpoint(path, MemoryBody.of({"a": torch.zeros(33, dtype=torch.uint8)}))
+    for chunk, chunks in {16: 3, 32: 2, 48: 1}.items():
+        assert examine(path, chunk_size=chunk).streaming == StreamingCost(chunk, chunks, True)

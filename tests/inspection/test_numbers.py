@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from support import as_bytes, every_kind
 
 from flstream.inspection.difference import Changed, Difference, find_difference
-from flstream.inspection.elements import BLOCK, as_array
 from flstream.inspection.examine import as_document
-from flstream.inspection.statistics import Statistics, tensor_statistics
+from flstream.inspection.statistics import BLOCK, Statistics, as_array, tensor_statistics
 from flstream.model.body import Scratch
 from flstream.model.dtypes import BY_CODE, torch_dtype
 from flstream.model.memory import MemoryBody

@@ -45,13 +45,12 @@ def run(tmp_path):
 
 
 @pytest.mark.parametrize("width", [80, 200])
-@pytest.mark.parametrize("tree", [False, True])
-def test_every_line_fits_the_terminal(run, width, tree, monkeypatch):
+def test_every_line_fits_the_terminal(run, width, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.chdir(run)
     other = Path("checkpoints") / "round-0000.safetensors"
     file = Terminal()
-    findings = examine(Path(), tree=tree, stats=True, verify=True, diff=other)
+    findings = examine(Path(), stats=True, verify=True, diff=other)
     print_findings(make_console(file=file, width=width), findings)
     text = file.getvalue()
     assert max(map(cell_len, text.splitlines())) <= width
