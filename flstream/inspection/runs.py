@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from flstream.errors import CheckpointError
 from flstream.model.digests import body_digest
 from flstream.model.formats.file import CheckpointFile
-from flstream.model.formats.opening import check_file, open_checkpoint
+from flstream.model.formats.opening import open_checkpoint
 from flstream.runs.history import History
 from flstream.runs.journal import read_history
 from flstream.runs.model_files import ModelFile, bodies_beside, body_file
 from flstream.runs.run_directory import RunDirectory
-from flstream.runs.site_record import SiteRecord
 from flstream.telemetry.events import Metrics, ModelRecord
 from flstream.text import natural_key
 
@@ -44,7 +44,7 @@ class InspectedRun(msgspec.Struct, frozen=True):
     checkpoints: Sequence[RunCheckpoint]  # existing ones, by rising round
     final_model: Path | None
     rounds: Sequence[Mapping[str, float]]  # seconds, bytes down, up and reused, failed sites
-    sites: Sequence[SiteRecord]
+    sites: Sequence[Mapping[str, Any]]  # updates, their weight, failed rounds
 
 
 class Verification(msgspec.Struct, frozen=True):
@@ -59,15 +59,17 @@ class Verification(msgspec.Struct, frozen=True):
 def read_run(path: Path) -> InspectedRun:
     """Read what a run directory has: its journal and its checkpoints."""
     run = RunDirectory(path)
-    history = read_history(run.events)
+    history = read_history(run.events, phases=False)
     models = models_by_round(history)
     metrics = {record.number: record.trained for record in history.rounds}
     metrics |= history.scores
     checkpoints = []
     for file in checkpoint_files(run):
-        place = run.checkpoints / file.name
-        check_file(place)
-        size, number = place.stat().st_size, file.round
+        place, number = run.checkpoints / file.name, file.round
+        try:
+            size = place.stat().st_size
+        except FileNotFoundError:  # the run has just removed it
+            continue
         model = record_of(models.get(number, ()), file, run)
         digest, bodies = (model.digest, bodies_beside(model)) if model else ("", {})
         scores = dict(metrics.get(number, {})) if model and file.step is None else {}
@@ -93,7 +95,15 @@ def read_run(path: Path) -> InspectedRun:
             }
             for record in history.rounds
         ],
-        sites=sorted(history.sites.values(), key=lambda site: natural_key(site.name)),
+        sites=[
+            {
+                "site": record.name,
+                "updates": record.updates,
+                "weight": record.weight,
+                "failures": record.failures,
+            }
+            for record in sorted(history.sites.values(), key=lambda site: natural_key(site.name))
+        ],
     )
 
 
@@ -154,7 +164,7 @@ def verify_checkpoint(file: CheckpointFile) -> Verification:
     if location is None:
         return _verify(file, None, [])
     run, model_file = location
-    history = read_history(run.events)
+    history = read_history(run.events, phases=False)
     # A workflow may end with an earlier model than its newest.
     models = history.models
     if model_file is not None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import structs
 from rich.console import Console
 
@@ -43,7 +43,6 @@ _CHANGED = (
 _STATISTICS_NOTE = (
     "Of finite elements; std is the population's; complex min and max are of absolute values."
 )
-_BATCH = 4096
 
 
 def print_findings(console: Console, findings: Findings) -> None:
@@ -64,7 +63,7 @@ def print_findings(console: Console, findings: Findings) -> None:
     for file in findings.verified or ():
         checks = [printable(check) for check in file.checks]
         lines += section(f"verified {printable(str(file.path))}", checks, width)
-    _print(console, (f"{line}\n" for line in lines))
+    _print(console, lines)
 
 
 def print_export(console: Console, export: Export) -> None:
@@ -72,20 +71,21 @@ def print_export(console: Console, export: Export) -> None:
     tensors = f"{counted(export.tensors, 'tensor')} of {printable(str(export.path))}"
     lines = [f"exported {tensors}, {format_bytes(export.bytes)} in"]
     lines += [f"  {printable(str(path))}" for path in export.files]
-    _print(console, (f"{line}\n" for line in lines))
+    _print(console, lines)
 
 
 def print_json(console: Console, document: Mapping[str, Any]) -> None:
     """Print a document as JSON."""
-    pieces = json.JSONEncoder(indent=2, allow_nan=False).iterencode(document)
-    _print(console, chain(pieces, "\n"))
+    _print(console, [msgspec.json.format(json.dumps(document, allow_nan=False), indent=2)])
 
 
-def _print(console: Console, pieces: Iterable[str]) -> None:
-    """Print text in batches of pieces, since the whole of it may need much memory."""
-    pieces = iter(pieces)
-    while batch := "".join(islice(pieces, _BATCH)):
-        console.out(batch, highlight=False, end="")
+def _print(console: Console, lines: Sequence[str]) -> None:
+    """Print lines past rich, which takes a second for a megabyte."""
+    try:
+        console.file.writelines(f"{line}\n" for line in lines)
+        console.file.flush()
+    except BrokenPipeError:
+        console.on_broken_pipe()
 
 
 def _run_lines(run: InspectedRun, width: int | None) -> list[str]:
@@ -105,7 +105,7 @@ def _run_lines(run: InspectedRun, width: int | None) -> list[str]:
         for model in run.checkpoints
     )
     rounds = (Row(list(sums.values())) for sums in run.rounds)
-    sites = (Row([site.name, site.updates, site.weight, site.failures]) for site in run.sites)
+    sites = (Row(list(sums.values())) for sums in run.sites)
     for columns, rows in ((_MODELS, models), (_ROUNDS, rounds), (_SITES, sites)):
         table = Table(columns, ends(rows))
         lines += ["", *table.lines(width)] if table.rows else []
