@@ -68,17 +68,17 @@ def find_difference(
     compared = compared_bytes = equal_bytes = 0
     scratches = Scratch(), Scratch()
     for name in [name for name in mine if name in theirs]:
-        left, right = mine[name], theirs[name]
-        if (left.dtype, left.shape) != (right.dtype, right.shape):
-            reshaped.append(Reshaped(name, left.dtype, left.shape, right.dtype, right.shape))
+        spec, other_spec = mine[name], theirs[name]
+        if (spec.dtype, spec.shape) != (other_spec.dtype, other_spec.shape):
+            reshaped.append(Reshaped(name, *spec[1:3], *other_spec[1:3]))
             continue
-        left_blocks = read_blocks(source, left, scratches[0])
-        right_blocks = read_blocks(other, right, scratches[1])
-        change = _compare(left, zip(left_blocks, right_blocks, strict=True))
+        blocks = read_blocks(source, spec, scratches[0])
+        other_blocks = read_blocks(other, other_spec, scratches[1])
+        change = _compare(spec, zip(blocks, other_blocks, strict=True))
         compared += 1
-        compared_bytes += left.nbytes
+        compared_bytes += spec.nbytes
         equal_bytes += change.equal_bytes
-        if change.equal_bytes < left.nbytes:
+        if change.equal_bytes < spec.nbytes:
             changed.append(change)
     return Difference(
         other=other_path,
@@ -105,15 +105,14 @@ def _compare(spec: TensorInfo, blocks: Iterable[tuple[memoryview, memoryview]]) 
     """Compare a tensor of both checkpoints by blocks with the bytes of the same elements."""
     differing = non_finite = 0
     largest, squares = np.longdouble(0), np.longdouble(0)
-    for left, right in blocks:
-        differ = np.frombuffer(left, np.uint8) != np.frombuffer(right, np.uint8)
-        count = int(np.count_nonzero(differ))
-        if not count:
+    for block, other_block in blocks:
+        differ = np.frombuffer(block, np.uint8) != np.frombuffer(other_block, np.uint8)
+        if not differ.any():
             continue
-        differing += count
+        differing += int(np.count_nonzero(differ))
         with np.errstate(all="ignore"):  # non-finite elements are counted
-            one, two = widened(as_array(spec.dtype, left)), widened(as_array(spec.dtype, right))
-            distances = np.abs(one - two)
+            one, other = as_array(spec.dtype, block), as_array(spec.dtype, other_block)
+            distances = np.abs(widened(one) - widened(other))
         finite = np.isfinite(distances)
         if not finite.all():
             is_changed = differ.reshape(len(finite), -1).any(axis=1)

@@ -52,7 +52,7 @@ class StreamingCost(msgspec.Struct, frozen=True):
 
 
 class Findings(msgspec.Struct, frozen=True):
-    """Results of an examination; what was not requested is unset."""
+    """Results of an examination; unset where they were not requested."""
 
     path: Path
     format: str

@@ -57,14 +57,14 @@ def export(path: Path, to: Path) -> Export:
     is_best = file.path.name == run.best_model.name and run.events.is_file()
     if location:  # the run's journal has no digest of best.safetensors
         verify_checkpoint(file)
-    kept = run.export_files if location or is_best else None
-    names = _exported_names(file, ExportRecord.read(kept).prefix if kept else "")
+    folder = run.export_files if location or is_best else None
+    names = _exported_names(file, ExportRecord.read(folder).prefix if folder else "")
     try:
         if to.suffix.lower() in _TORCH:
             _write_state_dict(file, names, to)
             files = [to]
         else:
-            files = _write_folder(file, names, kept, to)
+            files = _write_folder(file, names, folder, to)
     except OSError as error:
         raise CheckpointError(
             f"{error.filename or to} cannot be written: {error.strerror}; export to another place"
@@ -84,14 +84,14 @@ def _exported_names(file: CheckpointFile, prefix: str) -> dict[str, str]:
 
 
 def _write_folder(
-    file: CheckpointFile, names: Mapping[str, str], kept: Path | None, to: Path
+    file: CheckpointFile, names: Mapping[str, str], folder: Path | None, to: Path
 ) -> list[Path]:
     if to.is_dir() and any(to.iterdir()):
         raise UsageError(f"{to} has files in it; export to a new folder, or to an empty one")
     if to.exists() and not to.is_dir():
         raise UsageError(f"{to} is a file; export to a folder, or to a file named *.pt")
     to.mkdir(parents=True, exist_ok=True)
-    beside = kept_files(kept) if kept is not None else []
+    beside = kept_files(folder) if folder is not None else []
     files = [Path(shutil.copyfile(path, to / path.name)) for path in beside]
     weights = to / (_ADAPTER if (to / "adapter_config.json").exists() else _MODEL)
     # Of tied names the first is written, as libraries do that tie them again.

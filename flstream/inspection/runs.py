@@ -176,14 +176,13 @@ def verify_checkpoint(file: CheckpointFile) -> Verification:
 def verify_run(run: InspectedRun, done: Path) -> list[Verification]:
     """Verify the checkpoints of a run directory, and the bodies beside them.
 
-    A run resumes from these bodies, such as the server optimizer's state, too.
-
-    The model at ``done`` is verified already, under whichever name.
+    A run resumes from these bodies, such as the server optimizer's state, too. The model at
+    ``done`` is verified already, under whichever name.
     """
     directory, models, bodies = RunDirectory(run.path), [], []
     for checkpoint in run.checkpoints:
         number = checkpoint.round
-        if not checkpoint.path.samefile(done):
+        if not (checkpoint.path.exists() and checkpoint.path.samefile(done)):
             digests = [(number, checkpoint.digest)] if checkpoint.digest else []
             models.append(_verify(open_checkpoint(checkpoint.path), directory, digests))
         # A body is removed before its checkpoint, so a run that was killed in between is sound.
@@ -204,7 +203,7 @@ def _verify(
     """Check a file and read all of it; of the digests by round, oldest first, one must be its."""
     checks, digest = file.check(), body_digest(file)
     checks.append(f"all {file.layout.nbytes} bytes of tensors can be read")
-    number = next((number for number, due in reversed(digests) if due == digest), None)
+    number = next((number for number, expected in digests[::-1] if expected == digest), None)
     if number is not None and run is not None:
         checks.append(f"the digest {digest} is the one that {run.events} has for round {number}")
     elif run is None:
@@ -212,9 +211,10 @@ def _verify(
     elif not digests:
         checks.append(f"the digest is {digest}; {run.events} has none for this round")
     else:
-        number, due = digests[-1]
+        number, expected = digests[-1]
         raise CheckpointError(
-            f"{file.path} has the digest {digest} where {run.events} has {due} for round {number}, "
-            f"so it is not the {body} that the run wrote; take it from a copy or run the job again"
+            f"{file.path} has the digest {digest} where {run.events} has {expected} for round "
+            f"{number}, so it is not the {body} that the run wrote; take it from a copy or run the "
+            "job again"
         )
     return Verification(file.path, digest, number, checks)

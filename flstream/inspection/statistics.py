@@ -63,7 +63,7 @@ def tensor_statistics(source: Source, spec: TensorInfo, scratch: Scratch) -> Sta
     "Algorithms for computing the sample variance". So a large mean hides no small deviation.
     """
     finite = nan = zeros = 0
-    lows, highs = [], []
+    low, high = np.inf, -np.inf
     mean, squares = np.clongdouble(0), np.longdouble(0)  # squares of deviations from the mean
     with np.errstate(all="ignore"):  # non-finite elements are counted
         for block in read_blocks(source, spec, scratch):
@@ -72,14 +72,12 @@ def tensor_statistics(source: Source, spec: TensorInfo, scratch: Scratch) -> Sta
             if not is_finite.all():
                 nan += int(np.count_nonzero(np.isnan(values)))
                 values = values[is_finite]
-            count = len(values)
-            if not count:
+            if not (count := len(values)):
                 continue
             zeros += int(np.count_nonzero(values == 0))
             wide = widened(values)
             sizes = np.abs(wide) if wide.dtype.kind == "c" else values
-            lows.append(sizes.min())
-            highs.append(sizes.max())
+            low, high = min(low, sizes.min()), max(high, sizes.max())
             # From the first value on: numbers that are all alike have exactly that mean.
             first = wide[0]
             wide -= first
@@ -98,8 +96,8 @@ def tensor_statistics(source: Source, spec: TensorInfo, scratch: Scratch) -> Sta
     number = int if sizes.dtype.kind in "iub" else float
     return Statistics(
         *counts,
-        min=number(min(lows)),
-        max=number(max(highs)),
+        min=number(low),
+        max=number(high),
         mean=complex(mean) if spec.dtype in ("C64", "C128") else float(mean.real),
         std=in_float64(np.sqrt(squares / finite)),
         norm=in_float64(np.sqrt(squares + finite * abs(mean) ** 2)),
@@ -112,13 +110,7 @@ def in_float64(value: np.longdouble) -> float:
 
 
 def read_blocks(source: Source, spec: TensorInfo, scratch: Scratch) -> Iterator[memoryview]:
-    """Yield the bytes of a tensor in order, in blocks of whole elements.
-
-    Args:
-        source: checkpoint with the tensor.
-        spec: the tensor.
-        scratch: memory for the source's reads. A block is valid until the next one is yielded.
-    """
+    """Yield the bytes of a tensor in blocks of whole elements, each valid until the next."""
     size = BLOCK * BY_CODE[spec.dtype].itemsize
     for start in range(spec.start, spec.stop, READ_BYTES):
         views = source.views(start, min(start + READ_BYTES, spec.stop), scratch)
@@ -133,10 +125,6 @@ def as_array(code: str, data: memoryview) -> _Array:
 
     Elements of bfloat16 and of the 8-bit floats become float32, which is exact. Torch is imported
     for 8-bit floats alone, since that takes longer than reading most checkpoints.
-
-    Args:
-        code: safetensors code of the tensor's type.
-        data: bytes of the elements.
     """
     if code == "BOOL":  # a file may have any byte here; all but 0 are true
         return np.not_equal(np.frombuffer(data, np.uint8), 0)
