@@ -16,7 +16,6 @@ from flstream.codecs.update_form import UpdateForm
 from flstream.errors import AbortedError, UpdateRefusedError, WorkflowError
 from flstream.model.checkpoint import FileSource
 from flstream.runs.small_files import temporary_of
-from flstream.server.body_forms import submitted_model
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
@@ -156,7 +155,6 @@ class ModelCollection:
             kind=SUBMIT_MODEL,
             effect=effect.number,
             round=effect.round,
-            made=base.round,
             total_rounds=context.job.planned_rounds,
             model=source,
             sites=tasks,
@@ -183,7 +181,6 @@ class ModelCollection:
                 run.fail(site, str(error))
                 update.release(str(error))
             else:
-                context.emit(submitted_model(spec, update))
                 update.release()
         context.run.discard_updates(effect.number)
         return digests, dict(collector.failures)

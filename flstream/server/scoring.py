@@ -214,7 +214,6 @@ class Scoring:
             kind="evaluate",
             effect=task.effect,
             round=task.round,
-            made=model.round if isinstance(model, Model) else task.round,
             total_rounds=context.job.planned_rounds,
             model=source,
             sites=tasks,

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from flstream.client.messages import MODEL, Answered, SiteAnswer
 from flstream.errors import SimulationError, UpdateRefusedError
 from flstream.runs.site_states import discard_site_state_after
-from flstream.server.body_forms import model_received
 from flstream.server.collected_updates import (
     CollectedUpdate,
     RemoteUpdate,
@@ -267,8 +266,6 @@ class TaskRun:
                 self._report.given(event)
             case ModelArrived():
                 self._report.arrived(event)
-                codec = self._context.model_codecs.frames
-                self._context.emit(model_received(self._spec, event, codec))
             case ResultsDelivered(results, seconds):
                 self._fetching += seconds
                 self._take_results(results)
