@@ -18,7 +18,6 @@ from flstream.report.rounds import rounds_table
 from flstream.report.text import (
     counted,
     format_metrics,
-    format_rate,
     pieces,
     privacy_words,
     shown_path,
@@ -28,7 +27,7 @@ from flstream.runs.summary import Summary
 from flstream.telemetry.events import Transfer
 from flstream.telemetry.memory import ProcessMemory
 from flstream.text import MOST_ON_A_LINE, printable, quotable
-from flstream.units import format_bytes, format_seconds
+from flstream.units import format_bytes, format_rate, format_seconds
 
 # If there are more clients, only the largest and the median are shown.
 _MOST_CLIENTS = 16

@@ -18,8 +18,8 @@ from flstream.report.bench.verdict import shortfalls, verdict
 from flstream.report.columns import fold
 from flstream.report.console import print_section, print_table
 from flstream.report.network import describe_links
-from flstream.report.text import counted, format_elapsed, format_rate
-from flstream.units import format_bytes
+from flstream.report.text import counted, format_elapsed
+from flstream.units import format_bytes, format_rate
 
 _NOT_RUN = "-"
 

@@ -12,13 +12,13 @@ from flstream.report.charts.style import FAINT
 from flstream.report.metrics import metrics_of, values_by_round
 from flstream.report.record.run import RunRecord
 from flstream.report.record.settings import Setting
-from flstream.report.text import format_epsilon, format_metric, format_rate
+from flstream.report.text import format_epsilon, format_metric
 from flstream.runs.round_record import PHASES
 from flstream.runs.site_record import SiteRecord
 from flstream.telemetry.events import PrivacySpent, Transfer
 from flstream.telemetry.memory import ProcessMemory
 from flstream.text import natural_key, printable
-from flstream.units import format_bytes, format_seconds
+from flstream.units import format_bytes, format_rate, format_seconds
 
 NOTHING = "\N{EN DASH}"
 
