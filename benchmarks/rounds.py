@@ -11,20 +11,21 @@ Takes about twenty minutes, 20 GiB of memory and 30 GiB of disk in the current d
 
 from __future__ import annotations
 
+import os
 import statistics
+import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from rows import Part, Row, measure_parts
 from simulating import MeasuredRun, run, seconds_to_first_step
+from streams import Model, Run, measure
 
-from flstream.bench.limits import best, pipe_rate, write_seconds
 from flstream.units import format_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
-PIECE = 2 * MIB
 # Times that a round and the machine's limits are measured in turn.
 REPEAT = 5
 
@@ -98,8 +99,8 @@ def phases(folder: Path, scale: int) -> Iterator[Row]:
         size = whole // scale
         moved, kept, bare_moves, bare_writes = [], [], [], []
         for _ in range(REPEAT):
-            rate = best(partial(pipe_rate, size, PIECE))
-            bare_moves.append(2 * clients * size / rate)
+            bare = measure([Run("pipe", Model(1, size), into="bare")] * 4, folder).rate("pipe")
+            bare_moves.append(2 * clients * size / bare)
             bare_writes.append(write_seconds(folder, size))
             steady = exchange(folder, size, clients, 3).summary["rounds"][1:]
             moved += [each["download"] + each["upload_and_fold"] for each in steady]
@@ -107,6 +108,17 @@ def phases(folder: Path, scale: int) -> Iterator[Row]:
         what = f"{format_bytes(size)} x {clients} clients"
         yield seconds(f"down, up and fold, {what}", moved, bare_moves, "bare pipe", 1.5)
         yield seconds(f"checkpoint, {what}", kept, bare_writes, "bare write and fsync", 1.3)
+
+
+def write_seconds(folder: Path, size: int) -> float:
+    """Return the seconds in which so many bytes are written and durable."""
+    piece = np.random.default_rng(0).bytes(2 * MIB)
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        began = time.perf_counter()
+        for _ in range(size // len(piece)):
+            file.write(piece)
+        os.fsync(file.fileno())
+        return time.perf_counter() - began
 
 
 def seconds(what: str, ours: list[float], bare: list[float], limit: str, most: float) -> Row:
