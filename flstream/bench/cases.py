@@ -75,7 +75,7 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """Cases to measure, and the model that all of them move.
+    """Cases to measure with one model.
 
     Attributes:
         model_bytes: size of the model in bytes.

@@ -8,13 +8,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from flstream.bench.cases import ROUNDS, BenchPlan
-from flstream.bench.measuring import Figures, Result
+from flstream.bench.measuring import Result
 from flstream.telemetry.machine import this_machine
 
 
 def document(plan: BenchPlan, results: Sequence[Result]) -> dict[str, Any]:
     """Convert the results of a bench to JSON; bytes, seconds and bytes a second are numbers."""
-    first = first_median(results)
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": asdict(this_machine()),
@@ -25,17 +24,17 @@ def document(plan: BenchPlan, results: Sequence[Result]) -> dict[str, Any]:
             "rounds": ROUNDS,
             "repeat": plan.repeat,
         },
-        "results": [_result(result, first) for result in results],
+        "results": [_result(result, first_measured(results)) for result in results],
     }
 
 
-def first_median(results: Sequence[Result]) -> Figures | None:
-    """Return the figures that others are compared with: of the first case that was run."""
-    return next((median for result in results if (median := result.median)), None)
+def first_measured(results: Sequence[Result]) -> Result | None:
+    """Return the result of the first case that was run, which others are compared with."""
+    return next((result for result in results if result.runs), None)
 
 
-def _result(result: Result, first: Figures | None) -> dict[str, Any]:
-    median = result.median
+def _result(result: Result, first: Result | None) -> dict[str, Any]:
+    figures, compared = result.median, first and first.median
     return {
         "case": result.case.name,
         "overrides": list(result.case.overrides),
@@ -44,8 +43,8 @@ def _result(result: Result, first: Figures | None) -> dict[str, Any]:
         "failed": result.has_failed,
         "digest": result.digest,
         "predicted": result.need._asdict(),
-        "median": asdict(median) if median else None,
-        "ratio": median.seconds / first.seconds if median and first else None,
+        "median": asdict(figures) if figures else None,
+        "ratio": figures.seconds / compared.seconds if figures and compared else None,
         "error": result.error,
         "runs": [asdict(run) for run in result.runs],
     }

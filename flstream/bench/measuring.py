@@ -184,13 +184,7 @@ def _run(plan: BenchPlan, result: Result, work: Path) -> None:
 
 
 def _figures(measured: RoundRecord, summary: Summary, client: ProcessMemory) -> Figures:
-    """Return the figures of a finished run.
-
-    Args:
-        measured: last round of the run.
-        summary: its summary.
-        client: memory of the client with the highest peak.
-    """
+    """Return the figures of a run, of its last round and of its largest client."""
     moved = measured.down.bytes + measured.up.bytes
     return Figures(
         seconds=measured.seconds,

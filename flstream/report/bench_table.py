@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from flstream.bench.cases import ROUNDS, BenchPlan
-from flstream.bench.document import first_median
-from flstream.bench.measuring import Figures, Result
+from flstream.bench.document import first_measured
+from flstream.bench.measuring import Result
 from flstream.report.columns import fold
 from flstream.report.console import print_table
 from flstream.report.text import counted
@@ -36,43 +36,31 @@ def print_bench(console: Console, plan: BenchPlan, results: Sequence[Result]) ->
     """Print the figures of each case, why cases were not run, and how to read the figures."""
     size, clients = format_bytes(plan.model_bytes), counted(plan.clients, "client")
     runs = f"medians of {plan.repeat} runs" if plan.repeat > 1 else "one run of each case"
-    first = first_median(results)
-    heads, rows = list(_HEADS), [_cells(result, first) for result in results]
-    if plan.with_codecs:
-        heads.append("error")
-        for row, result in zip(rows, results, strict=True):
-            row.append(_error(result, results[0]))
+    heads = [*_HEADS, "error"] if plan.with_codecs else _HEADS
+    rows = [_cells(result, first_measured(results))[: len(heads)] for result in results]
     print_table(console, f"A model of {size}, {clients}: {runs}", heads, rows)
     console.print()
-    shortfalls = [
-        f"{result.case.name}: {_shortfall(result)}" for result in results if result.reason
-    ]
-    notes = f"{_NOTES} {_ERROR_NOTE}" if plan.with_codecs else _NOTES
-    for sentence, style in (*((each, "") for each in shortfalls), (notes, "dim")):
+    lines = [(_shortfall(result), "") for result in results if result.reason]
+    lines.append((f"{_NOTES} {_ERROR_NOTE}" if plan.with_codecs else _NOTES, "dim"))
+    for sentence, style in lines:
         for line in fold(sentence, console.width):
             console.print(Text(line, style=style))
 
 
-def _cells(result: Result, first: Figures | None) -> list[str]:
+def _cells(result: Result, first: Result | None) -> list[str]:
     figures = result.median
-    if figures is None or first is None:
-        return [result.case.name, *[_NOT_RUN] * (len(_HEADS) - 1)]
+    if figures is None or first is None or first.median is None:
+        return [result.case.name, *[_NOT_RUN] * len(_HEADS)]
     memory = (figures.server_over_idle, figures.client_over_idle, figures.total_pss)
-    moved = (figures.down_bytes, figures.up_bytes)
     return [
         result.case.name,
         f"{figures.seconds:.2f}",
-        f"{figures.seconds / first.seconds:.2f}",
-        *(format_bytes(round(size)) for size in (*memory, *moved)),
+        f"{figures.seconds / first.median.seconds:.2f}",
+        *(format_bytes(round(size)) for size in (*memory, figures.down_bytes, figures.up_bytes)),
         f"{figures.requests:,.0f}",
         format_rate(figures.rate),
+        "exact" if result.digest == first.digest else f"{result.error or 0:.2%}",
     ]
-
-
-def _error(result: Result, first: Result) -> str:
-    if result.error is None:
-        return _NOT_RUN
-    return "exact" if result.digest == first.digest else f"{result.error:.2%}"
 
 
 def _shortfall(result: Result) -> str:
