@@ -1,4 +1,4 @@
-"""Measure rounds: constant memory, seconds against the machine's limits, and tiny models.
+"""Measure rounds: start-up, constant memory, seconds against the machine's limits, tiny models.
 
 Every row is a run of the command line tool of its own. Limits are measured beside it: the rate of a
 bare socket pair, and the disk's writing and fsync of as many bytes.
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +22,10 @@ from pathlib import Path
 
 import numpy as np
 from rows import Part, Row, measure_parts
-from simulating import MeasuredRun, run, seconds_to_first_step
+from simulating import MeasuredRun, figures_of, run, seconds_to_first_step
 from streams import Model, Run, measure
 
+from flstream.bench.cases import BenchPlan, Case
 from flstream.units import format_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -70,18 +73,16 @@ def kinds_of_rounds(
         kinds: Settings of each way, by its name; the others are compared with the first.
         limits: Memory in bytes that the server may take, by name, where it is not 64 MiB.
     """
-    first, plain = next(iter(kinds)), 0.0
-    for name, settings in kinds.items():
-        done = exchange(folder, size, 4, 3, *settings)
-        steady = done.summary["rounds"][1:]
-        taken = statistics.median(
-            sum(each[phase] for phase in ("download", "upload_and_fold", "checkpoint"))
-            for each in steady
-        )
-        plain = plain or taken
+    plan = BenchPlan(
+        size, 4, None, [Case(name, tuple(settings)) for name, settings in kinds.items()], 3
+    )
+    measured = figures_of(plan, folder)
+    first = next(iter(kinds))
+    for name, figures in measured.items():
         what = f"{format_bytes(size)} x 4, {name}"
+        plain, taken = measured[first].seconds, figures.seconds
         yield Row(f"a round, {what}", f"{taken:.2f} s", f"{plain:.2f} s {first}", taken / plain)
-        memory = over_idle(done.summary["memory"]["server"])
+        memory = round(figures.server_over_idle)
         yield against(f"server over idle, {what}", memory, limits.get(name, 64 * MIB))
 
 
@@ -159,21 +160,33 @@ def growth(folder: Path, scale: int) -> Iterator[Row]:
         yield Row(what, f"{slope:+.4f} MiB/round", "0.05 MiB/round", slope / 0.05, most=1.0)
 
 
-def first_step(folder: Path, scale: int) -> Iterator[Row]:
-    """Measure the time from the command to the first site that trains."""
-    taken = [seconds_to_first_step(folder, "clients.count=4") for _ in range(3)]
-    median = statistics.median(taken)
-    yield Row(
-        "command to first training step, 4 clients",
-        f"{median:.2f} s",
-        "2.5 s",
-        median / 2.5,
-        most=1.0,
-    )
+def startup(folder: Path, scale: int) -> Iterator[Row]:
+    """Measure start-up beside an interpreter that does nothing, and the import of torch.
+
+    Absolute seconds mean little: the same version took 2.4 s to its first training step on one day
+    and 6.9 s on another, on which `import torch` took three times as long, too.
+    """
+    commands = ("-c", "pass"), ("-m", "flstream", "--help"), ("-c", "import torch")
+    seconds: list[list[float]] = []
+    # The first of each is left out, since it fills the disk's cache.
+    for _ in range(REPEAT + 1):
+        processes = [process_seconds(*command) for command in commands]
+        seconds.append([*processes, seconds_to_first_step(folder, "clients.count=4")])
+    bare, helped, imported, step = map(statistics.median, zip(*seconds[1:], strict=True))
+    yield Row("flstream --help", f"{helped:.3f} s", f"{bare:.3f} s nothing", helped / bare)
+    what, limit = "command to first training step, 4 clients", f"{imported:.2f} s import torch"
+    yield Row(what, f"{step:.2f} s", limit, step / imported, most=3.0)
+
+
+def process_seconds(*arguments: str) -> float:
+    """Return the seconds of a whole process of Python."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began
 
 
 PARTS: list[Part] = [
-    first_step,
+    startup,
     virtual_clients,
     growth,
     phases,

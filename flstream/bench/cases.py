@@ -84,6 +84,7 @@ class BenchPlan:
         cases: the cases; others are compared with the first.
         repeat: number of runs of each case.
         with_codecs: whether codecs are compared, so that models differ by what was lost.
+        job_file: job file whose key `model.args.size` is the size of the model.
     """
 
     model_bytes: int
@@ -92,9 +93,10 @@ class BenchPlan:
     cases: Sequence[Case]
     repeat: int
     with_codecs: bool = False
+    job_file: Path = EXCHANGE
 
     def job(self, case: Case) -> Job:
-        """Load the exchange job with the settings of a case.
+        """Load the job with the settings of a case.
 
         Raises:
             UsageError: the settings make no valid job.
@@ -115,7 +117,7 @@ class BenchPlan:
             # Nobody looks at older models, and they would fill the disk.
             overrides.append("checkpoints.keep=1")
         try:
-            return load_job(EXCHANGE, [*overrides, *case.overrides])
+            return load_job(self.job_file, [*overrides, *case.overrides])
         except UsageError as error:
             _, _, mistakes = str(error).partition("\n")
             raise UsageError(f"the case {case.name} cannot be run:\n{mistakes or error}") from error

@@ -1,9 +1,9 @@
 """Weights and updates that codecs find as hard as real ones, made of seeded random numbers.
 
-Weights are normal numbers with a scale for each row, as trained ones are. An update is small, the
-larger the larger a row is, and has heavy tails: a quotient of normal numbers has them. It is added
-to whatever model a site has received, and does not depend on it, so that two runs differ by what
-was lost on the way and by nothing else.
+Weights are normal numbers with a scale for each row, as trained ones are, and the first row of a
+tensor is near 1, as norms are. An update is small, the larger the larger a row is, and has heavy
+tails: a quotient of normal numbers has them. It is added to whatever model a site has received, and
+does not depend on it, so that two runs differ by what was lost on the way and by nothing else.
 
 Run as a script, it is the client of such a model.
 """
@@ -26,7 +26,8 @@ WIDTH = 1024
 SEED = 7
 """Seed of all numbers, so that every bench has the same."""
 
-_TENSORS = 16
+# Below so many rows a tensor has no norm, which would be too much of it.
+_ROWS_FOR_NORMS = 32
 # Rows that are made at a time: 1 MiB.
 _STEP = 256
 # A change is this part of its row's scale, but for the tail, which ends where few are.
@@ -58,17 +59,19 @@ def build(size: int, tensors: int | None = None) -> dict[str, Any]:
 
     Args:
         size: bytes of all tensors together, a multiple of 4.
-        tensors: number of tensors, of about equal size; None for 16.
+        tensors: number of tensors, of about equal size; None for 8.
     """
     import torch
 
-    count = tensors or _TENSORS
+    count = tensors or 8
     share, more = divmod(size // 4, count)
     model = {}
     for index in range(count):
         numbers = np.empty(share + (index < more), np.float32)
         for part, scales, random in _parts(f"tensor.{index}", numbers, _WEIGHTS):
             part[:] = weights(random, scales, (len(scales), WIDTH)).reshape(-1)[: len(part)]
+        if share > _ROWS_FOR_NORMS * WIDTH:
+            numbers[:WIDTH] += 1
         model[f"tensor.{index}"] = torch.from_numpy(numbers)
     return model
 
