@@ -14,16 +14,11 @@ from flstream.telemetry.machine import this_machine
 
 def document(plan: BenchPlan, results: Sequence[Result]) -> dict[str, Any]:
     """Convert the results of a bench to JSON; bytes, seconds and bytes a second are numbers."""
+    keys = ("model_bytes", "clients", "tensors", "repeat")
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": asdict(this_machine()),
-        "plan": {
-            "model_bytes": plan.model_bytes,
-            "clients": plan.clients,
-            "tensors": plan.tensors,
-            "rounds": ROUNDS,
-            "repeat": plan.repeat,
-        },
+        "plan": {"rounds": ROUNDS, **{key: getattr(plan, key) for key in keys}},
         "results": [_result(result, first_measured(results)) for result in results],
     }
 

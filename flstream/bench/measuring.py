@@ -242,22 +242,17 @@ def _distance(one: Path, other: Path) -> float:
 
 @contextmanager
 def _temporary_folder(folder: Path) -> Iterator[Path]:
-    """Create a folder in ``folder``, and remove it at the end of the block.
+    """Create a folder in another, and remove it at the end of the block.
 
-    ``folder`` is created if it does not exist, and then removed too if it is empty.
-
-    Raises:
-        UsageError: they cannot be created.
+    The other one is created if it does not exist, and then removed too if it is empty.
     """
     work, existed = folder / f"bench-{uuid4().hex[:8]}", folder.exists()
     try:
         try:
             work.mkdir(parents=True)
         except OSError as error:
-            raise UsageError(
-                f"the folder {folder.absolute()} cannot be written: {error.strerror}; begin the "
-                "bench in another"
-            ) from error
+            what = f"the folder {folder.absolute()} cannot be written: {error.strerror}"
+            raise UsageError(f"{what}; begin the bench in another") from error
         yield work
     finally:
         with undisturbed():

@@ -26,8 +26,6 @@ WIDTH = 1024
 SEED = 7
 """Seed of all numbers, so that every bench has the same."""
 
-# Below so many rows a tensor has no norm, which would be too much of it.
-_ROWS_FOR_NORMS = 32
 # Rows that are made at a time: 1 MiB.
 _STEP = 256
 # A change is this part of its row's scale, but for the tail, which ends where few are.
@@ -70,7 +68,7 @@ def build(size: int, tensors: int | None = None) -> dict[str, Any]:
         numbers = np.empty(share + (index < more), np.float32)
         for part, scales, random in _parts(f"tensor.{index}", numbers, _WEIGHTS):
             part[:] = weights(random, scales, (len(scales), WIDTH)).reshape(-1)[: len(part)]
-        if share > _ROWS_FOR_NORMS * WIDTH:
+        if share > 32 * WIDTH:  # it would be too much of a shorter tensor
             numbers[:WIDTH] += 1
         model[f"tensor.{index}"] = torch.from_numpy(numbers)
     return model

@@ -21,8 +21,6 @@ from flstream.report.text import counted
 from flstream.telemetry.events import SERVER
 from flstream.units import format_bytes
 
-_WIDTH, _HEIGHT = 900.0, 460.0
-
 
 @styled()
 def draw_memory(plan: BenchPlan, results: Sequence[Result], path: Path) -> None:
@@ -37,7 +35,7 @@ def draw_memory(plan: BenchPlan, results: Sequence[Result], path: Path) -> None:
         OSError: the file cannot be written.
     """
     caption = f"RSS over idle in {ROUNDS} rounds. Thick: the server; dashed: its largest client."
-    figure, axes = new_chart(_WIDTH, _HEIGHT, "since the first round began", caption)
+    figure, axes = new_chart(900, 460, "since the first round began", caption)
     model, clients = format_bytes(plan.model_bytes), counted(plan.clients, "client")
     title = f"A model of {model} to and from {clients}"
     axes.annotate(

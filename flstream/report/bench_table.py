@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -10,21 +11,29 @@ from rich.text import Text
 from flstream.bench.cases import ROUNDS, BenchPlan
 from flstream.bench.document import first_measured
 from flstream.bench.measuring import Result
-from flstream.report.columns import fold
-from flstream.report.console import print_table
-from flstream.report.text import counted
+from flstream.report.console import print_section
+from flstream.report.table import Column, Row, Table
+from flstream.report.text import counted, fold
 from flstream.text import printable
-from flstream.units import format_bytes, format_rate
+from flstream.units import format_bytes
 
-_NOT_RUN = "-"
-_HEADS = (
-    "case", "seconds", "ratio", "server", "client", "all PSS", "down", "up", "requests", "rate"
-)  # fmt: skip
+_COLUMNS: Sequence[Column] = (
+    Column("case", "name"),
+    Column("seconds", "seconds"),
+    Column("ratio", "seconds"),
+    Column("down", "bytes"),
+    Column("up", "bytes"),
+    Column("requests", "count"),
+    Column("rate", "rate"),
+    Column("server", "bytes"),
+    Column("client", "bytes"),
+    Column("all PSS", "bytes"),
+    Column("error", "text"),
+)
 _NOTES = (
-    f"Seconds are those of round {ROUNDS}, with making the model durable; ratio: to the first "
-    "case. Down, up and requests are of all clients; rate: both ways, while they moved. Server and "
-    "the largest client: peak RSS over that after their imports; all PSS: all processes at one "
-    "time."
+    f"Seconds are those of round {ROUNDS}; ratio: to the first case. Down, up and requests are of "
+    "all clients; rate: both ways, while they moved. Server and the largest client: peak RSS over "
+    "that after their imports; all PSS: all processes at one time."
 )
 _ERROR_NOTE = (
     "Error: what the final model lost, divided by all changes of the first case's, as L2 norms; "
@@ -36,29 +45,39 @@ def print_bench(console: Console, plan: BenchPlan, results: Sequence[Result]) ->
     """Print the figures of each case, why cases were not run, and how to read the figures."""
     size, clients = format_bytes(plan.model_bytes), counted(plan.clients, "client")
     runs = f"medians of {plan.repeat} runs" if plan.repeat > 1 else "one run of each case"
-    heads = [*_HEADS, "error"] if plan.with_codecs else _HEADS
-    rows = [_cells(result, first_measured(results))[: len(heads)] for result in results]
-    print_table(console, f"A model of {size}, {clients}: {runs}", heads, rows)
-    console.print()
+    columns = _COLUMNS if plan.with_codecs else _COLUMNS[:-1]
+    rows = [_cells(result, first_measured(results))[: len(columns)] for result in results]
+    whole = Table(columns, [Row(cells) for cells in rows])
+    # One that is too wide becomes two, of rounds and of memory.
+    is_wide = max(map(len, whole.lines())) > console.width
+    parts = (slice(1, 7), slice(7, None)) if is_wide else (slice(1, None),)
+    title = f"A model of {size}, {clients}: {runs}"
+    for part in parts:
+        cells = [Row([row[0], *row[part]]) for row in rows]
+        print_section(console, title, Table([columns[0], *columns[part]], cells))
+        title = "Memory, and what was lost" if plan.with_codecs else "Memory"
     lines = [(_shortfall(result), "") for result in results if result.reason]
     lines.append((f"{_NOTES} {_ERROR_NOTE}" if plan.with_codecs else _NOTES, "dim"))
+    console.print()
     for sentence, style in lines:
-        for line in fold(sentence, console.width):
-            console.print(Text(line, style=style))
+        console.print(Text("\n".join(fold(sentence, console.width)), style=style))
 
 
-def _cells(result: Result, first: Result | None) -> list[str]:
+def _cells(result: Result, first: Result | None) -> list[Any]:
     figures = result.median
     if figures is None or first is None or first.median is None:
-        return [result.case.name, *[_NOT_RUN] * len(_HEADS)]
-    memory = (figures.server_over_idle, figures.client_over_idle, figures.total_pss)
+        return [result.case.name, *[None] * (len(_COLUMNS) - 1)]
     return [
         result.case.name,
-        f"{figures.seconds:.2f}",
-        f"{figures.seconds / first.median.seconds:.2f}",
-        *(format_bytes(round(size)) for size in (*memory, figures.down_bytes, figures.up_bytes)),
-        f"{figures.requests:,.0f}",
-        format_rate(figures.rate),
+        figures.seconds,
+        figures.seconds / first.median.seconds,
+        round(figures.down_bytes),
+        round(figures.up_bytes),
+        round(figures.requests),
+        figures.rate,
+        round(figures.server_over_idle),
+        round(figures.client_over_idle),
+        round(figures.total_pss),
         "exact" if result.digest == first.digest else f"{result.error or 0:.2%}",
     ]
 

@@ -11,7 +11,7 @@ from cli_support import started
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--model-size", "3"], "--model-size 3: the weights are float32"),
+        (["--model-size", "3"], "--model-size 3: weights are float32"),
         (["--model-size", "much"], "--model-size much: must be a size"),
         (["--model-size", "4MB", "--chunk-size", "100"], "multiple of 16"),
         (["--model-size", "4MB", "--codecs", "topq"], "did you mean topk?"),
