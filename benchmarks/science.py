@@ -102,17 +102,18 @@ def personal(folder: Path, scale: int) -> Iterator[Row]:
     Ten sites share handwritten digits by a Dirichlet distribution of 0.1, and each scores a model
     on a fifth of its own images. The global model of ditto is that of fedavg, bit for bit.
     """
-    alone = ("workflow.args.ditto_lambda=0",)
+    ditto = "workflow.type=ditto", "workflow.args.ditto_lambda=0.1"
+    fedper = "workflow.type=fedper", 'workflow.args.personal=["^layers.7"]'
     plain = 0.0
-    for job, settings, models in (
-        ("ditto", (), {"accuracy": "fedavg", "personal_accuracy": "ditto, lambda 0.1"}),
-        ("ditto", alone, {"personal_accuracy": "trained by the site alone, lambda 0"}),
-        ("fedper", (), {"accuracy": "fedper: the last layer is the site's own"}),
+    for settings, models in (
+        (ditto, {"accuracy": "fedavg", "personal_accuracy": "ditto, lambda 0.1"}),
+        ((*ditto, "workflow.args.ditto_lambda=0"), {"personal_accuracy": "alone, lambda 0"}),
+        (fedper, {"accuracy": "fedper: the last layer is the site's own"}),
     ):
         scores = []
         for seed in range(1, 4 if scale == 1 else 2):
             seeded = ("rounds=10", f"seed={seed}", f"train.args.split_seed={seed}")
-            summary = finished(folder, JOBS / job, *OWN_TESTS, *seeded, *settings)
+            summary = finished(folder, JOBS / "digits", *OWN_TESTS, *seeded, *settings)
             scores.append(summary["metrics"][-1])
         for metric, what in models.items():
             values = [float(row[metric]) for row in scores]

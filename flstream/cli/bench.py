@@ -33,9 +33,8 @@ def bench(
     network: Annotated[
         list[str] | None,
         typer.Option(
-            help="Emulate a link for each client: rate and latency, such as 10Mbit,50ms, or "
-            "10Mbit/100Mbit,50ms,5ms,1% with the rates up and down, jitter and loss. May be "
-            "repeated; none is without a link.",
+            help="Link of each client, such as 10Mbit,50ms, or with rates up and down, jitter and "
+            "loss: 10Mbit/100Mbit,50ms,5ms,1%. May be repeated; none is no link.",
             metavar="LINK",
         ),
     ] = None,
@@ -83,9 +82,8 @@ def bench(
     than there is here is not run.
 
     Codecs with a loss are applied to updates, exact ones both ways; in int8/cast, int8 is for
-    updates and cast for models.
-
-    It works in the folder runs, on the disk that it measures, and leaves nothing there.
+    updates and cast for models. The bench works in the folder runs, on the disk that it measures,
+    and leaves nothing there.
     """
     from flstream.bench.cases import make_plan
     from flstream.bench.document import document
@@ -106,8 +104,8 @@ def bench(
     )
     named = None if json in (None, _STDOUT) else Path(json)
     for option, path in (("--json", named), ("--plot", plot)):
-        folder = path.parent if path is not None and not path.exists() else path
-        if path is not None and (path.is_dir() or not os.access(str(folder), os.W_OK)):
+        place = path if path is None or path.exists() else path.parent
+        if path is not None and (path.is_dir() or not os.access(str(place), os.W_OK)):
             raise UsageError(f"{option} {path}: cannot be written; name another file")
     if plot is not None and plot.suffix.lower() not in _PICTURES:
         raise UsageError(f"--plot {plot}: the name must end in one of {', '.join(_PICTURES)}")
