@@ -33,7 +33,7 @@ from flstream.job.problems import (
 from flstream.job.rules import Real
 from flstream.job.site_names import site_of
 from flstream.job.values import render_value
-from flstream.units import format_rate_exact, format_seconds_exact
+from flstream.units import format_bits_exact, format_seconds_exact
 
 _MOST_LOSS = 0.999
 
@@ -87,7 +87,7 @@ class _LinkQuantity(NamedTuple):
 
 _RATE = _LinkQuantity(
     read_rate,
-    format_rate_exact,
+    format_bits_exact,
     "a rate from 1 kbit/s to 1 Tbit/s, such as 10 Mbit",
     LEAST_RATE,
     MOST_RATE,

@@ -18,7 +18,6 @@ from flstream.report.rounds import rounds_table
 from flstream.report.text import (
     counted,
     format_metrics,
-    format_throughput,
     pieces,
     privacy_words,
     shown_path,
@@ -28,7 +27,7 @@ from flstream.runs.summary import Summary
 from flstream.telemetry.events import Transfer
 from flstream.telemetry.memory import ProcessMemory
 from flstream.text import MOST_ON_A_LINE, printable, quotable
-from flstream.units import format_bytes, format_seconds
+from flstream.units import format_bytes, format_rate, format_seconds
 
 # If there are more clients, only the largest and the median are shown.
 _MOST_CLIENTS = 16
@@ -92,7 +91,7 @@ def _transfer_table(summary: Summary) -> list[list[str]]:
 
 
 def _transfer_row(way: Transfer) -> list[str]:
-    rate = format_throughput(way.bytes / way.seconds) if way.seconds else "-"
+    rate = format_rate(way.bytes / way.seconds) if way.seconds else "-"
     counts = [f"{count:,}" for count in (way.requests, way.chunks, way.retries)]
     return [*counts, f"{way.seconds:,.2f}", rate]
 

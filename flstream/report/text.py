@@ -86,11 +86,6 @@ def privacy_words(spent: PrivacySpent) -> str:
     return f"epsilon {format_epsilon(spent)}, {spent.clipped:.0%} clipped to {spent.clip_norm:.4g}"
 
 
-def format_throughput(bytes_per_second: float) -> str:
-    """Format a throughput in bytes a second: ``310.5 MiB/s``."""
-    return f"{format_bytes(round(bytes_per_second))}/s"
-
-
 def steady_bytes(count: int) -> str:
     """Format a size in bytes with one decimal always, so that its width is stable: ``2.0 MiB``."""
     text = format_bytes(count)

@@ -12,13 +12,13 @@ from flstream.report.charts.style import FAINT
 from flstream.report.metrics import metrics_of, values_by_round
 from flstream.report.record.run import RunRecord
 from flstream.report.record.settings import Setting
-from flstream.report.text import format_epsilon, format_metric, format_throughput
+from flstream.report.text import format_epsilon, format_metric
 from flstream.runs.round_record import PHASES
 from flstream.runs.site_record import SiteRecord
 from flstream.telemetry.events import PrivacySpent, Transfer
 from flstream.telemetry.memory import ProcessMemory
 from flstream.text import natural_key, printable
-from flstream.units import format_bytes, format_seconds
+from flstream.units import format_bytes, format_rate, format_seconds
 
 NOTHING = "\N{EN DASH}"
 
@@ -178,7 +178,7 @@ def transfer_table(run: RunRecord) -> PageTable:
 
 def _transfer_row(name: str, way: Transfer, most: int) -> PageRow:
     counts = [f"{count:,}" for count in (way.requests, way.chunks, way.retries)]
-    rate = format_throughput(way.bytes / way.seconds) if way.seconds else NOTHING
+    rate = format_rate(way.bytes / way.seconds) if way.seconds else NOTHING
     cells = [name, *counts, f"{way.seconds:,.2f}", rate, format_bytes(way.bytes)]
     return PageRow(cells, share=way.bytes / most)
 
