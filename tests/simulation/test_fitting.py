@@ -28,27 +28,27 @@ NATIVE = {"mode": "native"}
 @pytest.mark.parametrize(
     ("clients", "streaming", "memory", "advice"),
     [
-        (4, NATIVE, 10, "set streaming.mode = pull, which needs about 4."),
-        (4, {"tensor_download_chunk_size": 0}, 10, "leave the download chunk sizes at their defau"),
-        (8, {}, 4, "set clients.parallel = 3, which needs about 3."),
+        (4, NATIVE, 10, "set streaming.mode = pull and leave the chunk sizes at their default"),
+        (8, {}, 4, "set clients.parallel = 3"),
         (2, {}, 1, "make the model smaller, or free memory"),
     ],
 )
-def test_a_job_that_takes_too_much_memory_is_told_what_would_fit(
+def test_a_job_that_takes_too_much_memory_gets_the_change_that_fits(
     clients, streaming, memory, advice
 ):
     job = a_job(clients={"count": clients}, streaming=streaming)
     found = fitted(job, memory=memory * GIB)
-    assert not found.fits
     [lacking] = found.lacking
     assert lacking.endswith(f" GiB of memory, {memory} GiB are available")
-    [suggestion] = found.advice
-    assert suggestion.startswith(advice)
+    assert found.advice == (advice,)
+    if advice.startswith("set clients.parallel"):
+        job = a_job(clients={"count": clients, "parallel": 3})
+        assert fitted(job, memory=memory * GIB).fits
 
 
 def test_the_most_checkpoints_that_fit_are_named():
     found = fitted(a_job(20), disk=8 * GIB)
-    assert found.lacking == ("the run takes up to 21 GiB of disk, 8 GiB are free in runs",)
+    assert found.lacking == ("the run takes about 21 GiB of disk, 8 GiB are free in runs",)
     assert found.advice == ("set checkpoints.keep = 6",)
     kept = [forecast(a_job(20, checkpoints={"keep": keep}), LAYOUT) for keep in (6, 7)]
     assert kept[0].disk_bytes <= 8 * GIB < kept[1].disk_bytes
