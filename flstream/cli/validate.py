@@ -53,7 +53,7 @@ def validate(
     from flstream.job import load_job
     from flstream.report.console import make_console
     from flstream.report.forecast import forecast_json, print_forecast
-    from flstream.simulation.forecasting.fitting import available_in, fit
+    from flstream.simulation.forecasting.fitting import available_in, lacks
 
     path = job_file(job)
     # Where nodes would join is of no matter here, so nobody has to say.
@@ -61,21 +61,21 @@ def validate(
     loaded = load_job(path, [*nowhere, *(overrides or ()), *engine_overrides(engine)])
     found, need = _plan(path, loaded)
     available = available_in(run_dir or Path("runs"))
-    verdict = fit(loaded, found.layout, need, available)
+    lacking = list(lacks(loaded, found.layout, need, available))
     console = make_console()
     # Those of a strict model are mistakes, and were listed as such.
     differences = found.differences
     if as_json:
-        document = forecast_json(loaded, need, available, verdict)
+        document = forecast_json(loaded, need, available, lacking)
         if differences:
             document["differences"] = differences
         console.out(json.dumps(document, indent=2), highlight=False)
     else:
-        print_forecast(console, loaded, need, available, verdict)
+        print_forecast(console, loaded, need, available, lacking)
         if differences:
             kept = "what it lacks is as model.factory makes it"
             console.out(f"\nmodel.initial: {differences}; {kept}", highlight=False)
-    raise typer.Exit(DONE if verdict.fits else FAILED)
+    raise typer.Exit(FAILED if lacking else DONE)
 
 
 def _plan(path: Path, job: Job) -> tuple[Probe, Forecast]:

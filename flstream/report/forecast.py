@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,13 +12,17 @@ from rich.text import Text
 from flstream.job import Job
 from flstream.report.console import print_facts
 from flstream.report.text import counted, pieces
-from flstream.simulation.forecasting.fitting import Available, Fit
+from flstream.simulation.forecasting.fitting import Available, Lack
 from flstream.simulation.forecasting.forecast import Forecast
 from flstream.text import printable
 from flstream.units import format_bytes
 
+Lacks = Sequence[Lack]
 
-def print_forecast(console: Console, job: Job, need: Forecast, room: Available, fit: Fit) -> None:
+
+def print_forecast(
+    console: Console, job: Job, need: Forecast, room: Available, lacks: Lacks
+) -> None:
     """Print a forecast: traffic, memory, disk, and whether they fit this machine.
 
     Args:
@@ -26,18 +30,19 @@ def print_forecast(console: Console, job: Job, need: Forecast, room: Available, 
         job: The job.
         need: Forecast of the job.
         room: Available memory and disk.
-        fit: Result of comparing the two.
+        lacks: Memory and disk that do not suffice.
     """
     width = console.width if console.is_terminal else None
     facts = [(name, Text(printable(value))) for name, value in _facts(job, need, room)]
     print_facts(console, facts, width)
-    style = "bold green" if fit.fits else "bold red"
-    console.print(Text("\nfits" if fit.fits else "\ndoes not fit", style=style))
-    for sentence in (*fit.lacking, *(f"to make it fit: {change}" for change in fit.advice)):
-        console.print(Text(printable(sentence)), soft_wrap=True)
+    verdict, style = ("does not fit", "bold red") if lacks else ("fits", "bold green")
+    console.print(Text(f"\n{verdict}", style=style))
+    for lack in lacks:
+        for line in (lack.sentence, f"to make it fit: {lack.change}"):
+            console.print(Text(printable(line)), soft_wrap=True)
 
 
-def forecast_json(job: Job, need: Forecast, room: Available, fit: Fit) -> dict[str, Any]:
+def forecast_json(job: Job, need: Forecast, room: Available, lacks: Lacks) -> dict[str, Any]:
     """Convert a forecast to JSON, with sizes in bytes; see :func:`print_forecast`."""
     return {
         "job": job.name,
@@ -48,9 +53,9 @@ def forecast_json(job: Job, need: Forecast, room: Available, fit: Fit) -> dict[s
         **asdict(need),
         "imports": need.imports._asdict(),
         "available": {"memory": room.memory, "disk": room.disk, "folder": str(room.folder)},
-        "fits": fit.fits,
-        "lacking": list(fit.lacking),
-        "advice": list(fit.advice),
+        "fits": not lacks,
+        "lacking": [lack.sentence for lack in lacks],
+        "advice": [lack.change for lack in lacks],
     }
 
 
@@ -59,12 +64,12 @@ def _facts(job: Job, need: Forecast, room: Available) -> Iterator[tuple[str, str
     rounds = counted(job.planned_rounds, "round")
     code = str(job.train.learner or job.train.script).removeprefix(f"{job.folder}/")
     origin = str(job.model.initial or job.model.factory).removeprefix(f"{job.folder}/")
-    drawn = f"{clients.cohort_size:,} of {counted(clients.count, 'site')} a round"
     yield "job", f"{job.name}, {rounds} of {code}"
-    yield "sites", f"{drawn}, {clients.workers:,} at work at once"
+    at_once = counted(clients.workers, "worker")
+    yield "sites", f"{clients.count:,}, of which {clients.cohort_size:,} a round, in {at_once}"
     yield "model", f"{size(need.model_bytes)} in {counted(need.tensors, 'tensor')}, from {origin}"
-    yield "a round", f"about {size(need.down_bytes)} down and {size(need.up_bytes)} up"
-    yield "transfer", f"{need.mode} mode, {pieces(need.chunk_size)}"
+    moved = f"{size(need.down_bytes)} down and {size(need.up_bytes)} up"
+    yield "a round", f"about {moved}, {need.mode} mode, {pieces(need.chunk_size)}"
     if need.epsilon is not None:
         yield "privacy", f"epsilon {need.epsilon:.4g} at delta {job.privacy.delta:g} after {rounds}"
     yield "imports", f"{size(imports.shared)} shared, {size(imports.own)} a worker (measured)"
@@ -72,8 +77,7 @@ def _facts(job: Job, need: Forecast, room: Available) -> Iterator[tuple[str, str
     yield "a worker", f"about {size(need.worker_bytes)} for the exchange"
     yield "not counted", f"{size(3 * need.model_bytes)} a worker for gradients and Adam's state;"
     yield "", "activations, data, and libraries that load at their first use"
-    here = need.total_bytes if job.engine.is_local else need.here_bytes
-    yield "all memory", f"about {size(here)} without these, {size(room.memory)} available"
+    all_memory = size(need.bytes_here(job))
+    yield "all memory", f"about {all_memory} without these, {size(room.memory)} available"
     free = "" if room.disk is None else f", {size(room.disk)} free"
-    keep = f"checkpoints.keep = {job.checkpoints.keep}"
-    yield "disk", f"about {size(need.disk_bytes)} with {keep}{free}"
+    yield "disk", f"about {size(need.disk_bytes)} (keep = {job.checkpoints.keep}){free}"

@@ -84,7 +84,7 @@ def test_the_server_takes_no_more_for_a_larger_model(clients):
     job = a_job(clients={"count": clients})
     small, large = (forecast(job, plain_layout(size)) for size in (1 << 28, 1 << 40))
     assert small.server_bytes == large.server_bytes
-    assert large.total_bytes == large.here_bytes + clients * large.worker_bytes
+    assert large.total_bytes == large.server_side_bytes + clients * large.worker_bytes
 
 
 def test_fewer_processes_take_less_memory_and_more_disk():

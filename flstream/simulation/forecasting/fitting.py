@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -34,22 +36,11 @@ class Available:
     flaw: str | None = None
 
 
-@dataclass(frozen=True)
-class Fit:
-    """Result of comparing a job's needs with a machine.
+class Lack(NamedTuple):
+    """A sentence on memory or disk that does not suffice, and the change that would make it do."""
 
-    Attributes:
-        lacking: Sentences about memory and disk that do not suffice; empty if the job fits.
-        advice: A change for each that would make the job fit.
-    """
-
-    lacking: tuple[str, ...] = ()
-    advice: tuple[str, ...] = ()
-
-    @property
-    def fits(self) -> bool:
-        """Whether memory and disk suffice."""
-        return not self.lacking
+    sentence: str
+    change: str
 
 
 def available_in(folder: Path) -> Available:
@@ -69,8 +60,8 @@ def available_in(folder: Path) -> Available:
     return Available(psutil.virtual_memory().available, disk, folder, flaw)
 
 
-def fit(job: Job, layout: Layout, need: Forecast, available: Available) -> Fit:
-    """Compare a job's needs with the available memory and disk.
+def lacks(job: Job, layout: Layout, need: Forecast, available: Available) -> Iterator[Lack]:
+    """Yield what a machine lacks for a job; nothing if the job fits.
 
     Args:
         job: The job.
@@ -78,32 +69,25 @@ def fit(job: Job, layout: Layout, need: Forecast, available: Available) -> Fit:
         need: Forecast of the job.
         available: Available memory and disk.
     """
-    lacking, advice = [], []
-    memory, disk = available.memory, available.disk
-    bytes_here = need.total_bytes if job.engine.is_local else need.here_bytes
-    if bytes_here > memory:
-        lacking.append(
-            f"{need.mode} mode needs about {format_bytes(bytes_here)} of memory, "
-            f"{format_bytes(memory)} are available"
-        )
-        workers = max(memory - need.here_bytes, 0) // need.worker_bytes
+    memory, disk, folder = available.memory, available.disk, available.folder
+    if need.bytes_here(job) > memory:
+        workers = max(memory - need.server_side_bytes, 0) // need.worker_bytes
+        change = "make the model smaller, or free memory"
         if need.mode == "native":
-            advice.append("set streaming.mode = pull and leave the chunk sizes at their default")
+            change = "set streaming.mode = pull and leave the chunk sizes at their default"
         elif workers and job.engine.is_local:
-            advice.append(f"set clients.parallel = {workers}")
-        else:
-            advice.append("make the model smaller, or free memory")
+            change = f"set clients.parallel = {workers}"
+        need_text = f"{need.mode} mode needs about {format_bytes(need.bytes_here(job))} of memory"
+        yield Lack(f"{need_text}, {format_bytes(memory)} are available", change)
     if available.flaw is not None:
-        lacking.append(f"{available.folder} cannot be written: {available.flaw}")
-        advice.append("name another --run-dir")
+        yield Lack(f"{folder} cannot be written: {available.flaw}", "name another --run-dir")
     elif disk is not None and need.disk_bytes > disk:
-        lacking.append(
-            f"the run takes about {format_bytes(need.disk_bytes)} of disk, "
-            f"{format_bytes(disk)} are free in {available.folder}"
-        )
         plan = plan_disk(job, layout, job.clients.cohort_size)
         # The initial model, the best one, and the next one are there beside those that are kept.
         keep = min(plan.lasts(disk - plan.model) - 1, job.planned_rounds)
-        set_keep = f"set checkpoints.keep = {keep}"
-        advice.append(set_keep if keep > 0 else "make room, or name another --run-dir")
-    return Fit(tuple(lacking), tuple(advice))
+        change = "make room, or name another --run-dir"
+        need_text = f"the run takes about {format_bytes(need.disk_bytes)} of disk"
+        yield Lack(
+            f"{need_text}, {format_bytes(disk)} are free in {folder}",
+            f"set checkpoints.keep = {keep}" if keep > 0 else change,
+        )

@@ -59,7 +59,7 @@ class Forecast:
         client_bytes: Peak memory of a worker over its imports, for the exchange alone.
         worker_bytes: Peak memory of a worker that it shares with no other process.
         imports: Memory of imports.
-        here_bytes: Peak memory of all processes together but the workers.
+        server_side_bytes: Peak memory of all processes together but the workers.
         total_bytes: Peak memory of all processes together.
         disk_bytes: Peak size of all files together.
         epsilon: Privacy spent by all rounds; None for a job that is not private.
@@ -75,10 +75,14 @@ class Forecast:
     client_bytes: int
     worker_bytes: int
     imports: Imports
-    here_bytes: int
+    server_side_bytes: int
     total_bytes: int
     disk_bytes: int
     epsilon: float | None
+
+    def bytes_here(self, job: Job) -> int:
+        """Return the peak memory of the launcher's machine, which workers may not be on."""
+        return self.total_bytes if job.engine.is_local else self.server_side_bytes
 
 
 def plain_layout(model_bytes: int, tensors: int = 1) -> Layout:
@@ -105,15 +109,18 @@ def forecast(job: Job, layout: Layout, imports: Imports = Imports()) -> Forecast
             tensor's name.
     """
     workers, cohort = job.clients.workers, job.clients.cohort_size
-    whole = _with_bodies(job, layout)
-    update_bytes = _update_bytes(job, layout, whole)
+    bodies = stage_bodies(job.stages[0], job.train)
+    beside = {name: zeros_beside(layout, kind, FLOATS).layout for name, kind in bodies.items()}
+    whole = joint_layout({MAIN: layout, **beside}) if bodies else layout
+    update_bytes = _update_bytes(job, layout) + whole.nbytes - layout.nbytes
     settings = stream_settings(job, job.train.exchange_format)
     server = _STREAMING_BYTES + min(job.aggregation.memory_budget, cohort * update_bytes)
     client = _STREAMING_BYTES + whole.nbytes
     if not settings.chunk_size:  # the server serialises a model for each worker, and for a file
         server, client = server + (workers + 1) * whole.nbytes, client + whole.nbytes
     worker = imports.own + _FORKED_BYTES + client
-    here = imports.shared + _LAUNCHER_BYTES + _OTHER_PROCESSES * _FORKED_BYTES + server
+    others = _LAUNCHER_BYTES + _OTHER_PROCESSES * _FORKED_BYTES
+    server_side = imports.shared + others + server
     return Forecast(
         model_bytes=layout.nbytes,
         tensors=len(layout.tensors),
@@ -125,29 +132,21 @@ def forecast(job: Job, layout: Layout, imports: Imports = Imports()) -> Forecast
         client_bytes=client,
         worker_bytes=worker,
         imports=imports,
-        here_bytes=here,
-        total_bytes=here + workers * worker,
+        server_side_bytes=server_side,
+        total_bytes=server_side + workers * worker,
         disk_bytes=_disk_bytes(job, whole),
         epsilon=_epsilon(job),
     )
 
 
-def _with_bodies(job: Job, layout: Layout) -> Layout:
-    """Return the layout of a model with the bodies that the first workflow sends beside it."""
-    bodies = stage_bodies(job.stages[0], job.train)
-    beside = {name: zeros_beside(layout, kind, FLOATS).layout for name, kind in bodies.items()}
-    return joint_layout({MAIN: layout, **beside}) if bodies else layout
-
-
-def _update_bytes(job: Job, layout: Layout, whole: Layout) -> int:
-    """Return the size of an update: of what is aggregated, filtered out by nothing, and shared."""
+def _update_bytes(job: Job, layout: Layout) -> int:
+    """Return the size of the tensors that are aggregated, not filtered out, and not personal."""
     sent = rule_for(job.aggregation).selected(layout)
     parts = [part_of(stage.args.personal_tensors, is_beside=False) for stage in job.stages]
     personal = [frozenset[str]() if part is None else part.names(layout) for part in parts]
     remaining(layout, job.filters.down, "down")
-    left = remaining(layout, job.filters.up, "up")
-    kept = sum(spec.nbytes for spec in left.tensors if spec.name in sent - personal[0])
-    return kept + whole.nbytes - layout.nbytes
+    unfiltered = remaining(layout, job.filters.up, "up")
+    return sum(spec.nbytes for spec in unfiltered.tensors if spec.name in sent - personal[0])
 
 
 def _disk_bytes(job: Job, whole: Layout) -> int:
@@ -159,7 +158,7 @@ def _disk_bytes(job: Job, whole: Layout) -> int:
 
 
 def _epsilon(job: Job) -> float | None:
-    """Return the privacy that is spent if each round folds, once, what was drawn for it."""
+    """Return the privacy spent by rounds that each fold one draw of sites."""
     if not job.privacy.is_on:
         return None
     accounting = Accounting.of(job)
