@@ -33,13 +33,6 @@ def run(tmp_path):
     return run
 
 
-@pytest.mark.nightly
-def test_digits_learns_to_read_them(run):
-    summary, _ = run("digits", *INLINE)
-    assert summary.metrics[-1]["accuracy"] >= 0.93
-    assert summary.best.value == max(row["accuracy"] for row in summary.metrics)
-
-
 @pytest.mark.parametrize("size", ["4MiB", "1MB"])
 def test_exchange_adds_the_mean_of_the_sites_numbers_every_round(run, size):
     summary, directory = run("exchange", *INLINE, f"model.args.size={size}", "clients.count=4")
@@ -78,12 +71,3 @@ def test_a_variant_of_digits_runs_once_its_lines_are_uncommented(name, lines, tm
     if name == "private":
         assert summary.rounds[0].epsilon > 0
         assert "clipping norm" in write_report(directory.path).read_text()
-
-
-@pytest.mark.nightly
-def test_a_thousand_sites_in_two_processes_learn_to_read_digits(run):
-    summary, directory = run("virtual", "rounds=6", "workflow.args.evaluate_every=6")
-    assert set(summary.memory.clients) == {"worker-1", "worker-2"}
-    assert summary.metrics[-1]["accuracy"] > 0.8
-    shapes = {name: each.shape for name, each in load_file(directory.final_model).items()}
-    assert shapes == {"weight": (64, 10), "bias": (10,)}
