@@ -27,7 +27,6 @@ from flstream.streaming.fetching import DownloadOptions
 from flstream.streaming.refs import OfferOptions
 from flstream.workflows.cyclic import cyclic
 from flstream.workflows.fedavg import fedavg
-from flstream.workflows.swarm import swarm
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -164,7 +163,6 @@ def test_workflows_stand_on_their_pages_as_they_are(tmp_path):
     for function, found in ((fedavg, shown), (cyclic, shown)):
         source = inspect.getsource(function)
         assert source[source.index("def ") :] in found
-    assert inspect.getsource(swarm).endswith(blocks(page("workflows/swarm"), "python")[0])
     for text in shown:
         name = re.findall(r"^def (\w+)\(", text, flags=re.MULTILINE)[-1]
         if name not in ("fedavg", "cyclic"):

@@ -8,7 +8,7 @@ from flstream.engines.processes import ProcessHost
 from flstream.errors import CheckpointError, ModelError
 from flstream.job import load_job
 from flstream.model.memory import MemoryBody
-from flstream.simulation.forecasting.model_layout import built_layout, model_layout
+from flstream.simulation.forecasting.probe import probe
 
 MODEL = """
 import os
@@ -80,12 +80,12 @@ def test_a_module_is_described_as_it_would_be_built_with_its_ties(job_of, host):
     exec(MODEL, scope)
     built = MemoryBody.of(scope["Tied"]().state_dict()).layout
     assert built.aliases == {"two.weight": "one.weight"}
-    assert built_layout(job_of("model:Tied"), host) == built
+    assert probe(job_of("model:Tied"), host).layout == built
     # One that is larger than memory, without its bytes; and one that needs values is built.
-    large = built_layout(job_of("model:larger_than_memory"), host)
+    large = probe(job_of("model:larger_than_memory"), host).layout
     assert large.nbytes == (1 << 46) + (1 << 24)
-    assert shapes(built_layout(job_of("model:needs_values"), host)) == {"w": ("F32", (4, 2))}
-    assert shapes(built_layout(job_of("model:arrays"), host)) == {"w": ("F16", (3, 5))}
+    assert shapes(probe(job_of("model:needs_values"), host).layout) == {"w": ("F32", (4, 2))}
+    assert shapes(probe(job_of("model:arrays"), host).layout) == {"w": ("F16", (3, 5))}
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,13 @@ def test_a_module_is_described_as_it_would_be_built_with_its_ties(job_of, host):
 )
 def test_what_is_wrong_with_a_factory_is_said(job_of, host, factory, message):
     with pytest.raises(ModelError, match=message):
-        built_layout(job_of(f"model:{factory}"), host)
+        probe(job_of(f"model:{factory}"), host)
 
 
-def test_a_file_is_described_by_its_header_and_no_factory_is_called(job_of, tmp_path):
+def test_a_file_is_described_by_its_header_and_no_factory_is_called(job_of, host, tmp_path):
     save_file({"w": torch.zeros(3), "n": torch.tensor(1)}, tmp_path / "m.safetensors")
     job = job_of("model:fails", f"model.initial={tmp_path}/m.safetensors", "model.factory=null")
-    assert shapes(model_layout(job)) == {"n": ("I64", ()), "w": ("F32", (3,))}
+    assert shapes(probe(job, host).layout) == {"n": ("I64", ()), "w": ("F32", (3,))}
     (tmp_path / "m.safetensors").write_bytes(b"\xff" * 20)
     with pytest.raises(CheckpointError, match=r"m\.safetensors"):
-        model_layout(job)
+        probe(job, host)
