@@ -187,7 +187,7 @@ def test_tied_tensors_travel_once_as_they_were_when_train_returned(learner):
     [
         ("class Mine:\n def __init__(self): raise OSError('no data')", "client.py, line 2 raised"),
         ("class Mine:\n def __init__(self, lr): pass", "client.py raised TypeError"),
-        ("Mine = 3", "there is no such class"),
+        ("Mine = 3", "Mine is a int; name a class"),
         ("import nowhere_to_be_found\nclass Mine: pass", "client.py, line 1 raised ModuleNotFound"),
     ],
 )
