@@ -11,7 +11,7 @@ from flstream.client.code import LearnerCode
 from flstream.client.code_errors import CodeFailure, log_traceback, run_code, sentence
 from flstream.client.context import SiteContext
 from flstream.client.fl_model import FLModel
-from flstream.client.messages import Failed
+from flstream.client.messages import EVALUATE, SUBMIT_MODEL, Failed
 from flstream.client.seeding import seed_everything, start_seed
 from flstream.client.session import Session, enter
 from flstream.client.site_folder import enter_work_folder
@@ -97,6 +97,10 @@ class _LearnerRunner:
                 learner.setup()
             self._prepared = site.name
         kind = execution.task.kind
+        execution.asks.update(each for each in (EVALUATE, SUBMIT_MODEL) if hasattr(learner, each))
+        if not execution.knows_task:
+            execution.decline()
+            return
         if not hasattr(learner, kind):
             raise ClientError(
                 f"{type(learner).__name__} has no method {kind}(self, model); define it"

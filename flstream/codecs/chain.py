@@ -15,8 +15,8 @@ from flstream.codecs.shuffle import Shuffle
 from flstream.codecs.ternary import Ternary
 from flstream.codecs.topk import TopK
 from flstream.codecs.zstd import Zstd
-from flstream.job.codecs import CodecPlan
 from flstream.job.code import make
+from flstream.job.codecs import CodecPlan
 from flstream.job.own_code import codec_kind_of
 
 BLOCK_CODECS: Mapping[str, Callable[..., BlockCodec]] = {

@@ -22,9 +22,9 @@ from flstream.filters.numbers import (
 )
 from flstream.filters.percentile import PercentileFilter
 from flstream.filters.svt import SVTFilter
+from flstream.job.code import make
 from flstream.job.filter_sections import GAUSSIAN, PERCENTILE, SVT
 from flstream.job.filters import FilterSpec
-from flstream.job.code import make
 from flstream.model.body import Scratch, Source, changed_through
 from flstream.model.copy import scatter
 from flstream.model.header import TensorInfo

@@ -23,10 +23,6 @@ _TRAINING = (
     "For the exchange alone; training adds its own: gradients are as large as the weights that "
     "a client trains, and Adam keeps two numbers more for each."
 )
-_COUNTED = (
-    "Training by {} is counted with its gradients and what it keeps for each weight, if all of "
-    "them are trained; activations, data and frozen weights come on top."
-)
 
 
 def print_forecast(console: Console, job: Job, need: Forecast, room: Available, fit: Fit) -> None:
@@ -47,8 +43,7 @@ def print_forecast(console: Console, job: Job, need: Forecast, room: Available, 
     print_table(console, f"A round ({_mode(job, need)})", head, _traffic_rows(need))
     title = "Peak memory (over idle; of all processes, all they have)"
     print_table(console, title, ["", "at most", "available"], _memory_rows(job, need, room))
-    remark = _COUNTED.format(need.optimizer) if need.optimizer else _TRAINING
-    for line in wrapped([remark], console.width):
+    for line in wrapped([_TRAINING], console.width):
         console.print(Text(line, style="dim"))
     print_table(console, "Disk", ["", "at most", "free"], _disk_rows(job, need, room))
     console.print()
@@ -76,7 +71,7 @@ def forecast_json(job: Job, need: Forecast, room: Available, fit: Fit) -> dict[s
         "rounds": job.planned_rounds,
         "evaluations": need.evaluations,
         "models_scored": need.scored,
-        "evaluate": job.score_sources[-1],
+        "evaluate": job.stages[-1].args.evaluate,
         "sites": job.clients.count,
         "sites_per_round": need.sites,
         "workers": need.workers,
@@ -95,8 +90,6 @@ def forecast_json(job: Job, need: Forecast, room: Available, fit: Fit) -> dict[s
         "memory": {
             "server_over_idle": need.server_bytes,
             "client_over_idle": need.client_bytes,
-            "optimizer": need.optimizer,
-            "training": need.training_bytes,
             "processes": need.processes,
             "total": need.total_bytes,
             **_elsewhere(job, need, room),
@@ -147,7 +140,7 @@ def _facts(job: Job, need: Forecast) -> list[tuple[str, str]]:
     workflows = ", then ".join(stage.name for stage in job.stages)
     if workflows != "fedavg":
         workflows += " (counted as one fold a round)"
-    if "received" in job.score_sources:
+    if any(stage.args.evaluate == "received" for stage in job.stages):
         evaluated += ", scored by metrics that come with updates of the next"
     filters = [
         f"{way}: {', '.join(map(str, listed))}"
@@ -212,8 +205,6 @@ def _memory_rows(job: Job, need: Forecast, room: Available) -> list[list[str]]:
         ["server", format_bytes(need.server_bytes), ""],
         [each, format_bytes(need.client_bytes), ""],
     ]
-    if need.optimizer:
-        rows.append([f"  training ({need.optimizer})", format_bytes(need.training_bytes), ""])
     available = format_bytes(room.memory)
     if job.engine.is_local:
         total = format_bytes(need.total_bytes)

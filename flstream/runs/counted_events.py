@@ -71,6 +71,7 @@ class CountedEvents:
         unfinished: Number of a round that has effects or evaluations, but no end; None if there is
             none.
         scores: Metrics of the last evaluation of each round, in order.
+        is_received: Whether the last evaluation was by metrics that came with updates.
         site_scores: What each site has found in it, where that is known.
         failures: Sites that had no part in a round, in order.
         benched: Sites that are asked no more, in the order in which that came about.
@@ -92,6 +93,7 @@ class CountedEvents:
         self.rounds: list[RoundRecord] = []
         self.unfinished: int | None = None
         self.scores: dict[int, Metrics] = {}
+        self.is_received = False
         self.site_scores: dict[int, Columns] = {}
         self.failures: list[SiteFailed] = []
         self.benched: list[str] = []
@@ -207,6 +209,7 @@ class CountedEvents:
             columns = self.site_scores.get(number, {})
             self._before_provisional = _Before(number, self._open, self.scores.get(number), columns)
         self.scores[number] = event.metrics
+        self.is_received = event.received
         self.site_scores[number] = event.sites
         self.down += event.down
         places = reversed(range(len(self.rounds)))

@@ -241,7 +241,7 @@ def summarize(history: History) -> Summary:
         model=ModelSummary(totals.model_bytes, totals.model_tensors, totals.digest),
         metrics=_metrics(history),
         best=best and BestSummary(best.round, facts.key_metric, best.value),
-        evaluate="received" if facts.leaves_last_unscored else "task",
+        evaluate="received" if totals.is_received else "task",
         failures=[
             SiteFailure(each.round, each.site, each.reason, each.signal, each.exit_status)
             for each in totals.failures

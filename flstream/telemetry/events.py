@@ -100,8 +100,6 @@ class RunStarted(Event, tag="run_started"):
         key_metric: Metric that decides which round is the best; empty in journals of an earlier
             version.
         key_metric_mode: Whether its best value is the largest or the smallest.
-        evaluate: For each workflow of the job, what scores its models: tasks of their own, or
-            metrics that come with updates; empty in journals of an earlier version, where tasks do.
         network: Emulated links of the sites by name; empty where there are none.
     """
 
@@ -115,7 +113,6 @@ class RunStarted(Event, tag="run_started"):
     workers: list[str] = []
     key_metric: str = ""
     key_metric_mode: Literal["max", "min"] = "max"
-    evaluate: list[Literal["task", "received"]] = []
     network: dict[str, LinkFacts] = {}
 
     @property

@@ -107,7 +107,7 @@ def test_where_every_site_fails_the_answer_says_so_and_names_what_is_missing(lea
         assert [("define train(self, model)" in reason) for reason in reasons] == [True] * 2
         assert serving.server.evaluate(model(), "site-1").sites == []
         [(_, _, reason)] = serving.server.failures()
-        assert "define evaluate(self, model)" in reason
+        assert "has no method evaluate(self, model); define it" in reason
 
 
 def test_a_model_that_does_not_arrive_is_asked_for_once_and_fails_every_site(learner):

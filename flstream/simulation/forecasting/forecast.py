@@ -1,8 +1,8 @@
 """Forecast of a job's traffic, memory and disk, from the job and its model's layout.
 
 The traffic is exact as long as every site answers with all tensors that are aggregated and nothing
-is lost on the way. Memory and disk are upper bounds for the exchange, and for gradients and the
-optimizer where the training code says which it is; activations and data cannot be forecast.
+is lost on the way. Memory and disk are upper bounds for the exchange; gradients, the optimizer's
+state, activations and data cannot be forecast.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from flstream.model.layout import Layout
 from flstream.server.model_offers import is_worth_mapping
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan, plan_disk, plan_task
-from flstream.simulation.forecasting.optimizers import optimizer_of
 from flstream.streaming.receiver import StreamSettings
 
 # Memory of processes beside models, measured as PSS: shared libraries such as torch, and the
@@ -95,9 +94,6 @@ class Forecast:
         submitted: traffic of the models that sites submit to the server.
         server_bytes: peak memory of the server over its idle, in bytes.
         client_bytes: peak memory of a client over its idle in bytes, for the exchange alone.
-        optimizer: name of the optimizer that the training code uses; empty if that is not known.
-        training_bytes: further memory of a client for gradients and what the optimizer keeps; 0 if
-            the optimizer is not known.
         worker_bytes: peak memory of a worker beside what the processes of its machine share.
         shared_bytes: memory that the processes of a machine share, such as that of libraries.
         processes: number of processes of the run, including the launcher.
@@ -123,8 +119,6 @@ class Forecast:
     submitted: Traffic
     server_bytes: int
     client_bytes: int
-    optimizer: str
-    training_bytes: int
     worker_bytes: int
     shared_bytes: int
     processes: int
@@ -202,9 +196,7 @@ def forecast(job: Job, layout: Layout) -> Forecast:
     shared = _SHARED_BYTES
     if job.train.source is not None and library_imports(job.train.source):
         shared += _LIBRARIES_BYTES
-    use = None if job.train.source is None else optimizer_of(job.train.source)
-    training = 0 if use is None else use.training_bytes(_trained_bytes(layout, selected))
-    worker = _PROCESS_BYTES + client + training
+    worker = _PROCESS_BYTES + client
     one, alone = (
         Traffic()
         if _is_mapped(job, settings, nbytes) and nbytes == layout.nbytes
@@ -230,13 +222,9 @@ def forecast(job: Job, layout: Layout) -> Forecast:
             else Traffic()
         ),
         scored=scored,
-        submitted=(
-            alone.times(clients.count) if job.collects_models and job.submits_models else Traffic()
-        ),
+        submitted=alone.times(clients.count) if job.collects_models else Traffic(),
         server_bytes=server,
         client_bytes=client,
-        optimizer="" if use is None else use.name,
-        training_bytes=training,
         worker_bytes=worker,
         shared_bytes=shared,
         processes=processes,
@@ -290,7 +278,9 @@ def _scored(job: Job) -> int:
     Sites that a workflow leaves out are counted with the others, and so is a best model.
     """
     is_trained = any(stage.has_rounds for stage in job.stages)
-    every = any(_evaluate_every(job)) or "received" in job.score_sources
+    every = any(_evaluate_every(job)) or any(
+        stage.args.evaluate == "received" for stage in job.stages
+    )
     count = 0
     for stage in job.stages:
         if stage.collects_models:
@@ -316,8 +306,8 @@ def _evaluations(job: Job) -> int:
 def _evaluate_every(job: Job) -> Sequence[int]:
     """Return every how many rounds of each stage sites evaluate a model; 0 is never."""
     return [
-        stage.args.evaluate_every if source == "task" else 0
-        for stage, source in zip(job.stages, job.score_sources, strict=True)
+        0 if stage.args.evaluate == "received" else stage.args.evaluate_every
+        for stage in job.stages
         if stage.has_rounds
     ]
 
@@ -336,13 +326,6 @@ def _personal(job: Job, layout: Layout) -> frozenset[str]:
 def _update_layout(layout: Layout, selected: Collection[str]) -> Layout:
     """Return the layout of the tensors that are aggregated, and so sent, of those that may be."""
     return Layout.of((s.name, s.dtype, s.shape) for s in layout.tensors if s.name in selected)
-
-
-def _trained_bytes(layout: Layout, selected: frozenset[str]) -> int:
-    """Return the size of what may be trained: numbers that are not whole."""
-    update = (spec for spec in layout.tensors if spec.name in selected)
-    floats = (spec for spec in update if spec.dtype.startswith(("F", "BF")))
-    return sum(spec.nbytes for spec in floats)
 
 
 def _download(nbytes: int, settings: StreamSettings) -> Traffic:
@@ -394,7 +377,7 @@ def _fetched_again(job: Job, rule: AggregationRule, *, is_partial: bool) -> int:
     cohort, repeated = job.clients.cohort_size, 0
     if rule.clip_norm is not None or rule.compares:
         repeated = folded_updates(rule, cohort)
-    if not job.collects_models or job.submits_models:
+    if not job.collects_models:
         return repeated
     return repeated + cohort if is_partial else 0
 
