@@ -11,7 +11,7 @@ def test_a_sound_job_gets_its_plan_and_is_not_run(flstream_here, write_job, tmp_
     chain = "filters.up=[{ type = gaussian, sigma = 0.5 }]"
     done = flstream_here("validate", folder, "--set", chain, "--set", LINKS)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "mini, 2 rounds, scored by metrics that come with updates" in done.stdout
+    assert "mini, 2 rounds" in done.stdout
     assert "\nfilters        up: gaussian (sigma = 0.5)" in done.stdout
     assert "1 Mbit/s to 10 Mbit/s, latency 50 ms, loss 1 % at 1 of 2" in " ".join(
         done.stdout.split()
@@ -82,22 +82,3 @@ def test_a_workflow_of_ones_own_is_imported_and_its_arguments_are_checked(flstre
     done = flstream_here("validate", path, "--set", "workflow.args.hops=far")
     assert (done.returncode, done.stdout) == (2, "")
     assert 'workflow.args.hops: given "far"; must be a whole number' in done.stderr
-
-
-def test_a_learner_that_lacks_a_method_which_its_workflow_calls_is_refused(
-    flstream_here, write_job, tmp_path
-):
-    path = write_job()
-    path.write_text(path.read_text().replace("script = client.py", 'learner = "mine.py:Mine"'))
-    (path.parent / "mine.py").write_text(
-        f"open({str(tmp_path / 'ran')!r}, 'w')\n"
-        "import flstream.client as flare\n\n"
-        "class Mine(flare.Learner):\n    def train(self, model):\n        return model\n"
-    )
-    assert flstream_here("validate", path).returncode == 0  # evaluate_every = 0
-    (tmp_path / "ran").unlink(missing_ok=True)
-    done = flstream_here("validate", path, "--set", "workflow.args.evaluate_every=3")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "mine.py:Mine has no method evaluate(self, model)" in done.stderr
-    assert "workflow.args.evaluate_every = 3" in done.stderr
-    assert not (tmp_path / "ran").exists()
