@@ -1,4 +1,4 @@
-"""What code finds that is asked for a model of the site's own: no model."""
+"""Params of a task to submit a model, which brings none."""
 
 from __future__ import annotations
 

@@ -68,8 +68,8 @@ class _LearnerRunner:
             named = self._code.named
             # What sites share is the same in each process.
             seed_everything(start_seed(self._worker.info.seed, ""))
-            made = make(named, self._code.arguments)
-            self._learner = check(made, f"train.learner {named}", Trains, Evaluates)
+            learner = make(named, self._code.arguments)
+            self._learner = check(learner, f"train.learner {named}", Trains, Evaluates)
         except BaseException as error:
             log_traceback(error)
             self._worker.send(Failed("", 0, sentence(error, self._source)))
@@ -97,7 +97,8 @@ class _LearnerRunner:
                 learner.setup()
             self._prepared = site.name
         kind = execution.task.kind
-        execution.asks.update(each for each in (EVALUATE, SUBMIT_MODEL) if hasattr(learner, each))
+        told_apart = (task for task in (EVALUATE, SUBMIT_MODEL) if hasattr(learner, task))
+        execution.asks.update(told_apart)
         if not execution.knows_task:
             execution.decline()
             return

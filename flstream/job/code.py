@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from difflib import get_close_matches
 from pathlib import Path
@@ -59,10 +59,10 @@ def make(named: str, arguments: Mapping[str, Any], *first: Any) -> Any:
         UsageError: There is no such class.
         Exception: Whatever its code raises.
     """
-    made = load(named)
-    if not callable(made):
-        raise UsageError(f"{named} is a {type(made).__name__}; name a class")
-    return made(*first, **arguments)
+    factory = load(named)
+    if not callable(factory):
+        raise UsageError(f"{named} is a {type(factory).__name__}; name a class")
+    return factory(*first, **arguments)
 
 
 def check(value: Any, named: str, *protocols: type) -> Any:
@@ -79,7 +79,7 @@ def check(value: Any, named: str, *protocols: type) -> Any:
     Raises:
         UsageError: The message names the methods that it has to have.
     """
-    if any(all(_takes(value, *each) for each in _methods(protocol)) for protocol in protocols):
+    if any(all(_takes(value, *method) for method in _methods(each)) for each in protocols):
         return value
     allowed = " or ".join(_described(protocol) for protocol in protocols)
     kind = "a class" if isinstance(value, type) else f"a {type(value).__name__}"
@@ -116,33 +116,6 @@ def _described(protocol: type) -> str:
     if [name for name, _ in methods] == ["__call__"]:
         return f"a function of ({methods[0][1]})"
     return f"a class with {' and '.join(f'{name}({args})' for name, args in methods)}"
-
-
-class CodeRegistry(NamedTuple):
-    """Code of one kind that comes with flstream, and what a user's own has to follow.
-
-    Attributes:
-        kind: The kind in words, such as ``workflow``.
-        built_in: Place of each by the name that a job file gives it.
-        protocols: Protocols of which an object follows one.
-    """
-
-    kind: str
-    built_in: Mapping[str, str]
-    protocols: Sequence[type]
-
-    def load(self, named: str, folder: Path | None = None) -> Any:
-        """Import an object by its built-in name or its place, and check it.
-
-        Args:
-            named: Name of a built-in, or place of a user's own; see :func:`load`.
-            folder: Folder that a relative path starts from.
-
-        Raises:
-            UsageError: There is no such object, or it follows none of the protocols.
-            Exception: Whatever the imported code raises.
-        """
-        return check(load(self.built_in.get(named, named), folder), named, *self.protocols)
 
 
 def package_root(path: Path) -> Path:

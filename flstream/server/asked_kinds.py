@@ -25,43 +25,41 @@ class AskedKinds:
 
     def __init__(self) -> None:
         self.source: ScoreSource = "auto"
-        self._kinds: dict[str, Collection[str]] = {}
-        self._late: set[str] = set()
+        self._by_site: dict[str, Collection[str]] = {}
+        self._warned: set[str] = set()
 
     def new(self, answers: Iterable[SiteAnswer]) -> dict[str, list[str]]:
-        """The kinds that code asked about, for the sites whose first answers these are."""
-        return {each.site: each.asks for each in answers if each.site not in self._kinds}
+        """Return the kinds by site, for the sites whose first answers these are."""
+        return {answer.site: answer.asks for answer in answers if answer.site not in self._by_site}
 
-    def note(self, asked: Mapping[str, Sequence[str]]) -> None:
-        """Take what the record of an effect says of sites' first answers."""
-        self._kinds = {**asked, **self._kinds}
+    def note(self, recorded: Mapping[str, Sequence[str]]) -> None:
+        """Take the kinds by site from the record of an effect; a site's first one counts."""
+        self._by_site = {**recorded, **self._by_site}
 
     def late(self, answers: Iterable[SiteAnswer]) -> list[str]:
-        """The sites whose code asks about evaluations now, and not in the first task."""
-        if self.source != "auto":
-            return []
-        late = [each.site for each in answers if EVALUATE in each.asks and self._is_late(each.site)]
-        self._late.update(late)
-        return late
+        """Return the sites that ask about evaluations now, and not in their first tasks, once."""
+        asking = [answer.site for answer in answers if EVALUATE in answer.asks]
+        late = [site for site in asking if not self._may_evaluate(site)]
+        new = [site for site in late if self.source == "auto" and site not in self._warned]
+        self._warned.update(new)
+        return new
 
     @property
     def is_received(self) -> bool:
         """Whether the metrics of updates score the models that sites had received."""
-        if self.source == "auto":
-            return bool(self._kinds) and not any(EVALUATE in each for each in self._kinds.values())
-        return self.source == "received"
+        if self.source != "auto":
+            return self.source == "received"
+        return bool(self._by_site) and not any(map(self._may_evaluate, self._by_site))
 
     def evaluators(self, sites: Iterable[str]) -> list[str]:
-        """Those of some sites that are sent an evaluation, where one is due."""
+        """Return the sites to send an evaluation; none where the metrics of updates are scores."""
         if self.is_received:
             return []
-        if self.source == "task":
-            return list(sites)
-        return [site for site in sites if EVALUATE in self._kinds.get(site, (EVALUATE,))]
+        return [site for site in sites if self.source == "task" or self._may_evaluate(site)]
 
     def submitters(self, sites: Iterable[str]) -> list[str]:
-        """Those of some sites that may know of the task to submit a model."""
-        return [site for site in sites if self._kinds.get(site, (SUBMIT_MODEL,))]
+        """Return the sites that may know of the task to submit a model: they tell tasks apart."""
+        return [site for site in sites if self._by_site.get(site, (SUBMIT_MODEL,))]
 
-    def _is_late(self, site: str) -> bool:
-        return EVALUATE not in self._kinds.get(site, (EVALUATE,)) and site not in self._late
+    def _may_evaluate(self, site: str) -> bool:
+        return EVALUATE in self._by_site.get(site, (EVALUATE,))

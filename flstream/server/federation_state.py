@@ -82,7 +82,7 @@ class FederationState:
 
     @property
     def evaluators(self) -> list[str]:
-        """The sites that are sent an evaluation, where one is due."""
+        """Sites to send an evaluation, where one is due."""
         return self.asked.evaluators(self.sites)
 
     def begin_stage(self, place: int, stopping: EarlyStopping) -> None:

@@ -189,7 +189,7 @@ class SiteTraining:
         return self.result is not None
 
     def settle(self) -> None:
-        """Have the sites train if they have not, and take in what their code asked about."""
+        """Train at the sites if that is not done, and note what their code asked about."""
         if self.result is None:
             self.effects.do(self)
         assert self.result is not None
