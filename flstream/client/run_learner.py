@@ -97,8 +97,8 @@ class _LearnerRunner:
                 learner.setup()
             self._prepared = site.name
         kind = execution.task.kind
-        told_apart = (task for task in (EVALUATE, SUBMIT_MODEL) if hasattr(learner, task))
-        execution.asks.update(told_apart)
+        kinds = (task for task in (EVALUATE, SUBMIT_MODEL) if hasattr(learner, task))
+        execution.asks.update(kinds)
         if not execution.knows_task:
             execution.decline()
             return
