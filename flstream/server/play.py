@@ -17,7 +17,7 @@ from flstream.errors import (
 )
 from flstream.job import Job
 from flstream.job.workflow_code import load_program, program_file
-from flstream.runs.journal import read_history
+from flstream.runs.journal import read_effects, read_history
 from flstream.runs.needed_states import with_sound_states
 from flstream.runs.retention import stored_rounds
 from flstream.runs.site_states import state_bytes
@@ -173,7 +173,7 @@ def _go_back(context: ServerContext, error: UnsoundModelError) -> Replay:
     run = context.run
     # It has what was done since the run went on, too.
     history = read_history(run.events)
-    before = [each for each in history.effects if each.effect < error.effect]
+    before = [each for each in read_effects(run.events) if each.effect < error.effect]
     sound = sound_effects(before, history.models, run)
     if not error.effect or not sound.has_model:
         flaws = "; ".join([error.flaw, *sound.flaws]) if error.effect else error.flaw
@@ -191,7 +191,7 @@ def _go_back(context: ServerContext, error: UnsoundModelError) -> Replay:
     for path in run.leftovers(models, history.written):
         path.unlink(missing_ok=True)
     stored = len(stored_rounds(run))
-    return Replay(history.models[0].digest, records, history.written, stored)
+    return Replay(history.models[0].digest, records, frozenset(history.written), stored)
 
 
 def _play_stage(federation: Federation, place: int, start: int) -> int:
