@@ -161,7 +161,7 @@ def is_train() -> bool:
     Code that asks this, :func:`is_evaluate` or :func:`get_task_name` in a site's first task is sent
     evaluations of its own; see ``workflow.args.evaluate``.
     """
-    return _current().asked("evaluate") == "train"
+    return _current().asked_kind("evaluate") == "train"
 
 
 def is_evaluate() -> bool:
@@ -169,7 +169,7 @@ def is_evaluate() -> bool:
 
     See :func:`is_train`.
     """
-    return _current().asked("evaluate") == "evaluate"
+    return _current().asked_kind("evaluate") == "evaluate"
 
 
 def is_submit_model() -> bool:
@@ -179,12 +179,12 @@ def is_submit_model() -> bool:
     the last model that was sent counts. The received model has no ``params``; its
     ``meta["submit_model_name"]`` is ``"best_model"``, as in NVFlare.
     """
-    return _current().asked("submit_model") == "submit_model"
+    return _current().asked_kind("submit_model") == "submit_model"
 
 
 def get_task_name() -> str | None:
     """Kind of the current task: ``"train"``, ``"evaluate"``, ``"submit_model"``; None between."""
-    return _current().asked("evaluate", "submit_model")
+    return _current().asked_kind("evaluate", "submit_model")
 
 
 def get_site_name() -> str:

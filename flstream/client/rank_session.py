@@ -76,7 +76,7 @@ class RankSession:
         """Kind of the current task, ``"train"`` for one; None between tasks."""
         return None if self._current is None else self._current.task.kind
 
-    def asked(self, *kinds: TaskKind) -> str | None:
+    def asked_kind(self, *kinds: TaskKind) -> str | None:
         """Return the kind of the current task; rank 0 reports what the code asks."""
         return self.kind
 

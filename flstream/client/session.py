@@ -89,7 +89,7 @@ class Session:
             else None
         )
 
-    def asked(self, *kinds: TaskKind) -> str | None:
+    def asked_kind(self, *kinds: TaskKind) -> str | None:
         """Return the kind of the current task, and note which kinds the code tells apart.
 
         Args:
@@ -113,11 +113,8 @@ class Session:
     @property
     def is_declined(self) -> bool:
         """Whether the code shows by its end that it does not know of the task."""
-        return (
-            self.kind is not None
-            and self._execution is not None
-            and not (self._execution.knows_task)
-        )
+        execution = self._execution
+        return execution is not None and execution.site is not None and not execution.knows_task
 
     def decline(self) -> None:
         """Answer a task that the code does not know of."""

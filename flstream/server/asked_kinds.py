@@ -34,7 +34,8 @@ class AskedKinds:
 
     def note(self, recorded: Mapping[str, Sequence[str]]) -> None:
         """Take the kinds by site from the record of an effect; a site's first one counts."""
-        self._by_site = {**recorded, **self._by_site}
+        for site, kinds in recorded.items():
+            self._by_site.setdefault(site, kinds)
 
     def late(self, answers: Iterable[SiteAnswer]) -> list[str]:
         """Return the sites that ask about evaluations now, and not in their first tasks, once."""
