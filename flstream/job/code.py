@@ -39,7 +39,7 @@ def load(named: str, folder: Path | None = None) -> Any:
         module = importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
     else:
         module = import_once(str(path))
-        first_on_path(path)
+        _first_on_path(path)
     if hasattr(module, name):
         return getattr(module, name)
     close = get_close_matches(name, vars(module), 1)
@@ -176,7 +176,7 @@ def import_once(where: str) -> ModuleType:
         return _imported_from(Path(where)).module
 
 
-def first_on_path(path: Path) -> None:
+def _first_on_path(path: Path) -> None:
     """Make the folder of a file that `import_once` imported the first place for its later imports.
 
     Args:
