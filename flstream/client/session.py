@@ -69,8 +69,8 @@ class Session:
         self.metrics: Mapping[str, float] | None = None
         self.has_scored = False
         self.has_declined = False
-        # What the code asked before its first task, which counts in that.
-        self._early: set[TaskKind] = set()
+        # Whether the code has waited for a task. Until then it tells nothing of how it treats one.
+        self._has_waited = False
 
     @property
     def site(self) -> str:
@@ -95,9 +95,7 @@ class Session:
         Args:
             kinds: The kinds that it tells from trainings by the answer.
         """
-        if self._execution is None:
-            self._early.update(kinds)
-        elif self._execution.site is not None:
+        if self._has_waited and self._execution is not None:
             self._execution.asks.update(kinds)
         return self.kind
 
@@ -331,6 +329,7 @@ class Session:
     def _next_task(self, timeout: float | None) -> bool:
         if not self._initialised:
             raise ClientError("call flstream.client.init() before anything else")
+        self._has_waited = True
         if self._execution is not None and self._execution.site is not None:
             return True
         if self._turns is None or self._is_shut_down:
@@ -340,8 +339,6 @@ class Session:
         self._execution = self._turns.next(timeout)
         if self._execution is not None:
             self._context = self._execution.site
-            self._execution.asks.update(self._early)
-            self._early = set()
             if self._announcer is not None:
                 self._announcer.begun(self._execution.task)
             return True

@@ -36,7 +36,7 @@ DECORATED = "@flare.evaluate\ndef score(model):\n    return {}"
         (loop("flare.is_evaluate()"), ["evaluate"]),
         (loop("flare.is_submit_model()"), ["submit_model"]),
         (loop("flare.get_task_name()"), ["evaluate", "submit_model"]),
-        (loop(early="flare.is_train()"), ["evaluate"]),
+        (loop(early="flare.is_train()"), []),
         (loop(early=DECORATED), []),
         (loop("score()", early=DECORATED), ["evaluate"]),
     ],
