@@ -93,19 +93,17 @@ def _plan(path: Path, job: Job) -> tuple[Probe, Forecast]:
     """
     from flstream.errors import CheckpointError, ModelError, UsageError
     from flstream.job import JobError, Problem
-    from flstream.job.code_check import code_problems
+    from flstream.job.missing_modules import missing_modules
     from flstream.simulation.forecasting.forecast import forecast
     from flstream.simulation.forecasting.probe import probe
 
-    problems = code_problems(job)
-    # If the factory's file cannot be imported, calling it would only repeat that problem.
-    if not any(problem.key == "model.factory" for problem in problems):
-        try:
-            found = probe(job)
-            need = forecast(job, found.layout, found.imports)
-        except (ModelError, CheckpointError, UsageError) as error:
-            problems.append(Problem("", str(error)))
-        else:
-            if not problems:
-                return found, need
+    problems = list(missing_modules(job))
+    try:
+        found = probe(job)
+        need = forecast(job, found.layout, found.imports)
+    except (ModelError, CheckpointError, UsageError) as error:
+        problems.append(Problem("", str(error)))
+    else:
+        if not problems:
+            return found, need
     raise JobError(path.absolute(), problems)

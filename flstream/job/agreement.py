@@ -16,7 +16,6 @@ from flstream.job.key import workflow_name
 from flstream.job.network_section import NetworkSection
 from flstream.job.privacy import EPSILON, PrivacySection, privacy_problems
 from flstream.job.problems import Problem, given, join
-from flstream.job.scoring import score_source
 from flstream.job.sections import (
     AggregationSection,
     ServerOptimizerSection,
@@ -24,7 +23,6 @@ from flstream.job.sections import (
 )
 from flstream.job.site_names import site_problems
 from flstream.job.stage import Stage
-from flstream.job.submitting import submits_models
 from flstream.job.tracking import RUN, TrackingSection
 from flstream.job.train_section import TrainSection
 
@@ -162,9 +160,7 @@ def _something_to_stop_by(privacy: PrivacySection, job: SoundSections) -> Iterat
     never = [
         index
         for index, stage in enumerate(job.stages)
-        if stage.has_rounds
-        and stage.args.evaluate_every == 0
-        and (job.train is None or score_source(stage.args, job.train) == "task")
+        if stage.has_rounds and stage.args.evaluate_every == 0 and stage.args.evaluate == "task"
     ]
     for index in never[:1]:
         section = workflow_name(index, len(job.stages))
@@ -178,14 +174,6 @@ def _nothing_passes_filters_by(filters: FiltersSection, job: SoundSections) -> I
     if job.senders and (filters.up or filters.down):
         allowed = f"left out in {job.senders[0]}, which sends tensors beside the model"
         yield Problem("", "given", allowed)
-        return
-    collects = [stage.name for stage in job.stages if stage.args.collects_models]
-    if filters.up and collects and job.train is not None and submits_models(job.train):
-        allowed = (
-            f"left out in {collects[0]} of code that names is_submit_model, since what it "
-            "submits is no update"
-        )
-        yield Problem("up", "given", allowed)
 
 
 def _codecs_of_all_that_is_sent(

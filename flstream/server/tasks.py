@@ -269,7 +269,8 @@ def _check(spec: TaskSpec, answer: Answered, due: set[str]) -> None:
         if not is_weight(each.weight):
             raise WorkerLostError(f"it gave the update of {each.site} the weight {each.weight:g}")
     has_update = MODEL in answer.bodies or (bool(spec.folder) and answer.written is not None)
-    if spec.has_updates and due and not has_update:
+    is_due = any(each.has_params for each in answer.sites) or (spec.kind == "train" and due)
+    if spec.has_updates and is_due and not has_update:
         raise WorkerLostError(f"it answered a {spec.kind} task without a model")
 
 

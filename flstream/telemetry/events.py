@@ -99,8 +99,6 @@ class RunStarted(Event, tag="run_started"):
         workers: Names of the processes that the sites share; empty where each site has its own.
         key_metric: Metric that decides which round is the best.
         key_metric_mode: Whether its best value is the largest or the smallest.
-        evaluate: For each workflow of the job, what scores its models: tasks of their own, or
-            metrics that come with updates.
         network: Emulated links of the sites by name; empty where there are none.
     """
 
@@ -112,7 +110,6 @@ class RunStarted(Event, tag="run_started"):
     clients: int
     key_metric: str
     key_metric_mode: Literal["max", "min"]
-    evaluate: list[Literal["task", "received"]]
     names: list[str] = []
     workers: list[str] = []
     network: dict[str, LinkFacts] = {}

@@ -76,22 +76,3 @@ def test_a_workflow_of_ones_own_is_imported_and_its_arguments_are_checked(flstre
     done = flstream_here("validate", path, "--set", "workflow.args.hops=far")
     assert (done.returncode, done.stdout) == (2, "")
     assert 'workflow.args.hops: given "far"; must be a whole number' in done.stderr
-
-
-def test_a_learner_that_lacks_a_method_which_its_workflow_calls_is_refused(
-    flstream_here, write_job, tmp_path
-):
-    path = write_job()
-    path.write_text(path.read_text().replace("script = client.py", 'learner = "mine.py:Mine"'))
-    (path.parent / "mine.py").write_text(
-        f"open({str(tmp_path / 'ran')!r}, 'w')\n"
-        "import flstream.client as flare\n\n"
-        "class Mine(flare.Learner):\n    def train(self, model):\n        return model\n"
-    )
-    assert flstream_here("validate", path).returncode == 0  # evaluate_every = 0
-    (tmp_path / "ran").unlink(missing_ok=True)
-    done = flstream_here("validate", path, "--set", "workflow.args.evaluate_every=3")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "mine.py:Mine has no method evaluate(self, model)" in done.stderr
-    assert "workflow.args.evaluate_every = 3" in done.stderr
-    assert not (tmp_path / "ran").exists()
