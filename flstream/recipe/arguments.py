@@ -1,0 +1,260 @@
+"""Arguments of recipes: the type of each, and the key of a job file that it becomes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict, get_args, get_type_hints
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+
+from flstream.errors import UsageError
+from flstream.recipe.initial_model import code_place, initial_model
+from flstream.report.console import make_console
+
+STREAMING_KEYS = (
+    "tensor_download_chunk_size",
+    "np_download_chunk_size",
+    "streaming_per_request_timeout",
+)
+"""Flat keys of ``config_fed_server`` and ``add_server_config`` that ``streaming`` has, too."""
+
+_BOUNDED = "streaming.streaming_per_request_timeout bounds each request"
+_SITE_FREES = "a site frees what it has sent"
+_NO_MODEL = "the server never has a model in memory"
+UNNEEDED: Mapping[str, str] = {
+    "best_model_filename": "the best model is best.safetensors in the run directory",
+    "client_memory_gc_rounds": _SITE_FREES,
+    "cuda_empty_cache": _SITE_FREES,
+    "download_complete_timeout": "a worker stays until the server has its update",
+    "enable_tensor_disk_offload": _NO_MODEL,
+    "get_task_timeout": "a task reaches its site at once, without being asked for",
+    "launch_once": "a site's script runs for the whole job",
+    "max_resends": "a connection on one machine loses nothing; what is damaged is fetched again",
+    "min_download_timeout": _BOUNDED,
+    "np_min_download_timeout": _BOUNDED,
+    "save_filename": "the final model is global.safetensors in the run directory",
+    "server_memory_gc_rounds": _NO_MODEL,
+    "shutdown_timeout": "a script's end is waited for",
+    "submit_task_result_timeout": "the server fetches an update while it folds",
+    "tensor_min_download_timeout": _BOUNDED,
+}
+"""Arguments and flat keys of NVFlare without a counterpart, and why none is needed."""
+
+PLAIN_COMMAND = re.compile(r"\s*(python3?(\.\d+)?(\s+-u)?)?\s*")
+"""Launch commands that only start Python, as every site has a process of its own."""
+
+
+class ExchangeFormat(StrEnum):
+    """Arrays that a training script receives, and the library that it computes with."""
+
+    PYTORCH = "pytorch"
+    NUMPY = "numpy"
+    RAW = "raw"
+
+
+FrameworkType = ExchangeFormat
+
+
+class TransferType(StrEnum):
+    """Form of an update: the new weights, or their difference from the received ones."""
+
+    FULL = "FULL"
+    DIFF = "DIFF"
+
+
+@cache
+def notice(text: str) -> None:
+    """Print a line on stdout, unless this process has printed it before."""
+    make_console().print(f"flstream: {text}", style="dim", soft_wrap=True)
+
+
+def component(value: Mapping[str, Any] | str) -> dict[str, Any]:
+    """Return the section of a job file for a type, or ``{"type": ..., "args": {...}}``."""
+    section = {"type": value} if isinstance(value, str) else dict(value)
+    args = section.pop("args", {})
+    if not isinstance(section.get("type"), str) or not isinstance(args, Mapping):
+        raise ValueError('give a type, or {"type": "name", "args": {...}}')
+    return {**section, **args}
+
+
+def sgd_section(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``server_optimizer`` for torch's SGD, or for its arguments alone."""
+    name = optimizer.get("path", optimizer.get("name"))
+    args = optimizer if name is None else optimizer.get("args", {})
+    if str(name or "SGD").rpartition(".")[2] != "SGD":
+        raise ValueError(
+            "server_optimizer has formulas of its own for what is not SGD: give lr and momentum of "
+            'torch.optim.SGD, or server_optimizer={"type": "fedadam"}'
+        )
+    if extra := set(args) - {"lr", "momentum"}:
+        raise ValueError(f"server_optimizer has no {', '.join(sorted(extra))}; leave it out")
+    values = {"learning_rate": args.get("lr", 1.0), "beta_1": args.get("momentum", 0.0)}
+    return component({"type": "fedavgm", "args": values})
+
+
+def _aggregation(value: str | Mapping[str, Any]) -> dict[str, Any]:
+    section = component(value)
+    return {"method": section.pop("type"), **section}
+
+
+def _order(value: str | Sequence[str]) -> str | list[str]:
+    return value.lower() if isinstance(value, str) else list(value)
+
+
+def _in_full(value: TransferType) -> None:
+    if value is TransferType.DIFF:
+        notice("params_transfer_type = DIFF: updates travel in full, to the same mean")
+
+
+def _no_schedule(value: Any) -> None:
+    if value:
+        raise ValueError("server_optimizer.learning_rate is one number; leave it out")
+
+
+_Patterns = AfterValidator(lambda value: [value] if isinstance(value, str) else list(value))
+_Arrays = AfterValidator(lambda value: None if value == "pytorch" else "numpy")
+_Launcher = AfterValidator(lambda text: None if PLAIN_COMMAND.fullmatch(text) else text)
+_Mode = AfterValidator({True: "min", False: "max"}.get)
+
+
+class RecipeArguments(TypedDict, total=False):
+    """Arguments of recipes, each with its type and the key of a job file that it becomes.
+
+    They have NVFlare's names; ``learner``, ``server_optimizer`` and ``config`` are flstream's own.
+    """
+
+    name: str
+    model: Annotated[Any, AfterValidator(initial_model), "model"]
+    initial_model: Annotated[Any, AfterValidator(initial_model), "model"]
+    initial_ckpt: Annotated[str | Path, "model.initial"]
+    eval_ckpt: Annotated[str | Path, "model.initial"]
+    min_clients: Annotated[int, "clients.per_round"]
+    num_rounds: Annotated[int, "rounds"]
+    train_script: Annotated[str | Path, "train.script"]
+    train_args: Annotated[str | Mapping[str, Any], "train.args"]
+    eval_script: Annotated[str | Path, "train.script"]
+    eval_args: Annotated[str | Mapping[str, Any], "train.args"]
+    learner: Annotated[str | type, AfterValidator(code_place), "train.learner"]
+    launch_external_process: bool
+    command: Annotated[str, _Launcher, "train.command"]
+    framework: Annotated[FrameworkType, _Arrays, "train.exchange_format"]
+    server_expected_format: ExchangeFormat
+    params_transfer_type: Annotated[TransferType, AfterValidator(_in_full)]
+    per_site_config: Mapping[str, Mapping[str, Any]]
+    aggregator: Annotated[str | Mapping[str, Any], AfterValidator(_aggregation), "aggregation"]
+    aggregation_weights: Annotated[Mapping[str, float], "aggregation.weights"]
+    exclude_vars: Annotated[str | Sequence[str], _Patterns, "aggregation.exclude"]
+    key_metric: Annotated[str, "workflow.args.key_metric"]
+    negate_key_metric: Annotated[bool, _Mode, "workflow.args.key_metric_mode"]
+    stop_cond: Annotated[str, "stop_when"]
+    patience: Annotated[int, "patience"]
+    server_optimizer: Annotated[
+        str | Mapping[str, Any], AfterValidator(component), "server_optimizer"
+    ]
+    optimizer_args: Annotated[Mapping[str, Any], AfterValidator(sgd_section), "server_optimizer"]
+    lr_scheduler_args: Annotated[Any, AfterValidator(_no_schedule)]
+    fedprox_mu: Annotated[float, Field(ge=0, allow_inf_nan=False), "workflow.args.fedprox_mu"]
+    order: Annotated[str | Sequence[str], AfterValidator(_order), "workflow.args.order"]
+    start_task_timeout: Annotated[float, "workflow.args.start_task_timeout"]
+    progress_timeout: Annotated[float, "workflow.args.progress_timeout"]
+    validation_timeout: Annotated[float, "workflow.args.eval_task_timeout"]
+    do_cross_site_eval: bool
+    cross_site_eval_timeout: float
+    config: Mapping[str, Any]
+
+
+def checked(owner: str, arguments: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return converted arguments by their names in :class:`RecipeArguments`; refuse wrong ones."""
+    values, mistakes = {}, []
+    for name, value in arguments.items():
+        if name in UNNEEDED:
+            notice(f"{name} is not needed: {UNNEEDED[name]}")
+        elif name not in names:
+            mistakes.append(f"there is no argument {name}; {nearest(name, names)}")
+        elif value is not None:
+            try:
+                hint = argument_types()[names[name]]
+                values[names[name]] = TypeAdapter(hint).validate_python(value)
+            except ValidationError as error:
+                text = repr(value)
+                shown = text if len(text) <= 60 else f"a {type(value).__name__}"
+                reasons = " or ".join(each["msg"] for each in error.errors())
+                mistakes.append(f"{name} is {shown}: {reasons}")
+    if mistakes:
+        raise UsageError(f"{owner}: {'; '.join(mistakes)}")
+    return values
+
+
+@cache
+def argument_types() -> Mapping[str, Any]:
+    """Return the annotations of all arguments, by name."""
+    return get_type_hints(RecipeArguments, include_extras=True)
+
+
+def key_of(name: str) -> str | None:
+    """Return the dotted key that an argument becomes; None where it is no key's value."""
+    return next((each for each in get_args(argument_types()[name]) if isinstance(each, str)), None)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return a question that suggests the nearest of some names, or else all of them."""
+    near = get_close_matches(name, list(names), n=1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+
+
+def by_name(text: str, owner: str) -> dict[str, Any]:
+    """Return the words of a command line, such as ``--lr 0.1``, as arguments by name."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"{owner} {text!r} is not quoted as on a shell: {error}") from error
+    values: dict[str, list[str]] = {}
+    for word in words:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if re.match("--[A-Za-z0-9]", word):
+            if name in values:
+                raise UsageError(f"{owner} {text!r} has --{name} twice; give each name once")
+            values[name] = [value] if equals else []
+        elif not values or re.match(r"-(?!\.?\d)", word):
+            raise UsageError(f"{owner} {text!r}: {word} belongs to no --name; write --name value")
+        else:
+            values[next(reversed(values))].append(word)
+    return {name: (each[0] if len(each) == 1 else each) or True for name, each in values.items()}
+
+
+def metric_mode(key_metric: str, stop_cond: str | None) -> Literal["max", "min"]:
+    """Return whether the largest value of a metric is the best, or the smallest, as of losses."""
+    condition = re.match(r"\s*([^\s<>=]+)\s*([<>])", stop_cond or "")
+    if condition is not None and condition[1] == key_metric:
+        return "min" if condition[2] == "<" else "max"
+    return "min" if re.search("loss|perplexity", key_metric, re.IGNORECASE) else "max"
+
+
+def put(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set a key by its dotted name; a section is merged into the one that is there."""
+    first, dot, rest = key.partition(".")
+    if dot:
+        put(values.setdefault(first, {}), rest, value)
+    elif isinstance(value, Mapping):
+        values[first] = {**values.get(first, {}), **value}
+    else:
+        values[first] = copied(value)
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of plain values; weights in memory are the same."""
+    match value:
+        case dict():
+            return {key: copied(inner) for key, inner in value.items()}
+        case list():
+            return [copied(inner) for inner in value]
+        case Path():
+            return str(value)
+        case _:
+            return value
