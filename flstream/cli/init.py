@@ -94,7 +94,7 @@ def init(
     The folder must be new, or empty.
 
     With --from-nvflare, job.conf is what the folder's configurations become, its code is copied
-    beside it, and each setting is listed with what it became, or why it has no counterpart.
+    beside it, and each setting that is not taken is listed, with the reason.
     """
     from flstream.report.console import make_console
 
@@ -126,19 +126,18 @@ def _folder(name: str) -> Path:
 
 
 def _convert(source: Path, name: Path | None) -> None:
-    """Write the job that a job folder of NVFlare becomes, and print what became of each setting.
+    """Write the job that a job folder of NVFlare becomes, and print what was not taken.
 
     Args:
         source: path of the job folder, or of a configuration.
         name: the new folder; None to name it as the job.
     """
-    from flstream.recipe.nvflare import by_file, check_free, convert, open_problems, write_job
+    from flstream.recipe.nvflare import by_file, convert, open_problems, write_job
     from flstream.report.console import make_console
     from flstream.text import printable
 
     conversion = convert(source, None if name is None else _check_name(name))
     folder = Path(conversion.name) if name is None else name
-    check_free(folder)
     written = write_job(conversion, folder)
     problems = open_problems(folder)
     shown = printable(str(folder))
@@ -147,9 +146,9 @@ def _convert(source: Path, name: Path | None) -> None:
         console.out(file, highlight=False)
         for note in notes:
             console.out(f"  {note.text}", highlight=False)
-    lost = sum(note.is_lost for note in conversion.notes)
-    if lost:
-        console.out(f"\n{lost} without a counterpart, which job.conf lists, too.", highlight=False)
+    if conversion.notes:
+        count = len(conversion.notes)
+        console.out(f"\nnot taken: {count}, which job.conf lists, too.", highlight=False)
     next_step = "before it can run, job.conf needs:" if problems else "next:"
     console.out(f"\n{shown} has {', '.join(map(printable, written))}; {next_step}", highlight=False)
     for problem in problems:

@@ -43,6 +43,7 @@ UNNEEDED: Mapping[str, str] = {
     "shutdown_timeout": "a script's end is waited for",
     "submit_task_result_timeout": "the server fetches an update while it folds",
     "tensor_min_download_timeout": _BOUNDED,
+    "tensor_streaming": "models move in chunks, always and both ways",
 }
 """Arguments and flat keys of NVFlare without a counterpart, and why none is needed."""
 
@@ -86,7 +87,7 @@ def component(value: Mapping[str, Any] | str) -> dict[str, Any]:
 def sgd_section(optimizer: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``server_optimizer`` for torch's SGD, or for its arguments alone."""
     name = optimizer.get("path", optimizer.get("name"))
-    args = optimizer if name is None else optimizer.get("args", {})
+    args: Mapping[str, Any] = optimizer if name is None else optimizer.get("args", {})
     if str(name or "SGD").rpartition(".")[2] != "SGD":
         raise ValueError(
             "server_optimizer has formulas of its own for what is not SGD: give lr and momentum of "
@@ -169,26 +170,31 @@ class RecipeArguments(TypedDict, total=False):
     config: Mapping[str, Any]
 
 
-def checked(owner: str, arguments: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return converted arguments by their names in :class:`RecipeArguments`; refuse wrong ones."""
+def recipe_values(owner: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of checked arguments by the names of the arguments.
+
+    Raises:
+        UsageError: An argument is unknown or of another type; the message names all such.
+    """
     values, mistakes = {}, []
     for name, value in arguments.items():
         if name in UNNEEDED:
             notice(f"{name} is not needed: {UNNEEDED[name]}")
-        elif name not in names:
-            mistakes.append(f"there is no argument {name}; {nearest(name, names)}")
+        elif name not in argument_types():
+            mistakes.append(f"there is no argument {name}; {nearest(name, argument_types())}")
         elif value is not None:
             try:
-                hint = argument_types()[names[name]]
-                values[names[name]] = TypeAdapter(hint).validate_python(value)
+                values[name] = TypeAdapter(argument_types()[name]).validate_python(value)
             except ValidationError as error:
                 text = repr(value)
                 shown = text if len(text) <= 60 else f"a {type(value).__name__}"
-                reasons = " or ".join(each["msg"] for each in error.errors())
+                reasons = " or ".join(
+                    each["msg"].removeprefix("Value error, ") for each in error.errors()
+                )
                 mistakes.append(f"{name} is {shown}: {reasons}")
     if mistakes:
         raise UsageError(f"{owner}: {'; '.join(mistakes)}")
-    return values
+    return {name: value for name, value in values.items() if value is not None}
 
 
 @cache
@@ -242,7 +248,8 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
     if dot:
         put(values.setdefault(first, {}), rest, value)
     elif isinstance(value, Mapping):
-        values[first] = {**values.get(first, {}), **value}
+        before = values.get(first)
+        values[first] = {**(before if isinstance(before, Mapping) else {}), **value}
     else:
         values[first] = copied(value)
 

@@ -13,16 +13,17 @@ from flstream.job import Job, make_job
 from flstream.recipe.arguments import (
     STREAMING_KEYS,
     UNNEEDED,
+    argument_types,
     by_name,
-    checked,
     component,
     copied,
     key_of,
     metric_mode,
     notice,
     put,
+    recipe_values,
 )
-from flstream.recipe.components import Component, Filter, FilterType, say_that_streaming_is_on
+from flstream.recipe.components import FilterType
 from flstream.recipe.initial_model import WEIGHTS
 from flstream.recipe.job_folder import write_job_folder
 from flstream.recipe.run_result import RunResult
@@ -52,7 +53,6 @@ class FedJob:
         self._stages: list[dict[str, Any]] = []
         self._files: list[Path] = []
         self._site_args: dict[str, str | Mapping[str, Any]] = {}
-        self._runs_everywhere = False
         if min_clients is not None:
             self.configure({"clients.min_updates": min_clients})
 
@@ -61,13 +61,13 @@ class FedJob:
         obj: Any,
         target: str,
         id: str | None = None,
-        filter_type: FilterType | None = None,
+        filter_type: FilterType = FilterType.TASK_RESULT,
         tasks: Sequence[str] | None = None,
     ) -> None:
         """Add something to the server or to a site.
 
         Args:
-            obj: A component or filter of :mod:`flstream.recipe`, a model, a dict of settings, or
+            obj: A component or filter of :mod:`flstream.recipe`, a dict of settings, a model, or
                 the path of a file that the job's folder is to have.
             target: ``"server"``, ``"@ALL"`` for all sites, or the name of one.
             id: Accepted for NVFlare's sake.
@@ -77,29 +77,29 @@ class FedJob:
         Raises:
             UsageError: There is no counterpart of it.
         """
-        kind, site = type(obj), None if target in (SERVER, ALL_SITES) else target
-        name = obj.owner if isinstance(obj, Component) else kind.__name__
-        is_script = name == "ScriptRunner"
-        if isinstance(obj, Filter) or filter_type is not None:
-            direction: Any = "down" if filter_type is FilterType.TASK_DATA else "up"
-            self._add_filter(direction, obj, tasks, None if site is None else [site])
-        elif (target == SERVER and is_script) or (site is not None and not is_script):
+        is_dict = isinstance(obj, Mapping) and all(isinstance(key, str) for key in obj)
+        site = None if target in (SERVER, ALL_SITES) else target
+        is_script = is_dict and "train_script" in obj
+        if is_script if target == SERVER else site is not None and not is_script:
             raise UsageError(
-                f"a {name} cannot be added to {target}: sites have scripts, and all else is the "
+                f"{obj!r} cannot be added to {target}: sites have scripts, and all else is the "
                 "server's or of all sites"
             )
-        elif isinstance(obj, Component):
-            self._apply(name, obj, site)
-        elif isinstance(obj, Mapping) and all(isinstance(key, str) for key in obj):
+        if is_dict and "type" in obj:
+            self._add_filter("up" if filter_type is FilterType.TASK_RESULT else "down", obj, tasks)
+        elif is_dict and obj.keys() <= argument_types().keys():
+            self._apply("FedJob", obj, site)
+        elif is_dict:
             self.configure(obj)
         elif isinstance(obj, str):
             self._files.append(Path(obj))
-        elif target == SERVER and hasattr(obj, "state_dict"):
-            self._apply(name, checked("FedJob", {"model": obj}, {"model": "model"}))
+        elif hasattr(obj, "state_dict"):
+            self._apply("FedJob", {"model": obj})
         else:
+            kind = type(obj)
             raise UsageError(
-                f"a {kind.__module__}.{name} has no counterpart in flstream.recipe, and was not "
-                "added to the job; docs/python.md lists what has one"
+                f"a {kind.__module__}.{kind.__qualname__} has no counterpart in flstream.recipe, "
+                "and was not added to the job; docs/python.md lists what has one"
             )
 
     def to_server(self, obj: Any, id: str | None = None, **how: Any) -> None:
@@ -150,9 +150,13 @@ class FedJob:
     ) -> RunResult:
         """Run the job on this machine: see :class:`~flstream.recipe.sim_env.SimEnv`."""
         known = self._client_settings(clients if clients is not None else n_clients)
-        names, count = known.get("clients.names"), known.get("clients.count", 0)
-        env = SimEnv(num_clients=count, clients=names, num_threads=threads, gpu_config=gpu)
-        env.workspace_root = Path(workspace)
+        env = SimEnv(
+            num_clients=known.get("clients.count", 0),
+            clients=known.get("clients.names"),
+            num_threads=threads,
+            gpu_config=gpu,
+            workspace_root=workspace,
+        )
         return env.run(self)
 
     def resolve(self, settings: Mapping[str, Any], weights_root: Path) -> Job:
@@ -168,21 +172,11 @@ class FedJob:
         values, folder = self._job_values(settings)
         model = values.get("model", {})
         if weights := model.pop(WEIGHTS, None):
-            checkpoint = model.get("initial") and folder / model["initial"]
-            model["initial"] = str(weights.write_once(weights_root, checkpoint))
+            model.setdefault("initial", str(weights.write_once(weights_root)))
         return make_job(values, folder, f"the job {self.name}")
 
     def _export(self, folder: Path, settings: Mapping[str, Any]) -> Path:
         return write_job_folder(folder, *self._job_values(settings), self._files)
-
-    def _add_stage(self, stage: dict[str, Any]) -> None:
-        """Add a workflow after the one that trains."""
-        if self._stages or self._values.get("workflow", {}).get("type") == "evaluate":
-            raise UsageError(
-                f"the job {self.name} cannot have {stage['type']} here; it comes once, after a "
-                "training"
-            )
-        self._stages.append(stage)
 
     def _add_filter(
         self,
@@ -192,29 +186,22 @@ class FedJob:
         clients: Sequence[str] | None = None,
     ) -> None:
         """Add a filter of updates (up) or of models that sites receive, after those before it."""
-        if clients is not None:
+        if clients is not None or not {"train", "*"} & {*(tasks or "*")}:
             raise UsageError(
-                "a filter was given for single clients; a job's filters are those of all sites, so "
-                "leave out clients"
+                f"a filter is for the tasks {tasks} of {clients}; a job's filters are those of all "
+                'sites and of trainings: leave out clients, and give tasks=["train"]'
             )
-        if tasks is not None and not {"train", "*"} & set(tasks):
-            raise UsageError(
-                f"a filter was given for the tasks {', '.join(tasks)}; filters are for trainings, "
-                "so leave out tasks"
-            )
+        filters = self._values.setdefault("filters", {}).setdefault(direction, [])
         try:
-            filters = self._values.setdefault("filters", {}).setdefault(direction, [])
             filters.append(component(section))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError) as error:
             kind = type(section)
-            raise UsageError(
-                f"a {kind.__module__}.{kind.__qualname__} is no filter here; give one of "
-                'flstream.recipe, or {"type": "mine.py:Filter", "args": {...}}'
-            ) from None
+            name = f"{kind.__module__}.{kind.__qualname__}"
+            raise UsageError(f"a {name} is no filter here; {error}") from None
 
     def _apply(self, owner: str, arguments: Mapping[str, Any], site: str | None = None) -> None:
-        """Set the keys that checked arguments of a recipe become, for all sites or for one."""
-        values = {name: value for name, value in arguments.items() if value is not None}
+        """Set the keys that arguments of a recipe become, for all sites or for one."""
+        values = recipe_values(owner, arguments)
         if {"model", "initial_model"} <= values.keys():
             raise UsageError(f"{owner}: model and initial_model are given; leave out initial_model")
         if not values.pop("launch_external_process", False):
@@ -222,22 +209,28 @@ class FedJob:
         if site is not None:
             self._site_args[site] = values.pop("train_args", "")
         for name, value in values.items():
-            key = key_of(name)
-            before = self._values["train"].get((key or "").removeprefix("train."), value)
+            key = key_of(name) or ""
+            before = self._values["train"].get(key.removeprefix("train."), value)
             if site is not None and before != value:
                 raise UsageError(
                     f"{owner}: {name} of {site} is {value}, and that of others {before}; give all "
                     "the same, and tell them apart by their arguments"
                 )
-            if key is not None:
+            if key:
                 put(self._values, key, value)
-        self._runs_everywhere |= site is None and "script" in self._values["train"]
+        for site, own in values.get("per_site_config", {}).items():
+            if own.keys() - {"train_args", "script_args"}:
+                raise UsageError(
+                    f"{site} has {', '.join(own)}; sites have their own train_args alone"
+                )
+            self._site_args[site] = next(iter(own.values()), "")
+        self.configure(values.get("config", {}))
 
     def _client_settings(self, clients: Sequence[str] | int | None) -> dict[str, Any]:
         """Return the names or number of the sites, by the dotted names of keys."""
+        known = self._values["clients"]
+        numbers = [known.get(key) for key in ("count", "min_updates", "per_round")]
         if clients is None:
-            known = self._values["clients"]
-            numbers = [known.get(key) for key in ("count", "min_updates", "per_round")]
             counts = [each for each in numbers if isinstance(each, int)]
             clients = [*self._site_args] or next(iter(counts), None)
         if clients is None:
@@ -252,9 +245,15 @@ class FedJob:
         values: dict[str, Any] = {"name": self.name, **copied(self._values)}
         for key, value in settings.items():
             put(values, key, value)
-        train = values["train"]
+        train, clients = values["train"], values["clients"]
         if self._site_args:
-            self._put_site_args(values["clients"], train.pop("args", {}))
+            sites = clients.get("names") or [f"site-{n + 1}" for n in range(clients["count"])]
+            args = {**dict.fromkeys(sites, train.pop("args", "")), **self._site_args}
+            named = {
+                site: by_name(each, f"the arguments of {site}") if isinstance(each, str) else each
+                for site, each in args.items()
+            }
+            clients["args"] = {site: each for site, each in named.items() if each}
         workflow = values.setdefault("workflow", {})
         args = workflow.setdefault("args", {})
         metric = args.get("key_metric", _DEFAULT_METRIC)
@@ -265,22 +264,6 @@ class FedJob:
             later = [{**stage, "args": {**shared, **stage["args"]}} for stage in self._stages]
             values["workflow"] = [workflow, *later]
         return values, _folder_of(train.get("script") or train.get("learner", ""))
-
-    def _put_site_args(self, clients: dict[str, Any], shared: str | Mapping[str, Any]) -> None:
-        """Give each site its own arguments, or those of the others."""
-        sites = clients.get("names") or [f"site-{n + 1}" for n in range(clients["count"])]
-        without = [site for site in sites if site not in self._site_args]
-        if without and not self._runs_everywhere:
-            raise UsageError(
-                f"the job {self.name} has no script for {', '.join(without)}; give one to all "
-                "sites (job.to_clients(ScriptRunner(...))), or run it with the others alone"
-            )
-        args = {**dict.fromkeys(without, shared), **self._site_args}
-        named = {
-            site: by_name(each, f"the arguments of {site}") if isinstance(each, str) else dict(each)
-            for site, each in args.items()
-        }
-        clients["args"] = {site: each for site, each in named.items() if each}
 
 
 def _folder_of(code: str) -> Path:

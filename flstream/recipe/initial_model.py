@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -13,10 +12,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from flstream.errors import LayoutError, UsageError
+from flstream.errors import UsageError
 from flstream.model.checkpoint import write_checkpoint
-from flstream.model.fitted import Fitted
-from flstream.model.formats.opening import open_checkpoint
 from flstream.model.memory import MemoryBody
 from flstream.model.modules import exchanged_state
 from flstream.model.order import ORDER, order_text
@@ -42,61 +39,35 @@ class Weights(NamedTuple):
 
     made: MadeModel
 
-    def write(self, folder: Path, checkpoint: Path | None = None) -> Path:
-        """Write the weights, and what goes with a pretrained model, into a folder.
-
-        Args:
-            folder: The folder.
-            checkpoint: File whose values they have instead of their own; None for their own.
-
-        Returns:
-            The absolute path of the file with the weights.
-
-        Raises:
-            UsageError: The checkpoint is not of this model.
-            LayoutError: A tensor cannot be streamed.
-            CheckpointError: A file cannot be read or written.
-        """
+    def write(self, folder: Path) -> Path:
+        """Write the weights, and what goes with a pretrained model, into a folder."""
         body = MemoryBody.of(self.made.state)
         order = order_text(body.layout, self.made.state)
-        source: Any = body
-        if checkpoint is not None:
-            try:
-                source = Fitted(body.layout, open_checkpoint(checkpoint), str(checkpoint))
-            except LayoutError as error:
-                raise UsageError(f"initial_ckpt: {error}; give weights of this model") from error
         folder.mkdir(parents=True, exist_ok=True)
         metadata = {"format": "pt", **({ORDER: order} if order else {})}
-        write_checkpoint(folder / _FILE, source, metadata)
+        write_checkpoint(folder / _FILE, body, metadata)
         keep_export_files(folder, self.made, None)
         return Path(os.path.abspath(folder / _FILE))
 
-    def write_once(self, root: Path, checkpoint: Path | None = None) -> Path:
-        """Write them into a folder named by their digest, unless it is there; see :meth:`write`.
-
-        Args:
-            root: Folder for folders of weights.
-            checkpoint: File whose values they have instead of their own; None for their own.
-        """
+    def write_once(self, root: Path) -> Path:
+        """Write the weights into a folder named by their digest, unless it is there."""
         try:
             root.mkdir(parents=True, exist_ok=True)
-            scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
+            with tempfile.TemporaryDirectory(prefix=".new-", dir=root) as scratch:
+                inner = Path(scratch) / "weights"
+                self.write(inner)
+                digest = hashlib.sha256()
+                for path in sorted(inner.iterdir()):
+                    with path.open("rb") as file:
+                        digest.update(hashlib.file_digest(file, "sha256").digest())
+                folder = root / digest.hexdigest()[:12]
+                if not folder.exists():
+                    os.replace(inner, folder)
         except OSError as error:
             raise UsageError(
                 f"the initial weights cannot be written to {root}: {error.strerror}; give SimEnv "
                 "another workspace_root"
             ) from error
-        try:
-            self.write(scratch, checkpoint)
-            digest = hashlib.sha256()
-            for path in sorted(scratch.iterdir()):
-                with path.open("rb") as file:
-                    digest.update(hashlib.file_digest(file, "sha256").digest() + path.name.encode())
-            folder = root / digest.hexdigest()[:12]
-            with suppress(OSError):  # it is there, or another program is writing the same
-                os.replace(scratch, folder)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
         return Path(os.path.abspath(folder / _FILE))
 
 

@@ -44,13 +44,12 @@ def write_job_folder(
         model = values.get("model", {})
         weights = model.pop(WEIGHTS, None)
         if weights is not None:
-            checkpoint = model.get("initial") and origin / model["initial"]
-            model["initial"] = str(weights.write(scratch / "initial", checkpoint))
+            model.setdefault("initial", str(weights.write(scratch / "initial")))
         make_job(values, origin, f"the job {values['name']}")
         copies = {path: path.relative_to(origin) for path in _python_files(origin, folder)}
         portable = _portable(values, origin, copies)
         if weights is not None:
-            portable["model"]["initial"] = str(Path(model["initial"]).relative_to(scratch))
+            portable["model"]["initial"] = model["initial"].removeprefix(f"{scratch}/")
         taken = {Path(JOB_FILE): origin / JOB_FILE}
         for path, target in [
             *copies.items(),
@@ -131,7 +130,7 @@ def _portable(value: Any, origin: Path, copies: dict[Path, Path]) -> Any:
         return [_portable(inner, origin, copies) for inner in value]
     if not isinstance(value, str):
         return value
-    before, colon, name = value.rpartition(":")
+    before, _, name = value.rpartition(":")
     where, suffix = (before, f":{name}") if before.endswith(".py") else (value, "")
     path = Path(os.path.abspath(origin / where)) if where and len(where) < 4096 else origin
     try:

@@ -11,71 +11,65 @@ from dataclasses import dataclass, field
 from filecmp import cmp
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from flstream.errors import UsageError
 from flstream.job import JobError, Problem, load_job, render_values
-from flstream.recipe.arguments import (
-    PLAIN_COMMAND,
-    STREAMING_KEYS,
-    UNNEEDED,
-    component,
-    metric_mode,
-    put,
-    sgd_section,
-)
+from flstream.recipe import arguments, nvflare_table
 from flstream.recipe.initial_model import NUMPY_KEY, class_section
 from flstream.recipe.job_folder import JOB_FILE, whole_folder
-from flstream.recipe.nvflare_table import ARGUMENTS, CLASSES, TOP, UNKNOWN, Key, Known, NotTaken
 from flstream.text import natural_key, printable, shortened
 
-_SUFFIXES = (".json", ".conf")  # of two files NVFlare reads the JSON
+_SUFFIXES = (".json", ".conf")  # of two files NVFlare reads the first
+_SIDES = ("config_fed_server", "config_fed_client")
 _LISTS = ("workflows", "executors", "components", "handlers")
 _FILTERS = {"task_result_filters": "up", "task_data_filters": "down"}
-_COUNTS = ("min_clients", "num_clients", "min_responses_required")
-_SIDES = ("config_fed_server", "config_fed_client")
+_COUNTS = re.compile(r'"(?:min_clients|num_clients|min_responses_required)": (\d{1,6})\b')
 _ORDER = (
     *("name", "rounds", "stop_when", "patience", "clients", "model", "train", "workflow"),
     *("aggregation", "server_optimizer", "filters", "streaming", "tracking"),
 )
-_ARRAY_FILE = "initial.npz"
-# People's files have a few KiB; a parser of HOCON takes seconds for this.
-_MOST_BYTES = 1 << 18
-_VARIABLE = re.compile(r"\{(\w+)\}")
+_ARRAY_FILE, _MOST_BYTES = "initial.npz", 1 << 18  # pyhocon takes seconds for so many
 _INCLUDE = re.compile(r"\binclude\s*(\"|required\b|file\b|url\b|package\b)", re.IGNORECASE)
 _CUSTOM = re.compile(r"^(\{JOB_CUSTOM_DIR\}/|(\./)?custom/|\./)")
+_INSTEAD = {"model:model": ("model.factory", "model.initial")}
+_UNKNOWN = "it is not known here"
+ValueT = TypeVar("ValueT")
 
-Kind = Literal["becomes", "not needed", "no counterpart"]
+
+def _each(table: Mapping[str, ValueT]) -> dict[str, ValueT]:
+    """Return a table with an entry for each of the names that share one."""
+    return {name: value for names, value in table.items() for name in names.split()}
+
+
+_WORKFLOWS, _DEFAULTS = _each(nvflare_table.WORKFLOWS), _each(nvflare_table.DEFAULTS)
+_ARGUMENTS, _LOST = _each(nvflare_table.ARGUMENTS), _each(nvflare_table.LOST_ARGUMENTS)
+_OF_A_WORKFLOW = {k: _each(v) for k, v in _each(nvflare_table.WORKFLOW_ARGUMENTS).items()}
+_NO_COUNTERPART, _NOT_NEEDED = (
+    _each(nvflare_table.NO_COUNTERPART),
+    _each(nvflare_table.NOT_NEEDED),
+)
+CLASSES = (*_WORKFLOWS, *_each(nvflare_table.SECTIONS), *nvflare_table.FILTERS, *_NOT_NEEDED)
+"""Names of NVFlare's classes that are taken or not needed, in the order of conversion."""
 
 
 class Note(NamedTuple):
-    """Outcome of one setting of a job folder.
+    """A setting of a job folder that was not taken.
 
     Attributes:
         file: Path of the file, relative to the job folder.
-        path: Place in the file, such as ``workflows[0].args.num_rounds``.
-        kind: Whether it was converted, needs no counterpart, or has none.
-        word: Keys of the job file that it became, or the reason why none.
-        shown: Class of a component, or value of a setting.
+        path: Place in the file, such as ``workflows[0].args.num_rounds``, with its value.
+        reason: Why it was not taken.
     """
 
     file: str
     path: str
-    kind: Kind
-    word: str
-    shown: str = ""
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the setting has no effect in the converted job."""
-        return self.kind == "no counterpart"
+    reason: str
 
     @property
     def text(self) -> str:
         """The note as one line, without the file."""
-        verdict = f"becomes {self.word}" if self.kind == "becomes" else f"{self.kind}: {self.word}"
-        place = " ".join(part for part in (self.path, self.shown) if part)
-        return printable(f"{place}: {verdict}" if place else verdict)
+        return printable(f"{self.path}: {self.reason}" if self.path else self.reason)
 
 
 @dataclass
@@ -88,11 +82,11 @@ class Conversion:
         values: Values of the job file by key; sections are dicts.
         files: Files to copy, by their path in the new folder.
         array: Initial array to write; None for none.
-        notes: Outcome of each setting, file by file.
+        notes: Settings that were not taken, file by file.
     """
 
     root: Path
-    name: str = "job"
+    name: str
     values: dict[str, Any] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
     array: Any = None
@@ -110,22 +104,27 @@ def convert(source: Path, name: str | None = None) -> Conversion:
         UsageError: It cannot be read, or is no job folder of NVFlare.
     """
     try:
-        return _converted(source.resolve(strict=True), name)
+        source = source.resolve(strict=True)
+        root = source if source.is_dir() else source.parent
+        paths = _configurations(root) if root == source else [source]
+        if root != source and source.suffix not in _SUFFIXES:
+            raise UsageError(f"{source} is no configuration; its suffix is none of .json, .conf")
+        if all(path.stem == "meta" for path in paths):
+            raise UsageError(
+                f"{root} is no job folder of NVFlare: it has no {' nor '.join(_SIDES)} "
+                "(.json, .conf), in itself or in the folder of an app"
+            )
+        files = {path: _read(path, path.relative_to(root).as_posix()) for path in paths}
+        meta = next((files[path] for path in paths if path.stem == "meta"), {})
+        folder = root.parent if root.name == "config" else root
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", str(meta.get("name") or folder.name))
+        draft = _Draft(Conversion(root, name or plain.strip("._-")[:100] or "job"))
+        draft.put_sites(json.dumps(meta.get("deploy_map")), json.dumps([*files.values()]))
+        for path, values in files.items():
+            draft.convert(path, values)
+        return draft.finished()
     except OSError as error:
         raise UsageError(f"{error.filename or source} cannot be read: {error.strerror}") from error
-
-
-def check_free(folder: Path) -> None:
-    """Check that a new folder can be made here, or that there is an empty one.
-
-    Raises:
-        UsageError: There is something else.
-    """
-    try:
-        if folder.exists() and any(folder.iterdir()):
-            raise UsageError(f"{folder} is not empty; name a new folder")
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
 
 
 def write_job(conversion: Conversion, folder: Path) -> list[str]:
@@ -134,13 +133,13 @@ def write_job(conversion: Conversion, folder: Path) -> list[str]:
     Raises:
         UsageError: The folder is not empty, or cannot be written; nothing is left in it then.
     """
-    check_free(folder)
-    lost = [note for note in conversion.notes if note.is_lost]
     lines = [f"# From the NVFlare job folder {printable(conversion.root.name)}."]
-    lines += ["#", "# Not taken, since there is no counterpart:"] if lost else []
-    for file, notes in by_file(lost):
+    lines += ["#", "# Not taken:"] if conversion.notes else []
+    for file, notes in by_file(conversion.notes):
         lines += [f"#   {file}", *(f"#     {note.text}" for note in notes)]
     with whole_folder(folder) as scratch:
+        if folder.exists() and any(folder.iterdir()):
+            raise UsageError(f"{folder} is not empty; name a new folder")
         for target, path in conversion.files.items():
             (scratch / target).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, scratch / target)
@@ -168,34 +167,12 @@ def by_file(notes: Iterable[Note]) -> Iterator[tuple[str, list[Note]]]:
         yield printable(file), list(group)
 
 
-def _converted(source: Path, name: str | None) -> Conversion:
-    root = source if source.is_dir() else source.parent
-    paths = [source] if root != source else _configurations(root)
-    if root != source and source.suffix not in _SUFFIXES:
-        raise UsageError(f"{source} is no configuration; its suffix is none of .json, .conf")
-    if not any(path.stem != "meta" for path in paths):
-        raise UsageError(
-            f"{root} is no job folder of NVFlare: it has no config_fed_server nor "
-            "config_fed_client (.json, .conf), in itself or in the folder of an app"
-        )
-    files = {path: _read(path, path.relative_to(root).as_posix()) for path in paths}
-    meta = next((files[path] for path in paths if path.stem == "meta"), {})
-    folder = root.parent if root.name == "config" else root
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", str(meta.get("name") or folder.name))
-    draft = _Draft(Conversion(root, name or plain.strip("._-")[:100] or "job"))
-    draft.put_sites(meta.get("deploy_map") or {}, [*files.values()])
-    for path, values in files.items():
-        draft.convert(path, values)
-    draft.finish()
-    return draft.job
-
-
 def _configurations(root: Path) -> list[Path]:
     """Return the meta file, and the configurations of all apps."""
     found = [each for suffix in _SUFFIXES for each in root.rglob(f"*{suffix}")]
-    known = [p for p in found if re.fullmatch(r"meta|config_fed_(server|client)", p.stem)]
-    first = {p.with_suffix(""): p for p in reversed(known) if "custom" not in p.parts}
-    return sorted(first.values(), key=lambda p: (p.stem != "meta", "client" in p.stem, p))
+    known = [path for path in reversed(found) if path.stem in ("meta", *_SIDES)]
+    first = {path.with_suffix(""): path for path in known if "custom" not in path.parts}
+    return sorted(first.values(), key=lambda p: (p.stem != "meta", p.stem == _SIDES[1], p))
 
 
 def _read(path: Path, name: str) -> dict[str, Any]:
@@ -209,19 +186,18 @@ def _read(path: Path, name: str) -> dict[str, Any]:
         values = json.loads(text) if path.suffix == ".json" else _hocon(text)
         plain = json.dumps(values, ensure_ascii=False, default=str).encode()
         values = json.loads(plain)
+        variables = {k: v for k, v in values.items() if isinstance(v, str | bool | int | float)}
+        longest = max((len(str(each)) for each in variables.values()), default=0)
+        if longest * plain.count(b"{") > 10 * _MOST_BYTES or b"\\u0000" in plain:
+            raise ValueError("it has variables for too long a text, or a text with a NUL")
+        return {key: _filled(value, variables) for key, value in values.items()}
     except UnicodeError:
         raise UsageError(f"{name} has a text with a character that no file may have") from None
     except RecursionError:
         raise UsageError(f"{name} is nested too deeply to be read") from None
-    except ValueError as error:
-        raise UsageError(f"{name} cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict) or b"\\u0000" in plain:
-        raise UsageError(f"{name} is no configuration of NVFlare, which is a mapping of names")
-    variables = {k: v for k, v in values.items() if isinstance(v, str | bool | int | float)}
-    longest = max((len(str(each)) for each in variables.values()), default=0)
-    if longest * plain.count(b"{") > 10 * _MOST_BYTES:
-        raise UsageError(f"{name} has variables that stand for too long a text")
-    return {key: _filled(value, variables) for key, value in values.items()}
+    except (ValueError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{name} cannot be read as a mapping of names: {reason}") from None
 
 
 def _hocon(text: str) -> Any:
@@ -242,30 +218,17 @@ def _hocon(text: str) -> Any:
 
 def _filled(value: Any, variables: Mapping[str, Any]) -> Any:
     """Replace ``{name}`` by the value of a key at the top; others, as ``{SITE_NAME}``, stay."""
-    if isinstance(value, dict):
-        return {key: _filled(inner, variables) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_filled(inner, variables) for inner in value]
-    if not isinstance(value, str):
-        return value
-    if (whole := _VARIABLE.fullmatch(value.strip())) and whole[1] in variables:
-        return variables[whole[1]]
-    return _VARIABLE.sub(lambda match: str(variables.get(match[1], match[0])), value)
-
-
-def _rank(name: str) -> int:
-    """Return the place of a class in the table; others come last."""
-    return [*CLASSES, name].index(name)
-
-
-def _counts(values: Any) -> Iterator[int]:
-    """Yield every number of sites that a configuration asks for."""
-    for key, inner in values.items() if isinstance(values, dict) else ():
-        if key in _COUNTS and type(inner) is int and 0 < inner <= 1_000_000:
-            yield inner
-    if isinstance(values, dict | list):
-        for inner in values.values() if isinstance(values, dict) else values:
-            yield from _counts(inner)
+    match value:
+        case dict():
+            return {key: _filled(inner, variables) for key, inner in value.items()}
+        case list():
+            return [_filled(inner, variables) for inner in value]
+        case str() if value.strip(" {}") in variables and value.strip()[:1] == "{":
+            return variables[value.strip(" {}")]
+        case str():
+            return re.sub(r"\{(\w+)\}", lambda m: str(variables.get(m[1], m[0])), value)
+        case _:
+            return value
 
 
 def _class_of(section: Mapping[str, Any]) -> tuple[str, str]:
@@ -276,108 +239,132 @@ def _class_of(section: Mapping[str, Any]) -> tuple[str, str]:
     return named, named.rpartition(".")[2] if is_theirs else ""
 
 
-class _NotTakenError(Exception):
-    """Reason why a value becomes no key."""
-
-    def __init__(self, reason: str, unneeded: bool = False) -> None:
-        super().__init__(reason)
-        self.rule = NotTaken(reason, unneeded)
+def _rank(place: tuple[str, Mapping[str, Any]]) -> int:
+    """Return the place of a class in the order of conversion; others come last."""
+    name = _class_of(place[1])[1]
+    return [*CLASSES, name].index(name)
 
 
 class _Draft:
-    """A conversion under way: keys by their dotted names, and a note on each setting."""
+    """A conversion under way: keys by their dotted names, and notes on what is not taken."""
 
     def __init__(self, job: Conversion) -> None:
         self.job = job
         self.values: dict[str, Any] = {}
         self.stages: list[dict[str, Any]] = []
-        self.filters: dict[tuple[str, str], dict[str, list[Any]]] = {}
-        self.sites: dict[str, str] = {}
-        self.count: int | None = None
+        self.count = 0
         self.models: set[str] = set()
 
-    def put_sites(self, deploy_map: Mapping[str, Any], files: Iterable[dict[str, Any]]) -> None:
-        """Give the job its sites: those of the deploy map, or as many as it needs."""
-        listed = [each for targets in deploy_map.values() for each in targets]
-        groups = [each["sites"] if isinstance(each, dict) else [each] for each in listed]
-        names = [name for group in groups for name in group if name != "server"]
-        if "@ALL" in names or not names:
-            self.count = max((n for each in files for n in _counts(each)), default=None)
-        else:
-            plain = {name: re.sub(r"[^A-Za-z0-9._-]+", "-", name) for name in names}
-            self.sites = {n: p if n == p else f"site-{p}"[:64] for n, p in plain.items()}
-            self.count = len(self.sites)
-        sites = [*self.sites.values()]
-        if sites != [f"site-{n + 1}" for n in range(len(sites))]:
+    def put_sites(self, deploy_map: str, files: str) -> None:
+        """Give the job its sites: those of the deploy map, or as many as the files ask for."""
+        listed = re.findall(r'"([^"]+)"(?!")(?=[,\]])', deploy_map)
+        sites = [name for name in dict.fromkeys(listed) if name not in ("server", "@ALL")]
+        self.count = len(sites) or max(map(int, _COUNTS.findall(files)), default=0)
+        if "@ALL" not in listed and sites != [f"site-{n + 1}" for n in range(len(sites))]:
             self.values["clients.names"] = sites
         elif self.count:
             self.values["clients.count"] = self.count
 
     def convert(self, path: Path, values: dict[str, Any]) -> None:
         """Convert a configuration: its classes in the order of the table, then all else."""
-        self.file, self.side = path.relative_to(self.job.root).as_posix(), path.stem
+        self.file, side = path.relative_to(self.job.root).as_posix(), path.stem
         self.app = path.parent.parent if path.parent.name == "config" else path.parent
         classes: list[tuple[str, dict[str, Any]]] = []
         for key in (*_LISTS, *_FILTERS):
-            sections = values.get(key) or []
+            sections = values.pop(key, None) or []
             if not isinstance(sections, list) or not all(isinstance(s, dict) for s in sections):
                 raise UsageError(f"{self.file}: {key} must be a list of sections")
             for at, section in enumerate(sections):
                 if key in _FILTERS:
-                    for n, each in enumerate(section.get("filters") or ()):
-                        self._filter(f"{key}[{at}].filters[{n}]", each, section, _FILTERS[key])
+                    self._filters(f"{key}[{at}]", section, f"filters.{_FILTERS[key]}.{side}")
                 else:
                     inner = ".executor" if key == "executors" else ""
-                    classes.append((f"{key}[{at}]{inner}", section.get("executor", section)))
+                    classes.append((f"{key}[{at}]{inner}", section.get(inner[1:], section)))
         self.components = {str(each.get("id")): each for _, each in classes}
-        for place, section in sorted(classes, key=lambda each: _rank(_class_of(each[1])[1])):
+        for place, section in sorted(classes, key=_rank):
             self._class(place, section)
         text = path.read_text(errors="replace")
-        for key in values.keys() - {*_LISTS, *_FILTERS}:
-            rule: Key | NotTaken = TOP.get(key, UNKNOWN)
-            if key in STREAMING_KEYS:
-                rule = Key(f"streaming.{key}")
-            elif key in UNNEEDED:
-                rule = NotTaken(UNNEEDED[key], True)
-            elif f"{{{key}}}" in text:
-                rule = NotTaken("it is a part of other settings", True)
-            self._setting(key, values[key], rule, {})
+        for key, value in values.items():
+            if key in arguments.STREAMING_KEYS:
+                self.values.setdefault(f"streaming.{key}", value)
+            elif key not in arguments.UNNEEDED and f"{{{key}}}" not in text:
+                self._argument(key, key, value, {}, {})
 
-    def finish(self) -> None:
+    def finished(self) -> Conversion:
         """Copy the code, and put the keys together."""
         for path in sorted(self.job.root.rglob("custom/**/*")):
             self._copy(path)
         for direction in _FILTERS.values():
-            sides = [self.filters.get((direction, side), {}) for side in _SIDES]
-            if filters := [each for lists in sides for each in next(iter(lists.values()), [])]:
-                self.values[f"filters.{direction}"] = filters
-        stop, prefix = self.values.get("stop_when"), "workflow.args."
-        metric = re.match(r"\s*([^\s<>=]+)", stop or "")
-        if metric is not None:
-            self.values.setdefault(f"{prefix}key_metric", metric[1])
-        key_metric = self.values.get(f"{prefix}key_metric")
-        if key_metric is not None and metric_mode(str(key_metric), stop) == "min":
-            self.values.setdefault(f"{prefix}key_metric_mode", "min")
-        if self.stages:
-            keys = [key for key in self.values if key.startswith(prefix)]
-            shared = {key.removeprefix(prefix): self.values.pop(key) for key in keys}
-            args = [{**stage.pop("args"), **shared} for stage in self.stages]
-            whole = [
-                {**s, **({"args": a} if a else {})} for s, a in zip(self.stages, args, strict=True)
-            ]
-            self.values["workflow"] = whole if len(whole) > 1 else whole[0]
+            lists = [self.values.pop(f"filters.{direction}.{side}", []) for side in _SIDES]
+            if any(lists):
+                self.values[f"filters.{direction}"] = [*lists[0], *lists[1]]
+        metric = {k: self.values.pop(k) for k in [*self.values] if k.startswith("metric.")}
+        stop = str(self.values.get("stop_when", ""))
+        args = {key.removeprefix("metric."): value for key, value in metric.items()}
+        if "key_metric" not in args and (condition := re.match(r"\s*([^\s<>=]+)", stop)):
+            args["key_metric"] = condition[1]
+        if arguments.metric_mode(str(args.get("key_metric", "")), stop) == "min":
+            args.setdefault("key_metric_mode", "min")
+        for stage in self.stages or ([{}] if args else []):
+            stage["args"] = {**stage.get("args", {}), **args}
+        stages = [{k: v for k, v in stage.items() if v} for stage in self.stages]
+        if stages or args:
+            self.values["workflow"] = stages if len(stages) > 1 else (stages or [{"args": args}])[0]
         values = {"name": self.job.name, **self.values, "train.alias": "nvflare"}
         for key in sorted(values, key=lambda key: _ORDER.index(key.partition(".")[0])):
-            put(self.job.values, key, values[key])
+            arguments.put(self.job.values, key, values[key])
         files = [*dict.fromkeys(note.file for note in self.job.notes)]
         self.job.notes.sort(key=lambda note: (files.index(note.file), natural_key(note.path)))
+        return self.job
 
-    def _note(self, path: str, rule: Key | NotTaken | str, shown: object = "") -> None:
-        kind: Kind = "becomes"
-        if isinstance(rule, NotTaken):
-            kind, rule = ("not needed" if rule.unneeded else "no counterpart"), rule.reason
-        text = shown if isinstance(shown, str) else f"= {json.dumps(shown, ensure_ascii=False)}"
-        self.job.notes.append(Note(self.file, path, kind, str(rule), shortened(text, 200)))
+    def _note(self, path: str, value: object, reason: str) -> None:
+        shown = "" if value in ("", {}) else f" = {json.dumps(value, ensure_ascii=False)}"
+        self.job.notes.append(Note(self.file, f"{path}{shortened(shown, 200)}", reason))
+
+    def _class(self, path: str, section: dict[str, Any]) -> None:
+        """Convert an object that NVFlare makes, and its arguments."""
+        (named, name), args = _class_of(section), section.get("args") or {}
+        if not named or not isinstance(args, dict):
+            raise UsageError(f"{self.file}: {path} has no path or name, or its args are no section")
+        if section.get("disabled") is True or str(section.get("id")) in self.models:
+            return
+        if name in _NOT_NEEDED:
+            return
+        if name not in CLASSES:
+            self._note(f"{path} {named}", args, _NO_COUNTERPART.get(name, _UNKNOWN))
+            return
+        workflow = _WORKFLOWS.get(name)
+        self.stages += [] if workflow is None else [{"type": workflow, "args": {}}]
+        rules = {**_ARGUMENTS, **_OF_A_WORKFLOW.get(workflow or "", {})}
+        for each in sorted(args, key=lambda name: [*rules, name].index(name)):
+            self._argument(f"{path}.args.{each}", each, args[each], rules, args)
+        for key, value in _DEFAULTS.get(name, {}).items():
+            if key == "tracking.type" or not {key, *_INSTEAD.get(key, ())} & self.values.keys():
+                self._argument(f"{path} {named}", key, value, {key: key}, args)
+
+    def _argument(
+        self,
+        path: str,
+        name: str,
+        value: Any,
+        rules: Mapping[str, str],
+        args: Mapping[str, Any],
+    ) -> None:
+        """Convert an argument, or a key at the top; the other arguments may belong to it."""
+        if value is None or value in ("", [], {}) or name in nvflare_table.NEEDLESS - rules.keys():
+            return
+        try:
+            if name not in rules:
+                if value is not False:
+                    raise ValueError(_LOST.get(name, _UNKNOWN))
+                return
+            key, _, converter = rules[name].partition(":")
+            convert: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
+            convert = getattr(self, f"_{converter or 'same'}")
+            for inner, each in convert(value, args).items():
+                self._put(f"{key}{inner}", each)
+        except (ValueError, TypeError, AttributeError) as error:
+            self._note(path, value, str(error))
 
     def _put(self, key: str, value: Any) -> None:
         """Give a key a value, unless it has another."""
@@ -385,227 +372,125 @@ class _Draft:
         if key.startswith("stage."):
             where, name = self.stages[-1]["args"], key.removeprefix("stage.")
         if where.setdefault(name, value) != value:
-            raise _NotTakenError(f"{key} is {json.dumps(where[name], ensure_ascii=False)} already")
+            raise ValueError(f"{key} is {json.dumps(where[name], ensure_ascii=False)} already")
 
-    def _class(self, path: str, section: dict[str, Any]) -> None:
-        """Convert an object that NVFlare makes, and its arguments."""
-        (named, name), args = _class_of(section), section.get("args") or {}
-        if not named or not isinstance(args, dict):
-            raise UsageError(f"{self.file}: {path} has no path or name, or its args are no section")
-        known = CLASSES.get(name, UNKNOWN)
-        if section.get("disabled") is True:
-            return self._note(path, NotTaken("it is disabled", True), named)
-        if str(section.get("id")) in self.models:
-            return self._note(path, "model.factory, model.args", named)
-        if isinstance(known, NotTaken):
-            shown = f"{named} = {json.dumps(args, ensure_ascii=False)}" if args else named
-            return self._note(path, known, named if known.unneeded else shown)
-        if known.workflow:
-            self.stages.append({"type": known.workflow, "args": {}})
-        self._note(path, known.becomes, named)
-        rules = {**ARGUMENTS, **known.arguments}
-        for each in sorted(args, key=lambda name: [*rules, name].index(name)):
-            self._setting(f"{path}.args.{each}", args[each], rules.get(each, UNKNOWN), args)
-        for key, value in known.defaults.items():
-            is_numpy = args.get("server_expected_format", "numpy") == "numpy"
-            if key not in self.values and (key != "train.exchange_format" or is_numpy):
-                if key != "model.initial":
-                    self.values[key] = value
-                elif "model.factory" not in self.values:
-                    self._put_array(value)
-                self._note(path, f"{key} = {value}, its default", named)
-            elif key == "tracking.type" and self.values[key] != value:
-                self._note(path, NotTaken(f"{key} is {self.values[key]} already"), named)
-
-    def _setting(
-        self, path: str, value: Any, rule: Key | NotTaken, args: Mapping[str, Any]
-    ) -> None:
-        """Convert an argument, or a key at the top; the other arguments may belong to it."""
-        asks = value not in (None, "", [], {})
+    def _filters(self, path: str, group: dict[str, Any], key: str) -> None:
+        """Convert a list of filters; the apps of all sites have the same."""
+        filters = []
+        for at, section in enumerate(group.get("filters") or ()):
+            (named, name), args = _class_of(section), section.get("args") or {}
+            place = f"{path}.filters[{at}] {named}"
+            if name in _NOT_NEEDED:
+                continue
+            if name not in nvflare_table.FILTERS:
+                self._note(place, args, _NO_COUNTERPART.get(name, _UNKNOWN))
+            elif not {"train", "*"} & {*group.get("tasks", "*")}:
+                self._note(place, args, "filters are applied to trainings")
+            else:
+                kept = {k: v for k, v in args.items() if k not in nvflare_table.NEEDLESS}
+                made = {"type": nvflare_table.FILTERS[name], "args": kept}
+                filters.append(arguments.component(made))
         try:
-            if not asks or (value is False and isinstance(rule, NotTaken)):
-                raise _NotTakenError("nothing is asked for", unneeded=True)
-            if isinstance(rule, NotTaken):
-                raise _NotTakenError(*rule)
-            if rule.converter:
-                value_of: Callable[[Any, Mapping[str, Any]], Any]
-                value_of = getattr(self, f"_{rule.converter}")
-                made = value_of(value, args)
-            else:
-                made = value
-            several = isinstance(made, dict) and rule.converter in (
-                "model",
-                "sgd",
-                "script",
-                "command",
-            )
-            keys = (
-                {f"{rule.name}.{k}": v for k, v in made.items()} if several else {rule.name: made}
-            )
-            for key, each in keys.items():
-                self._put(key, each)
-            word = ", ".join(keys).replace("stage.", "workflow.args.")
-            self._note(path, word, "" if isinstance(value, dict | list) else value)
-        except _NotTakenError as error:
-            self._note(path, error.rule, value)
-
-    def _filter(
-        self, path: str, section: dict[str, Any], group: Mapping[str, Any], direction: str
-    ) -> None:
-        """Convert a filter; apps of several sites may list the same ones."""
-        (named, name), args = _class_of(section), section.get("args") or {}
-        known = CLASSES.get(name, UNKNOWN)
-        if isinstance(known, Known):
-            kept = {k: v for k, v in args.items() if not isinstance(ARGUMENTS.get(k), NotTaken)}
-            lists = self.filters.setdefault((direction, self.side), {})
-            own = lists.setdefault(self.file, [])
-            if not {"train", "*"} & {*group.get("tasks", ["*"])}:
-                known = NotTaken("filters are applied to trainings")
-            else:
-                own.append(component({"type": known.filter, "args": kept}))
-                if own != next(iter(lists.values()))[: len(own)]:
-                    known = NotTaken("all sites have the same filters here")
-        rule = known if isinstance(known, NotTaken) else f"a part of filters.{direction}"
-        self._note(path, rule, f"{named} = {json.dumps(args)}" if args else named)
+            self._put(key, filters) if filters else None
+        except ValueError:
+            self._note(path, filters, "all sites have the same filters here")
 
     def _copy(self, path: Path) -> None:
         """Enter a file of the code; it keeps its place, so that packages stay packages."""
         parts = path.relative_to(self.job.root).parts
         target = "/".join(parts[parts.index("custom") + 1 :])
-        self.file, reason = path.relative_to(self.job.root).as_posix(), ""
+        self.file, first = "/".join(parts), self.job.files.get(target, path)
         if "__pycache__" in parts or (path.is_dir() and not path.is_symlink()):
             return
-        first = self.job.files.setdefault(target, path)
         if not path.is_file() or not path.resolve().is_relative_to(self.job.root):
-            del self.job.files[target]
-            reason = "it is no file of this folder; not copied"
-        elif target in (JOB_FILE, _ARRAY_FILE):
-            del self.job.files[target]
-            reason = f"not copied: {target} is the job's own"
-        elif first != path and not cmp(first, path, shallow=False):
-            reason = f"not copied: {first.relative_to(self.job.root).as_posix()} differs, and is"
-        if reason:
-            self._note("", NotTaken(reason))
+            self._note("", "", "it is no file of this folder; not copied")
+        elif target in (JOB_FILE, _ARRAY_FILE) or not cmp(first, path, shallow=False):
+            self._note("", "", f"not copied: the job has another {target}")
+        else:
+            self.job.files[target] = first
 
-    def _sites(self, value: Any, _: object) -> int:
-        if type(value) is not int or self.count is None or value > self.count:
-            raise _NotTakenError(f"the job has {self.count} sites")
-        if value == self.count:
-            raise _NotTakenError("it is all sites unless it is set", unneeded=True)
-        return value
+    def _same(self, value: Any, _: object) -> dict[str, Any]:
+        return {"": value}
 
-    def _wait(self, value: Any, _: object) -> Any:
-        if value == 0 and "clients.min_updates" in self.values:
-            raise _NotTakenError("the rest is waited for as long as a task may take")
-        if value == 0:
-            raise _NotTakenError("all sites of a round have to answer", unneeded=True)
-        return value
+    def _positive(self, value: Any, _: object) -> dict[str, Any]:
+        return {"": value} if value else {}
 
-    def _timeout(self, value: Any, _: object) -> Any:
-        if value == 0:
-            raise _NotTakenError(
-                "no limit, while clients.round_timeout is an hour unless it is set"
-            )
-        return value
+    def _listed(self, value: Any, _: object) -> dict[str, Any]:
+        return {"": value} if isinstance(value, list) else {}
 
-    def _patterns(self, value: Any, _: object) -> list[Any]:
-        return [*dict.fromkeys([*self.values.pop("aggregation.exclude", []), str(value)])]
+    def _arrays(self, value: Any, _: object) -> dict[str, Any]:
+        return {} if value == "raw" else {"": value}
 
-    def _weights(self, value: Any, _: object) -> dict[str, Any]:
-        return {self.sites.get(name, name): each for name, each in dict(value).items()}
+    def _min(self, value: Any, _: object) -> dict[str, Any]:
+        return {"": "min"} if value else {}
 
-    def _site_names(self, value: Any, _: object) -> list[str]:
-        if not isinstance(value, list):
-            raise _NotTakenError("all sites take part unless it is set", unneeded=True)
-        return [self.sites.get(name, name) for name in value]
+    def _lower(self, value: Any, _: object) -> dict[str, Any]:
+        return {"": value.lower() if isinstance(value, str) else value}
 
-    def _lower(self, value: Any, _: object) -> Any:
-        return value.lower() if isinstance(value, str) else value
+    def _count(self, value: Any, _: object) -> dict[str, Any]:
+        if isinstance(value, int) and value > self.count:
+            raise ValueError(f"the job has {self.count} sites")
+        return {} if value == self.count else {"": value}
 
-    def _mode(self, value: Any, _: object) -> str:
+    def _timeout(self, value: Any, _: object) -> dict[str, Any]:
         if not value:
-            raise _NotTakenError(
-                "the largest value is the best, unless it is a loss", unneeded=True
-            )
-        return "min"
+            raise ValueError("no limit, while clients.round_timeout is an hour unless it is set")
+        return {"": value}
 
-    def _arrays(self, value: Any, _: object) -> Any:
-        if value == "raw":
-            raise _NotTakenError("a script receives what the server sends", unneeded=True)
-        return value
+    def _patterns(self, value: Any, _: object) -> dict[str, Any]:
+        before = self.values.pop("aggregation.exclude", [])
+        return {"": [*dict.fromkeys([*before, str(value)])]}
 
     def _sgd(self, value: Any, _: object) -> dict[str, Any]:
-        try:
-            return sgd_section(value)
-        except (ValueError, AttributeError) as error:
-            raise _NotTakenError(str(error)) from None
+        return {f".{key}": each for key, each in arguments.sgd_section(value).items()}
 
     def _model(self, value: Any, _: object) -> dict[str, Any]:
         """Convert a class with arguments, the path of a class, the id of a component, an array."""
         if isinstance(value, list):
-            return self._put_array(value)
+            import numpy as np
+
+            self.job.array = np.asarray(value, dtype=np.float32)
+            return {".initial": _ARRAY_FILE}
         if isinstance(value, str):
             section = self.components.get(value, {"path": value})
             self.models |= {value} & self.components.keys()
             value = {key: section[key] for key in ("path", "args") if key in section}
-        try:
-            return class_section(value)
-        except (ValueError, AttributeError) as error:
-            raise _NotTakenError(str(error)) from None
+        return {f".{key}": each for key, each in class_section(value).items()}
 
-    def _put_array(self, value: Any) -> dict[str, Any]:
-        import numpy as np
-
-        try:
-            array = np.asarray(value)
-            self.job.array = array.astype(np.float32) if isinstance(value, list) else array
-        except (ValueError, TypeError):
-            raise _NotTakenError("it is no array of numbers") from None
-        self.values.setdefault("model.initial", _ARRAY_FILE)
-        return {"initial": _ARRAY_FILE}
-
-    def _checkpoint(self, value: Any, _: object) -> str:
+    def _checkpoint(self, value: Any, _: object) -> dict[str, Any]:
         """Convert the path of a file with weights; one in the job folder is copied."""
-        folders = (self.job.root, self.app, self.app / "custom")
-        paths = [(folder / str(value)).resolve() for folder in folders]
-        path = next((each for each in paths if each.is_file()), Path(str(value)))
-        if path.suffix == ".npy" and path.is_file():
-            import numpy as np
+        for folder in (self.job.root, self.app, self.app / "custom"):
+            path = (folder / value).resolve()
+            if path.is_file() and path.suffix == ".npy":
+                import numpy as np
 
-            try:
                 # Unlike numpy.load, it takes nothing but arrays of plain numbers.
-                return str(self._put_array(np.lib.format.open_memmap(path, mode="r"))["initial"])
-            except ValueError as error:
-                raise _NotTakenError(f"{path.name} cannot be read: {error}") from None
-        if not Path(str(value)).is_absolute() and path.is_relative_to(self.job.root):
-            self.job.files[path.name] = path
-            return path.name
-        return str(value)
+                self.job.array = np.lib.format.open_memmap(path, mode="r")
+                return {"": _ARRAY_FILE}
+            if path.is_file() and path.is_relative_to(self.job.root):
+                self.job.files[path.name] = path
+                return {"": path.name}
+        return {"": value}
 
     def _script(self, value: Any, args: Mapping[str, Any]) -> dict[str, Any]:
         """Convert a script in the folder custom, with its arguments."""
-        custom, named = self.app / "custom", _CUSTOM.sub("", str(value))
-        path = (custom / named).resolve()
-        if not path.is_relative_to(custom.resolve()):
-            raise UsageError(
-                f"{self.file}: the script {value} lies outside of the app's folder custom"
-            )
-        if not path.is_file() and "/" not in named:
+        custom, named = self.app / "custom", _CUSTOM.sub("", value)
+        if not (custom / named).resolve().is_relative_to(custom.resolve()):
+            raise UsageError(f"{self.file}: the script {value} lies outside of the folder custom")
+        if not (custom / named).is_file() and "/" not in named:
             named = next((p.relative_to(custom).as_posix() for p in custom.rglob(named)), named)
         words = args.get("task_script_args") or ""
-        if names := [each for each in re.findall(r"\{\w+\}", words)]:
-            self._note(
-                "", NotTaken(f"{', '.join(names)} of the script's arguments is not filled in")
-            )
-        return {"script": named, **({"args": words} if words else {})}
+        if names := re.findall(r"\{\w+\}", words):
+            self._note("", words, f"{', '.join(names)} is not filled in")
+        return {".script": named, **({".args": words} if words else {})}
 
     def _command(self, value: Any, _: object) -> dict[str, Any]:
         """Convert the command line that starts a script."""
-        try:
-            words = shlex.split(value) if isinstance(value, str) else list(value)
-            at = next(n for n, word in enumerate(words) if word.endswith(".py"))
-        except (ValueError, StopIteration, TypeError, AttributeError):
-            raise _NotTakenError("it starts no Python file, as train.script is") from None
+        words = shlex.split(value) if isinstance(value, str) else value
+        at = next((n for n, word in enumerate(words) if word.endswith(".py")), None)
+        if at is None:
+            raise ValueError("it starts no Python file, as train.script is")
         keys = self._script(words[at], {"task_script_args": shlex.join(words[at + 1 :])})
         launcher = shlex.join(words[:at])
-        return keys if PLAIN_COMMAND.fullmatch(launcher) else {**keys, "command": launcher}
+        is_plain = arguments.PLAIN_COMMAND.fullmatch(launcher) is not None
+        return keys if is_plain else {**keys, ".command": launcher}

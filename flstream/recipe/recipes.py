@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, Unpack
 
 from flstream.errors import UsageError
-from flstream.recipe.arguments import RecipeArguments, argument_types, checked, nearest, notice
-from flstream.recipe.components import say_that_streaming_is_on
+from flstream.recipe.arguments import RecipeArguments, nearest, notice
+from flstream.recipe.components import TensorServerStreamer
 from flstream.recipe.fed_job import FedJob
 from flstream.recipe.run_result import RunResult
 from flstream.recipe.sim_env import SimEnv
@@ -30,16 +30,12 @@ class Recipe(FedJob):
     """Arguments that the recipe has unless they are given."""
 
     def __init__(self, **arguments: Unpack[RecipeArguments]) -> None:
-        owner = type(self).__name__
         given = {"name": self.workflow, "num_rounds": 2, **self.defaults, **arguments}
-        values = checked(owner, given, {name: name for name in argument_types()})
-        super().__init__(values.pop("name"))
+        super().__init__(str(given.pop("name")))
         self.configure({"workflow.type": self.workflow})
-        self._apply(owner, values)
-        self.set_per_site_config(values.get("per_site_config", {}))
-        if values.get("do_cross_site_eval"):
-            add_cross_site_evaluation(self, 600, values.get("cross_site_eval_timeout", 300))
-        self.configure(values.get("config", {}))
+        self._apply(type(self).__name__, given)
+        if arguments.get("do_cross_site_eval"):
+            add_cross_site_evaluation(self, 600, arguments.get("cross_site_eval_timeout", 300))
 
     @property
     def job(self) -> Self:
@@ -116,7 +112,7 @@ class Recipe(FedJob):
 
     def enable_tensor_streaming(self) -> None:
         """Say that tensor streaming is on, as it always is."""
-        say_that_streaming_is_on()
+        self.configure(TensorServerStreamer())
 
     def set_per_site_config(self, config: Mapping[str, Mapping[str, Any]]) -> None:
         """Give sites arguments of their own, instead of those of the others.
@@ -127,14 +123,7 @@ class Recipe(FedJob):
         Raises:
             UsageError: Something else is given for a site.
         """
-        for site, values in config.items():
-            for key, value in values.items():
-                if key not in ("train_args", "script_args"):
-                    raise UsageError(
-                        f"{key} is given for {site}; a site of its own has train_args alone, so "
-                        "give the others for all sites"
-                    )
-                self._site_args[site] = value
+        self._apply(type(self).__name__, {"per_site_config": config})
 
 
 class FedAvgRecipe(Recipe):
@@ -175,13 +164,14 @@ class SwarmLearningRecipe(Recipe):
     """Swarm learning (Warnat-Herresthal et al. 2021, doi:10.1038/s41586-021-03583-3)."""
 
     workflow: ClassVar = "swarm"
+    defaults: ClassVar = {"start_task_timeout": 300, "progress_timeout": 3600}
 
 
 class FedEvalRecipe(Recipe):
     """Evaluation of one model at every site, without any training."""
 
     workflow: ClassVar = "evaluate"
-    defaults: ClassVar = {"name": "eval", "num_rounds": 1}
+    defaults: ClassVar = {"name": "eval", "num_rounds": 1, "validation_timeout": 6000}
 
 
 def add_experiment_tracking(
@@ -226,8 +216,12 @@ def add_cross_site_evaluation(
     Raises:
         UsageError: The recipe does not train, or was given this already.
     """
+    if recipe._stages or recipe.workflow == "evaluate":
+        raise UsageError(
+            f"{recipe.name} cannot have cross_site here; it comes once, after training"
+        )
     args: dict[str, Any] = {"eval_task_timeout": validation_timeout}
     args["submit_model_timeout"] = submit_model_timeout
     if participating_clients is not None:
         args["participating_sites"] = list(participating_clients)
-    recipe._add_stage({"type": "cross_site", "args": args})
+    recipe._stages.append({"type": "cross_site", "args": args})

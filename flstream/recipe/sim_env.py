@@ -75,13 +75,15 @@ class SimEnv:
                 f"SimEnv has num_clients={num_clients} and {len(clients)} names of clients; "
                 "leave num_clients out"
             )
-        if gpu_config is not None and not _GPUS.fullmatch(str(gpu_config)):
+        is_text = isinstance(gpu_config, str)
+        if gpu_config is not None and not (is_text and _GPUS.fullmatch(gpu_config)):
             raise UsageError(
                 f"gpu_config is {gpu_config!r}: write 0,1 for a GPU each, or [0,1],[2]"
             )
         if log_config is not None:
             notice("log_config is not needed: sites/<name>/log.txt has what a site prints")
-        groups = re.findall(r"\[([^]]*)\]", gpu_config or "") or (gpu_config or "").split(",")
+        text = gpu_config or ""
+        groups = re.findall(r"\[([^]]*)\]", text) or text.split(",")
         settings = {
             "clients.names" if clients else "clients.count": list(clients or ()) or num_clients,
             "clients.parallel": num_threads,

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
+from functools import partialmethod
 
 import pytest
 from test_pages import PAGES, blocks, page
@@ -17,9 +18,7 @@ from flstream.cli.init import init
 from flstream.client.alias import ALIASES, NAMES
 from flstream.job import load_job
 from flstream.recipe import SimEnv
-from flstream.recipe.nvflare.components import COMPONENTS, FILTERS
-from flstream.recipe.nvflare.controllers import CONTROLLERS
-from flstream.recipe.nvflare.executors import EXECUTORS
+from flstream.recipe.nvflare_table import CLASSES
 
 FILE = re.compile(r"^```\w+\n# ([\w.]+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 PRINTED = {
@@ -35,7 +34,7 @@ PRINTED = {
 def run(tmp_path, monkeypatch, capfd):
     """Run a program of a page in this process, the jobs that it makes included."""
     monkeypatch.setattr("flstream.report.running.leave_report", lambda *_, **__: None)
-    monkeypatch.setattr(SimEnv, "settings", property(lambda env: {"engine.type": "inline"}))
+    monkeypatch.setattr(SimEnv, "__init__", partialmethod(SimEnv.__init__, engine="inline"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -176,7 +175,7 @@ def test_the_tables_of_nvflares_names_are_those_that_are_known():
     assert own.keys() == ALIASES.keys()
     assert listed == own | {module: set(names) for module, names in NAMES.items()}
     classes = {name for names, _ in table("Job folders") for name in re.findall(r"`(\w+)`", names)}
-    assert classes == {*CONTROLLERS, *EXECUTORS, *COMPONENTS, *FILTERS}
+    assert classes == {*CLASSES}
 
 
 def test_what_the_page_shows_of_a_job_folder_is_what_the_command_prints(
