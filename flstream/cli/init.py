@@ -132,7 +132,7 @@ def _convert(source: Path, name: Path | None) -> None:
         source: path of the job folder, or of a configuration.
         name: the new folder; None to name it as the job.
     """
-    from flstream.recipe.nvflare import by_file, convert, open_problems, write_job
+    from flstream.recipe.nvflare import convert, open_problems, write_job
     from flstream.report.console import make_console
     from flstream.text import printable
 
@@ -142,12 +142,12 @@ def _convert(source: Path, name: Path | None) -> None:
     problems = open_problems(folder)
     shown = printable(str(folder))
     console = make_console()
-    for file, notes in by_file(conversion.notes):
+    for file, notes in conversion.notes.items():
         console.out(file, highlight=False)
         for note in notes:
-            console.out(f"  {note.text}", highlight=False)
+            console.out(f"  {note}", highlight=False)
     if conversion.notes:
-        count = len(conversion.notes)
+        count = sum(map(len, conversion.notes.values()))
         console.out(f"\nnot taken: {count}, which job.conf lists, too.", highlight=False)
     next_step = "before it can run, job.conf needs:" if problems else "next:"
     console.out(f"\n{shown} has {', '.join(map(printable, written))}; {next_step}", highlight=False)

@@ -24,26 +24,24 @@ STREAMING_KEYS = (
 )
 """Flat keys of ``config_fed_server`` and ``add_server_config`` that ``streaming`` has, too."""
 
-_BOUNDED = "streaming.streaming_per_request_timeout bounds each request"
-_SITE_FREES = "a site frees what it has sent"
-_NO_MODEL = "the server never has a model in memory"
 UNNEEDED: Mapping[str, str] = {
-    "best_model_filename": "the best model is best.safetensors in the run directory",
-    "client_memory_gc_rounds": _SITE_FREES,
-    "cuda_empty_cache": _SITE_FREES,
-    "download_complete_timeout": "a worker stays until the server has its update",
-    "enable_tensor_disk_offload": _NO_MODEL,
-    "get_task_timeout": "a task reaches its site at once, without being asked for",
-    "launch_once": "a site's script runs for the whole job",
-    "max_resends": "a connection on one machine loses nothing; what is damaged is fetched again",
-    "min_download_timeout": _BOUNDED,
-    "np_min_download_timeout": _BOUNDED,
-    "save_filename": "the final model is global.safetensors in the run directory",
-    "server_memory_gc_rounds": _NO_MODEL,
-    "shutdown_timeout": "a script's end is waited for",
-    "submit_task_result_timeout": "the server fetches an update while it folds",
-    "tensor_min_download_timeout": _BOUNDED,
-    "tensor_streaming": "models move in chunks, always and both ways",
+    name: reason
+    for reason, names in {
+        "what is lost or damaged is fetched again": "max_resends",
+        "a script's end is waited for, and its site's process ends with it": "shutdown_timeout",
+        "a site frees what it has sent": "client_memory_gc_rounds cuda_empty_cache",
+        "a site's script runs for the whole job": "launch_once",
+        "a task reaches its site at once, without being asked for": "get_task_timeout",
+        "models are in the run directory": "best_model_filename save_filename",
+        "models move in chunks, always and both ways": "tensor_streaming",
+        "streaming.streaming_per_request_timeout bounds each request": "min_download_timeout "
+        "np_min_download_timeout tensor_min_download_timeout",
+        "the server fetches an update while it folds": "submit_task_result_timeout "
+        "download_complete_timeout",
+        "the server never has a model in memory": "enable_tensor_disk_offload "
+        "server_memory_gc_rounds",
+    }.items()
+    for name in names.split()
 }
 """Arguments and flat keys of NVFlare without a counterpart, and why none is needed."""
 
@@ -78,7 +76,7 @@ def notice(text: str) -> None:
 def component(value: Mapping[str, Any] | str) -> dict[str, Any]:
     """Return the section of a job file for a type, or ``{"type": ..., "args": {...}}``."""
     section = {"type": value} if isinstance(value, str) else dict(value)
-    args = section.pop("args", {})
+    args: Any = section.pop("args", {})
     if not isinstance(section.get("type"), str) or not isinstance(args, Mapping):
         raise ValueError('give a type, or {"type": "name", "args": {...}}')
     return {**section, **args}

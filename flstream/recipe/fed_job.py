@@ -172,7 +172,7 @@ class FedJob:
         values, folder = self._job_values(settings)
         model = values.get("model", {})
         if weights := model.pop(WEIGHTS, None):
-            model.setdefault("initial", str(weights.write_once(weights_root)))
+            model.setdefault("initial", str(weights.write(weights_root)))
         return make_job(values, folder, f"the job {self.name}")
 
     def _export(self, folder: Path, settings: Mapping[str, Any]) -> Path:

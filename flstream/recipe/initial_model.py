@@ -39,24 +39,22 @@ class Weights(NamedTuple):
 
     made: MadeModel
 
-    def write(self, folder: Path) -> Path:
-        """Write the weights, and what goes with a pretrained model, into a folder."""
+    def write(self, root: Path) -> Path:
+        """Write the weights, and what goes with a pretrained model; return the file's path.
+
+        They come into a folder below the root, named by their digest, unless it is there.
+        """
         body = MemoryBody.of(self.made.state)
         order = order_text(body.layout, self.made.state)
-        folder.mkdir(parents=True, exist_ok=True)
         metadata = {"format": "pt", **({ORDER: order} if order else {})}
-        write_checkpoint(folder / _FILE, body, metadata)
-        keep_export_files(folder, self.made, None)
-        return Path(os.path.abspath(folder / _FILE))
-
-    def write_once(self, root: Path) -> Path:
-        """Write the weights into a folder named by their digest, unless it is there."""
+        digest = hashlib.sha256()
         try:
             root.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".new-", dir=root) as scratch:
                 inner = Path(scratch) / "weights"
-                self.write(inner)
-                digest = hashlib.sha256()
+                inner.mkdir()
+                write_checkpoint(inner / _FILE, body, metadata)
+                keep_export_files(inner, self.made, None)
                 for path in sorted(inner.iterdir()):
                     with path.open("rb") as file:
                         digest.update(hashlib.file_digest(file, "sha256").digest())

@@ -6,12 +6,11 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from filecmp import cmp
-from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from flstream.errors import UsageError
 from flstream.job import JobError, Problem, load_job, render_values
@@ -45,31 +44,10 @@ def _each(table: Mapping[str, ValueT]) -> dict[str, ValueT]:
 _WORKFLOWS, _DEFAULTS = _each(nvflare_table.WORKFLOWS), _each(nvflare_table.DEFAULTS)
 _ARGUMENTS, _LOST = _each(nvflare_table.ARGUMENTS), _each(nvflare_table.LOST_ARGUMENTS)
 _OF_A_WORKFLOW = {k: _each(v) for k, v in _each(nvflare_table.WORKFLOW_ARGUMENTS).items()}
-_NO_COUNTERPART, _NOT_NEEDED = (
-    _each(nvflare_table.NO_COUNTERPART),
-    _each(nvflare_table.NOT_NEEDED),
-)
+_NO_COUNTERPART = _each(nvflare_table.NO_COUNTERPART)
+_NOT_NEEDED = _each(nvflare_table.NOT_NEEDED)
 CLASSES = (*_WORKFLOWS, *_each(nvflare_table.SECTIONS), *nvflare_table.FILTERS, *_NOT_NEEDED)
 """Names of NVFlare's classes that are taken or not needed, in the order of conversion."""
-
-
-class Note(NamedTuple):
-    """A setting of a job folder that was not taken.
-
-    Attributes:
-        file: Path of the file, relative to the job folder.
-        path: Place in the file, such as ``workflows[0].args.num_rounds``, with its value.
-        reason: Why it was not taken.
-    """
-
-    file: str
-    path: str
-    reason: str
-
-    @property
-    def text(self) -> str:
-        """The note as one line, without the file."""
-        return printable(f"{self.path}: {self.reason}" if self.path else self.reason)
 
 
 @dataclass
@@ -82,7 +60,7 @@ class Conversion:
         values: Values of the job file by key; sections are dicts.
         files: Files to copy, by their path in the new folder.
         array: Initial array to write; None for none.
-        notes: Settings that were not taken, file by file.
+        notes: Lines on settings that were not taken, by file: place, value and reason.
     """
 
     root: Path
@@ -90,7 +68,7 @@ class Conversion:
     values: dict[str, Any] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
     array: Any = None
-    notes: list[Note] = field(default_factory=list)
+    notes: dict[str, list[str]] = field(default_factory=dict)
 
 
 def convert(source: Path, name: str | None = None) -> Conversion:
@@ -135,8 +113,8 @@ def write_job(conversion: Conversion, folder: Path) -> list[str]:
     """
     lines = [f"# From the NVFlare job folder {printable(conversion.root.name)}."]
     lines += ["#", "# Not taken:"] if conversion.notes else []
-    for file, notes in by_file(conversion.notes):
-        lines += [f"#   {file}", *(f"#     {note.text}" for note in notes)]
+    for file, notes in conversion.notes.items():
+        lines += [f"#   {file}", *(f"#     {note}" for note in notes)]
     with whole_folder(folder) as scratch:
         if folder.exists() and any(folder.iterdir()):
             raise UsageError(f"{folder} is not empty; name a new folder")
@@ -159,12 +137,6 @@ def open_problems(folder: Path) -> tuple[Problem, ...]:
     except JobError as error:
         return error.problems
     return ()
-
-
-def by_file(notes: Iterable[Note]) -> Iterator[tuple[str, list[Note]]]:
-    """Yield each file with its notes; the notes come file by file."""
-    for file, group in groupby(notes, key=lambda note: note.file):
-        yield printable(file), list(group)
 
 
 def _configurations(root: Path) -> list[Path]:
@@ -313,22 +285,22 @@ class _Draft:
         values = {"name": self.job.name, **self.values, "train.alias": "nvflare"}
         for key in sorted(values, key=lambda key: _ORDER.index(key.partition(".")[0])):
             arguments.put(self.job.values, key, values[key])
-        files = [*dict.fromkeys(note.file for note in self.job.notes)]
-        self.job.notes.sort(key=lambda note: (files.index(note.file), natural_key(note.path)))
+        for notes in self.job.notes.values():
+            notes.sort(key=natural_key)
         return self.job
 
     def _note(self, path: str, value: object, reason: str) -> None:
         shown = "" if value in ("", {}) else f" = {json.dumps(value, ensure_ascii=False)}"
-        self.job.notes.append(Note(self.file, f"{path}{shortened(shown, 200)}", reason))
+        text = ": ".join(filter(None, (f"{path}{shortened(shown, 200)}", reason)))
+        self.job.notes.setdefault(printable(self.file), []).append(printable(text))
 
     def _class(self, path: str, section: dict[str, Any]) -> None:
         """Convert an object that NVFlare makes, and its arguments."""
         (named, name), args = _class_of(section), section.get("args") or {}
         if not named or not isinstance(args, dict):
             raise UsageError(f"{self.file}: {path} has no path or name, or its args are no section")
-        if section.get("disabled") is True or str(section.get("id")) in self.models:
-            return
-        if name in _NOT_NEEDED:
+        is_apart = section.get("disabled") is True or str(section.get("id")) in self.models
+        if is_apart or name in _NOT_NEEDED:
             return
         if name not in CLASSES:
             self._note(f"{path} {named}", args, _NO_COUNTERPART.get(name, _UNKNOWN))

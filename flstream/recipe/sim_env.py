@@ -121,7 +121,7 @@ class SimEnv:
             summary = run_and_show(resolved, directory, console)
         if summary.status == "stopped":
             raise KeyboardInterrupt
-        run = RunResult.open(directory.path)
+        run = RunResult(directory.path)
         if summary.status == "failed":
             raise RunFailedError(run)
         return run

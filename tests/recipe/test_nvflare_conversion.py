@@ -121,14 +121,13 @@ NOT_WHOLE = ("document", "document_native", "unknown_parts")
 def test_a_folder_becomes_these_keys_and_notes(nvflare_folders, tmp_path, name):
     conversion = convert(nvflare_folders / name)
     assert conversion.values == {"name": name, **VALUES[name]}
-    paths = [note.path for note in conversion.notes]
-    assert len(paths) == len(LOST.get(name, []))
-    for path, begin in zip(paths, LOST.get(name, []), strict=True):
-        assert path.startswith(begin)
+    notes = [note for each in conversion.notes.values() for note in each]
+    for note, begin in zip(notes, LOST.get(name, []), strict=True):
+        assert note.startswith(begin)
     write_job(conversion, tmp_path / "new")
     assert read_hocon(tmp_path / "new" / "job.conf").values == conversion.values
     text = (tmp_path / "new" / "job.conf").read_text()
-    assert [note.text for note in conversion.notes if f"#     {note.text}\n" not in text] == []
+    assert [note for note in notes if f"#     {note}\n" not in text] == []
     if name not in NOT_WHOLE:
         pytest.importorskip("tensorboard")
         load_job(tmp_path / "new" / "job.conf")

@@ -41,7 +41,8 @@ def executor(name: str, **args: Any) -> dict[str, Any]:
 
 def lost(conversion: Conversion) -> dict[str, str]:
     """Words on what has no counterpart, by place."""
-    return {note.path.partition(" ")[0]: note.reason for note in conversion.notes}
+    notes = [note for each in conversion.notes.values() for note in each]
+    return {note.partition(" ")[0]: note.rpartition(": ")[2] for note in notes}
 
 
 SITES = {"name": "it", "deploy_map": {"app": ["server", "site-1", "site-2", "site-3"]}}
@@ -130,7 +131,7 @@ def test_one_script_and_its_arguments_are_those_of_all_sites(tmp_path):
     assert conversion.values["train"]["script"] == "one.py"
     copied = {name: path.read_text() for name, path in conversion.files.items()}
     assert copied == {"one.py": "1", "two.py": "2"}
-    files = [note.file for note in conversion.notes]
+    files = [*conversion.notes]
     assert files == [f"b/config/{CLIENT}", "c/custom/one.py"]
 
 
