@@ -60,11 +60,6 @@ class RunResult:
         self.model, self.report = files.final_model, files.report
         self.best_model = files.best_model if files.best_model.exists() else None
 
-    @classmethod
-    def open(cls, path: str | Path) -> RunResult:
-        """Open the directory of a run that has ended, as the constructor does."""
-        return cls(path)
-
     def get_job_id(self) -> str:
         """Return the name of the run directory."""
         return self.directory.name

@@ -79,11 +79,11 @@ def test_recipe_exported_folder_and_job_by_hand_end_in_equal_bits(folder, write,
         again = jobs_in(place, engine=INLINE).run_files(files)
         assert again.summary.model.digest == run.digest
 
-    opened = RunResult.open(run.directory)
+    opened = RunResult(run.directory)
     assert (opened.digest, opened.metrics) == (run.digest, run.metrics)
     assert "finished after 2 rounds" in repr(opened)
     with pytest.raises(UsageError, match="not the directory of a run"):
-        RunResult.open("exported")
+        RunResult("exported")
 
 
 def kept_by(run):
