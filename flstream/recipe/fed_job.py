@@ -24,8 +24,8 @@ from flstream.recipe.arguments import (
     recipe_values,
 )
 from flstream.recipe.components import FilterType
-from flstream.recipe.initial_model import WEIGHTS
-from flstream.recipe.job_folder import write_job_folder
+from flstream.recipe.initial_model import WEIGHTS, write_weights
+from flstream.recipe.job_folder import INITIAL, check_replaceable, copy_job, whole_folder
 from flstream.recipe.run_result import RunResult
 from flstream.recipe.sim_env import SimEnv
 
@@ -169,14 +169,18 @@ class FedJob:
         Raises:
             JobError: The job has mistakes; the message names all of them.
         """
-        values, folder = self._job_values(settings)
-        model = values.get("model", {})
-        if weights := model.pop(WEIGHTS, None):
-            model.setdefault("initial", str(weights.write(weights_root)))
+        values, folder = self._job_values(settings, weights_root)
         return make_job(values, folder, f"the job {self.name}")
 
     def _export(self, folder: Path, settings: Mapping[str, Any]) -> Path:
-        return write_job_folder(folder, *self._job_values(settings), self._files)
+        """Write the job's folder, with the Python files below the one that its paths start in."""
+        folder = Path(os.path.abspath(folder))
+        check_replaceable(folder)
+        with whole_folder(folder) as scratch:
+            values, origin = self._job_values(settings, scratch / INITIAL)
+            make_job(values, origin, f"the job {self.name}")
+            copy_job(values, origin, scratch, [origin / path for path in self._files], folder)
+        return folder
 
     def _add_filter(
         self,
@@ -240,7 +244,9 @@ class FedJob:
             )
         return {"clients.count" if isinstance(clients, int) else "clients.names": clients}
 
-    def _job_values(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], Path]:
+    def _job_values(
+        self, settings: Mapping[str, Any], weights_root: Path
+    ) -> tuple[dict[str, Any], Path]:
         """Return the values of the job file, and the folder in which its paths start."""
         values: dict[str, Any] = {"name": self.name, **copied(self._values)}
         for key, value in settings.items():
@@ -263,6 +269,10 @@ class FedJob:
             shared = {name: args[name] for name in args if name.startswith("key_metric")}
             later = [{**stage, "args": {**shared, **stage["args"]}} for stage in self._stages]
             values["workflow"] = [workflow, *later]
+        model = values.get("model", {})
+        weights = model.pop(WEIGHTS, None)
+        if weights is not None and "initial" not in model:
+            model["initial"] = str(write_weights(weights, weights_root))
         return values, _folder_of(train.get("script") or train.get("learner", ""))
 
 

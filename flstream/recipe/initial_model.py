@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 from flstream.errors import UsageError
 from flstream.model.checkpoint import write_checkpoint
@@ -34,39 +34,33 @@ _ALLOWED = (
 )
 
 
-class Weights(NamedTuple):
-    """Initial weights in memory: the tensors, with the module that they are of."""
+def write_weights(made: MadeModel, root: Path) -> Path:
+    """Write weights, and what goes with a pretrained model; return the file's absolute path.
 
-    made: MadeModel
-
-    def write(self, root: Path) -> Path:
-        """Write the weights, and what goes with a pretrained model; return the file's path.
-
-        They come into a folder below the root, named by their digest, unless it is there.
-        """
-        body = MemoryBody.of(self.made.state)
-        order = order_text(body.layout, self.made.state)
-        metadata = {"format": "pt", **({ORDER: order} if order else {})}
-        digest = hashlib.sha256()
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".new-", dir=root) as scratch:
-                inner = Path(scratch) / "weights"
-                inner.mkdir()
-                write_checkpoint(inner / _FILE, body, metadata)
-                keep_export_files(inner, self.made, None)
-                for path in sorted(inner.iterdir()):
-                    with path.open("rb") as file:
-                        digest.update(hashlib.file_digest(file, "sha256").digest())
-                folder = root / digest.hexdigest()[:12]
-                if not folder.exists():
-                    os.replace(inner, folder)
-        except OSError as error:
-            raise UsageError(
-                f"the initial weights cannot be written to {root}: {error.strerror}; give SimEnv "
-                "another workspace_root"
-            ) from error
-        return Path(os.path.abspath(folder / _FILE))
+    They come into a folder below the root, named by their digest, unless it is there.
+    """
+    body, digest = MemoryBody.of(made.state), hashlib.sha256()
+    order = order_text(body.layout, made.state)
+    metadata = {"format": "pt", **({ORDER: order} if order else {})}
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=root) as scratch:
+            inner = Path(scratch) / WEIGHTS
+            inner.mkdir()
+            write_checkpoint(inner / _FILE, body, metadata)
+            keep_export_files(inner, made, None)
+            for path in sorted(inner.iterdir()):
+                with path.open("rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+            folder = root / digest.hexdigest()[:12]
+            if not folder.exists():
+                os.replace(inner, folder)
+    except OSError as error:
+        raise UsageError(
+            f"the initial weights cannot be written to {root}: {error.strerror}; give SimEnv "
+            "another workspace_root"
+        ) from error
+    return Path(os.path.abspath(folder / _FILE))
 
 
 def initial_model(model: Any) -> dict[str, Any]:
@@ -87,19 +81,19 @@ def initial_model(model: Any) -> dict[str, Any]:
 
     parts = model if isinstance(model, tuple) else (model,)
     if parts and isinstance(parts[0], torch.nn.Module):
-        return {WEIGHTS: Weights(MadeModel(exchanged_state(parts[0]), parts))}
+        return {WEIGHTS: MadeModel(exchanged_state(parts[0]), parts)}
     if isinstance(model, str | type | FunctionType):
         return {"factory": code_place(model)}
     if isinstance(model, Mapping):
         if model and all(isinstance(each, torch.Tensor | np.ndarray) for each in model.values()):
-            return {WEIGHTS: Weights(MadeModel({str(k): v for k, v in model.items()}, (model,)))}
+            return {WEIGHTS: MadeModel({str(k): v for k, v in model.items()}, (model,))}
         return class_section(model)
     if isinstance(model, list | tuple):
         with suppress(TypeError, ValueError):
             model = np.array(model, dtype=np.float32)
     if not isinstance(model, np.ndarray):
         raise ValueError(f"give {_ALLOWED}")
-    return {WEIGHTS: Weights(MadeModel({NUMPY_KEY: model}, (model,)))}
+    return {WEIGHTS: MadeModel({NUMPY_KEY: model}, (model,))}
 
 
 def class_section(model: Mapping[Any, Any]) -> dict[str, Any]:

@@ -11,59 +11,42 @@ from pathlib import Path
 from typing import Any
 
 from flstream.errors import UsageError
-from flstream.job import make_job, render_values
-from flstream.recipe.initial_model import WEIGHTS
+from flstream.job import render_values
 
-JOB_FILE = "job.conf"
+JOB_FILE, INITIAL = "job.conf", "initial"
 _HEAD = "# Exported by flstream. Run it: flstream simulate "
 _APART = (JOB_FILE, "pyvenv.cfg")  # files of folders that are another job's, or an environment
 
 
-def write_job_folder(
-    folder: Path, values: dict[str, Any], origin: Path, files: Sequence[Path]
-) -> Path:
-    """Write a job's folder, with the Python files below the one that its paths start in.
-
-    Args:
-        folder: A new or empty folder, or one that this function has written.
-        values: Values of the job file.
-        origin: Folder in which their paths start.
-        files: Further files that it is to have.
-
-    Returns:
-        The absolute path of the folder.
-
-    Raises:
-        JobError: The job has mistakes.
-        UsageError: The folder has something else in it, or cannot be written.
-    """
-    folder = Path(os.path.abspath(folder))
-    with whole_folder(folder) as scratch:
+def check_replaceable(folder: Path) -> None:
+    """Refuse a folder that has something else in it than an exported job."""
+    try:
         if folder.exists() and any(folder.iterdir()):
-            job_file = folder / JOB_FILE
-            if not job_file.is_file() or not job_file.read_bytes().startswith(_HEAD.encode()):
-                raise UsageError(f"{folder} has something else in it than an exported job")
-        copies = {path: path.relative_to(origin) for path in _python_files(origin, folder)}
-        copies |= {origin / path: Path(path.name) for path in files}
-        weights = values.get("model", {}).pop(WEIGHTS, None)
-        if weights is not None:
-            values["model"].setdefault("initial", str(weights.write(scratch / "initial")))
-        make_job(values, origin, f"the job {values['name']}")
-        if weights is not None:
-            model = values["model"]
-            model["initial"] = model["initial"].removeprefix(f"{scratch}/")
-        portable = _portable(values, origin, copies)
-        taken = {Path(JOB_FILE): origin / JOB_FILE}
-        for path, target in copies.items():
-            if taken.setdefault(target, path) != path:
-                both = f"{taken[target]} and {path}"
-                raise UsageError(f"{both} would both be {target} in the job's folder; rename one")
-            (scratch / target).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, scratch / target)
-        text = f"{_HEAD}{folder.name}\n{render_values(portable)}"
-        (scratch / JOB_FILE).write_text(text, encoding="utf-8")
-        shutil.rmtree(folder / "initial", ignore_errors=True)
-    return folder
+            if not (folder / JOB_FILE).read_bytes().startswith(_HEAD.encode()):
+                raise FileNotFoundError
+            shutil.rmtree(folder / INITIAL, ignore_errors=True)
+    except OSError:
+        raise UsageError(
+            f"{folder} has something else in it than an exported job; name a new folder"
+        ) from None
+
+
+def copy_job(
+    values: dict[str, Any], origin: Path, scratch: Path, files: Sequence[Path], target: Path
+) -> None:
+    """Write job.conf into a folder, with all Python files of a job and what the values name."""
+    copies = {path: path.relative_to(origin) for path in _python_files(origin, target)}
+    copies |= {path: Path(path.name) for path in files}
+    portable = _portable(_portable(values, scratch, {}), origin, copies)
+    taken = {Path(JOB_FILE): origin / JOB_FILE}
+    for path, place in copies.items():
+        if taken.setdefault(place, path) != path:
+            both = f"{taken[place]} and {path}"
+            raise UsageError(f"{both} would both be {place} in the job's folder; rename one")
+        (scratch / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, scratch / place)
+    text = f"{_HEAD}{target.name}\n{render_values(portable)}"
+    (scratch / JOB_FILE).write_text(text, encoding="utf-8")
 
 
 @contextmanager

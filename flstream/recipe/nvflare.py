@@ -31,6 +31,14 @@ _ORDER = (
 _ARRAY_FILE, _MOST_BYTES = "initial.npz", 1 << 18  # pyhocon takes seconds for so many
 _INCLUDE = re.compile(r"\binclude\s*(\"|required\b|file\b|url\b|package\b)", re.IGNORECASE)
 _CUSTOM = re.compile(r"^(\{JOB_CUSTOM_DIR\}/|(\./)?custom/|\./)")
+_CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
+    "": lambda value: value,
+    "arrays": lambda value: None if value == "raw" else value,
+    "listed": lambda value: value if isinstance(value, list) else None,
+    "lower": lambda value: value.lower() if isinstance(value, str) else value,
+    "min": lambda value: "min" if value else None,
+    "positive": lambda value: value or None,
+}
 _INSTEAD = {"model:model": ("model.factory", "model.initial")}
 _UNKNOWN = "it is not known here"
 ValueT = TypeVar("ValueT")
@@ -331,10 +339,13 @@ class _Draft:
                     raise ValueError(_LOST.get(name, _UNKNOWN))
                 return
             key, _, converter = rules[name].partition(":")
-            convert: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
-            convert = getattr(self, f"_{converter or 'same'}")
-            for inner, each in convert(value, args).items():
-                self._put(f"{key}{inner}", each)
+            if converter in _CONVERTERS:
+                values = {"": _CONVERTERS[converter](value)}
+            else:
+                values = getattr(self, f"_{converter}")(value, args)
+            for inner, each in values.items():
+                if each is not None:
+                    self._put(f"{key}{inner}", each)
         except (ValueError, TypeError, AttributeError) as error:
             self._note(path, value, str(error))
 
@@ -380,24 +391,6 @@ class _Draft:
             self._note("", "", f"not copied: the job has another {target}")
         else:
             self.job.files[target] = first
-
-    def _same(self, value: Any, _: object) -> dict[str, Any]:
-        return {"": value}
-
-    def _positive(self, value: Any, _: object) -> dict[str, Any]:
-        return {"": value} if value else {}
-
-    def _listed(self, value: Any, _: object) -> dict[str, Any]:
-        return {"": value} if isinstance(value, list) else {}
-
-    def _arrays(self, value: Any, _: object) -> dict[str, Any]:
-        return {} if value == "raw" else {"": value}
-
-    def _min(self, value: Any, _: object) -> dict[str, Any]:
-        return {"": "min"} if value else {}
-
-    def _lower(self, value: Any, _: object) -> dict[str, Any]:
-        return {"": value.lower() if isinstance(value, str) else value}
 
     def _count(self, value: Any, _: object) -> dict[str, Any]:
         if isinstance(value, int) and value > self.count:
