@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from flstream.errors import UsageError
 from flstream.recipe.initial_model import code_place, initial_model
 from flstream.report.console import make_console
+from flstream.text import shortened
 
 STREAMING_KEYS = (
     "tensor_download_chunk_size",
@@ -84,22 +85,21 @@ def component(value: Mapping[str, Any] | str) -> dict[str, Any]:
 
 def sgd_section(optimizer: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``server_optimizer`` for torch's SGD, or for its arguments alone."""
-    name = optimizer.get("path", optimizer.get("name"))
-    args: Mapping[str, Any] = optimizer if name is None else optimizer.get("args", {})
-    if str(name or "SGD").rpartition(".")[2] != "SGD":
+    name = str(optimizer.get("path", optimizer.get("name", "")))
+    args = optimizer.get("args", {}) if name else optimizer
+    if name.rpartition(".")[2] not in ("", "SGD") or args.keys() - {"lr", "momentum"}:
         raise ValueError(
-            "server_optimizer has formulas of its own for what is not SGD: give lr and momentum of "
-            'torch.optim.SGD, or server_optimizer={"type": "fedadam"}'
+            "server_optimizer has formulas of its own: give lr and momentum of torch.optim.SGD "
+            'alone, or server_optimizer={"type": "fedadam"}'
         )
-    if extra := set(args) - {"lr", "momentum"}:
-        raise ValueError(f"server_optimizer has no {', '.join(sorted(extra))}; leave it out")
     values = {"learning_rate": args.get("lr", 1.0), "beta_1": args.get("momentum", 0.0)}
     return component({"type": "fedavgm", "args": values})
 
 
 def _aggregation(value: str | Mapping[str, Any]) -> dict[str, Any]:
-    section = component(value)
-    return {"method": section.pop("type"), **section}
+    if isinstance(value, str):
+        return {"method": value}
+    return {"method": value.get("type"), **value.get("args", {})}
 
 
 def _order(value: str | Sequence[str]) -> str | list[str]:
@@ -131,13 +131,13 @@ class RecipeArguments(TypedDict, total=False):
     name: str
     model: Annotated[Any, AfterValidator(initial_model), "model"]
     initial_model: Annotated[Any, AfterValidator(initial_model), "model"]
-    initial_ckpt: Annotated[str | Path, "model.initial"]
-    eval_ckpt: Annotated[str | Path, "model.initial"]
+    initial_ckpt: Annotated[str | Path, AfterValidator(str), "model.initial"]
+    eval_ckpt: Annotated[str | Path, AfterValidator(str), "model.initial"]
     min_clients: Annotated[int, "clients.per_round"]
     num_rounds: Annotated[int, "rounds"]
-    train_script: Annotated[str | Path, "train.script"]
+    train_script: Annotated[str | Path, AfterValidator(str), "train.script"]
     train_args: Annotated[str | Mapping[str, Any], "train.args"]
-    eval_script: Annotated[str | Path, "train.script"]
+    eval_script: Annotated[str | Path, AfterValidator(str), "train.script"]
     eval_args: Annotated[str | Mapping[str, Any], "train.args"]
     learner: Annotated[str | type, AfterValidator(code_place), "train.learner"]
     launch_external_process: bool
@@ -169,7 +169,7 @@ class RecipeArguments(TypedDict, total=False):
 
 
 def recipe_values(owner: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of checked arguments by the names of the arguments.
+    """Return checked and converted arguments by name, but for those that ask for nothing.
 
     Raises:
         UsageError: An argument is unknown or of another type; the message names all such.
@@ -184,12 +184,9 @@ def recipe_values(owner: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
             try:
                 values[name] = TypeAdapter(argument_types()[name]).validate_python(value)
             except ValidationError as error:
-                text = repr(value)
-                shown = text if len(text) <= 60 else f"a {type(value).__name__}"
-                reasons = " or ".join(
-                    each["msg"].removeprefix("Value error, ") for each in error.errors()
-                )
-                mistakes.append(f"{name} is {shown}: {reasons}")
+                reasons = [line["msg"].removeprefix("Value error, ") for line in error.errors()]
+                shown = shortened(repr(value), 60)
+                mistakes.append(f"{name} is {shown}: {' or '.join(reasons)}")
     if mistakes:
         raise UsageError(f"{owner}: {'; '.join(mistakes)}")
     return {name: value for name, value in values.items() if value is not None}
@@ -201,35 +198,35 @@ def argument_types() -> Mapping[str, Any]:
     return get_type_hints(RecipeArguments, include_extras=True)
 
 
-def key_of(name: str) -> str | None:
-    """Return the dotted key that an argument becomes; None where it is no key's value."""
-    return next((each for each in get_args(argument_types()[name]) if isinstance(each, str)), None)
+def key_of(name: str) -> str:
+    """Return the dotted key that an argument becomes; empty where it is no key's value."""
+    return next((key for key in get_args(argument_types()[name]) if isinstance(key, str)), "")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return a question that suggests the nearest of some names, or else all of them."""
+    """Ask for the nearest of some names, or list all of them."""
     near = get_close_matches(name, list(names), n=1)
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
 
 
 def by_name(text: str, owner: str) -> dict[str, Any]:
     """Return the words of a command line, such as ``--lr 0.1``, as arguments by name."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise UsageError(f"{owner} {text!r} is not quoted as on a shell: {error}") from error
     values: dict[str, list[str]] = {}
-    for word in words:
-        name, equals, value = word.removeprefix("--").partition("=")
-        if re.match("--[A-Za-z0-9]", word):
-            if name in values:
-                raise UsageError(f"{owner} {text!r} has --{name} twice; give each name once")
-            values[name] = [value] if equals else []
-        elif not values or re.match(r"-(?!\.?\d)", word):
-            raise UsageError(f"{owner} {text!r}: {word} belongs to no --name; write --name value")
-        else:
-            values[next(reversed(values))].append(word)
-    return {name: (each[0] if len(each) == 1 else each) or True for name, each in values.items()}
+    try:
+        for word in shlex.split(text):
+            name, equals, value = word.removeprefix("--").partition("=")
+            if re.match("--[A-Za-z0-9]", word) and name not in values:
+                values[name] = [value] if equals else []
+            elif not values or re.match(r"-(?!\.?\d)", word):
+                raise ValueError(f"{word} belongs to no --name, or comes twice")
+            else:
+                values[next(reversed(values))].append(word)
+    except ValueError as error:
+        reason = "write --name value, quoted as on a shell, and each name once"
+        raise UsageError(f"{owner} {text!r}: {error}; {reason}") from None
+    return {
+        name: (words[0] if len(words) == 1 else words) or True for name, words in values.items()
+    }
 
 
 def metric_mode(key_metric: str, stop_cond: str | None) -> Literal["max", "min"]:
@@ -243,23 +240,10 @@ def metric_mode(key_metric: str, stop_cond: str | None) -> Literal["max", "min"]
 def put(values: dict[str, Any], key: str, value: Any) -> None:
     """Set a key by its dotted name; a section is merged into the one that is there."""
     first, dot, rest = key.partition(".")
+    section = values.get(first)
+    inner = dict(section) if isinstance(section, Mapping) else {}
     if dot:
-        put(values.setdefault(first, {}), rest, value)
-    elif isinstance(value, Mapping):
-        before = values.get(first)
-        values[first] = {**(before if isinstance(before, Mapping) else {}), **value}
+        put(inner, rest, value)
+        values[first] = inner
     else:
-        values[first] = copied(value)
-
-
-def copied(value: Any) -> Any:
-    """Return a copy of plain values; weights in memory are the same."""
-    match value:
-        case dict():
-            return {key: copied(inner) for key, inner in value.items()}
-        case list():
-            return [copied(inner) for inner in value]
-        case Path():
-            return str(value)
-        case _:
-            return value
+        values[first] = {**inner, **value} if isinstance(value, Mapping) else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,6 @@ from flstream.recipe.arguments import (
     argument_types,
     by_name,
     component,
-    copied,
     key_of,
     metric_mode,
     notice,
@@ -28,6 +28,7 @@ from flstream.recipe.initial_model import WEIGHTS, write_weights
 from flstream.recipe.job_folder import INITIAL, check_replaceable, copy_job, whole_folder
 from flstream.recipe.run_result import RunResult
 from flstream.recipe.sim_env import SimEnv
+from flstream.simulation.factory import MadeModel
 
 SERVER, ALL_SITES = "server", "@ALL"
 _DEFAULT_METRIC = "accuracy"
@@ -50,6 +51,7 @@ class FedJob:
     def __init__(self, name: str = "fed_job", min_clients: int | None = None) -> None:
         self.name = name
         self._values: dict[str, Any] = {"clients": {}, "train": {"alias": "nvflare"}}
+        self._weights: MadeModel | None = None
         self._stages: list[dict[str, Any]] = []
         self._files: list[Path] = []
         self._site_args: dict[str, str | Mapping[str, Any]] = {}
@@ -213,7 +215,9 @@ class FedJob:
         if site is not None:
             self._site_args[site] = values.pop("train_args", "")
         for name, value in values.items():
-            key = key_of(name) or ""
+            key = key_of(name)
+            if key == "model":
+                self._weights = value.pop(WEIGHTS, None)
             before = self._values["train"].get(key.removeprefix("train."), value)
             if site is not None and before != value:
                 raise UsageError(
@@ -235,7 +239,7 @@ class FedJob:
         known = self._values["clients"]
         numbers = [known.get(key) for key in ("count", "min_updates", "per_round")]
         if clients is None:
-            counts = [each for each in numbers if isinstance(each, int)]
+            counts = [number for number in numbers if isinstance(number, int)]
             clients = [*self._site_args] or next(iter(counts), None)
         if clients is None:
             raise UsageError(
@@ -248,7 +252,7 @@ class FedJob:
         self, settings: Mapping[str, Any], weights_root: Path
     ) -> tuple[dict[str, Any], Path]:
         """Return the values of the job file, and the folder in which its paths start."""
-        values: dict[str, Any] = {"name": self.name, **copied(self._values)}
+        values: dict[str, Any] = {"name": self.name, **deepcopy(self._values)}
         for key, value in settings.items():
             put(values, key, value)
         train, clients = values["train"], values["clients"]
@@ -256,10 +260,12 @@ class FedJob:
             sites = clients.get("names") or [f"site-{n + 1}" for n in range(clients["count"])]
             args = {**dict.fromkeys(sites, train.pop("args", "")), **self._site_args}
             named = {
-                site: by_name(each, f"the arguments of {site}") if isinstance(each, str) else each
-                for site, each in args.items()
+                site: by_name(words, f"the arguments of {site}")
+                if isinstance(words, str)
+                else words
+                for site, words in args.items()
             }
-            clients["args"] = {site: each for site, each in named.items() if each}
+            clients["args"] = {site: words for site, words in named.items() if words}
         workflow = values.setdefault("workflow", {})
         args = workflow.setdefault("args", {})
         metric = args.get("key_metric", _DEFAULT_METRIC)
@@ -269,10 +275,8 @@ class FedJob:
             shared = {name: args[name] for name in args if name.startswith("key_metric")}
             later = [{**stage, "args": {**shared, **stage["args"]}} for stage in self._stages]
             values["workflow"] = [workflow, *later]
-        model = values.get("model", {})
-        weights = model.pop(WEIGHTS, None)
-        if weights is not None and "initial" not in model:
-            model["initial"] = str(write_weights(weights, weights_root))
+        if self._weights is not None and "initial" not in values["model"]:
+            values["model"]["initial"] = str(write_weights(self._weights, weights_root))
         return values, _folder_of(train.get("script") or train.get("learner", ""))
 
 

@@ -34,13 +34,13 @@ _ALLOWED = (
 )
 
 
-def write_weights(made: MadeModel, root: Path) -> Path:
+def write_weights(model: MadeModel, root: Path) -> Path:
     """Write weights, and what goes with a pretrained model; return the file's absolute path.
 
     They come into a folder below the root, named by their digest, unless it is there.
     """
-    body, digest = MemoryBody.of(made.state), hashlib.sha256()
-    order = order_text(body.layout, made.state)
+    body, digest = MemoryBody.of(model.state), hashlib.sha256()
+    order = order_text(body.layout, model.state)
     metadata = {"format": "pt", **({ORDER: order} if order else {})}
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def write_weights(made: MadeModel, root: Path) -> Path:
             inner = Path(scratch) / WEIGHTS
             inner.mkdir()
             write_checkpoint(inner / _FILE, body, metadata)
-            keep_export_files(inner, made, None)
+            keep_export_files(inner, model, None)
             for path in sorted(inner.iterdir()):
                 with path.open("rb") as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
@@ -85,7 +85,9 @@ def initial_model(model: Any) -> dict[str, Any]:
     if isinstance(model, str | type | FunctionType):
         return {"factory": code_place(model)}
     if isinstance(model, Mapping):
-        if model and all(isinstance(each, torch.Tensor | np.ndarray) for each in model.values()):
+        if model and all(
+            isinstance(tensor, torch.Tensor | np.ndarray) for tensor in model.values()
+        ):
             return {WEIGHTS: MadeModel({str(k): v for k, v in model.items()}, (model,))}
         return class_section(model)
     if isinstance(model, list | tuple):

@@ -51,12 +51,12 @@ def copy_job(
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """Yield a scratch folder, whose files come into a folder once all of them are written.
+    """Make a folder whole: yield a scratch folder, whose files come into it at the end.
 
     Raises:
         UsageError: A file cannot be written or read.
     """
-    above = next(each for each in Path(os.path.abspath(folder)).parents if each.is_dir())
+    above = next(path for path in Path(os.path.abspath(folder)).parents if path.is_dir())
     try:
         with tempfile.TemporaryDirectory(prefix=".export-", dir=above) as scratch:
             inner = Path(scratch) / "job"

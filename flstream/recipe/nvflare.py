@@ -44,17 +44,17 @@ _UNKNOWN = "it is not known here"
 ValueT = TypeVar("ValueT")
 
 
-def _each(table: Mapping[str, ValueT]) -> dict[str, ValueT]:
+def _by_name(table: Mapping[str, ValueT]) -> dict[str, ValueT]:
     """Return a table with an entry for each of the names that share one."""
     return {name: value for names, value in table.items() for name in names.split()}
 
 
-_WORKFLOWS, _DEFAULTS = _each(nvflare_table.WORKFLOWS), _each(nvflare_table.DEFAULTS)
-_ARGUMENTS, _LOST = _each(nvflare_table.ARGUMENTS), _each(nvflare_table.LOST_ARGUMENTS)
-_OF_A_WORKFLOW = {k: _each(v) for k, v in _each(nvflare_table.WORKFLOW_ARGUMENTS).items()}
-_NO_COUNTERPART = _each(nvflare_table.NO_COUNTERPART)
-_NOT_NEEDED = _each(nvflare_table.NOT_NEEDED)
-CLASSES = (*_WORKFLOWS, *_each(nvflare_table.SECTIONS), *nvflare_table.FILTERS, *_NOT_NEEDED)
+_WORKFLOWS, _DEFAULTS = _by_name(nvflare_table.WORKFLOWS), _by_name(nvflare_table.DEFAULTS)
+_ARGUMENTS, _LOST = _by_name(nvflare_table.ARGUMENTS), _by_name(nvflare_table.LOST_ARGUMENTS)
+_OF_A_WORKFLOW = {k: _by_name(v) for k, v in _by_name(nvflare_table.WORKFLOW_ARGUMENTS).items()}
+_NO_COUNTERPART = _by_name(nvflare_table.NO_COUNTERPART)
+_NOT_NEEDED = _by_name(nvflare_table.NOT_NEEDED)
+CLASSES = (*_WORKFLOWS, *_by_name(nvflare_table.SECTIONS), *nvflare_table.FILTERS, *_NOT_NEEDED)
 """Names of NVFlare's classes that are taken or not needed, in the order of conversion."""
 
 
@@ -149,8 +149,8 @@ def open_problems(folder: Path) -> tuple[Problem, ...]:
 
 def _configurations(root: Path) -> list[Path]:
     """Return the meta file, and the configurations of all apps."""
-    found = [each for suffix in _SUFFIXES for each in root.rglob(f"*{suffix}")]
-    known = [path for path in reversed(found) if path.stem in ("meta", *_SIDES)]
+    files = [path for suffix in _SUFFIXES for path in root.rglob(f"*{suffix}")]
+    known = [path for path in reversed(files) if path.stem in ("meta", *_SIDES)]
     first = {path.with_suffix(""): path for path in known if "custom" not in path.parts}
     return sorted(first.values(), key=lambda p: (p.stem != "meta", p.stem == _SIDES[1], p))
 

@@ -30,10 +30,10 @@ class Recipe(FedJob):
     """Arguments that the recipe has unless they are given."""
 
     def __init__(self, **arguments: Unpack[RecipeArguments]) -> None:
-        given = {"name": self.workflow, "num_rounds": 2, **self.defaults, **arguments}
-        super().__init__(str(given.pop("name")))
+        values = {"name": self.workflow, "num_rounds": 2, **self.defaults, **arguments}
+        super().__init__(str(values.pop("name")))
         self.configure({"workflow.type": self.workflow})
-        self._apply(type(self).__name__, given)
+        self._apply(type(self).__name__, values)
         if arguments.get("do_cross_site_eval"):
             add_cross_site_evaluation(self, 600, arguments.get("cross_site_eval_timeout", 300))
 

@@ -77,7 +77,7 @@ MISTAKES = [
     (lambda: recipe(min_clients=3).execute(quiet(2)), "clients.per_round: given 3"),
     (lambda: FedProxRecipe(fedprox_mu=-1), "fedprox_mu is -1: Input should be greater"),
     (lambda: FedOptRecipe(optimizer_args={"path": "torch.optim.Adam"}), "formulas of its own"),
-    (lambda: FedOptRecipe(optimizer_args={"lr": 1, "nesterov": 1}), "no nesterov; leave it out"),
+    (lambda: FedOptRecipe(optimizer_args={"lr": 1, "nesterov": 1}), "give lr and momentum of torch.optim.SGD"),
     (lambda: FedOptRecipe(**SCHEDULED), "lr_scheduler_args is .* one number; leave it out"),
     (lambda: add_experiment_tracking(recipe(), "tensorbord"), "did you mean tensorboard"),
     # Keys that they become.
@@ -107,7 +107,7 @@ MISTAKES = [
     ),
     (another_job_file, r"would both be job\.conf"),
     (with_arguments("data.csv --step 1"), "data.csv belongs to no --name"),
-    (with_arguments("--step 1 --step 2"), "has --step twice"),
+    (with_arguments("--step 1 --step 2"), "--step belongs to no --name, or comes twice"),
     (with_arguments("--step 'a"), "quoted"),
     (with_arguments("--step 1 -v"), "-v belongs to no --name"),
     # Filters.
