@@ -204,7 +204,7 @@ def key_of(name: str) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Ask for the nearest of some names, or list all of them."""
+    """Suggest the nearest name, or list all names."""
     near = get_close_matches(name, list(names), n=1)
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
 

@@ -38,6 +38,7 @@ _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
     "lower": lambda value: value.lower() if isinstance(value, str) else value,
     "min": lambda value: "min" if value else None,
     "positive": lambda value: value or None,
+    "torch": lambda value: value if value == "pytorch" else None,
 }
 _INSTEAD = {"model:model": ("model.factory", "model.initial")}
 _UNKNOWN = "it is not known here"
@@ -167,7 +168,7 @@ def _read(path: Path, name: str) -> dict[str, Any]:
         plain = json.dumps(values, ensure_ascii=False, default=str).encode()
         values = json.loads(plain)
         variables = {k: v for k, v in values.items() if isinstance(v, str | bool | int | float)}
-        longest = max((len(str(each)) for each in variables.values()), default=0)
+        longest = max((len(str(value)) for value in variables.values()), default=0)
         if longest * plain.count(b"{") > 10 * _MOST_BYTES or b"\\u0000" in plain:
             raise ValueError("it has variables for too long a text, or a text with a NUL")
         return {key: _filled(value, variables) for key, value in values.items()}
@@ -251,16 +252,21 @@ class _Draft:
         self.app = path.parent.parent if path.parent.name == "config" else path.parent
         classes: list[tuple[str, dict[str, Any]]] = []
         for key in (*_LISTS, *_FILTERS):
-            sections = values.pop(key, None) or []
+            sections, filters = values.pop(key, None) or [], []
             if not isinstance(sections, list) or not all(isinstance(s, dict) for s in sections):
                 raise UsageError(f"{self.file}: {key} must be a list of sections")
             for at, section in enumerate(sections):
-                if key in _FILTERS:
-                    self._filters(f"{key}[{at}]", section, f"filters.{_FILTERS[key]}.{side}")
-                else:
-                    inner = ".executor" if key == "executors" else ""
-                    classes.append((f"{key}[{at}]{inner}", section.get(inner[1:], section)))
-        self.components = {str(each.get("id")): each for _, each in classes}
+                for n, inner in enumerate(section.get("filters", ()) if key in _FILTERS else ()):
+                    place = f"{key}[{at}].filters[{n}]"
+                    filters += self._filter(place, inner, section.get("tasks"))
+                if key == "executors":
+                    classes.append((f"{key}[{at}].executor", section.get("executor", {})))
+                elif key in _LISTS:
+                    classes.append((f"{key}[{at}]", section))
+            listed = f"filters.{_FILTERS.get(key)}.{side}"
+            if filters and self.values.setdefault(listed, filters) != filters:
+                self._note(key, filters, "all sites have the same filters here")
+        self.components = {str(section.get("id")): section for _, section in classes}
         for place, section in sorted(classes, key=_rank):
             self._class(place, section)
         text = path.read_text(errors="replace")
@@ -278,18 +284,17 @@ class _Draft:
             lists = [self.values.pop(f"filters.{direction}.{side}", []) for side in _SIDES]
             if any(lists):
                 self.values[f"filters.{direction}"] = [*lists[0], *lists[1]]
-        metric = {k: self.values.pop(k) for k in [*self.values] if k.startswith("metric.")}
+        keys = [key for key in self.values if key.startswith("metric.")]
+        args = {key.removeprefix("metric."): self.values.pop(key) for key in keys}
         stop = str(self.values.get("stop_when", ""))
-        args = {key.removeprefix("metric."): value for key, value in metric.items()}
         if "key_metric" not in args and (condition := re.match(r"\s*([^\s<>=]+)", stop)):
             args["key_metric"] = condition[1]
         if arguments.metric_mode(str(args.get("key_metric", "")), stop) == "min":
             args.setdefault("key_metric_mode", "min")
-        for stage in self.stages or ([{}] if args else []):
-            stage["args"] = {**stage.get("args", {}), **args}
-        stages = [{k: v for k, v in stage.items() if v} for stage in self.stages]
+        stages = [{**stage, "args": {**stage["args"], **args}} for stage in self.stages]
+        stages = [{key: stage[key] for key in stage if stage[key]} for stage in stages]
         if stages or args:
-            self.values["workflow"] = stages if len(stages) > 1 else (stages or [{"args": args}])[0]
+            self.values["workflow"] = stages if len(stages) > 1 else [*stages, {"args": args}][0]
         values = {"name": self.job.name, **self.values, "train.alias": "nvflare"}
         for key in sorted(values, key=lambda key: _ORDER.index(key.partition(".")[0])):
             arguments.put(self.job.values, key, values[key])
@@ -316,8 +321,8 @@ class _Draft:
         workflow = _WORKFLOWS.get(name)
         self.stages += [] if workflow is None else [{"type": workflow, "args": {}}]
         rules = {**_ARGUMENTS, **_OF_A_WORKFLOW.get(workflow or "", {})}
-        for each in sorted(args, key=lambda name: [*rules, name].index(name)):
-            self._argument(f"{path}.args.{each}", each, args[each], rules, args)
+        for key in sorted(args, key=lambda name: [*rules, name].index(name)):
+            self._argument(f"{path}.args.{key}", key, args[key], rules, args)
         for key, value in _DEFAULTS.get(name, {}).items():
             if key == "tracking.type" or not {key, *_INSTEAD.get(key, ())} & self.values.keys():
                 self._argument(f"{path} {named}", key, value, {key: key}, args)
@@ -343,9 +348,9 @@ class _Draft:
                 values = {"": _CONVERTERS[converter](value)}
             else:
                 values = getattr(self, f"_{converter}")(value, args)
-            for inner, each in values.items():
-                if each is not None:
-                    self._put(f"{key}{inner}", each)
+            for inner, converted in values.items():
+                if converted is not None:
+                    self._put(f"{key}{inner}", converted)
         except (ValueError, TypeError, AttributeError) as error:
             self._note(path, value, str(error))
 
@@ -357,26 +362,18 @@ class _Draft:
         if where.setdefault(name, value) != value:
             raise ValueError(f"{key} is {json.dumps(where[name], ensure_ascii=False)} already")
 
-    def _filters(self, path: str, group: dict[str, Any], key: str) -> None:
-        """Convert a list of filters; the apps of all sites have the same."""
-        filters = []
-        for at, section in enumerate(group.get("filters") or ()):
-            (named, name), args = _class_of(section), section.get("args") or {}
-            place = f"{path}.filters[{at}] {named}"
-            if name in _NOT_NEEDED:
-                continue
-            if name not in nvflare_table.FILTERS:
-                self._note(place, args, _NO_COUNTERPART.get(name, _UNKNOWN))
-            elif not {"train", "*"} & {*group.get("tasks", "*")}:
-                self._note(place, args, "filters are applied to trainings")
-            else:
-                kept = {k: v for k, v in args.items() if k not in nvflare_table.NEEDLESS}
-                made = {"type": nvflare_table.FILTERS[name], "args": kept}
-                filters.append(arguments.component(made))
-        try:
-            self._put(key, filters) if filters else None
-        except ValueError:
-            self._note(path, filters, "all sites have the same filters here")
+    def _filter(self, path: str, section: dict[str, Any], tasks: Any) -> list[dict[str, Any]]:
+        """Return the filter that a section becomes, in a list; none for one that is not taken."""
+        (named, name), args = _class_of(section), section.get("args") or {}
+        if name in nvflare_table.FILTERS and {"train", "*"} & {*(tasks or "*")}:
+            own = {key: args[key] for key in args if key not in nvflare_table.NEEDLESS}
+            return [arguments.component({"type": nvflare_table.FILTERS[name], "args": own})]
+        if name not in _NOT_NEEDED:
+            unknown = _NO_COUNTERPART.get(name, _UNKNOWN)
+            is_known = name in nvflare_table.FILTERS
+            reason = "filters are applied to trainings" if is_known else unknown
+            self._note(f"{path} {named}", args, reason)
+        return []
 
     def _copy(self, path: Path) -> None:
         """Enter a file of the code; it keeps its place, so that packages stay packages."""
@@ -407,7 +404,7 @@ class _Draft:
         return {"": [*dict.fromkeys([*before, str(value)])]}
 
     def _sgd(self, value: Any, _: object) -> dict[str, Any]:
-        return {f".{key}": each for key, each in arguments.sgd_section(value).items()}
+        return {f".{key}": inner for key, inner in arguments.sgd_section(value).items()}
 
     def _model(self, value: Any, _: object) -> dict[str, Any]:
         """Convert a class with arguments, the path of a class, the id of a component, an array."""
@@ -420,7 +417,7 @@ class _Draft:
             section = self.components.get(value, {"path": value})
             self.models |= {value} & self.components.keys()
             value = {key: section[key] for key in ("path", "args") if key in section}
-        return {f".{key}": each for key, each in class_section(value).items()}
+        return {f".{key}": inner for key, inner in class_section(value).items()}
 
     def _checkpoint(self, value: Any, _: object) -> dict[str, Any]:
         """Convert the path of a file with weights; one in the job folder is copied."""

@@ -109,6 +109,7 @@ ARGUMENTS: Mapping[str, str] = {
     "task_script_path": "train:script",
     "command script": "train:command",
     "params_exchange_format": "train.exchange_format:arrays",
+    "server_expected_format": "train.exchange_format:torch",
 }
 """Keys by arguments of any class, in the order in which they are converted."""
 
@@ -159,7 +160,7 @@ _NEEDLESS = """
     result_clients save_filename global_model_file_name best_global_model_file_name model_dir
     model_name cross_val_dir eval_result_dir cleanup_models memory_gc_rounds stream_to_disk device
     enable_tensor_disk_offload global_model_client private_p2p execution_mode launch_once
-    server_expected_format from_nvflare_converter_id to_nvflare_converter_id
+    from_nvflare_converter_id to_nvflare_converter_id
     allow_numpy_conversion params_transfer_type expected_data_kind data_kinds replace
     load_weights_only train_with_evaluation validation_metric_name weigh_by_local_iter events
     tb_folder starting_client

@@ -52,11 +52,6 @@ SWARM_SITE = {"learn_task_timeout": 60, "min_responses_required": 2}
 IN_PROCESS = "PTInProcessClientAPIExecutor"
 # Parts of a folder, a key of what becomes of it, and its value there; what has none is listed.
 RULES: dict[str, tuple[dict[str, Any], str, Any]] = {
-    "a sample of sites": (
-        {"meta": SITES, "workflows": workflow("FedAvg", num_clients=2)},
-        "clients",
-        {"count": 3, "per_round": 2},
-    ),
     "a selector": (
         {
             "workflows": workflow("FedAvg", stop_cond="loss < 0.1"),
@@ -70,19 +65,14 @@ RULES: dict[str, tuple[dict[str, Any], str, Any]] = {
         "server_optimizer",
         {"type": "fedavgm", "learning_rate": 0.5, "beta_1": 0.6},
     ),
-    "a launcher": (
-        {"client": {"components": component("SubprocessLauncher", script="python custom/t.py -a")}},
-        "train",
-        {"script": "t.py", "args": "-a", "alias": "nvflare"},
-    ),
     "the sites' part of a swarm": (
         {
             "meta": SITES,
-            "workflows": workflow(SWARM, num_rounds=3),
+            "workflows": workflow(SWARM, num_rounds=3, num_clients=2),
             "client": executor("SwarmClientController", **SWARM_SITE),
         },
         "clients",
-        {"count": 3, "min_updates": 2, "round_timeout": 60},
+        {"count": 3, "per_round": 2, "min_updates": 2, "round_timeout": 60},
     ),
     "a disabled component": (
         {"components": [{**component("TBAnalyticsReceiver")[0], "disabled": True}]},

@@ -77,7 +77,7 @@ MISTAKES = [
     (lambda: recipe(min_clients=3).execute(quiet(2)), "clients.per_round: given 3"),
     (lambda: FedProxRecipe(fedprox_mu=-1), "fedprox_mu is -1: Input should be greater"),
     (lambda: FedOptRecipe(optimizer_args={"path": "torch.optim.Adam"}), "formulas of its own"),
-    (lambda: FedOptRecipe(optimizer_args={"lr": 1, "nesterov": 1}), "give lr and momentum of torch.optim.SGD"),
+    (lambda: FedOptRecipe(optimizer_args={"lr": 1, "nesterov": 1}), "lr and momentum of torch"),
     (lambda: FedOptRecipe(**SCHEDULED), "lr_scheduler_args is .* one number; leave it out"),
     (lambda: add_experiment_tracking(recipe(), "tensorbord"), "did you mean tensorboard"),
     # Keys that they become.
