@@ -137,14 +137,12 @@ def test_a_job_of_nvflare_is_written_and_what_is_not_taken_listed(
     assert keys == ["clients.count", "model.factory", "train.script"]
 
 
-GROWING = {"a": "{b}" * 10_000, "b": "x" * 10_000}
 HOSTILE: list[tuple[dict[str, object], str]] = [
     ({"README.md": "x"}, "it has no config_fed_server nor config_fed_client"),
     ({f"{SERVER}.json": '{"a": ' * 40_000}, "is nested too deeply to be read"),
     ({f"{SERVER}.json": " " * 10_000_000}, "it is larger than 256 KiB"),
     ({f"{SERVER}.json": '{"a": "\\ud800"}'}, "has a text with a character that no file"),
     ({f"{SERVER}.json": {"workflows": {"id": "w"}}}, "workflows must be a list of sections"),
-    ({f"{SERVER}.json": GROWING}, "it has variables for too long a text"),
     ({f"{SERVER}.conf": "a = [1,\nb {"}, "syntax error"),
     ({f"{SERVER}.json": [1]}, "cannot be read as a mapping of names"),
     ({f"{SERVER}.conf": 'a = 1, include package("mine.sub:x.conf")'}, "includes another file"),
