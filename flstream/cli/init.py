@@ -66,7 +66,7 @@ def init(
     The folder must be new, or empty.
 
     With --from-nvflare, job.conf is what the folder's configurations become, its code is copied
-    beside it, and each setting is listed with what it became, or why it has no counterpart.
+    beside it, and each setting that is not taken is listed, with the reason.
     """
     folder = None if name is None else _job_folder(name)
     if from_nvflare is not None:
@@ -127,18 +127,18 @@ def _copy(template: str, folder: Path) -> list[str]:
 
 
 def _convert(source: Path, folder: Path | None) -> None:
-    """Write the job that a job folder of NVFlare becomes, and print what became of each setting."""
-    from flstream.recipe.nvflare import by_file, check_free, convert, open_problems, write_job
+    """Write the job that a job folder of NVFlare becomes, and print what was not taken."""
+    from flstream.recipe.nvflare import convert, open_problems, write_job
     from flstream.text import printable
 
     conversion = convert(source, None if folder is None else folder.absolute().name)
     folder = folder or Path(conversion.name)
-    check_free(folder)
     written = write_job(conversion, folder)
-    for file, notes in by_file(conversion.notes):
-        typer.echo("\n".join([file, *(f"  {note.text}" for note in notes)]))
-    if lost := sum(note.is_lost for note in conversion.notes):
-        typer.echo(f"\n{lost} without a counterpart, which job.conf lists, too.")
+    for file, notes in conversion.notes.items():
+        typer.echo("\n".join([file, *(f"  {note}" for note in notes)]))
+    if conversion.notes:
+        count = sum(map(len, conversion.notes.values()))
+        typer.echo(f"\nnot taken: {count}, which job.conf lists, too.")
     problems = open_problems(folder)
     next_step = "before it can run, job.conf needs:" if problems else "next:"
     files = ", ".join(map(printable, written))
