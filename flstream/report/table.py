@@ -108,7 +108,7 @@ class Column(NamedTuple):
 
 
 class Link(NamedTuple):
-    """A cell with the address of a page; on a terminal its text alone."""
+    """A cell with the address of a page, or an empty one; on a terminal its text alone."""
 
     text: str
     address: str
@@ -180,6 +180,7 @@ class Table:
         title: heading above the table; empty for none.
         note: remark below the table; empty for none.
         has_head: whether the headings are shown on a terminal.
+        is_live: whether the table is redrawn in place: what does not fit is left out silently.
     """
 
     columns: Sequence[Column]
@@ -187,6 +188,7 @@ class Table:
     title: str = ""
     note: str = ""
     has_head: bool = True
+    is_live: bool = False
 
     def lines(self, width: int | None = None) -> list[str]:
         """Return the table as lines of plain text.
@@ -258,7 +260,7 @@ class Table:
             else:
                 cells = (next(remaining), shown, widths, star)
                 yield self._line(entry, *cells, ascii_only=ascii_only)
-        if len(shown) < len(self.columns):
+        if len(shown) < len(self.columns) and not self.is_live:
             names = [column.head for i, column in enumerate(self.columns) if i not in shown]
             text = f"not shown at this width: {', '.join(filter(None, map(printable, names)))}"
             for line in wrapped([text], width):
@@ -316,7 +318,9 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
 
 
 def _format(kind: Kind, cell: Cell) -> str:
-    return NOTHING if cell is None else _FORMATS[kind](cell)
+    if cell is None:
+        return "" if kind == "bar" else NOTHING
+    return _FORMATS[kind](cell)
 
 
 def _fit(
@@ -390,7 +394,7 @@ def _html_cell(kind: Kind, cell: Cell, color: str) -> str:
     if cell is None:
         return "\N{EN DASH}"
     match kind:
-        case "link":
+        case "link" if cell.address:
             return f'<a href="{escape(cell.address)}">{text}</a>'
         case "state":
             return f'<span class="status {text}">{text}</span>'
