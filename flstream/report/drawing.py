@@ -265,10 +265,11 @@ class _Frame:
     """
 
     def __init__(self, xs: tuple[float, float], x: Unit, ys: tuple[float, float], y: Unit) -> None:
+        if ys[0] == ys[1]:
+            apart = abs(ys[0]) / 2 or 1.0
+            ys = ys[0] - (apart if y == "metric" else 0.0), ys[1] + apart
         self._ys, self._y_texts = _ticks(*ys, y, 4)
         low, high = min(ys[0], self._ys[0]), max(ys[1], self._ys[-1])
-        if low == high:
-            low, high = low - 0.5, high + 0.5
         self._left = max(len(text) for text in self._y_texts) * _LETTER + 8
         self._xs, self._x_texts = _ticks(*xs, x, 5)
         self._begin = xs[0] if xs[1] > xs[0] else xs[0] - 0.5

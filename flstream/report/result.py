@@ -12,13 +12,14 @@ from rich.text import Text
 from flstream.report import views
 from flstream.report.console import print_facts, print_tables
 from flstream.report.metrics import UNSCORED, last_scored
-from flstream.report.text import counted, format_metrics, privacy_words, shown_path
+from flstream.report.table import Gap, Table
+from flstream.report.text import counted, format_metrics, privacy_words, shown_path, wrapped
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary
 from flstream.text import MOST_ON_A_LINE, printable, quotable
 from flstream.units import format_bytes, format_seconds
 
-_MOST_SCORES = 6
+_MOST_SCORES, _MOST_REASON_LINES = 6, 3
 _STATUS_STYLES = {"finished": "bold green", "failed": "bold red"}
 
 
@@ -39,12 +40,30 @@ def print_result(console: Console, summary: Summary, run: RunDirectory) -> None:
     if summary.memory.peak_total_pss:
         total = format_bytes(summary.memory.peak_total_pss)
         console.print(f"All processes together, shared pages counted once: at most {total}.")
-    print_tables(console, views.nodes_table(summary), views.failures_table(summary))
+    print_tables(console, views.nodes_table(summary))
+    if summary.failures:
+        _print_failures(console, views.failures_table(summary))
     for warning in summary.warnings:
         console.print()
         console.print(Text(f"warning: {quotable(warning, MOST_ON_A_LINE)}", style="yellow"))
     console.print()
     print_facts(console, _facts(summary, run), console.width)
+
+
+def _print_failures(console: Console, table: Table) -> None:
+    """Print failed sites as sentences, since reasons are long."""
+    sentences = []
+    for row in table.rows:
+        if isinstance(row, Gap):
+            sentences.append(f"... and {counted(row.rows, 'more site')}")
+        else:
+            site, count, number, reason = row.cells
+            times = f"{counted(count, 'time')}, last in round {number}"
+            sentences.append(f"{printable(site)}: {times}: {printable(reason)}")
+    console.print()
+    console.print(Text(table.title, style="bold"))
+    for line in wrapped(sentences, console.width, _MOST_REASON_LINES):
+        console.print(Text(line))
 
 
 def _facts(summary: Summary, run: RunDirectory) -> list[tuple[str, Text]]:

@@ -155,7 +155,7 @@ class RunRecord:
 
 def is_going_on(run: RunDirectory) -> bool:
     """Return whether a process holds the lock of a run directory."""
-    with suppress(OSError), run.memory.open("ab") as file:
+    with suppress(OSError), run.memory.open("r+b") as file:
         return not lock_file(file.fileno())
     return False
 

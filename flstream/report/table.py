@@ -347,7 +347,7 @@ def _fit(
         least[0] = min(least[0], width)
     room = width - sum(least[i] + len(GAP) for i in shown) + len(GAP)
     widths = list(least)
-    for index in shown:
+    for index in sorted(shown, key=lambda index: columns[index].kind == "bar"):
         more = min(natural[index] - least[index], room)
         widths[index] += more
         room -= more

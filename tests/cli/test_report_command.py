@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from flstream.report import page
 from flstream.report.console import make_console
-from flstream.report.html import run_page
-from flstream.report.html.run_end import leave_report
+from flstream.report.running import leave_page
 from flstream.runs.run_directory import RunDirectory
 
 MINE = "<h1>mine</h1>"
@@ -64,10 +64,23 @@ def test_the_page_goes_where_it_is_told_to_and_several_runs_are_compared(flstrea
     assert "page.html cannot be written: No such file or directory" in done.stderr
 
 
+def test_a_folder_of_runs_gets_an_index(flstream_here, tmp_path):
+    (tmp_path / "runs").mkdir()
+    a_run(tmp_path / "runs" / "one")
+    done = flstream_here("report", "runs")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "runs/index.html\n", "")
+    assert 'href="one/report.html"' in (tmp_path / "runs" / "index.html").read_text()
+    assert (tmp_path / "runs" / "one" / "report.html").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("job",), "job is not a run directory: it has neither events.jsonl nor summary.json"),
+        (("job",), "job is not a run directory, and no run lies below it"),
+        (
+            ("one", "job"),
+            "job is not a run directory: it has neither events.jsonl nor summary.json",
+        ),
         (("one", "-o", "mine.html"), "mine.html was not made by flstream report"),
         ((), "Missing argument 'RUN'"),
     ],
@@ -91,12 +104,12 @@ def test_what_cannot_be_reported_gets_a_sentence_and_exit_2(
 def test_a_report_that_fails_costs_a_line_and_not_the_run(
     tmp_path, monkeypatch, capsys, raised, message
 ):
-    def fail(path):
+    def fail(run, is_running):
         raise raised
 
     run = RunDirectory(a_run(tmp_path / "run"))
-    monkeypatch.setattr(run_page, "write_report", fail)
-    leave_report(run, make_console(), has_run=True)
+    monkeypatch.setattr(page, "write_own_page", fail)
+    leave_page(run, make_console(), has_run=True)
     printed = capsys.readouterr()
     [line] = printed.err.splitlines()
     assert printed.out == ""

@@ -7,7 +7,7 @@ from run_fixtures import INLINE
 from safetensors.torch import load_file
 
 from flstream.job import load_job
-from flstream.report.html.run_page import write_report
+from flstream.report.page import write_page
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.launcher import simulate
 
@@ -55,7 +55,7 @@ def test_private_learns_something_and_says_what_it_spends(run):
     assert len(epsilons) == 4
     assert epsilons == sorted(epsilons)
     assert summary.metrics[-1]["accuracy"] > 0.1
-    page = write_report(directory.path).read_text()
+    page = write_page([directory.path]).read_text()
     assert "clipping norm" in page
     assert f"{epsilons[-1]:.4g}" in page
 

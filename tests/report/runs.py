@@ -1,6 +1,6 @@
 """Events of runs, as the server tells them to the live view."""
 
-from flstream.report.live.state import RunState
+from flstream.report.live.snapshot import Snapshot
 from flstream.telemetry.events import (
     AnyEvent,
     Evaluated,
@@ -57,8 +57,8 @@ def evaluated(number, time, **metrics):
     return Evaluated(time=time, round=number, metrics=metrics, seconds=1.0, down=Transfer())
 
 
-def state_after(*events: AnyEvent) -> RunState:
-    state = RunState(began=START)
+def after(*events: AnyEvent) -> Snapshot:
+    run = Snapshot(START)
     for event in events:
-        state.apply(event)
-    return state
+        run.apply(event)
+    return run

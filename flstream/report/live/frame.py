@@ -12,7 +12,7 @@ from rich.text import Text
 
 from flstream.report.live.snapshot import MOVING, WORKING, Activity, Snapshot
 from flstream.report.metrics import order_metrics
-from flstream.report.table import Cell, Column, Row, Table
+from flstream.report.table import Cell, Column, Gap, Row, Table
 from flstream.report.text import (
     clip,
     counted,
@@ -32,6 +32,8 @@ from flstream.units import format_bytes
 # Lines of a terminal below which only the title, the bars, the workers and the rates are shown.
 _ROOMY = 15
 _LABEL, _LEAST_NAME, _LEAST_PAST = 8, 8, 2
+# Columns beside a bar, and those of a terminal on which there are more of them.
+_BESIDE, _BESIDE_WIDE, _WIDE = 28, 40, 100
 
 
 class LiveMemory(NamedTuple):
@@ -146,10 +148,11 @@ def _bars(run: Snapshot, now: float, width: int) -> Table:
         ready = f"{len(run.started)} of {counted(len(run.workers), 'process')} ready"
         text = f"{run.done:,} of {run.asked:,} done{failed}" if run.round else ready
         rows.append(Row(["sites", None, text]))
+    beside = min(_BESIDE_WIDE if width >= _WIDE else _BESIDE, width - _LABEL)
     columns = [
         Column("", "name", least=_LABEL - 2),
         Column("", "bar", 2, most=100),
-        Column("", "text", 1, least=min(26, max(width - 10, 1))),
+        Column("", "text", 1, beside, beside),  # which does not change, so that no bar moves
     ]
     return Table(columns, rows, has_head=False, is_live=True)
 
@@ -190,10 +193,10 @@ def _workers(run: Snapshot, memory: LiveMemory, now: float, room: int) -> Table:
     ]
     cells = cells[: max(failures_room, 0)]
     cells += [_worker(run, work, memory, now) for work in shown]
-    rows = [Row([row[at] for at in places], "bad" if row[1] == "failed" else "") for row in cells]
-    if hidden and rows:
-        blank = [None] * (len(places) - 1)
-        rows.append(Row([f"... and {hidden:,} more", *blank]))
+    rows: list[Row | Gap] = [
+        Row([row[at] for at in places], "bad" if row[1] == "failed" else "") for row in cells
+    ]
+    rows += [Gap(hidden)] if hidden and rows else []
     return Table([columns[at] for at in places], rows if room > 1 else [], is_live=True)
 
 

@@ -211,9 +211,10 @@ class Snapshot:
         Args:
             most: number of workers; where all fit, they are in their order.
         """
+        most = min(most, MOST_WORKERS)
         if len(self.workers) <= most:
             return sorted(self.workers.values(), key=lambda work: work.state not in _GONE)
-        return heapq.nsmallest(min(most, MOST_WORKERS), self.workers.values(), key=_urgency)
+        return heapq.nsmallest(most, self.workers.values(), key=_urgency)
 
     def apply(self, event: AnyEvent) -> None:
         """Count one event, in the order in which they happened."""
