@@ -326,8 +326,8 @@ def remarks_of(run: RunRecord) -> list[str]:
     remarks = list(run.notes)
     if summary.ended_early:
         remarks.append(f"Ended early: {summary.ended_early}.")
-    if history.unfinished is not None and run.status not in ("finished", "running"):
-        remarks.append(f"Round {history.unfinished} was under way; a resume does it again.")
+    if history.round_under_way is not None and run.status not in ("finished", "running"):
+        remarks.append(f"Round {history.round_under_way} was under way; a resume does it again.")
     remarks += [
         f"The run was interrupted, and resumed {_place(event)}."
         for event in history.timeline.resumes

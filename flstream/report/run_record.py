@@ -25,11 +25,11 @@ from flstream.report.text import counted
 from flstream.runs.history import History
 from flstream.runs.job_facts import JobFacts
 from flstream.runs.job_match import as_written
-from flstream.runs.journal import read_events, read_history
+from flstream.runs.journal import Journal
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.site_record import SiteRecord
 from flstream.runs.summary import MemorySummary, Summary, summarize
-from flstream.telemetry.events import SERVER, AnyEvent, SiteLog
+from flstream.telemetry.events import SERVER, SiteLog
 from flstream.telemetry.locks import lock_file
 from flstream.telemetry.memory import ProcessMemory
 from flstream.text import natural_key
@@ -253,23 +253,22 @@ def _read_journal(
         key_metric=texts.get("workflow.args.key_metric", "accuracy"),
         key_metric_mode="min" if texts.get("workflow.args.key_metric_mode") == "min" else "max",
     )
-    history = read_history(
-        run.events,
-        tolerant=True,
-        keep_results=False,
-        note_lines_of=(SiteLog,),
-        assumed=facts,
-    )
-    logged = logged_values(read_events(run.events, history.lines))
-    if history.damaged:
-        lines = counted(history.damaged, "line")
+    history = History(facts)
+    journal = Journal(run.events, tolerant=True)
+    logged = LoggedFold()
+    for event, counts, _ in journal:
+        history.apply(event, counts=counts)
+        if counts and isinstance(event, SiteLog):
+            logged.add(event)
+    if journal.damaged:
+        lines = counted(journal.damaged, "line")
         notes.append(f"events.jsonl is damaged: {lines} of it could not be used.")
-    if history.gaps:
-        places = counted(history.gaps, "place")
+    if journal.gaps:
+        places = counted(journal.gaps, "place")
         notes.append(
             f"events.jsonl is damaged: in {places}, lines are missing, doubled or swapped."
         )
-    return history, logged
+    return history, logged.values
 
 
 def _read_summary(run: RunDirectory, notes: list[str]) -> Summary | None:
@@ -323,46 +322,50 @@ def _read_split(sites: Path) -> Mapping[str, Mapping[str, int]]:
     }
 
 
-def logged_values(events: Iterable[AnyEvent]) -> LoggedValues:
-    """Sort logged values by key and site, in memory bounded for each of them.
+class LoggedFold:
+    """Logged values by key and site, in memory bounded for each of them."""
 
-    Args:
-        events: events of the run that count, in order.
-    """
-    curves: dict[str, dict[str, _Thinned]] = {}
-    texts: deque[LoggedText] = deque(maxlen=_MOST_TEXTS)
-    with_steps: set[str] = set()
-    more_keys: set[int] = set()
-    count = 0
-    for event in events:
-        if not isinstance(event, SiteLog):
-            continue
+    def __init__(self) -> None:
+        self._curves: dict[str, dict[str, _Thinned]] = {}
+        self._texts: deque[LoggedText] = deque(maxlen=_MOST_TEXTS)
+        self._with_steps: set[str] = set()
+        self._more_keys: set[int] = set()
+        self._count = 0
+
+    def add(self, event: SiteLog) -> None:
+        """Add a value that counts, in the order of the journal."""
+        key = event.key
         if event.text is not None:
-            count += 1
+            self._count += 1
             short = event.text[:_MOST_CHARACTERS]
             text = short if short == event.text else f"{short} ..."
-            texts.appendleft(LoggedText(event.key, event.site, event.round, event.step, text))
-        elif event.key in curves or len(curves) < _MOST_KEYS:
+            self._texts.appendleft(LoggedText(key, event.site, event.round, event.step, text))
+        elif key in self._curves or len(self._curves) < _MOST_KEYS:
             if event.step is not None:
-                with_steps.add(event.key)
+                self._with_steps.add(key)
             place = event.round if event.step is None else event.step
             value = math.nan if event.value is None else event.value
-            sites = curves.setdefault(event.key, {})
-            sites.setdefault(event.site, _Thinned()).add(place, value)
+            self._curves.setdefault(key, {}).setdefault(event.site, _Thinned()).add(place, value)
         else:
-            more_keys.add(hash(event.key))
-    finished = {
-        key: {
-            site: LoggedCurve(
-                values.places if key in with_steps else _spread(values.places), values.values
-            )
-            for site, values in sites.items()
+            self._more_keys.add(hash(key))
+
+    @property
+    def values(self) -> LoggedValues:
+        """All values so far."""
+        curves = {
+            key: {
+                site: LoggedCurve(
+                    curve.places if key in self._with_steps else _spread(curve.places),
+                    curve.values,
+                )
+                for site, curve in sites.items()
+            }
+            for key, sites in self._curves.items()
         }
-        for key, sites in curves.items()
-    }
-    return LoggedValues(
-        finished, frozenset(with_steps), list(texts), len(more_keys), count - len(texts)
-    )
+        more_texts = self._count - len(self._texts)
+        more_keys = len(self._more_keys)
+        texts = list(self._texts)
+        return LoggedValues(curves, frozenset(self._with_steps), texts, more_keys, more_texts)
 
 
 class _Thinned:

@@ -220,14 +220,14 @@ def sites_table(sites: Mapping[str, SiteRecord], most: int = 60) -> Table:
     for site in sorted(sites.values(), key=_urgency):
         times = [site.trains, site.slowest, site.downloads] if is_timed else []
         cells = [site.updates, *(seconds or None for seconds in times), site.failures]
-        name = site.name + (" (asked no more)" if site.is_benched else "")
+        name = site.name + (" (asked no more)" if site.is_suspended else "")
         mark = "bad" if site.failures else ""
         rows.append(Row([name, *cells, site.weight, site.weight / whole], mark))  # type: ignore[arg-type]
     return Table(columns, ends(rows, most * 3 // 4, most // 4, most, ""), "Sites (in seconds)")
 
 
 def _urgency(site: SiteRecord) -> tuple[bool, int, float, list[tuple[int, str]]]:
-    return not site.is_benched, -site.failures, -site.slowest, natural_key(site.name)
+    return not site.is_suspended, -site.failures, -site.slowest, natural_key(site.name)
 
 
 def phase_seconds(run: RunRecord) -> dict[str, float]:

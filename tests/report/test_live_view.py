@@ -31,10 +31,10 @@ from flstream.telemetry.events import (
     Progress,
     RoundStarted,
     RunFinished,
-    SiteBenched,
     SiteFailed,
     SiteLog,
     SitePhaseChanged,
+    SiteSuspended,
     SiteUpdate,
     WorkerActivity,
 )
@@ -118,7 +118,7 @@ def test_a_site_that_answers_again_is_no_failure_any_more_unless_it_is_suspended
     run = after(
         *started(2),
         *(SiteFailed(time=START, round=1, site=f"site-{n}", reason="no") for n in (1, 2)),
-        SiteBenched(time=START, round=1, site="site-2", failures=2),
+        SiteSuspended(time=START, round=1, site="site-2", failures=2),
         RoundStarted(time=START, round=2, sites=["site-1"]),
         *(
             SiteUpdate(time=START, round=2, site=f"site-{n}", weight=1.0, metrics={})

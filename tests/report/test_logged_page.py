@@ -7,7 +7,7 @@ from run_directories import BEGAN, one_round, started, write_run
 
 from flstream.report.page import run_page
 from flstream.report.run_charts import logged_charts
-from flstream.report.run_record import logged_values, read_run
+from flstream.report.run_record import LoggedFold, read_run
 from flstream.report.table import Gap
 from flstream.report.views import texts_table
 from flstream.telemetry.events import RunResumed, SiteLog
@@ -21,6 +21,13 @@ def number(value, key="loss", site="site-1", round_number=1, step=None, text=Non
 
 def text(words, round_number=1, step=None):
     return number(None, "note", round_number=round_number, step=step, text=words)
+
+
+def logged_values(events):
+    fold = LoggedFold()
+    for event in events:
+        fold.add(event)
+    return fold.values
 
 
 def only(*events):
@@ -76,7 +83,7 @@ def test_the_last_texts_come_first_and_long_ones_are_cut():
 
 def test_the_page_leaves_out_what_a_resume_made_void(tmp_path):
     events = [*started(), number(0.5, key="other"), *one_round(1, BEGAN + 2)]
-    void, back = number(7.0, round_number=2), RunResumed(time=BEGAN + 20, round=1)
+    void, back = number(7.0, round_number=2), RunResumed(time=BEGAN + 20, round=1, effect=1)
     run = read_run(write_run(tmp_path / "run", [*events, void, back, number(3.0, round_number=2)]))
     curves = {key: list(sites["site-1"].values) for key, sites in run.logged.curves.items()}
     assert curves == {"other": [0.5], "loss": [3.0]}

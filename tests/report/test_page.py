@@ -170,7 +170,7 @@ def test_a_run_that_was_cut_off_says_where_it_resumed_and_what_was_wrong(tmp_pat
         [
             *started(),
             *one_round(1, BEGAN + 2),
-            RunResumed(round=1, time=BEGAN + 900),
+            RunResumed(round=1, effect=1, time=BEGAN + 900),
             Warned(message="a warning", time=BEGAN + 901),
             RoundStarted(round=2, sites=["site-1"], time=BEGAN + 901),
             *ended(BEGAN + 902, "failed", "site-1: client.py, line 5 raised ValueError"),

@@ -30,10 +30,10 @@ from flstream.telemetry.events import (
     RunFinished,
     RunResumed,
     RunStarted,
-    SiteBenched,
     SiteFailed,
     SiteLog,
     SitePhaseChanged,
+    SiteSuspended,
     SiteUpdate,
 )
 
@@ -238,7 +238,7 @@ class Snapshot:
             case SiteFailed():
                 where = f"round {event.round}: " if event.round else ""
                 self._fail(event.site, "failed", f"{where}{event.reason}", event.time)
-            case SiteBenched():
+            case SiteSuspended():
                 self._suspended += 1
                 reason = self.failures.get(event.site, "it kept failing")
                 self._fail(event.site, "asked no more", reason, event.time)
