@@ -7,7 +7,7 @@ width can show, so that the size of a page does not grow with a run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -32,8 +32,6 @@ _WIDTH, _HEIGHT, _TOP, _BOTTOM, _RIGHT = 420.0, 210.0, 12.0, 24.0, 12.0
 _LETTER = 6.4  # of the labels
 _MOST_POINTS, _MOST_DOTS = 400, 30
 _LEAST_BAR = 5.0
-# A cell narrower than this has no room for its value.
-_LEAST_CELL, _ROW = 44.0, 20.0
 
 
 class Curve(NamedTuple):
@@ -67,13 +65,11 @@ class Chart(NamedTuple):
         title: title, also for screen readers.
         svg: the chart as HTML.
         legend: labels with their colours.
-        note: remark below the chart; empty for none.
     """
 
     title: str
     svg: str
-    legend: Sequence[tuple[str, str]] = ()
-    note: str = ""
+    legend: Sequence[tuple[str, str]]
 
 
 def curve_chart(
@@ -105,6 +101,7 @@ def curve_chart(
     high = top or float(values.max(initial=-math.inf))
     if not math.isfinite(high):
         low, high = 0.0, 1.0
+    high = max(high, 1.0) if y == "bytes" else high
     begin = 0.0 if x == "seconds" else float(places.min())
     frame = _Frame((begin, float(places.max())), x, (min(low, high), high), y)
     parts = [frame.axes(x_title)]
@@ -160,61 +157,6 @@ def bar_chart(
     return _chart(title, "".join(shapes), [(part, colors[part]) for part in means])
 
 
-def matrix_chart(
-    title: str,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    values: Sequence[Sequence[float | None]],
-    format_value: Callable[[float], str],
-    note: str = "",
-) -> Chart:
-    """Draw a matrix whose cells are the darker the higher their value.
-
-    Args:
-        title: title of the chart.
-        rows: names of the rows, from the top down.
-        columns: names of the columns.
-        values: values by row and column; None leaves a gap.
-        format_value: formats a value, where its cell has room for it.
-        note: remark below the chart.
-    """
-    known = [value for row in values for value in row if value is not None]
-    low, high = min(known), max(known)
-    left = min(max(map(len, rows)) * _LETTER + 8, _WIDTH / 3)
-    width = (_WIDTH - left - 2) / len(columns)
-    longest = max(map(len, columns)) * _LETTER
-    is_slanted = longest > width
-    below = min(longest * 0.7 + 14, 110.0) if is_slanted else 20.0
-    parts = []
-    for at, (name, row) in enumerate(zip(rows, values, strict=True)):
-        y = at * _ROW
-        parts.append(f'<text x="{left - 6:.0f}" y="{y + 14:.0f}" class="end">{escape(name)}</text>')
-        for column, value in enumerate(row):
-            if value is None:
-                continue
-            share = (value - low) / ((high - low) or 1)
-            x = left + column * width
-            parts.append(
-                f'<rect x="{x:.1f}" y="{y:.0f}" width="{max(width - 2, 1):.1f}" height="18" '
-                f'style="fill:{BLUE};fill-opacity:{0.06 + 0.44 * share:.2f}"/>'
-            )
-            if width >= _LEAST_CELL:
-                text = escape(format_value(value))
-                middle = x + width / 2
-                parts.append(
-                    f'<text x="{middle:.1f}" y="{y + 13:.0f}" class="mid ink">{text}</text>'
-                )
-    bottom = len(rows) * _ROW
-    step = 1 if is_slanted and width >= 12 else math.ceil(14 / width) if is_slanted else 1
-    for column in range(0, len(columns), step):
-        x = left + (column + 0.5) * width
-        turn = f' transform="rotate(-40 {x:.1f} {bottom + 12:.0f})"' if is_slanted else ""
-        kind = "end" if is_slanted else "mid"
-        text = escape(columns[column])
-        parts.append(f'<text x="{x:.1f}" y="{bottom + 14:.0f}" class="{kind}"{turn}>{text}</text>')
-    return _chart(title, "".join(parts), note=note, height=bottom + below)
-
-
 def band_of(curves: Sequence[tuple[Values, Values]]) -> tuple[np.ndarray, ...]:
     """Return places, means, lowest and highest values, and standard deviations of many curves.
 
@@ -239,19 +181,13 @@ def band_of(curves: Sequence[tuple[Values, Values]]) -> tuple[np.ndarray, ...]:
     return found, means, lows, highs, deviations
 
 
-def _chart(
-    title: str,
-    content: str,
-    legend: Sequence[tuple[str, str]] = (),
-    note: str = "",
-    height: float = _HEIGHT,
-) -> Chart:
+def _chart(title: str, content: str, legend: Sequence[tuple[str, str]]) -> Chart:
     label = escape(printable(title))
     svg = (
-        f'<svg class="chart" role="img" aria-label="{label}" viewBox="0 0 {_WIDTH:.0f} '
-        f'{height:.0f}">{content}</svg>'
+        f'<svg class="chart" role="img" aria-label="{label}" '
+        f'viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}">{content}</svg>'
     )
-    return Chart(printable(title), svg, legend, note)
+    return Chart(printable(title), svg, legend)
 
 
 class _Frame:

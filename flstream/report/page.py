@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +22,7 @@ from flstream.report.drawing import Chart
 from flstream.report.metrics import UNSCORED, metrics_of
 from flstream.report.run_record import RunRecord, read_run
 from flstream.report.table import Link, Table
-from flstream.report.text import counted, format_epsilon, format_metric, pieces
+from flstream.report.text import counted, format_epsilon, format_metric
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.small_files import write_whole
 from flstream.telemetry.events import RunResumed
@@ -53,74 +53,29 @@ class Fact(NamedTuple):
 
 @dataclass(frozen=True)
 class RunPart:
-    """A run's part of each section of a page.
+    """A run's part of each section of a page: its tables, and its charts.
 
     Attributes:
         run: the run.
         label: label among several runs.
         color: colour of its curves among several runs.
-        seconds: chart of its seconds; None without rounds.
-        memory: charts of its memory.
     """
 
     run: RunRecord
     label: str
     color: str
-    seconds: Chart | None
-    memory: Sequence[Chart]
-
-    @property
-    def tables(self) -> Mapping[str, Table]:
-        """Tables of the run by name."""
-        summary = self.run.summary
-        return {
-            "rounds": views.rounds_of(summary, _MOST_ROUNDS),
-            "memory": views.memory_table(summary, _MOST_CLIENTS, _MOST_CLIENTS // 2),
-            "nodes": views.nodes_table(summary),
-            "seconds": views.seconds_table(self.run, run_charts.PHASE_COLORS),
-            "transfer": views.transfer_table(summary),
-            "sites": views.sites_table(self.run.sites),
-            "failures": views.failures_table(summary, _MOST_FAILED),
-            "texts": views.texts_table(self.run.logged),
-        }
-
-    @property
-    def across_sites(self) -> Sequence[Chart]:
-        """Charts of scores across sites and of how the data is split."""
-        charts = run_charts.cross_site_chart(self.run), run_charts.split_chart(self.run)
-        return [chart for chart in charts if chart is not None]
-
-    @property
-    def logged(self) -> Sequence[Chart]:
-        """Charts of logged values."""
-        return run_charts.logged_charts(self.run)
-
-    @property
-    def logged_note(self) -> str:
-        """Remark on logged values without a chart; empty for none."""
-        left = len(self.run.logged.curves) + self.run.logged.more_keys - len(self.logged)
-        return f"{counted(left, 'more key')} without a chart: see events.jsonl." if left else ""
-
-    @property
-    def transfer_note(self) -> str:
-        """Mode, chunk size, and bytes that were not sent."""
-        transfer = self.run.summary.transfer
-        note = f"{transfer.mode.capitalize()} mode, {pieces(transfer.chunk_size)}."
-        if transfer.down.reused + transfer.up.reused:
-            note += (
-                f" Not sent, since the receiver had them: {format_bytes(transfer.down.reused)} "
-                f"down, {format_bytes(transfer.up.reused)} up."
-            )
-        return note
-
-    @property
-    def sites_note(self) -> str:
-        """How many sites took part, and how many of them failed."""
-        sites = self.run.sites.values()
-        asked = counted(max(self.run.summary.clients, len(sites)), "site")
-        failed = sum(bool(site.failures) for site in sites)
-        failures = f"{failed:,} failed at least once" if failed else "none failed"
-        return f"{len(sites):,} of {asked} took part; {failures}. Times are in seconds."
+    rounds: Table
+    memory: Table
+    nodes: Table
+    seconds: Table
+    transfer: Table
+    sites: Table
+    failures: Table
+    texts: Table
+    across_sites: Sequence[Table]
+    logged_charts: Sequence[Chart]
+    memory_charts: Sequence[Chart]
+    seconds_chart: Chart | None
 
 
 def write_page(runs: Sequence[Path], output: Path | None = None) -> Path:
@@ -224,7 +179,7 @@ def run_page(runs: Sequence[RunRecord]) -> str:
         glance=None if is_one else _glance(runs, labels),
         metrics=run_charts.metric_charts(runs, labels),
         metrics_note=_metrics_note(runs),
-        runs=_parts(runs, labels),
+        runs=list(_parts(runs, labels)),
         settings=settings,
         more_settings=more_settings,
         versions=views.differing_table(versions, labels),
@@ -248,7 +203,10 @@ def run_cell(path: Path) -> str:
         remarks=list(map(printable, remarks_of(run))),
         facts=facts(run),
         rounds=views.rounds_of(run.summary),
-        charts_of_run=[*run_charts.metric_charts([run], [""]), *_memory_charts(run, None)[:1]],
+        charts_of_run=[
+            *run_charts.metric_charts([run], [""]),
+            *run_charts.memory_charts(run, None)[:1],
+        ],
         where=printable(str(run.path)),
     )
 
@@ -262,31 +220,33 @@ def run_labels(paths: Sequence[Path]) -> list[str]:
     return [printable(label) for label in labels]
 
 
-def _parts(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[RunPart]:
-    """Return the parts of runs, whose charts have the same vertical scales."""
-    if len(runs) == 1:
-        memory = seconds = None
-    else:
-        sizes = [values for run in runs for values in run_charts.over_idle(run).values()]
-        models = [float(run.summary.model.bytes) for run in runs]
-        memory = max([1.0, *models, *(float(np.nanmax(v)) for v in sizes if np.isfinite(v).any())])
+def _parts(runs: Sequence[RunRecord], labels: Sequence[str]) -> Iterator[RunPart]:
+    """Yield the parts of runs, whose charts have the same vertical scales."""
+    memory = seconds = None
+    if len(runs) > 1:
+        curves = [values for run in runs for values in run_charts.over_idle(run).values()]
+        highest = [float(np.nanmax(values)) for values in curves if np.isfinite(values).any()]
+        memory = max(1.0, *highest, *(run.summary.model.bytes for run in runs))
         seconds = max((sum(r.phases) for run in runs for r in run.summary.rounds), default=None)
-    return [
-        RunPart(
+    for index, (run, label) in enumerate(zip(runs, labels, strict=True)):
+        summary = run.summary
+        yield RunPart(
             run,
             label,
             run_charts.series_color(index),
-            run_charts.seconds_chart(run, seconds),
-            _memory_charts(run, memory),
+            rounds=views.rounds_of(summary, _MOST_ROUNDS),
+            memory=views.memory_table(summary, _MOST_CLIENTS, _MOST_CLIENTS // 2),
+            nodes=views.nodes_table(summary),
+            seconds=views.seconds_table(run, run_charts.PHASE_COLORS),
+            transfer=views.transfer_table(summary),
+            sites=views.sites_table(run.sites),
+            failures=views.failures_table(summary, _MOST_FAILED),
+            texts=views.texts_table(run.logged),
+            across_sites=views.across_sites_tables(run),
+            logged_charts=run_charts.logged_charts(run),
+            memory_charts=run_charts.memory_charts(run, memory),
+            seconds_chart=run_charts.seconds_chart(run, seconds),
         )
-        for index, (run, label) in enumerate(zip(runs, labels, strict=True))
-    ]
-
-
-def _memory_charts(run: RunRecord, top: float | None) -> list[Chart]:
-    charts = [run_charts.over_idle_chart(run, top)]
-    charts += [run_charts.rss_chart(run)] if top is None else []
-    return [chart for chart in charts if chart is not None]
 
 
 def _glance(runs: Sequence[RunRecord], labels: Sequence[str]) -> Table:

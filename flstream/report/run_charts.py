@@ -23,25 +23,21 @@ from flstream.report.drawing import (
     band_of,
     bar_chart,
     curve_chart,
-    matrix_chart,
 )
 from flstream.report.metrics import Metric, metrics_of, values_by_round
 from flstream.report.run_record import HELPERS, LoggedCurve, RunRecord
-from flstream.report.text import counted, elide, format_metric
+from flstream.report.text import counted, elide
 from flstream.runs.round_record import PHASES
 from flstream.telemetry.events import SERVER
-from flstream.text import natural_key, printable
+from flstream.text import printable
 from flstream.units import format_bytes
 
 PHASE_COLORS = dict(zip(PHASES, (BLUE, GREEN, ORANGE, VERMILION, PINK), strict=True))
 """Colours of a round's phases, as CSS names them."""
 
 _MOST_METRICS, _MOST_LOGGED, _MOST_LINES, _NAME = 8, 12, 16, 16
-_MOST_ROWS, _MOST_COLUMNS = 40, 60
 # Maximum delay of a memory sample on a busy machine; a process without one for longer is gone.
 _LATE_SECONDS = 2.0
-# The names that NVFlare's readers look for say little to people.
-_OWNERS = {"SRV_FL_global_model.pt": "final model", "SRV_best_FL_global_model.pt": "best model"}
 
 
 def series_color(index: int) -> str:
@@ -123,17 +119,20 @@ def over_idle(run: RunRecord) -> dict[str, np.ndarray]:
     }
 
 
-def over_idle_chart(run: RunRecord, top: float | None = None) -> Chart | None:
-    """Draw the memory over idle of the server and the workers; None without samples."""
-    return _memory_chart(
-        run, "memory over idle (RSS)", over_idle(run), run.summary.model.bytes, top
-    )
+def memory_charts(run: RunRecord, top: float | None = None) -> list[Chart]:
+    """Draw the memory over idle of the server and the workers, and all that is resident.
 
-
-def rss_chart(run: RunRecord) -> Chart | None:
-    """Draw the whole resident memory of each process; None without samples."""
-    values = {process: _bridged(run, process) for process in run.memory.rss}
-    return _memory_chart(run, "resident memory (RSS)", values, 0, None)
+    Args:
+        run: the run.
+        top: upper end of the vertical axis for runs that are compared, which have the first chart
+            only; None for the maximum.
+    """
+    model = run.summary.model.bytes
+    charts = [_memory_chart(run, "memory over idle (RSS)", over_idle(run), model, top)]
+    if top is None:
+        resident = {process: _bridged(run, process) for process in run.memory.rss}
+        charts.append(_memory_chart(run, "resident memory (RSS)", resident, 0, None))
+    return [chart for chart in charts if chart is not None]
 
 
 def _memory_chart(
@@ -226,52 +225,6 @@ def _logged_curves(sites: Mapping[str, LoggedCurve]) -> list[Curve]:
     if len(sites) <= _MOST_LINES:
         return [*(Curve("", *curve, VIOLET, 1.0) for curve in sites.values()), mean]
     return [Curve("range", places, highs, VIOLET, lows=lows), mean]
-
-
-def cross_site_chart(run: RunRecord) -> Chart | None:
-    """Draw the scores of each model at each site by one metric; None where there are none."""
-    matrix, key_metric = run.cross_site, run.history.facts.key_metric
-    owners = list(dict.fromkeys(owner for row in matrix.values() for owner in row))
-    entries = [entry for row in matrix.values() for entry in row.values()]
-    names = dict.fromkeys(name for entry in entries for name in entry)
-    name = key_metric if key_metric in names else next(iter(names), None)
-    sites, owners = list(matrix)[:_MOST_ROWS], owners[:_MOST_COLUMNS]
-    values = [[matrix[site].get(owner, {}).get(name or "") for owner in owners] for site in sites]
-    if name is None or not any(value is not None for row in values for value in row):
-        return None
-    missing = sum(value is None for row in values for value in row)
-    notes = ["Models (below) on the data of sites (left)."]
-    if missing:
-        notes.append(f"{counted(missing, 'score')} missing: those sites failed or were late.")
-    if len(matrix) > len(sites):
-        notes.append(f"Shown are {len(sites)} of {counted(len(matrix), 'site')}.")
-    notes.append("All metrics are in cross_site/cross_val_results.json.")
-    shown = [_short(_OWNERS.get(owner, owner)) for owner in owners]
-    title = f"{printable(name)} of each model at each site"
-    return matrix_chart(
-        title, list(map(_short, sites)), shown, values, format_metric, " ".join(notes)
-    )
-
-
-def split_chart(run: RunRecord) -> Chart | None:
-    """Draw how many examples of each label each site has; None where no site recorded any."""
-    split = run.split
-    labels = sorted({label for counts in split.values() for label in counts}, key=natural_key)
-    sites, shown = list(split)[:_MOST_ROWS], labels[:_MOST_COLUMNS]
-    values = [[split[site].get(label) or None for label in shown] for site in sites]
-    if not any(value for row in values for value in row):
-        return None
-    note = f"{counted(len(split), 'site')} with {min(map(_total, split.values())):,} to "
-    note += f"{max(map(_total, split.values())):,} examples of {counted(len(labels), 'label')}."
-    if len(split) > len(sites) or len(labels) > len(shown):
-        note += f" Shown are {len(sites)} sites and {len(shown)} labels."
-    names = list(map(_short, sites)), list(map(_short, shown))
-    title = "examples of each label at each site"
-    return matrix_chart(title, *names, values, lambda count: f"{count:,.0f}", note)
-
-
-def _total(counts: Mapping[str, int]) -> int:
-    return sum(counts.values())
 
 
 def _short(name: str) -> str:

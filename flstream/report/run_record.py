@@ -6,10 +6,10 @@ import math
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,8 +39,8 @@ HELPERS = ("launcher", "fork-server", "model-builder", "tracker")
 
 # More values than a chart has columns for. Of more samples the bins get longer.
 _MOST_BINS, _FIRST_STEP = 768, 0.05
-_MOST_VALUES, _MOST_KEYS, _MOST_TEXTS, _MOST_CHARACTERS = 4096, 64, 20, 500
-_BLOCK_BYTES, _MOST_JSON_BYTES = 1 << 20, 64 << 20
+_MOST_VALUES, _MOST_KEYS, _MOST_TEXTS = 4096, 64, 20
+_MOST_JSON_BYTES = 64 << 20
 _UNREADABLE = (ValueError, RecursionError)  # the decoder's errors are ValueErrors
 
 
@@ -59,16 +59,6 @@ class LoggedCurve(NamedTuple):
     values: Sequence[float]
 
 
-class LoggedText(NamedTuple):
-    """A text that a site logged, or with an empty name the workflow; cut off where it is long."""
-
-    key: str
-    site: str
-    round: int
-    step: int | None
-    text: str
-
-
 @dataclass(frozen=True)
 class LoggedValues:
     """All that a run logged.
@@ -83,7 +73,7 @@ class LoggedValues:
 
     curves: Mapping[str, Mapping[str, LoggedCurve]] = field(default_factory=dict)
     with_steps: frozenset[str] = frozenset()
-    texts: Sequence[LoggedText] = ()
+    texts: Sequence[SiteLog] = ()
     more_keys: int = 0
     more_texts: int = 0
 
@@ -211,7 +201,7 @@ def _read(run: RunDirectory, *, is_running: bool) -> RunRecord:
         memory=memory,
         logged=logged,
         split=_read_split(run.sites),
-        resumed_at=[start for _, _, start in clock.sittings[1:]],
+        resumed_at=clock.starts[1:],
         seconds=summary.wall_seconds or clock.seconds,
         settings=settings,
         versions=_read_json(run.versions, dict[str, str]),
@@ -327,19 +317,17 @@ class LoggedFold:
 
     def __init__(self) -> None:
         self._curves: dict[str, dict[str, _Thinned]] = {}
-        self._texts: deque[LoggedText] = deque(maxlen=_MOST_TEXTS)
+        self._texts: deque[SiteLog] = deque(maxlen=_MOST_TEXTS)
         self._with_steps: set[str] = set()
         self._more_keys: set[int] = set()
-        self._count = 0
+        self._texts_seen = 0
 
     def add(self, event: SiteLog) -> None:
         """Add a value that counts, in the order of the journal."""
         key = event.key
         if event.text is not None:
-            self._count += 1
-            short = event.text[:_MOST_CHARACTERS]
-            text = short if short == event.text else f"{short} ..."
-            self._texts.appendleft(LoggedText(key, event.site, event.round, event.step, text))
+            self._texts_seen += 1
+            self._texts.appendleft(event)
         elif key in self._curves or len(self._curves) < _MOST_KEYS:
             if event.step is not None:
                 self._with_steps.add(key)
@@ -352,20 +340,17 @@ class LoggedFold:
     @property
     def values(self) -> LoggedValues:
         """All values so far."""
-        curves = {
-            key: {
-                site: LoggedCurve(
-                    curve.places if key in self._with_steps else _spread(curve.places),
-                    curve.values,
-                )
-                for site, curve in sites.items()
-            }
-            for key, sites in self._curves.items()
-        }
-        more_texts = self._count - len(self._texts)
-        more_keys = len(self._more_keys)
-        texts = list(self._texts)
-        return LoggedValues(curves, frozenset(self._with_steps), texts, more_keys, more_texts)
+        curves: dict[str, dict[str, LoggedCurve]] = {}
+        for key, sites in self._curves.items():
+            spread = (lambda places: places) if key in self._with_steps else _spread
+            curves[key] = {s: LoggedCurve(spread(c.places), c.values) for s, c in sites.items()}
+        return LoggedValues(
+            curves,
+            frozenset(self._with_steps),
+            list(self._texts),
+            len(self._more_keys),
+            self._texts_seen - len(self._texts),
+        )
 
 
 class _Thinned:
@@ -398,41 +383,28 @@ class _Clock:
     """Running time of a run: the hours between its sittings do not count.
 
     Args:
-        sittings: begin and end of each, as its events say, in seconds since the epoch.
+        sittings: begin and end of each, in seconds since the epoch.
 
     Attributes:
-        sittings: begin, end, and seconds that the run had been going on before.
+        starts: running seconds at which each sitting begins.
+        seconds: running time in all.
     """
 
     def __init__(self, sittings: Sequence[tuple[float, float]]) -> None:
-        self._known = list(sittings)
-        self.sittings: list[tuple[float, float, float]] = []
+        self._begins = [begin for begin, _ in sittings]
+        self.starts = [0.0, *accumulate(end - begin for begin, end in sittings)]
+        self.seconds = self.starts.pop() if sittings else 0.0
 
     def see(self, time: float) -> float:
-        """Take the time of a sample, in the order of the file, and return the running seconds."""
-        index = max(bisect_right(self._known, time, key=lambda known: known[0]) - 1, 0)
-        while len(self.sittings) <= index:
-            self._open(time if index == len(self.sittings) else None)
-        begin, end, start = self.sittings[-1]
-        self.sittings[-1] = begin, max(end, time), start
-        return start + max(time - begin, 0.0)
-
-    def close(self) -> None:
-        """Add the sittings that have no sample."""
-        while len(self.sittings) < len(self._known):
-            self._open(None)
-
-    @property
-    def seconds(self) -> float:
-        begin, end, start = self.sittings[-1] if self.sittings else (0.0, 0.0, 0.0)
-        return start + end - begin
-
-    def _open(self, time: float | None) -> None:
-        number = len(self.sittings)
-        begin, end = self._known[number] if number < len(self._known) else (time or 0, time or 0)
-        # The sampler is there before the first process can say anything.
-        begin = begin if time is None else min(begin, time)
-        self.sittings.append((begin, max(begin, end), self.seconds))
+        """Return the running seconds at a sample's time; the last one may extend the run."""
+        if not self._begins:
+            self._begins.append(time)
+        sitting = max(bisect_right(self._begins, time) - 1, 0)
+        seconds = self.starts[sitting] + max(time - self._begins[sitting], 0.0)
+        if sitting + 1 < len(self.starts):
+            return min(seconds, self.starts[sitting + 1])
+        self.seconds = max(self.seconds, seconds)
+        return seconds
 
 
 class _Sample(msgspec.Struct):
@@ -452,50 +424,29 @@ def _read_memory(path: Path, clock: _Clock) -> MemoryCurves:
     step, damaged = _FIRST_STEP, 0
     highest: dict[str, array[int]] = {}
     nodes: dict[str, str] = {}
-    for samples, bad in _blocks(path):
-        damaged += bad
-        for sample in samples:
-            if not math.isfinite(sample.time):
-                continue
-            seconds = clock.see(sample.time)
-            while (index := int(seconds / step)) >= _MOST_BINS:
-                step *= 2
-                for name, values in highest.items():
-                    pairs = range(0, len(values), 2)
-                    highest[name] = array("q", (max(values[at : at + 2]) for at in pairs))
-            values = highest.setdefault(sample.process, array("q"))
-            values.extend([0] * (index + 1 - len(values)))
-            values[index] = max(values[index], min(sample.rss, (1 << 63) - 1))
-            if isinstance(sample.node, str):
-                nodes[sample.process] = sample.node
-    clock.close()
+    for line in _whole_lines(path):
+        try:
+            sample = _decoder.decode(line)
+        except _UNREADABLE:
+            damaged += 1
+            continue
+        if not math.isfinite(sample.time):
+            continue
+        seconds = clock.see(sample.time)
+        while (index := int(seconds / step)) >= _MOST_BINS:
+            step *= 2
+            for name, values in highest.items():
+                pairs = range(0, len(values), 2)
+                highest[name] = array("q", (max(values[at : at + 2]) for at in pairs))
+        values = highest.setdefault(sample.process, array("q"))
+        values.extend([0] * (index + 1 - len(values)))
+        values[index] = max(values[index], min(sample.rss, (1 << 63) - 1))
+        if isinstance(sample.node, str):
+            nodes[sample.process] = sample.node
     return MemoryCurves(step, highest, nodes, damaged)
 
 
-def _blocks(path: Path) -> Iterator[tuple[Iterable[_Sample], int]]:
-    """Yield samples, a block of the file at a time, with its number of damaged lines."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return
-    with file:
-        rest = b""
-        while block := file.read(_BLOCK_BYTES):
-            lines, _, rest = (rest + block).rpartition(b"\n")
-            # A line without an end is no line of ours, and need not be kept whole.
-            rest = rest[:_BLOCK_BYTES]
-            try:
-                yield _decoder.decode_lines(lines), 0
-            except _UNREADABLE:
-                yield _line_by_line(lines.split(b"\n"))
-    # The rest was being written when the run was cut off.
-
-
-def _line_by_line(lines: Sequence[bytes]) -> tuple[list[_Sample], int]:
-    samples, damaged = [], 0
-    for line in filter(None, lines):
-        try:
-            samples.append(_decoder.decode(line))
-        except _UNREADABLE:
-            damaged += 1
-    return samples, damaged
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    """Yield lines that have an end: what follows was being written when the run was cut off."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        yield from (line for line in file if line.endswith(b"\n"))

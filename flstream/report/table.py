@@ -54,6 +54,7 @@ Kind = Literal[
     "rate",  # float bytes a second: 310.5 MiB/s
     "bits",  # float bits a second: 10 Mbit/s
     "metric",  # float: 0.9731
+    "shade",  # Shade: a number on a ground that is the darker the higher it is
     "share",  # float from 0 to 1: 40%, in HTML with a bar
     "bar",  # float from 0 to 1: a bar and its percent
 ]
@@ -112,6 +113,13 @@ class Link(NamedTuple):
 
     text: str
     address: str
+
+
+class Shade(NamedTuple):
+    """A number with its place between the lowest and the highest, from 0 to 1."""
+
+    value: float
+    place: float
 
 
 class Row(NamedTuple):
@@ -312,6 +320,7 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "rate": format_throughput,
     "bits": format_rate,
     "metric": format_metric,
+    "shade": lambda cell: f"{cell[0]:,}" if isinstance(cell[0], int) else format_metric(cell[0]),
     "share": lambda share: f"{share:.0%}",
     "bar": lambda bar: printable(bar) if isinstance(bar, str) else f"{int(100 * bar)}%",
 }
@@ -398,6 +407,8 @@ def _html_cell(kind: Kind, cell: Cell, color: str) -> str:
             return f'<a href="{escape(cell.address)}">{text}</a>'
         case "state":
             return f'<span class="status {text}">{text}</span>'
+        case "shade":
+            return f'<span class=shade style="--place:{60 * cell.place:.0f}%">{text}</span>'
         case "share" | "bar" if isinstance(cell, float):
             fill = f";background:{color}" if color else ""
             return f'{text}<span class=bar><b style="width:{100 * cell:.1f}%{fill}"></b></span>'

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from flstream.report.metrics import Metric, metrics_of, values_by_round
 from flstream.report.run_record import LoggedValues, RunRecord, Setting
-from flstream.report.table import Column, Gap, Link, Row, Table, ends
-from flstream.report.text import counted, format_epsilon, pieces
+from flstream.report.table import Column, Gap, Link, Row, Shade, Table, ends
+from flstream.report.text import clip, counted, format_epsilon, pieces
 from flstream.runs.round_record import PHASES
 from flstream.runs.site_record import SiteRecord
 from flstream.runs.summary import Summary
@@ -19,8 +19,10 @@ from flstream.telemetry.memory import ProcessMemory
 from flstream.text import natural_key, printable
 from flstream.units import format_bytes
 
-# Workers of a node and sites that are named.
-_MOST_NAMED = 8
+# Workers of a node and sites that are named, and labels or models that have a column.
+_MOST_NAMED, _MOST_COLUMNS = 8, 60
+# The names that NVFlare's readers look for say little to people.
+_OWNERS = {"SRV_FL_global_model.pt": "final model", "SRV_best_FL_global_model.pt": "best model"}
 # The first metric and the seconds of a round stay longest on a narrow terminal.
 _RANKS = {"train": 3, "download": 3, "upload and fold": 3, "evaluate": 4, "checkpoint": 5}
 _SHORT = {"upload and fold": "up+fold"}
@@ -223,7 +225,9 @@ def sites_table(sites: Mapping[str, SiteRecord], most: int = 60) -> Table:
         name = site.name + (" (asked no more)" if site.is_suspended else "")
         mark = "bad" if site.failures else ""
         rows.append(Row([name, *cells, site.weight, site.weight / whole], mark))  # type: ignore[arg-type]
-    return Table(columns, ends(rows, most * 3 // 4, most // 4, most, ""), "Sites (in seconds)")
+    asked, failed = counted(len(sites), "site"), sum(bool(site.failures) for site in sites.values())
+    title = f"{asked}, of which {failed:,} failed at least once (in seconds)"
+    return Table(columns, ends(rows, most * 3 // 4, most // 4, most, ""), title)
 
 
 def _urgency(site: SiteRecord) -> tuple[bool, int, float, list[tuple[int, str]]]:
@@ -375,6 +379,42 @@ def _run_row(run: RunLine, metrics: Sequence[Metric], *, has_costs: bool) -> Row
     return Row(cells, color=run.color)
 
 
+def across_sites_tables(run: RunRecord) -> list[Table]:
+    """Return the tables of models scored at each site, and of how the data is split, if any."""
+    matrix = run.cross_site
+    names = dict.fromkeys(
+        name for row in matrix.values() for entry in row.values() for name in entry
+    )
+    key = run.history.facts.key_metric
+    name = key if key in names else next(iter(names), "")
+    scores = {
+        site: {_OWNERS.get(owner, owner): entry.get(name) for owner, entry in row.items()}
+        for site, row in matrix.items()
+    }
+    tables = [
+        _matrix(f"{name} of each model (above) at each site; all are in cross_site/", scores),
+        _matrix("Examples of each label at each site", run.split),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def _matrix(title: str, values: Mapping[str, Mapping[str, float | None]]) -> Table:
+    """Return a table whose cells are shaded by their values."""
+    known = [value for row in values.values() for value in row.values() if value is not None]
+    if not known:
+        return Table([], [])
+    low, span = min(known), (max(known) - min(known)) or 1.0
+    columns = dict.fromkeys(column for row in values.values() for column in row)
+    shown = sorted(columns, key=natural_key)[:_MOST_COLUMNS]
+    title += f" ({len(shown)} of {len(columns):,})" * (len(columns) > len(shown))
+    rows = [
+        Row([name, *(v if v is None else Shade(v, (v - low) / span) for v in map(row.get, shown))])
+        for name, row in values.items()
+    ]
+    heads = [Column("site", "name"), *(Column(name, "shade", 1) for name in shown)]
+    return Table(heads, ends(rows, 30, 10, 40, ""), title)
+
+
 def texts_table(logged: LoggedValues) -> Table:
     """Return the table of the last logged texts, the newest first."""
     columns = [
@@ -385,7 +425,7 @@ def texts_table(logged: LoggedValues) -> Table:
         Column("text", "text"),
     ]
     rows = [
-        Row([text.site or "workflow", text.round, text.step, text.key, text.text])
+        Row([text.site or "workflow", text.round, text.step, text.key, clip(text.text or "", 500)])
         for text in logged.texts
     ]
     return Table(columns, [*rows, *([Gap(logged.more_texts)] if logged.more_texts else [])])

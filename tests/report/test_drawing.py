@@ -14,7 +14,6 @@ from flstream.report.drawing import (
     band_of,
     bar_chart,
     curve_chart,
-    matrix_chart,
 )
 
 NUMBERS = st.floats(-1e12, 1e12) | st.sampled_from([math.nan, math.inf])
@@ -85,13 +84,3 @@ def test_bars_of_many_rounds_are_means():
         "s", [1, 2], {"train": [1.0, 3.0], "fold": [0.0, 1.0]}, {"train": "a", "fold": "b"}
     )
     assert [path.count("M") for path in re.findall(r'd="([^"]*)" style="fill', few.svg)] == [2, 1]
-
-
-def test_a_matrix_names_its_rows_and_columns_and_leaves_what_is_missing_blank():
-    chart = matrix_chart("m", ["site-1", "<b>"], ["final", "best"], [[0.5, None], [0.25, 1.0]], str)
-    assert texts(chart.svg, "end") == ["site-1", "&lt;b&gt;"]
-    assert texts(chart.svg, "mid ink") == ["0.5", "0.25", "1.0"]
-    assert chart.svg.count("<rect") == 3
-    slanted = matrix_chart("m", ["a"], ["a long name"] * 40, [[1.0] * 40], str)
-    assert "rotate(-40" in slanted.svg
-    assert texts(slanted.svg, "mid ink") == []

@@ -76,7 +76,7 @@ def test_the_last_texts_come_first_and_long_ones_are_cut():
     logged = logged_values([*(text(f"t{n}", n) for n in range(30)), text("x" * 900, 31, step=4)])
     *rows, gap = texts_table(logged).rows
     assert len(rows) == 20
-    assert rows[0].cells == ["site-1", 31, 4, "note", "x" * 500 + " ..."]
+    assert rows[0].cells == ["site-1", 31, 4, "note", "x" * 497 + "..."]
     assert rows[1].cells[-1] == "t29"
     assert gap == Gap(11)
 

@@ -188,7 +188,8 @@ def test_a_run_that_was_cut_off_says_where_it_resumed_and_what_was_wrong(tmp_pat
         "site-1: client.py, line 5 raised ValueError",
     ):
         assert words in page.text
-    assert "examples of each label at each site" in page.charts
+    assert "Examples of each label at each site" in page.text
+    assert ["site-1", "7"] in page.rows
     assert 'class="mark"' in page.source
 
 

@@ -104,7 +104,7 @@ def test_rounds_that_were_done_again_count_once_and_the_hours_between_not_at_all
     first, second = run.sites["site-1"], run.sites["site-2"]
     assert (first.updates, first.failures) == (2, 0)
     assert (second.failures, second.reason, second.is_suspended) == (2, "reason 2", True)
-    assert (run.resumed_at, run.seconds) == ([30.0], 44.0)
+    assert (run.resumed_at, run.seconds) == ([25.0], 39.0)
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "memory.jsonl"])
