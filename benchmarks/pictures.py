@@ -51,7 +51,8 @@ class Photographer:
         if isinstance(event, RunStarted):
             self._run.began = event.time
         self._run.apply(event)
-        if self.frame or self._run.round < self._run.planned:
+        start = self._run.start
+        if self.frame or start is None or self._run.round < start.rounds:
             return
         sites = self._run.workers.values()
         if sum(site.down for site in sites) >= PART * self._run.model_bytes * len(sites):

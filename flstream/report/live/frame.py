@@ -24,7 +24,7 @@ from flstream.report.text import (
     pieces,
 )
 from flstream.report.views import rounds_table
-from flstream.telemetry.events import SERVER
+from flstream.telemetry.events import SERVER, RunStarted
 from flstream.telemetry.memory import ProcessMemory
 from flstream.text import printable
 from flstream.units import format_bytes
@@ -63,13 +63,14 @@ def render(
     Returns:
         Texts of a line each and tables, which fit a terminal of at least five lines.
     """
-    if not run.job:
+    start = run.start
+    if start is None:
         elapsed = format_elapsed(now - run.began)
         return Group(Text(clip(f"flstream  {printable(run.phase)}  {elapsed}", width)))
     roomy = height >= _ROOMY
-    top: list[Text | Table] = [_title(run, now, width)]
-    top += [_facts(run, width), Text()] if roomy else []
-    top.append(_bars(run, now, width))
+    top: list[Text | Table] = [_title(run, start, now, width)]
+    top += [_facts(run, start, width), Text()] if roomy else []
+    top.append(_bars(run, start.rounds, now, width))
     bottom = _footer(run, memory, now, width)
     bottom = [Text(), *bottom] if roomy else bottom[:1]
     room = height - _lines([*top, *bottom]) - roomy
@@ -89,13 +90,13 @@ def _lines(parts: Sequence[Text | Table]) -> int:
     return sum(len(p.rows) + p.has_head if isinstance(p, Table) else 1 for p in parts)
 
 
-def _title(run: Snapshot, now: float, width: int) -> Text:
-    where = f"round {run.round} of {run.planned}" if run.round else counted(run.planned, "round")
+def _title(run: Snapshot, start: RunStarted, now: float, width: int) -> Text:
+    where = f"round {run.round} of {start.rounds}" if run.round else counted(start.rounds, "round")
     phase = printable("training" if run.is_quick else run.phase)
     times = format_elapsed(now - run.began)
     left = run.seconds_left(now)
     beside = len(f"  {where}  {phase}  ")
-    name = printable(run.job)
+    name = printable(start.job)
     if left is not None and left >= 1:
         longer = f"{times}, about {format_left(left)} left"
         fits = beside + min(cell_len(name), _LEAST_NAME) + len(longer) <= width
@@ -107,17 +108,17 @@ def _title(run: Snapshot, now: float, width: int) -> Text:
     return title.append(" " * gap).append(times, "dim")
 
 
-def _facts(run: Snapshot, width: int) -> Text:
-    sites = counted(run.sites, "site")
-    sites += f" in {counted(run.shared, 'process')}" if run.shared else ""
-    facts = [sites, f"{run.mode} mode", pieces(run.chunk_size)]
-    if run.model_bytes:
-        tensors = f" in {counted(run.tensors, 'tensor')}" if run.tensors else ""
-        facts.insert(0, f"model of {format_bytes(run.model_bytes)}{tensors}")
+def _facts(run: Snapshot, start: RunStarted, width: int) -> Text:
+    sites = counted(start.clients, "site")
+    sites += f" in {counted(len(start.workers), 'process')}" if start.workers else ""
+    facts = [sites, f"{start.mode} mode", pieces(start.chunk_size)]
+    if run.model is not None:
+        tensors = counted(run.model.tensors, "tensor")
+        facts.insert(0, f"model of {format_bytes(run.model.bytes)} in {tensors}")
     return Text(clip(", ".join(facts), width), "dim")
 
 
-def _bars(run: Snapshot, now: float, width: int) -> Table:
+def _bars(run: Snapshot, planned: int, now: float, width: int) -> Table:
     """Return the bars of the job's and the current task's progress."""
     over = run.rounds[-1].number if run.rounds else max(run.round - 1, 0)
     each = run.seconds_a_round
@@ -128,7 +129,7 @@ def _bars(run: Snapshot, now: float, width: int) -> Table:
         if each < 60
         else f", {format_left(each)} each"
     )
-    rows = [Row(["rounds", over / max(run.planned, 1), f"{over:,} of {run.planned:,}{pace}"])]
+    rows = [Row(["rounds", over / max(planned, 1), f"{over:,} of {planned:,}{pace}"])]
     failed = f", {len(run.failed):,} failed" if run.failed else ""
     moving = [work for work in run.workers.values() if work.state == "downloading"]
     at_work = run.done or any(work.state in WORKING for work in run.workers.values())
@@ -136,12 +137,12 @@ def _bars(run: Snapshot, now: float, width: int) -> Table:
         rows.append(Row(["sites", None, f"{run.answers.per_second(now):,.0f} answers/s{failed}"]))
     elif run.phase.startswith("folding"):
         rows.append(_bytes_row("fold", run.folded, run.model_bytes))
-    elif moving and not at_work and not run.shared:
+    elif moving and not at_work and not run.is_shared:
         sizes = [min(work.down, run.model_bytes) for work in moving]
         rows.append(_bytes_row("down", sum(sizes), run.model_bytes * len(moving)))
     elif run.phase in WORKING:
         text = f"{run.done:,} of {run.asked:,} done{failed}"
-        if run.shared:
+        if run.is_shared:
             text += f", {run.answers.per_second(now):,.1f}/s"
         rows.append(Row(["sites", run.done / max(run.asked, 1), text]))
     else:
@@ -164,7 +165,7 @@ def _bytes_row(label: str, done: int, total: int) -> Row:
 def _workers(run: Snapshot, memory: LiveMemory, now: float, room: int) -> Table:
     """Return the table of workers, the failed and the longest at work first where not all fit."""
     columns = [
-        Column("worker" if run.shared else "site", "name", least=_LABEL - 2, most=28),
+        Column("worker" if run.is_shared else "site", "name", least=_LABEL - 2, most=28),
         Column("state", "state", 1, least=11),
         Column("at", "name", 2, least=16, most=28),
         Column("", "bar", 3, most=60),
@@ -176,10 +177,10 @@ def _workers(run: Snapshot, memory: LiveMemory, now: float, room: int) -> Table:
         Column("node", "name", 5, most=20),
     ]
     nodes = any(isinstance(peaks.node, str) for peaks in memory.peaks.values())
-    absent = {"up"} if run.shared else {"at"}
+    absent = {"up"} if run.is_shared else {"at"}
     absent |= set() if nodes else {"node"}
     places = [at for at, column in enumerate(columns) if column.head not in absent]
-    failures = list(reversed(run.failures.items())) if run.shared else []
+    failures = list(reversed(run.failures.items())) if run.is_shared else []
     # At least half of the lines are for workers, the rest for sites that failed.
     most = max((room - 1) // 2, room - 1 - len(failures))
     shown = run.shown_workers(most)
@@ -202,13 +203,13 @@ def _workers(run: Snapshot, memory: LiveMemory, now: float, room: int) -> Table:
 
 def _worker(run: Snapshot, work: Activity, memory: LiveMemory, now: float) -> list[Cell]:
     state = work.state
-    if state == "idle" and run.shared and run.is_quick:
+    if state == "idle" and run.is_shared and run.is_quick:
         state = "at work"  # in quick rounds there are no events of each worker
     moved = work.up if state == "uploading" else work.down
     activity: float | str | None = None
     if state in MOVING and run.model_bytes:
         activity = min(moved / run.model_bytes, 1.0)
-    elif work.worker in run.failures and not run.shared:
+    elif work.worker in run.failures and not run.is_shared:
         activity = run.failures[work.worker]
     elif work.metrics and state in ("training", "ready"):
         activity = format_metrics(work.metrics)
@@ -236,6 +237,7 @@ def _footer(
     held += f", all processes at most {format_bytes(memory.peak_total)} so far"
     lines = [("down", f"{down:<32}up  {up}"), ("memory", held)]
     if run.scored is not None:
-        lines.append(("scores", f"after round {run.scored}: {format_metrics(run.metrics)}"))
+        scores = format_metrics(run.scored.metrics)
+        lines.append(("scores", f"after round {run.scored.round}: {scores}"))
     room = max(width - _LABEL, 1)
     return [Text.assemble((label.ljust(_LABEL), "dim"), clip(text, room)) for label, text in lines]

@@ -47,48 +47,43 @@ _ENDED = ("finished", "failed", "stopped")
 _GONE = ("failed", "asked no more")
 # Order of workers where not all are shown.
 _URGENCY = ("failed", *WORKING, *MOVING, "starting", "ready", "asked no more", "idle")
-_RATE_SECONDS, _BUCKET_SECONDS, _LEAST_SECONDS, _PACE_ROUNDS = 2.0, 0.1, 0.5, 8
-_MOST_PAST = 12
+_RATE_SECONDS, _LEAST_SECONDS, _PACE_ROUNDS = 2.0, 0.5, 8
+_MOST_PAST, _MOST_MOVED = 24, 100_000
 # Nobody could read activities in rounds that are over sooner.
 _UNREADABLE_SECONDS = 0.5
 
 
 class Rate:
-    """Amount per second over the last two seconds, and in all."""
+    """Amount in all, and per second over the last two seconds."""
 
     def __init__(self) -> None:
-        self._moved: deque[tuple[float, int]] = deque()
-        self._since = 0.0
+        self._moved: deque[tuple[float, int]] = deque(maxlen=_MOST_MOVED)
+        self._settled = 0
         self.total = 0
 
     def add(self, time: float, count: int) -> None:
         """Add an amount that arrived at a time in seconds since the epoch."""
-        if not count:
-            return
-        self.total += count
-        self._forget(time)
-        if not self._moved:
-            self._since = time
-        elif time - self._moved[-1][0] < _BUCKET_SECONDS:
-            first, before = self._moved.pop()
-            self._moved.append((first, before + count))
-            return
-        self._moved.append((time, count))
+        if count > 0:
+            self.total += count
+            self._moved.append((time, count))
 
-    def settle(self, time: float, total: int) -> None:
-        """Correct the total amount."""
-        self.add(time, max(total - self.total, 0))
-        self.total = total
+    def reach(self, time: float, amount: int) -> None:
+        """Raise the amount of the present task."""
+        self.add(time, self._settled + amount - self.total)
+
+    def settle(self, time: float, amount: int) -> None:
+        """Correct the total by the exact amount of a task that has ended."""
+        self.reach(time, amount)
+        self._settled += amount
+        self.total = self._settled
 
     def per_second(self, now: float) -> float:
         """Return the rate over the seconds before ``now``."""
-        self._forget(now)
-        seconds = min(max(now - self._since, _LEAST_SECONDS), _RATE_SECONDS)
-        return sum(count for _, count in self._moved) / seconds
-
-    def _forget(self, now: float) -> None:
         while self._moved and self._moved[0][0] < now - _RATE_SECONDS:
             self._moved.popleft()
+        since = self._moved[0][0] if self._moved else now
+        seconds = min(max(now - since, _LEAST_SECONDS), _RATE_SECONDS)
+        return sum(count for _, count in self._moved) / seconds
 
 
 @dataclass
@@ -127,11 +122,11 @@ class Snapshot:
     Attributes:
         began: time at which the run began, in seconds since the epoch.
         phase: what the run as a whole does.
-        shared: number of processes that share the sites; 0 where each has its own.
+        start: event that the run began with.
+        model: event of the initial model.
         started: processes that have been ready.
         asked: sites that have the present task, or are to get it.
         failed: sites that failed at it.
-        task_began: time at which they were given it.
         folded: bytes of the model that the walk over the updates has done.
         down: bytes of models to the sites.
         up: bytes of updates to the server.
@@ -139,24 +134,17 @@ class Snapshot:
         workers: activity of each worker by name.
         failures: reasons of sites that failed last, the latest at the end.
         rounds: last completed rounds.
-        metrics: metrics of the model of round ``scored``.
+        scored: last evaluation.
     """
 
     began: float
-    job: str = ""
     phase: str = "starting"
+    start: RunStarted | None = None
+    model: ModelReady | None = None
     round: int = 0
-    planned: int = 0
-    sites: int = 0
-    shared: int = 0
     started: set[str] = field(default_factory=set)
-    mode: str = ""
-    chunk_size: int = 0
-    model_bytes: int = 0
-    tensors: int = 0
     asked: int = 0
     failed: set[str] = field(default_factory=set)
-    task_began: float = 0.0
     folded: int = 0
     down: Rate = field(default_factory=Rate)
     up: Rate = field(default_factory=Rate)
@@ -164,8 +152,7 @@ class Snapshot:
     workers: dict[str, Activity] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     rounds: deque[RoundRow] = field(default_factory=lambda: deque(maxlen=_MOST_PAST))
-    metrics: Metrics = field(default_factory=dict)
-    scored: int | None = None
+    scored: Evaluated | None = None
     _asked: set[str] = field(default_factory=set)
     _answered: set[str] = field(default_factory=set)
     _task: str = ""
@@ -175,8 +162,16 @@ class Snapshot:
     _scores: dict[int, Metrics] = field(default_factory=dict)
     _evaluate_seconds: float = 0.0
     _begins: deque[float] = field(default_factory=lambda: deque(maxlen=_PACE_ROUNDS + 1))
-    _settled_down: int = 0
-    _settled_up: int = 0
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether processes share the sites."""
+        return self.start is not None and bool(self.start.workers)
+
+    @property
+    def model_bytes(self) -> int:
+        """Size of the model; 0 until it is known."""
+        return self.model.bytes if self.model is not None else 0
 
     @property
     def done(self) -> int:
@@ -201,9 +196,10 @@ class Snapshot:
     def seconds_left(self, now: float) -> float | None:
         """Predict the seconds until the end of the job; None if that is not known yet."""
         each = self.seconds_a_round
-        if each is None or self.phase in _ENDED:
+        if each is None or self.start is None or self.phase in _ENDED:
             return None
-        return max(each - (now - self._begins[-1]), 0.0) + (self.planned - self.round) * each
+        rounds = self.start.rounds - self.round
+        return max(each - (now - self._begins[-1]), 0.0) + rounds * each
 
     def shown_workers(self, most: int) -> list[Activity]:
         """Return the activity of some workers: the failed first, then those at work longest.
@@ -229,7 +225,7 @@ class Snapshot:
                     self.failures.pop(event.site, None)
                 if event.site in self.workers:
                     self.workers[event.site].metrics = event.metrics
-                elif self.shared:  # its update was fetched before this event
+                elif self.is_shared:  # its update was fetched before this event
                     self.up.add(event.time, self.model_bytes)
             case SiteLog() if event.text is None and event.site in self.workers:
                 self.workers[event.site].metrics = {event.key: event.value}
@@ -245,7 +241,7 @@ class Snapshot:
             case RoundFinished():
                 self._finish_round(event)
             case Evaluated():
-                self.metrics, self.scored = event.metrics, event.round
+                self.scored = event
                 self._scores[event.round] = event.metrics
                 if not event.received:
                     self._evaluate_seconds += event.seconds
@@ -262,8 +258,7 @@ class Snapshot:
             case RunStarted():
                 self._start(event)
             case ModelReady():
-                self.model_bytes, self.tensors = event.bytes, event.tensors
-                self.phase = "starting the sites"
+                self.model, self.phase = event, "starting the sites"
             case ProcessReady() if event.process != SERVER:
                 self.started.add(event.process)
                 if event.process in self.workers:
@@ -284,40 +279,38 @@ class Snapshot:
     def _start(self, event: RunStarted) -> None:
         names = event.workers or event.sites
         self.workers = {name: Activity(name, since=event.time) for name in names}
-        self.job, self.planned, self.phase = event.job, event.rounds, "preparing the model"
-        self.mode, self.chunk_size = event.mode, event.chunk_size
-        self.sites, self.shared = event.clients, len(event.workers)
+        self.start, self.phase = event, "preparing the model"
 
     def _begin_training(self, event: RoundStarted) -> None:
         if event.round != self.round:
             self._begins.append(event.time)
         if event.round != self.round or self._task != "training":
-            self._begin("training", event.time)
+            self._begin("training")
         # The round goes on with more sites, or with some of them once more.
         self._answered.difference_update(event.sites)
         self.failed.difference_update(event.sites)
         self._asked.update(event.sites)
         self.round, self.asked, self.phase = event.round, len(self._asked), "training"
-        if self.shared:
+        if self.is_shared:
             self._rest(event.time)
 
-    def _begin(self, task: str, time: float) -> None:
-        self._task, self.phase, self.task_began = task, task, time
+    def _begin(self, task: str) -> None:
+        self._task = self.phase = task
         self._worker_done = self.folded = 0
         self._asked, self._answered, self.failed = set(), set(), set()
 
-    def _begin_work(self, task: str, time: float) -> None:
+    def _begin_work(self, task: str) -> None:
         """Begin a task of all sites, unless one is under way."""
         if not self._task:
-            self._begin(task, time)
-            self.asked = self.sites - self._suspended
+            self._begin(task)
+            self.asked = (self.start.clients if self.start else 0) - self._suspended
 
     def _change(self, event: SitePhaseChanged) -> None:
         if event.state in ("downloading", "submitting"):
-            self._begin_work(_TASKS[event.state], event.time)
+            self._begin_work(_TASKS[event.state])
         if event.state == "ready":
             self._answer(event.site, event.time)
-        if self.shared:
+        if self.is_shared:
             return
         worker = self._worker(event.site)
         worker.enter(event.state, event.time)
@@ -337,14 +330,13 @@ class Snapshot:
         self.failed.add(site)
         self.failures.pop(site, None)
         self.failures[site] = reason
-        if not self.shared:
+        if not self.is_shared:
             self._worker(site).enter(state, time)
 
     def _progress(self, event: Progress) -> None:
-        self.model_bytes = self.model_bytes or event.size
         if event.folded:
             self._fold(event)
-        elif self.shared:
+        elif self.is_shared:
             self._share(event)
         else:
             for name, count in event.down.items():
@@ -353,8 +345,8 @@ class Snapshot:
     def _share(self, event: Progress) -> None:
         for task in ("evaluating", "submitting"):
             if any(work.state == task for work in event.workers.values()):
-                self._begin_work(task, event.time)
-        self.down.settle(event.time, self._settled_down + event.sent)
+                self._begin_work(task)
+        self.down.reach(event.time, event.sent)
         self._worker_done = event.answered + sum(work.over for work in event.workers.values())
         for name, worker in self.workers.items():
             work = event.workers.get(name)
@@ -367,14 +359,14 @@ class Snapshot:
 
     def _fold(self, event: Progress) -> None:
         # Where updates are added to a sum as they come, the others are still at work.
-        if self.shared and len(self._answered) + len(self.failed) < self.asked:
+        if self.is_shared and len(self._answered) + len(self.failed) < self.asked:
             return
         is_done = event.folded >= event.size
         where = f" at {self._aggregator}" if self._aggregator else ""
         self.phase = "writing the checkpoint" if is_done else f"folding{where}"
         self.folded = event.folded
         for name, count in event.up.items():
-            if not self.shared:
+            if not self.is_shared:
                 worker = self._worker(name)
                 worker.enter("ready" if is_done else "uploading", event.time)
                 self.up.add(event.time, max(count - worker.up, 0))
@@ -395,10 +387,8 @@ class Snapshot:
 
     def _end_task(self, phase: str, time: float, down: int = 0, up: int = 0) -> None:
         self._task, self.phase = "", phase
-        self._settled_down += down
-        self._settled_up += up
-        self.down.settle(time, self._settled_down)
-        self.up.settle(time, self._settled_up)
+        self.down.settle(time, down)
+        self.up.settle(time, up)
         self._rest(time)
 
     def _rest(self, time: float) -> None:
