@@ -146,9 +146,8 @@ def write_index(folder: Path, output: Path | None = None) -> Path:
         link = Link(name, quote(os.path.relpath(page, path.absolute().parent)))
         lines.append(views.RunLine(link, run.status, run.summary, run.seconds))
     table = views.runs_table(lines, has_costs=False)
-    is_running = any(line.status == "running" for line in lines)
     title = f"{counted(len(lines), 'run')} in {printable(folder.absolute().name)}"
-    _write(path, _render("index.html", is_running=is_running, title=title, runs=table))
+    _write(path, _render("index.html", is_running=False, title=title, runs=table))
     return path
 
 
@@ -168,7 +167,7 @@ def run_page(runs: Sequence[RunRecord]) -> str:
     ]
     return _render(
         "page.html",
-        is_running=any(run.status == "running" for run in runs),
+        is_running=is_one and runs[0].status == "running",
         is_one=is_one,
         title=printable(runs[0].name) if is_one else f"{len(runs)} runs side by side",
         status=runs[0].status if is_one else "",

@@ -83,6 +83,7 @@ STATE_STYLES = {
 
 _MARK_STYLES = {"best": "bold", "bad": "red", "slow": "bold yellow", "different": "bold"}
 _LEFT = ("name", "text", "state", "link", "bar")
+_WRAPPED = ("text", "link")
 _BAR_WIDTH = 24
 # Least width of a column that can be shortened, and of any heading.
 _LEAST = {"name": 8, "link": 8, "text": 16, "bar": 10}
@@ -395,7 +396,7 @@ def _gap_text(gap: Gap) -> str:
 
 
 def _class(column: Column) -> str:
-    return f" class={'text' if column.kind == 'text' else 'name'}" if column.kind in _LEFT else ""
+    return f" class={'text' if column.kind in _WRAPPED else 'name'}" if column.kind in _LEFT else ""
 
 
 def _html_cell(kind: Kind, cell: Cell, color: str) -> str:
