@@ -29,7 +29,7 @@ SERIES = (BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, VIOLET)
 """Colours of compared runs, sites or keys, in order: those of Okabe and Ito (2008)."""
 
 _WIDTH, _HEIGHT, _TOP, _BOTTOM, _RIGHT = 420.0, 210.0, 12.0, 24.0, 12.0
-_LETTER = 6.4  # of the labels
+_LETTER = 7.4  # at most, of the labels
 _MOST_POINTS, _MOST_DOTS = 400, 30
 _LEAST_BAR = 5.0
 
