@@ -1,7 +1,9 @@
 """`flstream report` rebuilds and compares; `flstream simulate` ends with a report."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,12 +23,16 @@ def a_run(folder: Path) -> Path:
 
 
 def test_a_resumed_run_has_a_new_report_and_leaves_another_page_alone(
-    flstream_here, write_job, tmp_path
+    flstream_here, write_job, tmp_path, monkeypatch
 ):
+    rounds = []
+    page_due = SimpleNamespace(set=lambda: rounds.append(1))
+    monkeypatch.setattr("flstream.report.running.live_page", lambda run: nullcontext(page_due))
     job, run, inline = write_job(), tmp_path / "run", ("--engine", "inline")
     done = flstream_here("simulate", job, "--run-dir", "run", *inline)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("report         run/report.html\n")
+    assert len(rounds) == 2
     page = (run / "report.html").read_text()
     assert "2 rounds with 2 sites" in page
     versions = json.loads((run / "versions.json").read_text())

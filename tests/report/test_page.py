@@ -1,6 +1,7 @@
 """The page: well-formed, whole in itself, true to its runs, and safe from what it shows."""
 
 import re
+import threading
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from flstream.report.page import (
     write_page,
 )
 from flstream.report.run_record import read_run
+from flstream.report.running import live_page
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import SiteFailure
 from flstream.telemetry.events import RoundStarted, RunResumed, SiteFailed, SiteLog, Warned
@@ -233,6 +235,28 @@ def test_a_page_refreshes_itself_only_while_its_run_goes_on(tmp_path):
     assert REFRESH not in page
     assert "Cut off after 1 of 3 rounds" in page
     assert re.search(r"Written by flstream .* on \d{4}-\d\d-\d\d at \d\d:\d\d:\d\d UTC", page)
+
+
+def test_a_page_is_written_at_the_end_of_a_round_and_no_more_once_its_run_has_ended(
+    tmp_path, monkeypatch
+):
+    run = RunDirectory(write_run(tmp_path / "run", [*started(), *one_round(1, BEGAN + 2)]))
+    written = threading.Event()
+
+    def write(run, *, is_running):
+        write_own_page(run, is_running=is_running)
+        written.set()
+
+    monkeypatch.setattr("flstream.report.page.write_own_page", write)
+    with live_page(run) as is_due:
+        assert not run.report.exists()
+        is_due.set()
+        assert written.wait(60)
+        assert REFRESH in run.report.read_text()
+        written.clear()
+        is_due.set()
+    # The second page was not due yet when the run ended.
+    assert not written.is_set()
 
 
 def test_an_index_has_each_run_below_a_folder_with_a_link_to_its_page(tmp_path):
