@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,6 @@ import numpy as np
 import flstream
 from flstream.errors import SimulationError, UsageError
 from flstream.report import run_charts, views
-from flstream.report.drawing import Chart
 from flstream.report.metrics import UNSCORED, metrics_of
 from flstream.report.run_record import RunRecord, read_run
 from flstream.report.table import Link, Table
@@ -49,33 +47,6 @@ class Fact(NamedTuple):
     label: str
     value: str
     note: str = ""
-
-
-@dataclass(frozen=True)
-class RunPart:
-    """A run's part of each section of a page: its tables, and its charts.
-
-    Attributes:
-        run: the run.
-        label: label among several runs.
-        color: colour of its curves among several runs.
-    """
-
-    run: RunRecord
-    label: str
-    color: str
-    rounds: Table
-    memory: Table
-    nodes: Table
-    seconds: Table
-    transfer: Table
-    sites: Table
-    failures: Table
-    texts: Table
-    across_sites: Sequence[Table]
-    logged_charts: Sequence[Chart]
-    memory_charts: Sequence[Chart]
-    seconds_chart: Chart | None
 
 
 def write_page(runs: Sequence[Path], output: Path | None = None) -> Path:
@@ -136,17 +107,17 @@ def write_index(folder: Path, output: Path | None = None) -> Path:
         )
     path = output or folder / _INDEX
     check_replaceable(path)
-    lines = []
-    for run in (read_run(events.parent) for events in found):
+    runs = [read_run(events.parent) for events in found]
+    links = []
+    for run in runs:
         page = RunDirectory(run.path).report
         if not page.exists() or (run.status != "running" and _refreshes(page)):
             with suppress(UsageError):  # somebody else's file has that name
                 _write(page, run_page([run]))
-        name = str(run.path.relative_to(folder.absolute()))
-        link = Link(name, quote(os.path.relpath(page, path.absolute().parent)))
-        lines.append(views.RunLine(link, run.status, run.summary, run.seconds))
-    table = views.runs_table(lines, has_costs=False)
-    title = f"{counted(len(lines), 'run')} in {printable(folder.absolute().name)}"
+        address = quote(os.path.relpath(page, path.absolute().parent))
+        links.append(Link(str(run.path.relative_to(folder.absolute())), address))
+    title = f"{counted(len(runs), 'run')} in {printable(folder.absolute().name)}"
+    table = views.runs_table(runs, links)
     _write(path, _render("index.html", is_running=False, title=title, runs=table))
     return path
 
@@ -155,7 +126,11 @@ def run_page(runs: Sequence[RunRecord]) -> str:
     """Render the page of one run, or of several to compare, as HTML."""
     labels = run_labels([run.path for run in runs])
     is_one = len(runs) == 1
-    settings, more_settings = views.settings_tables([run.settings for run in runs], labels)
+    if is_one:
+        settings = [views.settings_table(runs[0].settings, default=d) for d in (False, True)]
+    else:
+        values = [{key: each.value for key, each in run.settings.items()} for run in runs]
+        settings = [views.differing_table(values, labels, same=same) for same in (False, True)]
     versions = [run.versions for run in runs]
     remarks = [
         remark if is_one else f"{label}: {remark}"
@@ -178,10 +153,10 @@ def run_page(runs: Sequence[RunRecord]) -> str:
         glance=None if is_one else _glance(runs, labels),
         metrics=run_charts.metric_charts(runs, labels),
         metrics_note=_metrics_note(runs),
-        runs=list(_parts(runs, labels)),
-        settings=settings,
-        more_settings=more_settings,
-        versions=views.differing_table(versions, labels),
+        parts=_parts(runs, labels),
+        settings=settings[0],
+        more_settings=settings[1],
+        versions=[views.differing_table(versions, labels, same=same) for same in (True, False)],
     )
 
 
@@ -219,44 +194,40 @@ def run_labels(paths: Sequence[Path]) -> list[str]:
     return [printable(label) for label in labels]
 
 
-def _parts(runs: Sequence[RunRecord], labels: Sequence[str]) -> Iterator[RunPart]:
-    """Yield the parts of runs, whose charts have the same vertical scales."""
+def _parts(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[dict[str, object]]:
+    """Return tables and charts of each run; the charts of several have the same vertical scales."""
     memory = seconds = None
     if len(runs) > 1:
         curves = [values for run in runs for values in run_charts.over_idle(run).values()]
         highest = [float(np.nanmax(values)) for values in curves if np.isfinite(values).any()]
         memory = max(1.0, *highest, *(run.summary.model.bytes for run in runs))
         seconds = max((sum(r.phases) for run in runs for r in run.summary.rounds), default=None)
-    for index, (run, label) in enumerate(zip(runs, labels, strict=True)):
-        summary = run.summary
-        yield RunPart(
-            run,
-            label,
-            run_charts.series_color(index),
-            rounds=views.rounds_of(summary, _MOST_ROUNDS),
-            memory=views.memory_table(summary, _MOST_CLIENTS, _MOST_CLIENTS // 2),
-            nodes=views.nodes_table(summary),
-            seconds=views.seconds_table(run, run_charts.PHASE_COLORS),
-            transfer=views.transfer_table(summary),
-            sites=views.sites_table(run.sites),
-            failures=views.failures_table(summary, _MOST_FAILED),
-            texts=views.texts_table(run.logged),
-            across_sites=views.across_sites_tables(run),
-            logged_charts=run_charts.logged_charts(run),
-            memory_charts=run_charts.memory_charts(run, memory),
-            seconds_chart=run_charts.seconds_chart(run, seconds),
-        )
+    return [
+        {
+            "label": label,
+            "color": run_charts.series_color(index),
+            "logged_keys": len(run.logged.curves) + run.logged.more_keys,
+            "rounds": views.rounds_of(run.summary, _MOST_ROUNDS),
+            "memory": views.memory_table(run.summary, _MOST_CLIENTS, _MOST_CLIENTS // 2),
+            "nodes": views.nodes_table(run.summary),
+            "seconds": views.seconds_table(run, run_charts.PHASE_COLORS),
+            "transfer": views.transfer_table(run.summary),
+            "sites": views.sites_table(run.sites),
+            "failures": views.failures_table(run.summary, _MOST_FAILED),
+            "texts": views.texts_table(run.logged),
+            "across_sites": views.across_sites_tables(run),
+            "logged_charts": run_charts.logged_charts(run),
+            "memory_charts": run_charts.memory_charts(run, memory),
+            "seconds_chart": run_charts.seconds_chart(run, seconds),
+        }
+        for index, (run, label) in enumerate(zip(runs, labels, strict=True))
+    ]
 
 
 def _glance(runs: Sequence[RunRecord], labels: Sequence[str]) -> Table:
-    groups = run_charts.seed_groups(runs)
-    lines = [
-        views.RunLine(
-            Link(label, ""), run.status, run.summary, run.seconds, run_charts.series_color(index)
-        )
-        for index, (run, label) in enumerate(zip(runs, labels, strict=True))
-    ]
-    return views.runs_table(lines, has_costs=True, has_spread=len(groups) == 1)
+    colors = [run_charts.series_color(index) for index in range(len(runs))]
+    table = views.runs_table(runs, [Link(label, "") for label in labels], colors)
+    return views.with_spread(table) if len(run_charts.seed_groups(runs)) == 1 else table
 
 
 def headline(run: RunRecord) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import mean, median_low, stdev
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ _MOST_NAMED, _MOST_COLUMNS = 8, 60
 # The names that NVFlare's readers look for say little to people.
 _OWNERS = {"SRV_FL_global_model.pt": "final model", "SRV_best_FL_global_model.pt": "best model"}
 # The first metric and the seconds of a round stay longest on a narrow terminal.
+_COSTS = ("server over idle", "largest client over idle", "all processes (PSS)", "down", "up")
 _RANKS = {"train": 3, "download": 3, "upload and fold": 3, "evaluate": 4, "checkpoint": 5}
 _SHORT = {"upload and fold": "up+fold"}
 
@@ -234,13 +236,6 @@ def _urgency(site: SiteRecord) -> tuple[bool, int, float, list[tuple[int, str]]]
     return not site.is_suspended, -site.failures, -site.slowest, natural_key(site.name)
 
 
-def phase_seconds(run: RunRecord) -> dict[str, float]:
-    """Return the seconds of each phase over all rounds, and the remainder as ``the rest``."""
-    rounds = [each.phases for each in run.summary.rounds]
-    spent = {phase: sum(each[at] for each in rounds) for at, phase in enumerate(PHASES)}
-    return {**spent, "the rest": max(run.seconds - sum(spent.values()), 0.0)}
-
-
 def seconds_table(run: RunRecord, colors: Mapping[str, str]) -> Table:
     """Return the table of a run's seconds by phase.
 
@@ -248,135 +243,108 @@ def seconds_table(run: RunRecord, colors: Mapping[str, str]) -> Table:
         run: the run.
         colors: colour of each phase in charts.
     """
-    spent = phase_seconds(run)
-    whole = sum(spent.values()) or 1.0
-    names = {"the rest": "start-up, and between the phases"}
+    rounds = [each.phases for each in run.summary.rounds]
+    spent = {phase: sum(each[at] for each in rounds) for at, phase in enumerate(PHASES)}
+    rest = max(run.seconds - sum(spent.values()), 0.0)
+    whole = run.seconds or 1.0
+    spent["start-up, and between the phases"] = rest
     rows = [
-        Row([names.get(phase, phase), seconds, seconds / whole], color=colors.get(phase, ""))
+        Row([phase, seconds, seconds / whole], color=colors.get(phase, ""))
         for phase, seconds in spent.items()
     ]
     return Table([Column("", "name"), Column("seconds", "seconds"), Column("share", "share")], rows)
 
 
-def settings_tables(
-    settings: Sequence[Mapping[str, Setting]], labels: Sequence[str]
-) -> tuple[Table, Table]:
-    """Return the settings to look at, and the rest.
-
-    Those are the ones that a run's job sets, or of several runs the ones that differ.
-
-    Args:
-        settings: settings of each run by key.
-        labels: label of each run.
-    """
-    if len(settings) == 1:
-        columns = [Column("key", "name"), Column("value", "text"), Column("meaning", "text", 1)]
-        rows = {
-            key: Row([key, setting.value, setting.meaning]) for key, setting in settings[0].items()
-        }
-        default = {key for key, setting in settings[0].items() if setting.is_default}
-    else:
-        values = [{key: setting.value for key, setting in each.items()} for each in settings]
-        differing = differing_table(values, labels)
-        columns = list(differing.columns)
-        rows = {row.cells[0]: row for row in differing.rows if isinstance(row, Row)}
-        default = {key for key, row in rows.items() if not row.mark}
-    chosen = [row for key, row in rows.items() if key not in default]
-    if len(settings) > 1:
-        rest = [Row(row.cells[:2]) for key, row in rows.items() if key in default]
-        return Table(columns, chosen), Table([Column("key", "name"), Column("value", "text")], rest)
-    return Table(columns, chosen), Table(columns, [rows[key] for key in rows if key in default])
+def settings_table(settings: Mapping[str, Setting], *, default: bool) -> Table:
+    """Return the settings that have their default, or those that a job sets."""
+    rows = [
+        Row([key, setting.value, setting.meaning])
+        for key, setting in settings.items()
+        if setting.is_default == default
+    ]
+    return Table([Column("key", "name"), Column("value"), Column("meaning", rank=1)], rows)
 
 
-def differing_table(values: Sequence[Mapping[str, str]], labels: Sequence[str]) -> Table:
-    """Return a table with a row for each key, marked where the values of the runs differ.
+def differing_table(
+    values: Sequence[Mapping[str, str]], labels: Sequence[str], *, same: bool
+) -> Table:
+    """Return the keys whose values differ between runs, or those that are the same in all.
 
     Args:
         values: values of each run by key.
         labels: label of each run.
+        same: whether to return those that are the same.
     """
-    rows = []
-    for key in dict.fromkeys(key for each in values for key in each):
-        cells = [each.get(key) for each in values]
-        rows.append(Row([key, *cells], "different" if len(set(cells)) > 1 else ""))
-    return Table([Column("", "name"), *(Column(label, "text") for label in labels)], rows)
+    keys = dict.fromkeys(key for each in values for key in each)
+    cells = {key: [each.get(key) for each in values] for key in keys}
+    rows = [
+        Row([key, *(each[:1] if same else each)], "" if same else "different")
+        for key, each in cells.items()
+        if (len(set(each)) == 1) == same
+    ]
+    shown = ["value"] if same else labels
+    return Table([Column("key", "name"), *(Column(label, "text") for label in shown)], rows)
 
 
-class RunLine(NamedTuple):
-    """A run in a table of runs.
-
-    Attributes:
-        label: name of the run, with the address of its page.
-        status: as of :class:`~flstream.report.run_record.RunRecord`.
-        summary: summary of the run.
-        seconds: seconds for which it was going on.
-        color: colour of its curves; empty for none.
-    """
-
-    label: Link
-    status: str
-    summary: Summary
-    seconds: float
-    color: str = ""
-
-
-def runs_table(runs: Sequence[RunLine], *, has_costs: bool, has_spread: bool = False) -> Table:
+def runs_table(
+    runs: Sequence[RunRecord], links: Sequence[Link], colors: Sequence[str] = ()
+) -> Table:
     """Return the table of several runs, a row each.
 
     Args:
         runs: the runs.
-        has_costs: whether metrics, memory and bytes are columns; else the job is.
-        has_spread: whether mean and standard deviation of the numbers are rows, for runs that
-            differ in their seed alone.
+        links: name of each run, with the address of its page.
+        colors: colours of the runs in charts, for a comparison, which has metrics, memory and bytes
+            where an index has the job's name.
     """
-    metrics = metrics_of([run.summary for run in runs]) if has_costs else []
+    metrics = metrics_of([run.summary for run in runs]) if colors else []
     columns = [
         Column("run", "link"),
         Column("status", "state"),
-        *([] if has_costs else [Column("job", "name", 2)]),
+        Column("job", "name", 2),
         Column("rounds", "count", 1),
         Column("sites", "count", 3),
         Column("best", "metric", 1),
-        *([] if has_costs else [Column("of", "name", 2)]),
+        Column("of", "name", 2),
         Column("in round", "count", 2),
-        *(Column(f"last {metric.title}", "metric", 3) for metric in metrics),
         Column("time", "duration", 1),
+        *(Column(f"last {metric.title}", "metric", 3) for metric in metrics),
+        *(Column(head, "bytes", 4) for head in _COSTS),
+        Column("model digest", "name", 5),
     ]
-    heads = ("server over idle", "largest client over idle", "all processes (PSS)", "down", "up")
-    if has_costs:
-        columns += [
-            *(Column(head, "bytes", 4) for head in heads),
-            Column("model digest", "name", 5),
-        ]
-    rows = [_run_row(run, metrics, has_costs=has_costs) for run in runs]
-    if has_spread and len(runs) > 1:
-        kinds = ("metric", "bytes", "duration")
-        for name, fold in (("mean", mean), ("standard deviation", stdev)):
-            cells: list[Any] = [Link(name, ""), None]
-            for at, column in enumerate(columns[2:], 2):
-                values = [row.cells[at] for row in rows[: len(runs)]]
-                value = fold(values) if column.kind in kinds and None not in values else None
-                cells.append(value if value is None or column.kind != "bytes" else round(value))
-            rows.append(Row(cells, "best" if name == "mean" else ""))
-    return Table(columns, rows)
-
-
-def _run_row(run: RunLine, metrics: Sequence[Metric], *, has_costs: bool) -> Row:
-    summary, best = run.summary, run.summary.best
-    cells: list[Any] = [run.label, run.status]
-    cells += [] if has_costs else [summary.job]
-    cells += [summary.rounds_completed, summary.clients, best and best.value]
-    cells += [] if has_costs else [best and best.metric]
-    rows = list(values_by_round(summary).values())
-    last = [next((row[m] for row in reversed(rows) if m in row), None) for m in metrics]
-    cells += [best and best.round, *last, run.seconds or None]
-    if has_costs:
+    rows = []
+    for index, (run, link) in enumerate(zip(runs, links, strict=True)):
+        summary, best = run.summary, run.summary.best
+        cells: list[Any] = [link, run.status, summary.job, summary.rounds_completed]
+        cells += [summary.clients, best and best.value, best and best.metric, best and best.round]
+        by_round = list(values_by_round(summary).values())
+        last = [next((row[m] for row in reversed(by_round) if m in row), None) for m in metrics]
         memory, transfer = summary.memory, summary.transfer
         largest = max((client.over_idle for client in memory.clients.values()), default=0)
-        sizes = (memory.server.over_idle, largest, memory.peak_total_pss)
-        cells += [size or None for size in (*sizes, transfer.down.bytes, transfer.up.bytes)]
+        sizes = [memory.server.over_idle, largest, memory.peak_total_pss]
+        sizes += [transfer.down.bytes, transfer.up.bytes]
+        cells += [run.seconds or None, *last, *(size or None for size in sizes)]
         cells.append(summary.model.digest[:12] or None)
-    return Row(cells, color=run.color)
+        rows.append(Row(cells, color=colors[index] if colors else ""))
+    skipped = ("job", "of") if colors else (*_COSTS, "model digest")
+    places = [at for at, column in enumerate(columns) if column.head not in skipped]
+    rows = [row._replace(cells=[row.cells[at] for at in places]) for row in rows]
+    return Table([columns[at] for at in places], rows)
+
+
+def with_spread(table: Table) -> Table:
+    """Return a table of runs with the mean and the standard deviation of its numbers as rows."""
+    rows = [row for row in table.rows if isinstance(row, Row)]
+    more = []
+    for name, fold in (("mean", mean), ("standard deviation", stdev)):
+        cells: list[Any] = [Link(name, "")]
+        for at, column in enumerate(table.columns[1:], 1):
+            values = [row.cells[at] for row in rows]
+            known = column.kind in ("metric", "bytes", "duration") and None not in values
+            value = fold(values) if known else None
+            cells.append(round(value) if value is not None and column.kind == "bytes" else value)
+        more.append(Row(cells, "best" if name == "mean" else ""))
+    return replace(table, rows=[*rows, *more])
 
 
 def across_sites_tables(run: RunRecord) -> list[Table]:
