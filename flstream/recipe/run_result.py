@@ -83,7 +83,6 @@ class RunResult:
         return f"<Run {self.get_job_id()}: {self.get_status()} after {rounds}>"
 
     def _repr_html_(self) -> str:
-        # Not at the top: the import of matplotlib takes a third of a second.
-        from flstream.report.html.run_cell import run_cell
+        from flstream.report.page import run_cell
 
         return run_cell(self.directory)

@@ -119,7 +119,7 @@ class Journal:
             checks, after = checks_of(line), before
             before = checks.check if checks is not None else None
             try:
-                event = decode_event(line)
+                event = decode_event(line, checks)
                 if checks is not None and after not in (None, checks.follows):
                     if not self._tolerant:
                         raise ValueError(_GAP)

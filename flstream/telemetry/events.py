@@ -637,14 +637,18 @@ def encode_lines(events: Iterable[AnyEvent], follows: bytes = NO_CHECK) -> bytes
     return b"\n".join([*lines, b""])
 
 
-def decode_event(line: bytes) -> AnyEvent:
+def decode_event(line: bytes, checks: LineChecks | None = None) -> AnyEvent:
     """Decode an event from its JSON, whatever line it follows.
+
+    Args:
+        line: The line.
+        checks: Checks of the line, where they are known; None to find them.
 
     Raises:
         msgspec.DecodeError: The line is not an event, or was changed since it was written.
     """
     event = _decoder.decode(line)
-    checks = checks_of(line)
+    checks = checks or checks_of(line)
     content = line.rstrip()[: _CHECK_AT - len(_CHECK)]
     if checks is None or checks.check != xxh3_64_hexdigest(content).encode():
         raise msgspec.DecodeError("it is not what was written, going by its check")

@@ -30,7 +30,7 @@ PRINTED = {
 @pytest.fixture
 def run(tmp_path, monkeypatch, capfd):
     """Run a program of a page in this process, the jobs that it makes included."""
-    monkeypatch.setattr("flstream.report.running.leave_report", lambda *_, **__: None)
+    monkeypatch.setattr("flstream.report.running.leave_page", lambda *_, **__: None)
     monkeypatch.setattr(SimEnv, "__init__", partialmethod(SimEnv.__init__, engine="inline"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

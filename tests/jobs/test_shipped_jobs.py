@@ -9,7 +9,7 @@ from run_fixtures import INLINE
 from safetensors.torch import load_file
 
 from flstream.job import load_job
-from flstream.report.html.run_page import write_report
+from flstream.report.page import write_page
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.launcher import simulate
 
@@ -70,4 +70,4 @@ def test_a_variant_of_digits_runs_once_its_lines_are_uncommented(name, lines, tm
     assert ("personal_accuracy" in metrics) == (name == "ditto")
     if name == "private":
         assert summary.rounds[0].epsilon > 0
-        assert "clipping norm" in write_report(directory.path).read_text()
+        assert "clipping norm" in write_page([directory.path]).read_text()

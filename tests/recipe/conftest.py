@@ -58,7 +58,7 @@ def folder(tmp_path, monkeypatch, fork_server, request):
     engine = "local" if "processes" in request.fixturenames else "inline"
     monkeypatch.setattr(SimEnv, "__init__", partialmethod(SimEnv.__init__, engine=engine))
     monkeypatch.setattr("flstream.simulation.launcher.host_for", shared_host_for)
-    monkeypatch.setattr("flstream.report.running.leave_report", lambda *_, **__: None)
+    monkeypatch.setattr("flstream.report.running.leave_page", lambda *_, **__: None)
     (tmp_path / "client.py").write_text(SCRIPT)
     (tmp_path / "model.py").write_text(MODEL)
     monkeypatch.chdir(tmp_path)
