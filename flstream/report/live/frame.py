@@ -20,14 +20,13 @@ from flstream.report.text import (
     format_elapsed,
     format_left,
     format_metrics,
-    format_rate,
     pieces,
 )
 from flstream.report.views import rounds_table
 from flstream.telemetry.events import SERVER, RunStarted
 from flstream.telemetry.memory import ProcessMemory
 from flstream.text import printable
-from flstream.units import format_bytes
+from flstream.units import format_bytes, format_rate
 
 # Lines of a terminal below which only the title, the bars, the workers and the rates are shown.
 _ROOMY = 15
