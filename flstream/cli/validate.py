@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flstream.cli.options import JobPath, Overrides, engine_overrides, job_file
+from flstream.cli.options import Overrides, engine_settings, job_file
 from flstream.cli.status import DONE, FAILED
 
 if TYPE_CHECKING:
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def validate(
-    job: JobPath,
+    job: Annotated[
+        Path | None,
+        typer.Argument(metavar="JOB", help="The job file, or a folder with a job.conf in it."),
+    ] = None,
     overrides: Overrides = None,
     run_dir: Annotated[
         Path | None,
@@ -38,6 +41,10 @@ def validate(
         bool,
         typer.Option("--json", help="Print the plan as one JSON document, and nothing else."),
     ] = False,
+    schema: Annotated[
+        bool,
+        typer.Option("--schema", help="Print the JSON schema of job files, which editors use."),
+    ] = False,
 ) -> None:
     """Check a job, and say what it would do and need, without running it.
 
@@ -50,15 +57,21 @@ def validate(
     """
     import json
 
-    from flstream.job import load_job
+    from flstream.errors import UsageError
+    from flstream.job import job_schema, load_job
     from flstream.report.console import make_console
     from flstream.report.forecast import forecast_json, print_forecast
     from flstream.simulation.forecasting.fitting import available_in, lacks
 
+    if schema:
+        typer.echo(json.dumps(job_schema(), indent=2))
+        raise typer.Exit(DONE)
+    if job is None:
+        raise UsageError("name the job file, or print the schema of job files with --schema")
     path = job_file(job)
     # Where nodes would join is of no matter here, so nobody has to say.
     nowhere = ["engine.bind=localhost:0", "engine.key_file=key"] if engine == "join" else []
-    loaded = load_job(path, [*nowhere, *(overrides or ()), *engine_overrides(engine)])
+    loaded = load_job(path, [*nowhere, *(overrides or ())], engine_settings(engine))
     found, need = _plan(path, loaded)
     available = available_in(run_dir or Path("runs"))
     lacking = list(lacks(loaded, found.layout, need, available))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,11 +155,6 @@ class Session:
     def optimizer_state(self) -> OptimizerState | None:
         """Value of ``train.optimizer_state``; None where the training code decides."""
         return self.worker.info.optimizer_state
-
-    @property
-    def optimizer_moments(self) -> Sequence[str]:
-        """Value of ``train.optimizer_moments``."""
-        return self.worker.info.optimizer_moments
 
     def before_keeping(self, action: Callable[[], None]) -> None:
         """Do something once the current task is answered, before the site's files are kept."""

@@ -338,7 +338,6 @@ class TaskExecution:
             model, site.round, arrived.layout, selected, self.task.kind, arrived.held_back
         )
         if joined is not None:
-            self._check_optimizer(model)
             params = joined.put_together(params, {**model.meta, **self._beside}, selected)
         elif self.task.joined:
             raise ClientError(
@@ -359,15 +358,6 @@ class TaskExecution:
                 "receive the model first"
             )
         return self._personal
-
-    def _check_optimizer(self, model: FLModel) -> None:
-        """Refuse an answer that lacks the optimizer's state, which all sites share."""
-        shared = self._worker.info.optimizer_moments
-        if any(each not in self._beside and each not in model.meta for each in shared):
-            raise ClientError(
-                "train.optimizer_state is global, and the training code has not called "
-                "restore_optimizer; call it when the optimizer is made, or set reset or local"
-            )
 
     def _keep_global(self, received: FLModel, tensors: Params, *, is_lent: bool) -> None:
         """Keep the global model's values where a proximal term is to compare with them.

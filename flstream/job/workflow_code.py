@@ -13,9 +13,8 @@ from pydantic import ValidationError
 
 from flstream.errors import UsageError
 from flstream.job.code import import_once, load
+from flstream.job.explain import explain
 from flstream.job.files import CodeName
-from flstream.job.key import keys_of, named
-from flstream.job.mistakes import problems_of
 from flstream.job.own_code import import_named
 from flstream.job.problems import Problem, RefusedValueError, given
 from flstream.job.workflow_args import (
@@ -121,8 +120,7 @@ def validate_args(section: type[WorkflowArgs], values: Any, folder: Path | None)
     try:
         return section.model_validate(values, context={"folder": folder})
     except ValidationError as error:
-        problems = problems_of(error, named(keys_of(section)), values)
-        raise RefusedValueError(*problems) from None
+        raise RefusedValueError(*explain(error, section, values)) from None
 
 
 def _as(section: type[WorkflowArgs], args: WorkflowArgs) -> WorkflowArgs:
@@ -136,7 +134,7 @@ def _as(section: type[WorkflowArgs], args: WorkflowArgs) -> WorkflowArgs:
 
 
 def _unusable(key: str, error: RefusedValueError) -> UsageError:
-    found = "; ".join(map(str, error.below(key)))
+    found = "; ".join(str(problem.below(key)) for problem in error.problems)
     return UsageError(f"the workflow was changed while it was started: {found}; start it again")
 
 

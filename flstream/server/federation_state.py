@@ -72,7 +72,7 @@ class FederationState:
         self.totals: RoundTotals | None = None
         self.failure: FlstreamError | None = None
         self._names = job.clients.site_names
-        self._failures = FailureRecord(job.clients.bench_after)
+        self._failures = FailureRecord(job.clients.suspend_after)
 
     @property
     def sites(self) -> list[str]:
@@ -149,7 +149,7 @@ class FederationState:
             contributed: Sites whose updates are part of a model that was made; None without one.
         """
         for site in self._failures.settle(contributed):
-            count = self.context.job.clients.bench_after
+            count = self.context.job.clients.suspend_after
             self.emit_live(SiteSuspended(round=self.round, site=site, failures=count))
 
     def retire_models(self) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.optimizers import stage_optimizer
 from flstream.errors import WorkflowError
-from flstream.job.bodies import optimizer_bodies
 from flstream.runs.site_scores import columns_of
 from flstream.server.arguments import check_aggregators, fold_rules
 from flstream.server.cohort import FoldedUpdates
@@ -23,11 +22,6 @@ from flstream.server.scores import received_score
 from flstream.server.scoring import weighted_metrics
 from flstream.server.training_effects import TrainingEffects
 from flstream.telemetry.events import EffectDone
-
-_AVERAGED = (
-    "train.optimizer_state is global, which takes the mean of all in the server's process; "
-    "set it to reset or local"
-)
 
 
 class UnchangedUpdates:
@@ -86,13 +80,7 @@ class ModelEffects:
             at: Sites of which one folds; None for the server.
         """
         state = self._state
-        # The optimizers' states are averaged with the weights that the model is folded with.
-        mean = FoldRule(rule.weights if isinstance(rule, FoldRule) else None, normalise=True)
-        averaged = optimizer_bodies(state.context.job.train)
-        if at is not None and averaged:
-            raise WorkflowError(f"run.fold() was given at, and {_AVERAGED}")
-        given = dict.fromkeys(averaged, mean) | dict(bodies)
-        rules = fold_rules(state.context.rule, state.store.bodies(model), rule, given)
+        rules = fold_rules(state.context.rule, state.store.bodies(model), rule, bodies)
         cohort = FoldedUpdates.of(updates).under(rules)
         cohort.check_base(model)
         if cohort.rules and state.private is not None:
@@ -128,8 +116,6 @@ class ModelEffects:
             )
         cohort = FoldedUpdates.of(found, "adopt")
         model = found[0].base
-        if optimizer_bodies(state.context.job.train):
-            raise WorkflowError(f"run.adopt() takes the update of one site, and {_AVERAGED}")
         if beside := state.store.bodies(model):
             raise WorkflowError(
                 f"run.adopt() was given an update of a model with the body {beside[0]!r} beside "

@@ -82,7 +82,7 @@ class Run:
     def sites(self) -> list[str]:
         """The names of the sites that are still asked, in their fixed order.
 
-        Sites that failed too often in a row (``clients.bench_after``) are not among them.
+        Sites that failed too often in a row (``clients.suspend_after``) are not among them.
         """
         return self._state.sites
 

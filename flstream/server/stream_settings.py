@@ -28,8 +28,6 @@ def stream_settings(job: Job, framework: Framework) -> StreamSettings:
     silence = max((link.silence for link in links), default=0.0)
     settings = StreamSettings(
         chunk_size=0 if streaming.mode == "native" else chunk_size,
-        request_size=streaming.request_size,
-        window=streaming.window,
         request_timeout=streaming.streaming_per_request_timeout,
         ping_timeout=StreamSettings.ping_timeout + silence,
         reuse=streaming.mode != "native" and streaming.reuse == "auto",

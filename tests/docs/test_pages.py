@@ -18,7 +18,9 @@ from flstream.bench.measuring import Figures
 from flstream.cli.app import app
 from flstream.filters.block import Passage
 from flstream.filters.chain import filtered
-from flstream.job import Job, codec_sections, filter_sections, job_keys, load_job
+from flstream.job import Job, job_keys, load_job
+from flstream.job import codecs as codec_sections
+from flstream.job import filters as filter_sections
 from flstream.job.engine_section import Engine
 from flstream.job.reference import EXAMPLE, render_reference
 from flstream.job.workflow_code import find_workflow
@@ -84,7 +86,7 @@ OTHERS = ("model.current_round", "model.total_rounds", "model.m", "model.p", "mo
 
 @pytest.mark.parametrize("name", PAGES)
 def test_keys_that_a_page_names_are_those_of_a_job_file(name):
-    entries = set(re.findall(r"^### `(.*)`$", page("job"), flags=re.MULTILINE))
+    entries = set(re.findall(r"^- \*\*`(.*?)`\*\* \(", page("job"), flags=re.MULTILINE))
     sections = {key.partition(".")[0] for key in entries if "." in key}
     spans = re.findall(r"`(?:--set )?([a-z_]+(?:\.[a-z_0-9]+)+)(?: ?= [^`]*)?`", PAGES[name])
     keys = {each for each in spans if each.partition(".")[0] in sections}
@@ -98,9 +100,9 @@ def test_the_reference_of_the_job_file_is_current_and_has_every_key():
     text = render_reference()
     assert page("job") == text, "docs/job.md is out of date; run: make docs"
     for key in job_keys().values():
-        entry = text.partition(f"### `{key.name}`\n")[2].partition("\n### ")[0]
+        entry = text.partition(f"- **`{key.name}`** (")[2].partition("\n")[0]
         assert key.allowed in entry, key.name
-        assert key.meaning in entry, key.name
+        assert " ".join(key.meaning.split()) in entry, key.name
 
 
 def loaded(folder: Path, text: str, **files: str) -> Job:
@@ -130,6 +132,7 @@ def test_the_filter_of_ones_own_on_its_page_works(tmp_path):
     [own] = blocks(page("filters"), "python")
     [line] = re.findall(r"^    (filters \{ up = .*)$", page("filters"), flags=re.MULTILINE)
     specs = loaded(tmp_path, JOB + line, **{"signs.py": own}).filters.up
+    specs = [each.spec for each in specs]
     source = filtered(MemoryBody.of({"w": np.ones(9)}), specs, Passage("site-1", 1, "up", 3))
     assert set(np.abs(np.frombuffer(body_of(source)))) == {0.001}
 

@@ -147,7 +147,7 @@ if flare.is_evaluate():
 @pytest.mark.usefixtures("processes")
 def test_a_site_that_is_late_or_answers_nothing_is_left_out_and_the_others_count(jobs):
     workflow = AFTER_FEDAVG.replace("key_metric=check", "eval_task_timeout=1 s, evaluate_every=0")
-    how = [THREE, "rounds=1", workflow, "clients.bench_after=0"]
+    how = [THREE, "rounds=1", workflow, "clients.suspend_after=0"]
     run = finished(jobs.run(checking(first=LATE), *how))
     found = matrix(run)
     assert list(found["site-1"]) == [FINAL, *SITES]  # nothing says which is the best

@@ -17,7 +17,6 @@ from flstream.aggregation.rules import rule_for
 from flstream.client.personal_part import part_of
 from flstream.filters.chain import remaining
 from flstream.job import Job
-from flstream.job.bodies import stage_bodies
 from flstream.model.joined import MAIN, joint_layout, zeros_beside
 from flstream.model.layout import Layout
 from flstream.server.stream_settings import stream_settings
@@ -109,8 +108,8 @@ def forecast(job: Job, layout: Layout, imports: Imports = Imports()) -> Forecast
             tensor's name.
     """
     workers, cohort = job.clients.workers, job.clients.cohort_size
-    bodies = stage_bodies(job.stages[0], job.train)
-    beside = {name: zeros_beside(layout, kind, FLOATS).layout for name, kind in bodies.items()}
+    bodies = job.stages[0].args.bodies
+    beside = {name: zeros_beside(layout, FLOATS).layout for name in bodies}
     whole = joint_layout({MAIN: layout, **beside}) if bodies else layout
     update_bytes = _update_bytes(job, layout) + whole.nbytes - layout.nbytes
     settings = stream_settings(job, job.train.exchange_format)
@@ -144,8 +143,8 @@ def _update_bytes(job: Job, layout: Layout) -> int:
     sent = rule_for(job.aggregation).selected(layout)
     parts = [part_of(stage.args.personal_tensors, is_beside=False) for stage in job.stages]
     personal = [frozenset[str]() if part is None else part.names(layout) for part in parts]
-    remaining(layout, job.filters.down, "down")
-    unfiltered = remaining(layout, job.filters.up, "up")
+    remaining(layout, [each.spec for each in job.filters.down], "down")
+    unfiltered = remaining(layout, [each.spec for each in job.filters.up], "up")
     return sum(spec.nbytes for spec in unfiltered.tensors if spec.name in sent - personal[0])
 
 
