@@ -16,10 +16,8 @@ from pathlib import Path
 from rich.console import Console, Group
 
 from flstream.job import load_job
-from flstream.report.live.frame import render
-from flstream.report.live.progress import download_done
-from flstream.report.live.site_state import Memory
-from flstream.report.live.state import RunState
+from flstream.report.live.frame import LiveMemory, render
+from flstream.report.live.snapshot import Snapshot
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.launcher import simulate
 from flstream.telemetry.events import AnyEvent, RunStarted
@@ -44,22 +42,22 @@ class Photographer:
     """
 
     def __init__(self, width: int) -> None:
-        self._state = RunState()
+        self._run = Snapshot(0.0)
         self._width = width
         self.frame: Group | None = None
 
     def __call__(self, event: AnyEvent, sampler: MemorySampler) -> None:
         """Handle an event, and take the frame if it is time for it."""
         if isinstance(event, RunStarted):
-            self._state.began = event.time
-        self._state.apply(event)
-        if self.frame or self._state.round < self._state.rounds:
+            self._run.began = event.time
+        self._run.apply(event)
+        start = self._run.start
+        if self.frame or start is None or self._run.round < start.rounds:
             return
-        done = download_done(self._state, event.time)
-        if done is not None and done.amount >= PART * done.total:
-            peaks = {name: memory.peak_rss for name, memory in sampler.peaks().items()}
-            memory = Memory(sampler.current_rss(), peaks, sampler.peak_total_pss)
-            self.frame = render(self._state, memory, event.time, self._width, LINES)
+        sites = self._run.workers.values()
+        if sum(site.down for site in sites) >= PART * self._run.model_bytes * len(sites):
+            memory = LiveMemory(sampler.current_rss(), sampler.peaks(), sampler.peak_total_pss)
+            self.frame = render(self._run, memory, event.time, self._width, LINES)
 
 
 def main() -> None:

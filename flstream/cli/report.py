@@ -1,4 +1,4 @@
-"""``flstream report``: write the HTML page of a run, or a comparison of several."""
+"""``flstream report``: write the page of a run, a comparison of several, or an index of runs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-_COMPARISON = Path("comparison.html")
-
 
 def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN", help="A run directory, or several to compare.", show_default=False
+            metavar="RUN",
+            help="A run directory, several to compare, or a folder of runs.",
+            show_default=False,
         ),
     ],
     output: Annotated[
@@ -28,18 +28,20 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Make a run's report anew, or compare several runs on one page.
+    """Make a run's page anew, compare several runs on one page, or list all runs of a folder.
 
-    The page is one file that loads nothing: metrics over rounds, memory over time, where the time
-    went, transfers, sites, settings, versions. Any run can be reported, however it ended. Prints
-    the path of the page.
+    A page is one file that loads nothing: metrics over rounds, memory over time, where the time
+    went, transfers, sites, settings, versions. Any run can be reported, however it ended. Runs that
+    differ in their seed alone are compared by their mean and spread. Prints the path of the page.
     """
     from flstream.report.console import make_console
-    from flstream.report.html.comparison_page import write_comparison
-    from flstream.report.html.run_page import write_report
+    from flstream.report.page import write_index, write_page
+    from flstream.runs.run_directory import RunDirectory
 
-    if len(runs) == 1:
-        path = write_report(runs[0], output)
+    folder = RunDirectory(runs[0])
+    is_run = folder.events.exists() or folder.summary.exists() or not runs[0].is_dir()
+    if len(runs) == 1 and not is_run:
+        path = write_index(runs[0], output)
     else:
-        path = write_comparison(runs, output or _COMPARISON)
+        path = write_page(runs, output)
     make_console().out(str(path), highlight=False)

@@ -22,8 +22,8 @@ from flstream.filters.numbers import (
 )
 from flstream.filters.percentile import PercentileFilter
 from flstream.filters.svt import SVTFilter
+from flstream.job.code import make
 from flstream.job.filters import GAUSSIAN, PERCENTILE, SVT, FilterSpec
-from flstream.job.own_code import load_own
 from flstream.model.body import Scratch, Source, changed_through
 from flstream.model.copy import scatter
 from flstream.model.header import TensorInfo
@@ -81,7 +81,7 @@ def filtered(
 def _made(spec: FilterSpec, values: Values, passage: Passage, place: int) -> BlockFilter:
     if spec.type in BUILT_IN:
         return BUILT_IN[spec.type](values, passage, place, spec.args)
-    made: BlockFilter = load_own(spec.type, spec.args)
+    made: BlockFilter = make(spec.type, spec.args)
     return made
 
 

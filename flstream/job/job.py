@@ -17,7 +17,6 @@ from flstream.job.filters import FiltersSection
 from flstream.job.network_section import NetworkSection
 from flstream.job.privacy import PrivacySection
 from flstream.job.problems import RefusedValueError, must_be
-from flstream.job.scoring import ScoreSource, score_source
 from flstream.job.sections import (
     AggregationSection,
     CheckpointsSection,
@@ -26,7 +25,6 @@ from flstream.job.sections import (
     StreamingSection,
 )
 from flstream.job.stage import Stage
-from flstream.job.submitting import submits_models
 from flstream.job.tracking import TrackingSection
 from flstream.job.train_section import TrainSection
 
@@ -127,11 +125,6 @@ class Job(Section):
         return self._folder
 
     @property
-    def score_sources(self) -> list[ScoreSource]:
-        """Source of the scores of each workflow's models, in order; reads the script."""
-        return [score_source(stage.args, self.train) for stage in self.stages]
-
-    @property
     def planned_rounds(self) -> int:
         """Number of rounds of all stages together; 0 where none of them trains."""
         return self.rounds * sum(stage.has_rounds for stage in self.stages)
@@ -155,11 +148,6 @@ class Job(Section):
     def collects_models(self) -> bool:
         """Whether a workflow collects the models of the sites."""
         return any(stage.collects_models for stage in self.stages)
-
-    @property
-    def submits_models(self) -> bool:
-        """Whether the training code answers tasks to send a model of the site's own; reads it."""
-        return submits_models(self.train)
 
     def __eq__(self, other: object) -> bool:
         """Compare the keys of two jobs, but not their folders."""

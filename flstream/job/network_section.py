@@ -40,7 +40,7 @@ from flstream.job.link import (
 )
 from flstream.job.problems import Problem, RefusedValueError, given, must_be
 from flstream.job.site_names import site_of
-from flstream.units import format_rate_exact, format_seconds_exact
+from flstream.units import format_bits_exact, format_seconds_exact
 
 LINK_KEYS = ("up", "down", "latency", "jitter", "loss")
 """Keys of the values of a link."""
@@ -132,7 +132,7 @@ class _Quantity(GroupedMetadata):
         }
 
 
-_RATE = _Quantity(read_rate, format_rate_exact, RATE, LEAST_RATE, MOST_RATE)
+_RATE = _Quantity(read_rate, format_bits_exact, RATE, LEAST_RATE, MOST_RATE)
 _DELAY = _Quantity(read_delay, format_seconds_exact, DELAY, 0.0, MOST_SECONDS)
 _LOSS = _Quantity(read_loss, float, LOSS, 0.0, 0.999)
 _QUANTITIES = {"up": _RATE, "down": _RATE, "latency": _DELAY, "jitter": _DELAY, "loss": _LOSS}

@@ -45,13 +45,13 @@ class WorkflowArgs(Section):
         return ()
 
     evaluate: Literal["auto", "task", "received"] = "auto"
-    """What scores a model: tasks of their own, or metrics sent with updates; auto asks the script.
+    """What scores a model: tasks of their own, or metrics that come with updates.
 
     task: sites are asked to evaluate the new global model. received: metrics that come with an
     update score the model that the site had received, as in NVFlare. So nothing is sent or trained
-    twice, the best model may be the initial one, and the last one has no score. auto is received
-    for a script that never asks which kind of task it was given (is_evaluate, is_train,
-    get_task_name, is_submit_model, or a decorator evaluate), else task.
+    twice, the best model may be the initial one, and the last one has no score. auto is task for
+    sites whose code asks in its first task which kind of task it has (is_evaluate, is_train,
+    get_task_name, a decorator evaluate, or a learner's method evaluate); received if none asks.
     """
 
     evaluate_every: Annotated[Whole, Field(ge=0)] = 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from pydantic import ValidationError
 
 from flstream.errors import UsageError
-from flstream.job.code import first_on_path, import_once
+from flstream.job.code import import_once, load
 from flstream.job.explain import explain
 from flstream.job.files import CodeName
 from flstream.job.own_code import import_named
@@ -92,9 +92,7 @@ def load_program(stage: Stage) -> Program:
         code = find_workflow(stage.type)
     except RefusedValueError as error:
         raise _unusable("workflow.type", error) from error
-    where = stage.program.rpartition(":")[0]
-    if where.endswith(".py"):
-        first_on_path(Path(where))
+    load(stage.program)  # with the files beside it importable from then on
 
     def program(run: Any, args: WorkflowArgs) -> Any:
         return code.function(run, _as(code.args, args)) if code.takes_args else code.function(run)

@@ -14,10 +14,12 @@ from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableT
 from rich.text import Text
 
 from flstream.report.columns import table_lines
+from flstream.report.table import Table
+from flstream.report.text import wrapped
 from flstream.text import MOST_ON_A_LINE, quotable
 
-# Columns of the labels of facts.
-_LABEL_WIDTH = 15
+LABEL_WIDTH = 15
+"""Columns of the labels of facts."""
 
 
 class _Console(Console):
@@ -71,6 +73,19 @@ def error_console() -> Console:
     return make_console(file=sys.stderr)
 
 
+def print_tables(console: Console, *tables: Table) -> None:
+    """Print tables that have rows, each below a blank line and its title."""
+    for table in tables:
+        if table.rows:
+            console.print()
+            if table.title:
+                for line in wrapped([table.title], console.width):
+                    console.print(Text(line, style="bold"))
+            console.print(table)
+            for line in wrapped([table.note] if table.note else [], console.width):
+                console.print(Text(line, style="dim"))
+
+
 def print_section(console: Console, title: str, *content: RenderableType) -> None:
     """Print a blank line, a title, and the content below it."""
     console.print()
@@ -98,11 +113,11 @@ def print_facts(console: Console, facts: Iterable[tuple[str, Text]], width: int 
     for label, value in facts:
         lines = [value]
         if width is not None and not value.no_wrap:
-            lines = list(value.wrap(console, max(width - _LABEL_WIDTH, 1)))
+            lines = list(value.wrap(console, max(width - LABEL_WIDTH, 1)))
         for number, line in enumerate(lines):
             line.rstrip()
             head = "" if number else label
-            console.print(Text(head.ljust(_LABEL_WIDTH), style="dim") + line, soft_wrap=True)
+            console.print(Text(head.ljust(LABEL_WIDTH), style="dim") + line, soft_wrap=True)
 
 
 def is_live(console: Console) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from flstream.runs.summary import BESIDE_METRICS, Summary
@@ -33,17 +33,20 @@ class Metric(NamedTuple):
 
 def values_by_round(summary: Summary) -> dict[int, dict[Metric, float]]:
     """Return the finite metrics of each round of a run, by number of the round."""
-    return {row["round"]: _flat(row) for row in summary.metrics}
+    return {row["round"]: flat_metrics(row) for row in summary.metrics}
 
 
 def metrics_of(summaries: Iterable[Summary]) -> list[Metric]:
     """Return all metrics of some runs: key metrics, other evaluation metrics, train metrics."""
     summaries = list(summaries)
-    names = dict.fromkeys(
-        metric for summary in summaries for row in summary.metrics for metric in _flat(row)
-    )
     keys = {Metric("", summary.best.metric) for summary in summaries if summary.best}
-    return sorted(names, key=lambda metric: (metric not in keys, metric.kind))
+    rows = (row for summary in summaries for row in summary.metrics)
+    return order_metrics((metric for row in rows for metric in flat_metrics(row)), keys)
+
+
+def order_metrics(metrics: Iterable[Metric], keys: Collection[Metric] = ()) -> list[Metric]:
+    """Return metrics once each: key metrics, other evaluation metrics, train metrics."""
+    return sorted(dict.fromkeys(metrics), key=lambda metric: (metric not in keys, metric.kind))
 
 
 class Scored(NamedTuple):
@@ -64,7 +67,8 @@ def last_scored(summary: Summary) -> Scored | None:
     return None
 
 
-def _flat(row: Mapping[str, Any]) -> dict[Metric, float]:
+def flat_metrics(row: Mapping[str, Any]) -> dict[Metric, float]:
+    """Return the finite metrics of a row of ``summary.json``, or of one made like it."""
     flat: dict[Metric, float] = {}
     for name, value in row.items():
         if name == "sites":

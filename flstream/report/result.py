@@ -1,40 +1,26 @@
-"""Text at the end of a run: metrics and seconds of its rounds, transfers, memory and failures."""
+"""Text at the end of a run: tables of its rounds, transfers and memory, its failures and facts."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from statistics import median_low
 
 from rich.console import Console
 from rich.text import Text
 
-from flstream.report.columns import wrapped
-from flstream.report.console import print_facts, print_section, print_table
+from flstream.report import views
+from flstream.report.console import print_facts, print_tables
 from flstream.report.metrics import UNSCORED, last_scored
-from flstream.report.rounds import rounds_table
-from flstream.report.text import (
-    counted,
-    format_metrics,
-    format_throughput,
-    pieces,
-    privacy_words,
-    shown_path,
-)
+from flstream.report.table import Gap, Table
+from flstream.report.text import counted, format_metrics, privacy_words, shown_path, wrapped
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary
-from flstream.telemetry.events import Transfer
-from flstream.telemetry.memory import ProcessMemory
 from flstream.text import MOST_ON_A_LINE, printable, quotable
 from flstream.units import format_bytes, format_seconds
 
-# If there are more clients, only the largest and the median are shown.
-_MOST_CLIENTS = 16
-_LARGEST = 3
-_MOST_FAILED, _MOST_REASON_LINES = 5, 3
-_MOST_SCORES = 6
+_MOST_SCORES, _MOST_REASON_LINES = 6, 3
+_STATUS_STYLES = {"finished": "bold green", "failed": "bold red"}
 
 
 def print_result(console: Console, summary: Summary, run: RunDirectory) -> None:
@@ -43,31 +29,20 @@ def print_result(console: Console, summary: Summary, run: RunDirectory) -> None:
     Args:
         console: console to print to.
         summary: summary of the run.
-        run: the run directory.
+        run: run directory.
     """
-    if summary.rounds:
-        (head, *rows), more = rounds_table(summary, console.width)
-        also = f"; {counted(more, 'more metric')} in summary.json" if more else ""
-        print_table(console, f"Rounds (in seconds{also})", head, rows)
-    if summary.transfer.down.requests:
-        head, *rows = _transfer_table(summary)
-        print_table(console, f"Transfer ({_mode(summary)})", head, rows)
-    if summary.memory.server.peak_rss:
-        model = format_bytes(summary.model.bytes)
-        head, *rows = _memory_table(summary)
-        print_table(console, f"Peak memory (the model is {model})", head, rows)
+    print_tables(
+        console,
+        views.rounds_of(summary),
+        views.transfer_table(summary),
+        views.memory_table(summary),
+    )
     if summary.memory.peak_total_pss:
         total = format_bytes(summary.memory.peak_total_pss)
         console.print(f"All processes together, shared pages counted once: at most {total}.")
-    if summary.memory.nodes:
-        each = [
-            f"{printable(name)} {format_bytes(pss)}" for name, pss in summary.memory.nodes.items()
-        ]
-        console.print(f"On the nodes: {', '.join(each)}.", highlight=False)
+    print_tables(console, views.nodes_table(summary))
     if summary.failures:
-        print_section(console, _failures_title(summary))
-        for line in _failure_lines(summary, console.width):
-            console.print(Text(line))
+        _print_failures(console, views.failures_table(summary))
     for warning in summary.warnings:
         console.print()
         console.print(Text(f"warning: {quotable(warning, MOST_ON_A_LINE)}", style="yellow"))
@@ -75,86 +50,20 @@ def print_result(console: Console, summary: Summary, run: RunDirectory) -> None:
     print_facts(console, _facts(summary, run), console.width)
 
 
-def _mode(summary: Summary) -> str:
-    transfer = summary.transfer
-    return f"{transfer.mode} mode, {pieces(transfer.chunk_size)}"
-
-
-def _transfer_table(summary: Summary) -> list[list[str]]:
-    ways = {"down": summary.transfer.down, "up": summary.transfer.up}
-    reuses = any(way.reused for way in ways.values())
-    reused = ["not sent"] if reuses else []
-    table = [["", "bytes", *reused, "requests", "chunks", "retries", "seconds", "rate"]]
-    for name, way in ways.items():
-        saved = [format_bytes(way.reused)] if reuses else []
-        table.append([name, format_bytes(way.bytes), *saved, *_transfer_row(way)])
-    return table
-
-
-def _transfer_row(way: Transfer) -> list[str]:
-    rate = format_throughput(way.bytes / way.seconds) if way.seconds else "-"
-    counts = [f"{count:,}" for count in (way.requests, way.chunks, way.retries)]
-    return [*counts, f"{way.seconds:,.2f}", rate]
-
-
-def _memory_table(summary: Summary) -> list[list[str]]:
-    clients = summary.memory.clients
-    heads = ["process", "idle RSS", "peak RSS", "over idle", "peak USS"]
-    nodes = {name: each.node for name, each in clients.items() if isinstance(each.node, str)}
-    table = [[*heads, *(["node"] if nodes else [])]]
-    unplaced = [""] if nodes else []
-    table.append(["server", *_memory_row(summary.memory.server), *unplaced])
-    if len(clients) <= _MOST_CLIENTS:
-        shown = list(clients)
-    else:
-        by_peak = sorted(clients, key=lambda name: clients[name].peak_rss, reverse=True)
-        shown = by_peak[:_LARGEST]
-    for name in shown:
-        on = [printable(nodes.get(name, ""))] if nodes else []
-        table.append([printable(name), *_memory_row(clients[name]), *on])
-    if len(shown) < len(clients):
-        middle = _median(list(clients.values()))
-        name = f"median of {len(clients)} clients"
-        table.append([name, *_memory_row(middle), *unplaced])
-    return table
-
-
-def _memory_row(memory: ProcessMemory) -> list[str]:
-    # Zero stands for no measurement: the process ended before it.
-    sizes = (memory.idle_rss, memory.peak_rss, memory.over_idle, memory.peak_uss)
-    return [format_bytes(size) if size else "-" for size in sizes]
-
-
-def _median(clients: Sequence[ProcessMemory]) -> ProcessMemory:
-    """Return the client with the median peak RSS, so that all columns are of one process."""
-    middle = median_low(client.peak_rss for client in clients)
-    return next(client for client in clients if client.peak_rss == middle)
-
-
-def _failures_title(summary: Summary) -> str:
-    sites = counted(len({failure.site for failure in summary.failures}), "site")
-    times = counted(len(summary.failures), "time")
-    return f"Failures ({sites}, {times}; summary.json has each reason)"
-
-
-def _failure_lines(summary: Summary, width: int) -> list[str]:
-    """Return the sites that failed most often, each with its last reason."""
-    times = Counter(failure.site for failure in summary.failures)
-    last = {failure.site: failure for failure in summary.failures}
-    sentences = [
-        f"{printable(site)}: {counted(count, 'time')}, last in round {last[site].round}: "
-        f"{printable(last[site].reason)}"
-        for site, count in times.most_common(_MOST_FAILED)
-    ]
-    if len(times) > len(sentences):
-        sentences.append(f"... and {counted(len(times) - len(sentences), 'more site')}")
-    return wrapped(sentences, width, _MOST_REASON_LINES)
-
-
-def _benched(summary: Summary) -> str:
-    names = ", ".join(summary.benched[:_MOST_FAILED])
-    more = len(summary.benched) - _MOST_FAILED
-    return printable(f"{names} and {more:,} more" if more > 0 else names)
+def _print_failures(console: Console, table: Table) -> None:
+    """Print failed sites as sentences, since reasons are long."""
+    sentences = []
+    for row in table.rows:
+        if isinstance(row, Gap):
+            sentences.append(f"... and {counted(row.rows, 'more site')}")
+        else:
+            site, count, number, reason = row.cells
+            times = f"{counted(count, 'time')}, last in round {number}"
+            sentences.append(f"{printable(site)}: {times}: {printable(reason)}")
+    console.print()
+    console.print(Text(table.title, style="bold"))
+    for line in wrapped(sentences, console.width, _MOST_REASON_LINES):
+        console.print(Text(line))
 
 
 def _facts(summary: Summary, run: RunDirectory) -> list[tuple[str, Text]]:
@@ -170,15 +79,14 @@ def _facts(summary: Summary, run: RunDirectory) -> list[tuple[str, Text]]:
         facts.append(("final model", Text(_scores(scored.metrics))))
     if summary.privacy is not None:
         facts.append(("privacy", Text(privacy_words(summary.privacy))))
-    style = {"finished": "bold green", "failed": "bold red"}.get(summary.status, "bold yellow")
+    ended = Text(summary.status, style=_STATUS_STYLES.get(summary.status, "bold yellow"))
     rounds = counted(summary.rounds_completed, "round")
-    ended = Text(summary.status, style=style)
     ended.append(f" after {rounds}, {format_seconds(summary.wall_seconds)}", style="none")
     facts.append(("status", ended))
     if summary.ended_early is not None:
         facts.append(("ended early", Text(printable(summary.ended_early))))
     if summary.benched:
-        facts.append(("asked no more", Text(_benched(summary))))
+        facts.append(("asked no more", Text(views.named(summary.benched))))
     model = _model(summary, run)
     if model is not None:
         facts.append(("model", _path(model)))

@@ -35,11 +35,10 @@ from flstream.report.text import (
     counted,
     elide,
     format_metric,
-    format_throughput,
     wrapped,
 )
 from flstream.text import printable
-from flstream.units import format_bytes, format_rate, format_seconds
+from flstream.units import format_bits, format_bytes, format_rate, format_seconds
 
 Kind = Literal[
     "name",  # str; a long one lacks its middle
@@ -54,6 +53,7 @@ Kind = Literal[
     "rate",  # float bytes a second: 310.5 MiB/s
     "bits",  # float bits a second: 10 Mbit/s
     "metric",  # float: 0.9731
+    "shade",  # Shade: a number on a ground that is the darker the higher it is
     "share",  # float from 0 to 1: 40%, in HTML with a bar
     "bar",  # float from 0 to 1: a bar and its percent
 ]
@@ -82,6 +82,7 @@ STATE_STYLES = {
 
 _MARK_STYLES = {"best": "bold", "bad": "red", "slow": "bold yellow", "different": "bold"}
 _LEFT = ("name", "text", "state", "link", "bar")
+_WRAPPED = ("text", "link")
 _BAR_WIDTH = 24
 # Least width of a column that can be shortened, and of any heading.
 _LEAST = {"name": 8, "link": 8, "text": 16, "bar": 10}
@@ -108,10 +109,17 @@ class Column(NamedTuple):
 
 
 class Link(NamedTuple):
-    """A cell with the address of a page; on a terminal its text alone."""
+    """A cell with the address of a page, or an empty one; on a terminal its text alone."""
 
     text: str
     address: str
+
+
+class Shade(NamedTuple):
+    """A number with its place between the lowest and the highest, from 0 to 1."""
+
+    value: float
+    place: float
 
 
 class Row(NamedTuple):
@@ -180,6 +188,7 @@ class Table:
         title: heading above the table; empty for none.
         note: remark below the table; empty for none.
         has_head: whether the headings are shown on a terminal.
+        is_live: whether the table is redrawn in place: what does not fit is left out silently.
     """
 
     columns: Sequence[Column]
@@ -187,6 +196,7 @@ class Table:
     title: str = ""
     note: str = ""
     has_head: bool = True
+    is_live: bool = False
 
     def lines(self, width: int | None = None) -> list[str]:
         """Return the table as lines of plain text.
@@ -258,7 +268,7 @@ class Table:
             else:
                 cells = (next(remaining), shown, widths, star)
                 yield self._line(entry, *cells, ascii_only=ascii_only)
-        if len(shown) < len(self.columns):
+        if len(shown) < len(self.columns) and not self.is_live:
             names = [column.head for i, column in enumerate(self.columns) if i not in shown]
             text = f"not shown at this width: {', '.join(filter(None, map(printable, names)))}"
             for line in wrapped([text], width):
@@ -307,16 +317,19 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "bytes": format_bytes,
     "seconds": lambda seconds: f"{seconds:,.2f}",
     "duration": format_seconds,
-    "rate": format_throughput,
-    "bits": format_rate,
+    "rate": format_rate,
+    "bits": format_bits,
     "metric": format_metric,
+    "shade": lambda cell: f"{cell[0]:,}" if isinstance(cell[0], int) else format_metric(cell[0]),
     "share": lambda share: f"{share:.0%}",
     "bar": lambda bar: printable(bar) if isinstance(bar, str) else f"{int(100 * bar)}%",
 }
 
 
 def _format(kind: Kind, cell: Cell) -> str:
-    return NOTHING if cell is None else _FORMATS[kind](cell)
+    if cell is None:
+        return "" if kind == "bar" else NOTHING
+    return _FORMATS[kind](cell)
 
 
 def _fit(
@@ -343,7 +356,7 @@ def _fit(
         least[0] = min(least[0], width)
     room = width - sum(least[i] + len(GAP) for i in shown) + len(GAP)
     widths = list(least)
-    for index in shown:
+    for index in sorted(shown, key=lambda index: columns[index].kind == "bar"):
         more = min(natural[index] - least[index], room)
         widths[index] += more
         room -= more
@@ -382,7 +395,7 @@ def _gap_text(gap: Gap) -> str:
 
 
 def _class(column: Column) -> str:
-    return f" class={'text' if column.kind == 'text' else 'name'}" if column.kind in _LEFT else ""
+    return f" class={'text' if column.kind in _WRAPPED else 'name'}" if column.kind in _LEFT else ""
 
 
 def _html_cell(kind: Kind, cell: Cell, color: str) -> str:
@@ -390,10 +403,12 @@ def _html_cell(kind: Kind, cell: Cell, color: str) -> str:
     if cell is None:
         return "\N{EN DASH}"
     match kind:
-        case "link":
+        case "link" if cell.address:
             return f'<a href="{escape(cell.address)}">{text}</a>'
         case "state":
             return f'<span class="status {text}">{text}</span>'
+        case "shade":
+            return f'<span class=shade style="--place:{60 * cell.place:.0f}%">{text}</span>'
         case "share" | "bar" if isinstance(cell, float):
             fill = f";background:{color}" if color else ""
             return f'{text}<span class=bar><b style="width:{100 * cell:.1f}%{fill}"></b></span>'

@@ -190,11 +190,8 @@ class ModelEffects:
 
     def _kept_models(self) -> LastModels | None:
         """What keeps the models that sites send; None where no workflow from here on needs them."""
-        job, stage = self._state.context.job, self._state.stage
-        # Whether code submits models is read from it, so that comes last.
-        if not any(each.collects_models for each in job.stages[stage:]) or job.submits_models:
-            return None
-        return self._state.last
+        stages = self._state.context.job.stages[self._state.stage :]
+        return self._state.last if any(each.collects_models for each in stages) else None
 
     def _make(
         self, effect: Effect, model: Model, cohort: FoldedUpdates, fold: CohortFold | PeerFold
@@ -206,6 +203,7 @@ class ModelEffects:
         for training in cohort.trainings:
             if not training.is_done:
                 self._trainings.do(training, fold)
+            training.settle()
         made = fold.make(state.round)
         outcome = made.outcome
         result = FoldResult(
@@ -220,7 +218,7 @@ class ModelEffects:
             at=made.at,
             privacy=private.record(cohort, state.round, step, outcome) if private else None,
         )
-        if result.metrics and state.scores.is_received(model, state.round):
+        if result.metrics and self._is_score(model):
             # Before the record that makes it final, so that it counts as soon as that does.
             found = {site: answer.metrics for site, answer in outcome.answers.items()}
             columns = columns_of(context.job.clients.site_names, found)
@@ -230,6 +228,11 @@ class ModelEffects:
         handle = self._replay(done, model, cohort, is_verified=True)
         store.keep_digests(made.record, made.digester)
         return handle
+
+    def _is_score(self, model: Model) -> bool:
+        """Whether metrics that come with updates of a model are its score."""
+        state = self._state
+        return state.asked.is_received and state.scores.is_received(model, state.round)
 
     def _replay(
         self, done: EffectDone, base: Model, cohort: FoldedUpdates, *, is_verified: bool = False
@@ -242,12 +245,14 @@ class ModelEffects:
         state.last.add(result.kept, done.effect)
         if state.private is not None and result.privacy is not None:
             state.private.take(result.privacy, state.round)
-        if state.scores.is_received(base, state.round):
+        for training in cohort.trainings:
+            training.settle()
+        if self._is_score(base):
             state.warn(state.scores.add_received(base, result.metrics))
         if state.totals is not None:
             # Scores of the model that was received are no facts of the one that is being made.
-            is_score = state.scores.source == "received"
-            state.totals.add_model(result._replace(metrics={}) if is_score else result)
+            is_received = state.asked.is_received
+            state.totals.add_model(result._replace(metrics={}) if is_received else result)
         for site in result.refused:
             # What it kept for itself goes back to what it was before, too.
             before = {site: cohort.state_before(site)}

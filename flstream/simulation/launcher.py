@@ -42,6 +42,7 @@ from flstream.telemetry.events import (
     ProcessEnded,
     ProcessReady,
     Progress,
+    RoundFinished,
     RunFinished,
     Warned,
 )
@@ -70,6 +71,7 @@ def simulate(
     listener: Listener | None = None,
     resume: ResumePoint | None = None,
     host: ProcessHost | None = None,
+    on_round: Callable[[], None] | None = None,
 ) -> Summary:
     """Run a job in processes of its own, or in threads of this one (``engine.type = inline``).
 
@@ -85,6 +87,7 @@ def simulate(
         host: process host that is prepared for the job (see
             :mod:`flstream.engines.fork_server`); None for a new one. It is closed at the end.
             Inline there is no use for it.
+        on_round: function called at the end of each round, which must return at once.
 
     Returns:
         The content of ``summary.json``.
@@ -104,7 +107,8 @@ def simulate(
     # The summary is written in any case, and Ctrl-C does not interrupt that.
     with closing(Signal()) as stop, handling(STOPS, lambda *_: stop.set()):
         with MemorySampler(run.memory) as sampler:
-            follower = _Follower(running, sampler, listener, is_inline=job.engine.is_inline)
+            is_inline = job.engine.is_inline
+            follower = _Follower(running, sampler, listener, on_round, is_inline=is_inline)
 
             def info(name: str) -> WorkerInfo:
                 return worker_info(job, run, name)  # of the job as it fits the engine
@@ -207,6 +211,7 @@ class _Follower:
         running: summary of the run, kept up to date with every event.
         sampler: sampler of the processes' memory.
         listener: function called with every event; None for none.
+        on_round: function called at the end of each round; None for none.
         is_inline: whether the whole run is in this process.
 
     Attributes:
@@ -220,6 +225,7 @@ class _Follower:
         running: RunningSummary,
         sampler: MemorySampler,
         listener: Listener | None,
+        on_round: Callable[[], None] | None = None,
         *,
         is_inline: bool = False,
     ) -> None:
@@ -231,6 +237,7 @@ class _Follower:
         self._running = running
         self._sampler = sampler
         self._listener = listener
+        self._on_round = on_round
         self._is_inline = is_inline
 
     def follow(self, server: socket.socket, stop: Signal, host: ProcessHost) -> Status:
@@ -333,6 +340,8 @@ class _Follower:
                 self.engine.watch(event.process, event.pid, event.others)
         elif isinstance(event, ProcessEnded) and self._counts(event.process):
             self._sampler.note(event.process, peak_rss=event.peak_rss)
+        if self._on_round is not None and isinstance(event, RoundFinished):
+            self._on_round()
         self._show(event)
 
     def _counts(self, process: str) -> bool:

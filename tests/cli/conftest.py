@@ -56,7 +56,7 @@ def write_job(tmp_path):
 @pytest.fixture
 def _without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs in this process draw no page, which takes longer than all else that they do."""
-    monkeypatch.setattr("flstream.report.running.leave_report", lambda *_, **__: None)
+    monkeypatch.setattr("flstream.report.running.leave_page", lambda *_, **__: None)
 
 
 @pytest.fixture(scope="session")

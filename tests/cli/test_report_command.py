@@ -1,13 +1,15 @@
 """`flstream report` rebuilds and compares; `flstream simulate` ends with a report."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from flstream.report import page
 from flstream.report.console import make_console
-from flstream.report.html import run_page
-from flstream.report.html.run_end import leave_report
+from flstream.report.running import leave_page
 from flstream.runs.run_directory import RunDirectory
 
 MINE = "<h1>mine</h1>"
@@ -21,12 +23,16 @@ def a_run(folder: Path) -> Path:
 
 
 def test_a_resumed_run_has_a_new_report_and_leaves_another_page_alone(
-    flstream_here, write_job, tmp_path
+    flstream_here, write_job, tmp_path, monkeypatch
 ):
+    rounds = []
+    page_due = SimpleNamespace(set=lambda: rounds.append(1))
+    monkeypatch.setattr("flstream.report.running.live_page", lambda run: nullcontext(page_due))
     job, run, inline = write_job(), tmp_path / "run", ("--engine", "inline")
     done = flstream_here("simulate", job, "--run-dir", "run", *inline)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("report         run/report.html\n")
+    assert len(rounds) == 2
     page = (run / "report.html").read_text()
     assert "2 rounds with 2 sites" in page
     versions = json.loads((run / "versions.json").read_text())
@@ -64,10 +70,23 @@ def test_the_page_goes_where_it_is_told_to_and_several_runs_are_compared(flstrea
     assert "page.html cannot be written: No such file or directory" in done.stderr
 
 
+def test_a_folder_of_runs_gets_an_index(flstream_here, tmp_path):
+    (tmp_path / "runs").mkdir()
+    a_run(tmp_path / "runs" / "one")
+    done = flstream_here("report", "runs")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "runs/index.html\n", "")
+    assert 'href="one/report.html"' in (tmp_path / "runs" / "index.html").read_text()
+    assert (tmp_path / "runs" / "one" / "report.html").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("job",), "job is not a run directory: it has neither events.jsonl nor summary.json"),
+        (("job",), "job is not a run directory, and no run lies below it"),
+        (
+            ("one", "job"),
+            "job is not a run directory: it has neither events.jsonl nor summary.json",
+        ),
         (("one", "-o", "mine.html"), "mine.html was not made by flstream report"),
         ((), "Missing argument 'RUN'"),
     ],
@@ -91,12 +110,12 @@ def test_what_cannot_be_reported_gets_a_sentence_and_exit_2(
 def test_a_report_that_fails_costs_a_line_and_not_the_run(
     tmp_path, monkeypatch, capsys, raised, message
 ):
-    def fail(path):
+    def fail(run, is_running):
         raise raised
 
     run = RunDirectory(a_run(tmp_path / "run"))
-    monkeypatch.setattr(run_page, "write_report", fail)
-    leave_report(run, make_console(), has_run=True)
+    monkeypatch.setattr(page, "write_own_page", fail)
+    leave_page(run, make_console(), has_run=True)
     printed = capsys.readouterr()
     [line] = printed.err.splitlines()
     assert printed.out == ""

@@ -1,6 +1,4 @@
-"""Run directories, filters, orders, modules and what streaming takes."""
-
-import json
+"""Run directories, filters and the cost of streaming."""
 
 import msgspec
 import pytest
@@ -8,11 +6,9 @@ import torch
 from journal_support import flip, record, run_started
 
 from flstream.errors import CheckpointError, UsageError
-from flstream.inspection.examine import Request, examine, read_run
-from flstream.inspection.overview import StreamingCost, inspect_checkpoint
-from flstream.inspection.tree import build_tree
+from flstream.inspection.examine import Count, StreamingCost, as_document, examine
+from flstream.inspection.runs import read_run
 from flstream.model.checkpoint import write_checkpoint
-from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.event_log import EventLog
@@ -24,6 +20,7 @@ from flstream.telemetry.events import (
     RoundFinished,
     RunFinished,
     RunResumed,
+    SiteFailed,
     Transfer,
     decode_event,
     encode_lines,
@@ -47,7 +44,7 @@ def write_events(run, events):
 
 
 def verified_in(path):
-    return examine(Request(path, verify=True)).verified or ()
+    return examine(path, verify=True).verified or ()
 
 
 @pytest.fixture
@@ -56,7 +53,8 @@ def run(tmp_path):
     paths = [tmp_path / "checkpoints" / f"round-{number:04d}.safetensors" for number in range(4)]
     first, *others = [write_checkpoint(path, model_of(n)) for n, path in enumerate(paths)]
     seconds = dict.fromkeys(("download", "train", "upload_and_fold", "checkpoint"), 1.0)
-    more = {"weights": {}, "metrics": {"loss": None}, "down": Transfer(), "up": Transfer()}
+    more = {"weights": {"site-1": 2.0, "site-2": 1.0}, "metrics": {"loss": None}}
+    more |= {"down": Transfer(320, reused=40), "up": Transfer(300, reused=20)}
     write_events(
         tmp_path,
         [
@@ -70,7 +68,10 @@ def run(tmp_path):
                     RoundFinished(round=n, digest=digest, **seconds, **more),
                 )
             ),
-            Evaluated(round=3, metrics={"accuracy": 0.5}, seconds=1.0, down=Transfer(), version=3),
+            SiteFailed(round=3, site="site-2", reason="it was lost"),
+            Evaluated(
+                round=3, metrics={"accuracy": 0.5}, seconds=1.0, down=Transfer(80), version=3
+            ),
             RunFinished(status="finished"),
         ],
     )
@@ -79,13 +80,34 @@ def run(tmp_path):
 
 
 def test_a_run_directory_shows_its_rounds_and_stands_for_the_final_model(run):
-    findings = examine(Request(run))
-    assert findings.inspection.file.path == run / "global.safetensors"
+    findings = examine(run)
+    assert findings.path == run / "global.safetensors"
     found = findings.run
     assert (found.job, found.status, found.rounds_planned) == ("mini", "finished", 3)
     assert [each.round for each in found.checkpoints] == [0, 1, 2, 3]
     assert found.checkpoints[3].metrics == {"accuracy": 0.5}
     assert len({each.digest for each in found.checkpoints}) == 4
+
+
+def test_a_run_adds_up_what_moved_in_each_round_and_what_each_site_did(run):
+    found = as_document(read_run(run))
+    sums = {"seconds": 4.0, "down": 320, "up": 300, "reused": 60, "failures": 0}
+    assert found["rounds"][:2] == [{"round": number, **sums} for number in (1, 2)]
+    # With the evaluation's transfer.
+    last = {"round": 3, "seconds": 5.0, "down": 400, "up": 300, "reused": 60, "failures": 1}
+    assert found["rounds"][2] == last
+    one, two = found["sites"]
+    assert one == {"site": "site-1", "updates": 3, "weight": 6.0, "failures": 0}
+    assert two == {"site": "site-2", "updates": 3, "weight": 3.0, "failures": 1}
+
+
+def test_a_folder_without_a_journal_shows_its_checkpoints(run):
+    (run / "events.jsonl").unlink()
+    found = read_run(run)
+    assert (found.job, found.status, found.rounds_completed) == ("", "", 3)
+    assert [(each.round, each.digest) for each in found.checkpoints] == [(n, "") for n in range(4)]
+    (verified, *_) = verified_in(run)
+    assert "no run directory" in verified.checks[-1]
 
 
 def test_verifying_a_run_compares_every_checkpoint_with_the_journal(run):
@@ -163,43 +185,23 @@ def test_every_model_of_a_round_is_known_by_its_file(run):
         verified_in(paths[0])
 
 
-def test_the_summary_serves_where_there_is_no_journal(run):
-    final, digest = run / "global.safetensors", read_run(run).checkpoints[3].digest
-    (run / "events.jsonl").unlink()
-    summary = {"job": "mini", "status": "finished", "rounds_completed": 3}
-    (run / "summary.json").write_text(json.dumps({**summary, "model": {"digest": digest}}))
-    assert [each.round for each in verified_in(final)] == [3]
-    (run / "summary.json").write_text(json.dumps({**summary, "model": {"digest": "0" * 32}}))
-    with pytest.raises(CheckpointError, match=r"summary\.json has 0000"):
-        verified_in(final)
-
-
-def test_a_checkpoint_has_its_tensors_by_module_and_name(tmp_path):
-    sizes = {"head.weight": 9, "body.0.attention.weight": 100, "body.0.attention.bias": 2}
-    sizes |= {"body.1.weight": 50, "scale": 1}
+def test_tensors_are_filtered_and_counted_and_a_file_of_no_run_is_confirmed_by_none(tmp_path):
+    sizes = {"head.weight": 9, "body.0.attention.weight": 100, "scale": 1}
     path = tmp_path / "model.safetensors"
     body = MemoryBody.of({name: torch.zeros(size) for name, size in sizes.items()})
     digest = write_checkpoint(path, body)
     with pytest.raises(UsageError, match=r"--filter 'nothing' or '\?'"):
-        inspect_checkpoint(path, filters=["nothing", "?"])
-    assert [s.name for s in inspect_checkpoint(path, order="name").tensors] == sorted(sizes)
-    # Modules have the totals of all below, and are joined where alone.
-    rows = build_tree(inspect_checkpoint(path).tensors).document()
-    assert {row["name"]: (row["tensors"], row["parameters"], row["bytes"]) for row in rows} == {
-        "body": (3, 152, 608),
-        "body.0.attention": (2, 102, 408),
-        "body.1": (1, 50, 200),
-        "head": (1, 9, 36),
-    }
-    # No run confirms its digest.
-    (verified,) = examine(Request(path, verify=True)).verified or ()
+        examine(path, filters=["nothing", "?"])
+    found = examine(path, filters=["*.weight"])
+    assert {row.name for row in found.tensors} == {"head.weight", "body.0.attention.weight"}
+    assert (found.shown, found.total) == (Count(2, 109, 436), Count(3, 110, 440))
+    (verified,) = verified_in(path)
     assert (verified.digest, verified.round) == (digest, None)
     assert "no run directory" in verified.checks[-1]
 
 
-def test_chunks_and_requests_are_those_of_a_download():
-    sizes = {(0, 16): (0, 0), (1, 16): (1, 1), (64 << 20, 2 << 20): (32, 1)}
-    for (nbytes, chunk), due in {**sizes, ((64 << 20) + 1, 3 << 20): (22, 2)}.items():
-        layout = Layout.of([("a", "U8", (nbytes,)), ("none", "U8", (0,))])
-        _, _, *cost, _ = StreamingCost.of(layout, chunk, as_it_lies=True)
-        assert cost == [*due, 2, due[0]]  # calls tensor by tensor, and chunks of the largest
+def test_chunks_are_those_of_a_download(tmp_path):
+    path = tmp_path / "model.safetensors"
+    write_checkpoint(path, MemoryBody.of({"a": torch.zeros(33, dtype=torch.uint8)}))
+    for chunk, chunks in {16: 3, 32: 2, 48: 1}.items():
+        assert examine(path, chunk_size=chunk).streaming == StreamingCost(chunk, chunks, True)

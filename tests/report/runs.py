@@ -2,7 +2,7 @@
 
 from journal_support import run_started as started_event
 
-from flstream.report.live.state import RunState
+from flstream.report.live.snapshot import Snapshot
 from flstream.telemetry.events import (
     AnyEvent,
     Evaluated,
@@ -60,8 +60,8 @@ def evaluated(number, time, **metrics):
     )
 
 
-def state_after(*events: AnyEvent) -> RunState:
-    state = RunState(began=START)
+def after(*events: AnyEvent) -> Snapshot:
+    run = Snapshot(START)
     for event in events:
-        state.apply(event)
-    return state
+        run.apply(event)
+    return run

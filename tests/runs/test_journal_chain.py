@@ -6,7 +6,7 @@ import pytest
 from journal_support import EffectScript, a_job, a_run
 
 from flstream.errors import ResumeRefusedError, SimulationError
-from flstream.report.record.run import read_run
+from flstream.report.run_record import read_run
 from flstream.runs.journal import Journal, read_history
 from flstream.runs.resume import plan_resume, take_up
 from flstream.telemetry.event_log import EventLog

@@ -6,7 +6,7 @@ import pytest
 from flows import finished
 from training_scripts import adding, of_kind
 
-from flstream.report.html.run_page import write_report
+from flstream.report.page import write_page
 from flstream.runs.resume import plan_resume
 from flstream.telemetry.events import RoundFinished
 
@@ -47,4 +47,4 @@ def test_a_run_ends_early_keeps_what_is_best_and_tells_of_every_round(jobs, name
     assert [len(event.weights) for event in of_kind(run, RoundFinished)] == [sites] * 3
     # A job without cross-site evaluation keeps no models of sites.
     assert not list(directory.sites.rglob("last*"))
-    assert "site-4" in write_report(directory.path).read_text()
+    assert "site-4" in write_page([directory.path]).read_text()

@@ -17,10 +17,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 
 from flstream.report.console import in_notebook, is_live
-from flstream.report.live.frame import render
+from flstream.report.live.frame import LiveMemory, render
 from flstream.report.live.plain import PlainView
-from flstream.report.live.site_state import Memory, memory_now
-from flstream.report.live.state import RunState
+from flstream.report.live.snapshot import Snapshot
 from flstream.simulation.launcher import Listener
 from flstream.telemetry.events import AnyEvent, RunFinished
 from flstream.telemetry.memory import MemorySampler
@@ -73,22 +72,24 @@ class LiveView:
     """
 
     def __init__(self) -> None:
-        self._state = RunState(began=time.time())
+        self._run = Snapshot(time.time())
         self._lock = threading.Lock()
         self._sampler: MemorySampler | None = None
 
     def listen(self, event: AnyEvent, sampler: MemorySampler) -> None:
         """Handle an event of the run."""
         with self._lock:
-            self._state.apply(event)
+            self._run.apply(event)
             self._sampler = sampler
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render the frame of this moment."""
-        memory = Memory() if self._sampler is None else memory_now(self._sampler)
+        memory, sampler = LiveMemory(), self._sampler
+        if sampler is not None:
+            memory = LiveMemory(sampler.current_rss(), sampler.peaks(), sampler.peak_total_pss)
         height = options.height or console.height
         with self._lock:
-            frame = render(self._state, memory, time.time(), options.max_width, height)
+            frame = render(self._run, memory, time.time(), options.max_width, height)
         yield from console.render(frame, options.update(no_wrap=True, overflow="crop", height=None))
 
 

@@ -1,0 +1,325 @@
+"""Charts as inline SVG, which take their colours from the page's style sheet.
+
+A chart is drawn once, 420 units wide, and scales with its figure. Curves are thinned to what that
+width can show, so that the size of a page does not grow with a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from flstream.report.text import format_metric
+from flstream.text import printable
+from flstream.units import format_bytes
+
+Values = Sequence[float] | np.ndarray
+Unit = Literal["metric", "bytes", "seconds", "count"]
+
+INK, BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, VIOLET = (
+    f"var(--{name})"
+    for name in ("ink", "blue", "vermilion", "green", "pink", "orange", "sky", "violet")
+)
+SERIES = (BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, VIOLET)
+"""Colours of compared runs, sites or keys, in order: those of Okabe and Ito (2008)."""
+
+_WIDTH, _HEIGHT, _TOP, _BOTTOM, _RIGHT = 420.0, 210.0, 12.0, 24.0, 12.0
+_LETTER = 7.4  # at most, of the labels
+_MOST_POINTS, _MOST_DOTS = 400, 30
+_LEAST_BAR = 5.0
+
+
+class Curve(NamedTuple):
+    """A line of a chart, or with ``lows`` the band between two lines.
+
+    Attributes:
+        label: name in the legend; empty for none.
+        places: rounds, steps or seconds, in order.
+        values: one for each place; those that are not finite leave a gap.
+        color: colour as CSS names it.
+        width: width of the line in pixels.
+        lows: lower edge of a band, whose upper edge the values are.
+        best: place to mark with a circle; None for none.
+        is_dashed: whether the line is dashed.
+    """
+
+    label: str
+    places: Values
+    values: Values
+    color: str
+    width: float = 1.8
+    lows: Values | None = None
+    best: float | None = None
+    is_dashed: bool = False
+
+
+class Chart(NamedTuple):
+    """A chart of a page.
+
+    Attributes:
+        title: title, also for screen readers.
+        svg: the chart as HTML.
+        legend: labels with their colours.
+    """
+
+    title: str
+    svg: str
+    legend: Sequence[tuple[str, str]]
+
+
+def curve_chart(
+    title: str,
+    curves: Sequence[Curve],
+    x: Unit,
+    y: Unit,
+    *,
+    marks: Sequence[float] = (),
+    top: float | None = None,
+    x_title: str = "",
+) -> Chart:
+    """Draw curves.
+
+    Args:
+        title: title of the chart.
+        curves: curves in drawing order, from the bottom up.
+        x: unit of the places.
+        y: unit of the values; axes of bytes and seconds begin at 0.
+        marks: places of dotted vertical lines.
+        top: upper end of the vertical axis, for charts that are compared; None for the maximum.
+        x_title: title of the horizontal axis.
+    """
+    places = np.concatenate([np.asarray(curve.places, float) for curve in curves])
+    edges = [curve.values for curve in curves] + [c.lows for c in curves if c.lows is not None]
+    values = np.concatenate([np.asarray(edge, float) for edge in edges])
+    values = values[np.isfinite(values)]
+    low = float(values.min(initial=math.inf)) if y == "metric" else 0.0
+    high = top or float(values.max(initial=-math.inf))
+    if not math.isfinite(high):
+        low, high = 0.0, 1.0
+    high = max(high, 1.0) if y == "bytes" else high
+    begin = 0.0 if x == "seconds" else float(places.min())
+    frame = _Frame((begin, float(places.max())), x, (min(low, high), high), y)
+    parts = [frame.axes(x_title)]
+    parts += [_line(frame.x(mark), "mark") for mark in marks]
+    parts += [_curve(frame, curve) for curve in curves]
+    legend = []
+    for curve in curves:
+        last = next((v for v in reversed(list(curve.values)) if math.isfinite(v)), None)
+        text = printable(curve.label)
+        if y == "metric" and curve.lows is None:
+            text = f"{text} {format_metric(last)}".strip()
+        if curve.label or (len(curves) == 1 and y == "metric"):
+            legend.append((text, curve.color))
+    return _chart(title, "".join(parts), legend)
+
+
+def bar_chart(
+    title: str,
+    places: Sequence[int],
+    parts: Mapping[str, Sequence[float]],
+    colors: Mapping[str, str],
+    *,
+    top: float | None = None,
+) -> Chart:
+    """Draw stacked bars of seconds over rounds; with many rounds a bar is the mean of several.
+
+    Args:
+        title: title of the chart.
+        places: numbers of the rounds.
+        parts: seconds of each round by part, stacked in this order.
+        colors: colour of each part as CSS names it.
+        top: upper end of the vertical axis in seconds; None for the highest bar.
+    """
+    group = int(len(places) * _LEAST_BAR / (_WIDTH - 60)) + 1
+    starts = list(range(0, len(places), group))
+    counts = np.diff([*starts, len(places)])
+    means = {part: np.add.reduceat(np.asarray(v), starts) / counts for part, v in parts.items()}
+    high = top or float(np.sum(list(means.values()), axis=0).max()) or 1.0
+    half = group / 2
+    frame = _Frame((places[0] - 0.5, places[-1] + 0.5), "count", (0.0, high), "seconds")
+    width = max((frame.x(places[0] + group) - frame.x(places[0])) * 0.76, 1.0)
+    shapes = [frame.axes(f"round, mean of {group} a bar" if group > 1 else "round")]
+    base = np.zeros(len(starts))
+    for part, heights in means.items():
+        bars = []
+        for start, bottom, height in zip(starts, base, heights, strict=True):
+            if height > 0:
+                left = frame.x(places[start] - 0.5 + half) - width / 2
+                upper, lower = frame.y(bottom + height), frame.y(bottom)
+                bars.append(f"M{left:.1f} {lower:.1f}V{upper:.1f}h{width:.1f}V{lower:.1f}z")
+        shapes.append(f'<path d="{"".join(bars)}" style="fill:{colors[part]}"/>')
+        base += heights
+    return _chart(title, "".join(shapes), [(part, colors[part]) for part in means])
+
+
+def band_of(curves: Sequence[tuple[Values, Values]]) -> tuple[np.ndarray, ...]:
+    """Return places, means, lowest and highest values, and standard deviations of many curves.
+
+    Args:
+        curves: places and values of each; at least one value is finite.
+    """
+    places = np.concatenate([np.asarray(place, float) for place, _ in curves])
+    values = np.concatenate([np.asarray(value, float) for _, value in curves])
+    places, values = places[np.isfinite(values)], values[np.isfinite(values)]
+    distinct = np.unique(places)
+    if len(distinct) > _MOST_POINTS:
+        width = (distinct[-1] - distinct[0]) / _MOST_POINTS
+        places = distinct[0] + np.floor((places - distinct[0]) / width) * width
+    order = np.argsort(places, kind="stable")
+    found, begins = np.unique(places[order], return_index=True)
+    counts = np.diff([*begins, len(order)])
+    values = values[order]
+    means = np.add.reduceat(values, begins) / counts
+    squares = np.add.reduceat((values - np.repeat(means, counts)) ** 2, begins)
+    deviations = np.sqrt(squares / np.maximum(counts - 1, 1))
+    lows, highs = np.minimum.reduceat(values, begins), np.maximum.reduceat(values, begins)
+    return found, means, lows, highs, deviations
+
+
+def _chart(title: str, content: str, legend: Sequence[tuple[str, str]]) -> Chart:
+    label = escape(printable(title))
+    svg = (
+        f'<svg class="chart" role="img" aria-label="{label}" '
+        f'viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}">{content}</svg>'
+    )
+    return Chart(printable(title), svg, legend)
+
+
+class _Frame:
+    """Axes of a chart.
+
+    Args:
+        xs: ends of the horizontal axis.
+        x: its unit.
+        ys: lowest and highest value.
+        y: their unit.
+    """
+
+    def __init__(self, xs: tuple[float, float], x: Unit, ys: tuple[float, float], y: Unit) -> None:
+        if ys[0] == ys[1]:
+            apart = abs(ys[0]) / 2 or 1.0
+            ys = ys[0] - (apart if y == "metric" else 0.0), ys[1] + apart
+        self._ys, self._y_texts = _ticks(*ys, y, 4)
+        low, high = min(ys[0], self._ys[0]), max(ys[1], self._ys[-1])
+        self._left = max(len(text) for text in self._y_texts) * _LETTER + 8
+        self._xs, self._x_texts = _ticks(*xs, x, 5)
+        self._begin = xs[0] if xs[1] > xs[0] else xs[0] - 0.5
+        self._end = max(xs[1], self._begin + 1.0) if xs[1] <= xs[0] else xs[1]
+        self._low, self._high = low, high
+
+    def x(self, place: float) -> float:
+        room = _WIDTH - self._left - _RIGHT
+        return self._left + (place - self._begin) / (self._end - self._begin) * room
+
+    def y(self, value: float) -> float:
+        depth = _HEIGHT - _TOP - _BOTTOM
+        return _TOP + (self._high - value) / (self._high - self._low) * depth
+
+    def axes(self, title: str) -> str:
+        parts = []
+        for value, text in zip(self._ys, self._y_texts, strict=True):
+            y = self.y(value)
+            parts.append(
+                f'<path class="grid" d="M{self._left:.0f} {y:.1f}H{_WIDTH - _RIGHT:.0f}"/>'
+                f'<text x="{self._left - 6:.0f}" y="{y + 4:.1f}" class="end">{text}</text>'
+            )
+        label = f'<text x="{_WIDTH - 4:.0f}" y="{_HEIGHT - 6:.0f}" class="end">{title}</text>'
+        edge = _WIDTH - len(title) * _LETTER - 16
+        for place, text in zip(self._xs, self._x_texts, strict=True):
+            x = self.x(place)
+            if self._begin <= place <= self._end and x + len(text) * _LETTER / 2 < edge:
+                parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 6:.0f}" class="mid">{text}</text>')
+        return "".join([*parts, label if title else ""])
+
+
+def _ticks(low: float, high: float, unit: Unit, count: int) -> tuple[list[float], list[str]]:
+    """Return values at which an axis is labelled, the highest of them at its end, and labels."""
+    span = (high - low) or abs(high) or 1.0
+    if unit == "bytes":
+        step = 2.0 ** math.ceil(math.log2(max(span, 5) / (count + 1)))
+    else:
+        size, _ = _time_unit(high) if unit == "seconds" else (1.0, "")
+        raw = span / size / count
+        power = 10.0 ** math.floor(math.log10(raw))
+        step = size * power * next(n for n in (1, 2, 5, 10) if n * power >= raw * 0.999)
+        if unit == "count":
+            step = max(step, 1.0)
+    begin = math.floor(low / step) if unit != "count" else math.ceil(low / step)
+    end = math.ceil(high / step - 1e-9) if unit != "count" else math.floor(high / step)
+    values = [step * number for number in range(begin, max(end, begin) + 1)]
+    return values, [_label(value, unit, step, high) for value in values]
+
+
+def _label(value: float, unit: Unit, step: float, high: float) -> str:
+    match unit:
+        case "bytes":
+            return format_bytes(round(value))
+        case "seconds":
+            size, name = _time_unit(high)
+            return f"{value / size:g} {name}"
+        case "count":
+            return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:g}"
+    digits = max(-math.floor(math.log10(step)), 0)
+    return f"{value:.{digits}f}" if 1e-4 < step < 1e5 else f"{value:g}"
+
+
+def _time_unit(seconds: float) -> tuple[float, str]:
+    units = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
+    return next((unit for unit in units if seconds >= 2 * unit[0]), (1.0, "s"))
+
+
+def _line(x: float, kind: str) -> str:
+    return f'<path class="{kind}" d="M{x:.1f} {_TOP:.0f}V{_HEIGHT - _BOTTOM:.0f}"/>'
+
+
+def _curve(frame: _Frame, curve: Curve) -> str:
+    places = np.asarray(curve.places, float)
+    values = np.asarray(curve.values, float)
+    if curve.lows is not None:
+        lows = np.asarray(curve.lows, float)
+        known = np.isfinite(values) & np.isfinite(lows)
+        upper = _points(frame, places[known], values[known])
+        lower = _points(frame, places[known], lows[known])
+        area = "L".join([*upper, *reversed(lower)])
+        return f'<path d="M{area}z" style="fill:{curve.color};fill-opacity:.22"/>' if upper else ""
+    path = []
+    known = np.isfinite(values)
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], known, [False]]).astype(int)))
+    for begin, end in edges.reshape(-1, 2):
+        path.append("M" + "L".join(_points(frame, places[begin:end], values[begin:end])))
+    style = f"stroke:{curve.color};stroke-width:{curve.width:.1f}"
+    style += ";stroke-dasharray:5 4" if curve.is_dashed else ""
+    parts = [f'<path class="line" d="{"".join(path)}" style="{style}"/>']
+    marked = list(zip(places, values, strict=True)) if len(values) <= _MOST_DOTS else []
+    if curve.width >= 1.5 and not curve.is_dashed:
+        for place, value in marked:
+            if math.isfinite(value):
+                parts.append(_circle(frame, place, value, f'r="2.2" style="fill:{curve.color}"'))
+    for place, value in zip(places, values, strict=True):
+        if place == curve.best and math.isfinite(value):
+            style = f'r="5" style="fill:none;stroke:{curve.color};stroke-width:1.4"'
+            parts.append(_circle(frame, place, value, style))
+    return "".join(parts)
+
+
+def _circle(frame: _Frame, place: float, value: float, style: str) -> str:
+    return f'<circle cx="{frame.x(place):.1f}" cy="{frame.y(value):.1f}" {style}/>'
+
+
+def _points(frame: _Frame, places: np.ndarray, values: np.ndarray) -> list[str]:
+    """Return points as text: of many, the lowest and the highest of each pixel's values."""
+    if len(places) > 2 * _MOST_POINTS:
+        cuts = np.linspace(0, len(places), _MOST_POINTS + 1).astype(int)
+        keep = []
+        for begin, end in pairwise(cuts):
+            part = values[begin:end]
+            keep += sorted({begin + int(part.argmin()), begin + int(part.argmax())})
+        keep = sorted({0, *keep, len(places) - 1})
+        places, values = places[keep], values[keep]
+    points = zip(map(frame.x, places), map(frame.y, values), strict=True)
+    return [f"{x:.1f} {y:.1f}" for x, y in points]

@@ -1,1 +1,0 @@
-"""``report.html``: a run directory as one self-contained page."""

@@ -1,0 +1,313 @@
+"""The page: well-formed, whole in itself, true to its runs, and safe from what it shows."""
+
+import re
+import threading
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from run_directories import (
+    BEGAN,
+    JOB,
+    MIB,
+    ended,
+    finished_run,
+    one_round,
+    samples,
+    started,
+    summary_of,
+    write_run,
+)
+
+from flstream.errors import UsageError
+from flstream.report.page import (
+    headline,
+    run_cell,
+    run_labels,
+    run_page,
+    write_index,
+    write_own_page,
+    write_page,
+)
+from flstream.report.run_record import read_run
+from flstream.report.running import live_page
+from flstream.runs.run_directory import RunDirectory
+from flstream.runs.summary import SiteFailure
+from flstream.telemetry.events import RoundStarted, RunResumed, SiteFailed, SiteLog, Warned
+
+VOID = {"meta", "link", "br", "img", "path", "rect", "circle"}
+HOSTILE = "<script>alert('x')</script> & \"quoted\" {{ 7 * 191 }}"
+REFRESH = 'http-equiv="refresh"'
+
+
+class Page(HTMLParser):
+    """A page taken apart: it fails where a tag is not closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.source = text
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.rows: list[list[str]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"</{tag}> closes another tag"
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+        if {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data.strip()
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+    @property
+    def by_name(self) -> dict[str, list[str]]:
+        return {row[0]: row[1:] for row in self.rows}
+
+    @property
+    def charts(self) -> list[str]:
+        return [str(attrs["aria-label"]) for tag, attrs in self.tags if tag == "svg"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run that finished."""
+    return read_run(finished_run(tmp_path_factory.mktemp("page") / "run"))
+
+
+@pytest.fixture(scope="module")
+def page(run):
+    """The page of that run."""
+    return Page(run_page([run]))
+
+
+def test_the_page_is_well_formed_and_loads_nothing(page):
+    assert not {tag for tag, _ in page.tags} & {"script", "iframe", "object", "embed", "img"}
+    for _, attributes in page.tags:
+        for name in ("src", "href", "xlink:href", "action", "srcset"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:"))
+        assert not any(name.startswith("on") for name in attributes)
+    assert not re.search(r"http:|https:|@import|url\(", page.source)
+    assert REFRESH not in page.source
+    kinds = ["accuracy", "train loss", "memory over idle (RSS)", "resident memory (RSS)"]
+    assert page.charts == [*kinds, "seconds of each round"]
+    assert dict(page.tags[:4])["html"]["lang"] == "en"
+    assert any(attributes.get("name") == "viewport" for _, attributes in page.tags)
+
+
+def test_the_figures_are_those_of_the_summary(run, page):
+    assert "3 rounds with 2 sites in 38 s; the server stayed within 16 MiB" in headline(run)
+    for text in (headline(run), "accuracy 0.8000 best, after round 3", "70 MiB 1.09 times the"):
+        assert text in page.text
+    rows = page.by_name
+    assert rows["server"] == ["100 MiB", "116 MiB", "16 MiB", "30 MiB"]
+    assert rows["2"] == ["0.7000", "0.5000", "2.00", "5.00", "2.50", "0.50", "1.00"]
+    assert rows["train"] == ["15.00", "39%"]
+    assert rows["start-up, and between the phases"] == ["5.00", "13%"]
+    assert rows["down"] == ["384 MiB", "18", "192", "6", "3.00", "128 MiB/s"]
+    assert rows["up"] == ["192 MiB", "6", "96", "0", "0.75", "256 MiB/s"]
+    assert rows["site-2"] == ["3", "15.00", "5.00", "6.00", "0", "60", "67%"]
+    assert rows["clients.count"][0] == "2"
+
+
+def test_a_notebook_shows_figures_rounds_and_charts(run):
+    cell = Page(run_cell(run.path))
+    assert cell.by_name["2"][:2] == ["0.7000", "0.5000"]
+    assert cell.charts == ["accuracy", "train loss", "memory over idle (RSS)"]
+    assert headline(run) in cell.text
+
+
+def test_nothing_that_a_run_says_becomes_part_of_the_page(tmp_path):
+    sites = ["site-1", HOSTILE]
+    summary = summary_of(status="failed", error=f"it failed: {HOSTILE}")
+    summary.job = HOSTILE
+    summary.warnings = summary.benched = [HOSTILE]
+    summary.metrics = [{HOSTILE: 0.5, "round": 1, "train": {HOSTILE: 1.0}}]
+    where = {"round": 1, "site": HOSTILE, "time": BEGAN + 14}
+    events = [
+        SiteFailed(reason=HOSTILE, **where),
+        SiteLog(key=HOSTILE, value=0.5, **where),
+        SiteLog(key="note", value=None, text=HOSTILE, **where),
+    ]
+    folder = write_run(
+        tmp_path / HOSTILE.replace("/", "|"),
+        [*started(sites=sites), *one_round(1, BEGAN + 2, sites, HOSTILE), *events],
+        samples(BEGAN + 1, BEGAN + 15, HOSTILE, 200 * MIB),
+        summary,
+        JOB.replace('"digits"', f'"{HOSTILE}"'),
+    )
+    (folder / "versions.json").write_text('{"<script>": "<script>"}')
+    (folder / "sites" / HOSTILE.replace("/", "|")).mkdir(parents=True)
+    (folder / "sites" / HOSTILE.replace("/", "|") / "split.json").write_text('{"<script>": 7}')
+    record = read_run(folder)
+    for text in (run_page([record]), run_page([record, record]), run_cell(folder)):
+        page = Page(text)
+        assert "script" not in {tag for tag, _ in page.tags}
+        assert HOSTILE in page.text
+        assert "1337" not in page.text
+
+
+def test_a_run_that_was_cut_off_says_where_it_resumed_and_what_was_wrong(tmp_path):
+    folder = write_run(
+        tmp_path / "run",
+        [
+            *started(),
+            *one_round(1, BEGAN + 2),
+            RunResumed(round=1, effect=1, time=BEGAN + 900),
+            Warned(message="a warning", time=BEGAN + 901),
+            RoundStarted(round=2, sites=["site-1"], time=BEGAN + 901),
+            *ended(BEGAN + 902, "failed", "site-1: client.py, line 5 raised ValueError"),
+        ],
+        samples(BEGAN, BEGAN + 20, "server", 110 * MIB),
+    )
+    (folder / "sites" / "site-1").mkdir(parents=True)
+    (folder / "sites" / "site-1" / "split.json").write_text('{"cats": 7}')
+    page = Page(run_page([read_run(folder)]))
+    for words in (
+        "Round 2 was under way",
+        "The run was interrupted, and resumed",
+        "Warning: a warning",
+        "Failed after 1 of 3 rounds with 2 sites",
+        "site-1: client.py, line 5 raised ValueError",
+    ):
+        assert words in page.text
+    assert "Examples of each label at each site" in page.text
+    assert ["site-1", "7"] in page.rows
+    assert 'class="mark"' in page.source
+
+
+def test_a_run_without_a_round_has_no_charts_of_rounds(tmp_path):
+    folder = write_run(tmp_path / "run", [*started(), *ended(BEGAN + 2, "failed", "no")])
+    page = Page(run_page([read_run(folder)]))
+    assert "No round was completed." in page.text
+    assert "No site was asked for anything." in page.text
+    assert "Logged values" not in page.text
+    assert page.charts == []
+
+
+def test_of_many_sites_and_rounds_the_ends_are_shown_and_the_rest_counted(tmp_path):
+    sites = [f"site-{number}" for number in range(1, 201)]
+    failed = SiteFailed(round=1, site="site-177", reason="no data", time=BEGAN + 14)
+    events = [*started(sites=sites), *one_round(1, BEGAN + 2, sites), failed]
+    summary = summary_of(10_000)
+    summary.failures = [SiteFailure(1, "site-177", "no data")]
+    text = run_page([read_run(write_run(tmp_path / "run", events, (), summary))])
+    page = Page(text)
+    names = [row[0] for row in page.rows if len(row) > 5 and row[0].startswith("site-")]
+    assert names[:3] == ["site-177", "site-1", "site-2"]
+    assert ["... 140 rows left out"] in page.rows
+    assert any(row[0].startswith("... 9,9") for row in page.rows)
+    assert "no data" in page.text
+    assert len(text) < 600_000
+
+
+def test_a_page_refreshes_itself_only_while_its_run_goes_on(tmp_path):
+    folder = write_run(tmp_path / "run", [*started(), *one_round(1, BEGAN + 2)])
+    run = RunDirectory(folder)
+    write_own_page(run, is_running=True)
+    assert REFRESH in run.report.read_text()
+    assert "Going on after 1 of 3 rounds" in run.report.read_text()
+    with run.in_use():
+        assert write_page([folder]) == run.report
+        assert REFRESH in run.report.read_text()
+    # A run that was killed left such a page. An index finds that out, too.
+    write_index(tmp_path)
+    page = run.report.read_text()
+    assert REFRESH not in page
+    assert "Cut off after 1 of 3 rounds" in page
+    assert re.search(r"Written by flstream .* on \d{4}-\d\d-\d\d at \d\d:\d\d:\d\d UTC", page)
+
+
+def test_a_page_is_written_at_the_end_of_a_round_and_no_more_once_its_run_has_ended(
+    tmp_path, monkeypatch
+):
+    run = RunDirectory(write_run(tmp_path / "run", [*started(), *one_round(1, BEGAN + 2)]))
+    written = threading.Event()
+
+    def write(run, *, is_running):
+        write_own_page(run, is_running=is_running)
+        written.set()
+
+    monkeypatch.setattr("flstream.report.page.write_own_page", write)
+    with live_page(run) as is_due:
+        assert not run.report.exists()
+        is_due.set()
+        assert written.wait(60)
+        assert REFRESH in run.report.read_text()
+        written.clear()
+        is_due.set()
+    # The second page was not due yet when the run ended.
+    assert not written.is_set()
+
+
+def test_an_index_has_each_run_below_a_folder_with_a_link_to_its_page(tmp_path):
+    finished_run(tmp_path / "a run")
+    (tmp_path / "more").mkdir()
+    write_run(tmp_path / "more" / "killed", [*started(), *one_round(1, BEGAN + 2)])
+    path = write_index(tmp_path)
+    page = Page(path.read_text())
+    assert path == tmp_path / "index.html"
+    assert page.by_name["a run"][:6] == ["finished", "digits", "3", "2", "0.8000", "accuracy"]
+    assert page.by_name["more/killed"][:3] == ["unfinished", "digits", "1"]
+    links = [attrs["href"] for tag, attrs in page.tags if tag == "a"]
+    assert links == ["a%20run/report.html", "more/killed/report.html"]
+    assert all((tmp_path / name / "report.html").exists() for name in ("a run", "more/killed"))
+    with pytest.raises(UsageError, match="no run lies below"):
+        write_index(tmp_path / "more" / "killed" / "sites")
+
+
+def test_runs_side_by_side_show_what_is_different(tmp_path):
+    runs = [finished_run(tmp_path / name) for name in ("one", "other")]
+    (runs[1] / "job.conf").write_text(JOB.replace('"pull"', '"native"'))
+    text = run_page([read_run(run) for run in runs])
+    page = Page(text)
+    assert page.by_name["streaming.mode"] == ['"pull"', '"native"']
+    assert page.by_name["clients.count"] == ["2"]
+    assert page.by_name["one"][:5] == ["finished", "3", "2", "0.8000", "3"]
+    assert text.count("<tr class=different>") == 1
+    assert {"one 0.8000", "other 0.8000"} <= {each.strip() for each in page.texts}
+    assert "mean" not in page.by_name
+
+
+def test_runs_that_differ_in_their_seed_alone_are_a_mean_with_its_spread(tmp_path):
+    runs = []
+    for seed, accuracy in ((1, 0.7), (2, 0.8), (3, 0.9)):
+        folder = finished_run(tmp_path / f"seed-{seed}")
+        (folder / "job.conf").write_text(f"{JOB}seed = {seed}\n")
+        record = read_run(folder)
+        metrics = [{**row, "accuracy": accuracy} for row in record.summary.metrics]
+        summary = replace(record.summary, seed=seed, metrics=metrics)
+        (folder / "summary.json").write_text(summary.to_json())
+        runs.append(read_run(folder))
+    page = Page(run_page(runs))
+    accuracy = [row[0] for row in page.rows].index("run")
+    column = page.rows[accuracy].index("last accuracy") - 1
+    assert page.by_name["mean"][column] == "0.8000"
+    assert page.by_name["standard deviation"][column] == "0.1000"
+    assert "mean of 3 seeds 0.8000" in page.text
+    assert page.by_name["seed"] == ["1", "2", "3"]
+
+
+def test_runs_of_one_name_are_told_apart_by_the_folders_above():
+    paths = [Path("/a/x/run"), Path("/a/y/run"), Path("/b/y/other")]
+    assert run_labels(paths) == ["x/run", "y/run", "y/other"]
+    assert run_labels([Path("/a/x"), Path("/a/x")]) == ["x", "x"]
