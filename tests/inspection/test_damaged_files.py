@@ -159,6 +159,11 @@ def run(events: str) -> Write:
     return write
 
 
+def looped(path: Path) -> None:
+    run("")(path)
+    (path / "checkpoints" / "round-0000.safetensors").symlink_to("round-0000.safetensors")
+
+
 READY = f'{{"kind": "model_ready", "bytes": 64, "tensors": 1, "digest": "{"01234567" * 4}"}}\n'
 OTHERS: dict[str, Write] = {
     "pipe": lambda path: os.mkfifo(path),
@@ -166,6 +171,7 @@ OTHERS: dict[str, Write] = {
     "device": lambda path: path.symlink_to("/dev/zero"),
     # A regular file that even root cannot read at its beginning.
     "unreadable": lambda path: path.symlink_to("/proc/self/mem"),
+    "run with a link to itself": looped,
     "run with a damaged journal": run('{"kind": 1}\n'),
     "run with another digest": run(READY),
 }

@@ -1,5 +1,7 @@
 """Run directories, filters and the cost of streaming."""
 
+import os
+
 import msgspec
 import pytest
 import torch
@@ -21,6 +23,8 @@ from flstream.telemetry.events import (
     RunFinished,
     RunResumed,
     SiteFailed,
+    SitePhaseChanged,
+    SiteUpdate,
     Transfer,
     decode_event,
     encode_lines,
@@ -60,6 +64,8 @@ def run(tmp_path):
         [
             run_started(job="mini"),
             ModelReady(bytes=160, tensors=1, digest=first),
+            SitePhaseChanged(round=1, site="site-1", state="training"),
+            SiteUpdate(round=1, site="site-1", weight=2.0, metrics={}),
             *(
                 event
                 for n, digest in enumerate(others, 1)
@@ -103,6 +109,7 @@ def test_a_run_adds_up_what_moved_in_each_round_and_what_each_site_did(run):
 
 def test_a_folder_without_a_journal_shows_its_checkpoints(run):
     (run / "events.jsonl").unlink()
+    os.mkfifo(run / "events.jsonl")  # nobody waits for what it is not
     found = read_run(run)
     assert (found.job, found.status, found.rounds_completed) == ("", "", 3)
     assert [(each.round, each.digest) for each in found.checkpoints] == [(n, "") for n in range(4)]
@@ -135,7 +142,8 @@ def test_verifying_a_run_reads_what_its_optimizer_remembered(run):
     state = run / "checkpoints" / "round-0002.optimizer.safetensors"
     digest = write_checkpoint(state, MemoryBody.of({"momentum.w": torch.ones(40)}))
     events = list(map(decode_event, (run / "events.jsonl").read_bytes().splitlines()))
-    events[4].model = msgspec.structs.replace(events[4].model, optimizer_state=digest)
+    (fold,) = [event for event in events if isinstance(event, EffectDone) and event.round == 2]
+    fold.model = msgspec.structs.replace(fold.model, optimizer_state=digest)
     (run / "events.jsonl").write_bytes(encode_lines(events))
     last = verified_in(run)[-1]
     assert (last.path, last.round, "is the one that" in last.checks[-1]) == (state, 2, True)
