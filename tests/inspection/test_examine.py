@@ -112,8 +112,7 @@ def test_a_folder_without_a_journal_shows_its_checkpoints(run):
     found = read_run(run)
     assert (found.job, found.status, found.rounds_completed) == ("", "", 3)
     assert [(each.round, each.digest) for each in found.checkpoints] == [(n, "") for n in range(4)]
-    (verified, *_) = verified_in(run)
-    assert "no run directory" in verified.checks[-1]
+    assert "no run directory" in verified_in(run)[0].checks[-1]
 
 
 def test_verifying_a_run_compares_every_checkpoint_with_the_journal(run):
@@ -154,9 +153,8 @@ def test_verifying_a_run_reads_what_its_optimizer_remembered(run):
 def test_what_came_after_what_a_run_went_on_from_is_void(run):
     write_events(run, [RunResumed(round=1, effect=1)])
     found = read_run(run)
-    assert (found.status, found.rounds_completed) == ("unfinished", 1)
-    assert {each.round for each in found.checkpoints if each.digest} == {0, 1}
-    # Scores of a last round are void once there are more rounds.
+    left = {each.round for each in found.checkpoints if each.digest}
+    assert (found.status, left) == ("unfinished", {0, 1})
     assert {"accuracy": 0.5} not in [each.metrics for each in found.checkpoints]
 
 
