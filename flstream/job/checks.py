@@ -20,9 +20,7 @@ from flstream.job.fields import FREE_ARGS
 from flstream.job.keys import WORKFLOW
 from flstream.job.privacy import EPSILON
 from flstream.job.problems import MISSING, Problem, given
-from flstream.job.scoring import score_source
 from flstream.job.site_names import site_problems
-from flstream.job.submitting import submits_models
 from flstream.job.tracking import RUN
 
 if TYPE_CHECKING:
@@ -108,7 +106,7 @@ def _workflows(job: Job) -> Iterator[Problem]:
                 where = workflow_name(job.stages.index(first), 2)
                 yield _must_be(f"{section}.args.{name}", f"{first_value}, as in {where}", hint)
         is_unjudged = stage.has_rounds and stage.args.evaluate_every == 0
-        if early and is_unjudged and score_source(stage.args, job.train) == "task":
+        if early and is_unjudged and stage.args.evaluate == "task":
             allowed = f"null where {section}.args.evaluate_every is 0, as no round is evaluated"
             yield from (_must_be(key, allowed) for key in early)
             early = []
@@ -207,10 +205,6 @@ def _travel(job: Job) -> Iterator[Problem]:
         if job.aggregation.method not in WEIGHTED:
             allowed = f"{' or '.join(WEIGHTED)} in {sender}, of which further tensors are summed"
             yield _must_be("aggregation.method", allowed)
-    collects = [stage.name for stage in job.stages if stage.args.collects_models]
-    if filters.up and collects and submits_models(job.train):
-        code = "code that names is_submit_model, since what it submits is no update"
-        yield Problem("filters.up", "given", f"left out in {collects[0]} of {code}")
 
 
 def _places(job: Job) -> Iterator[Problem]:
