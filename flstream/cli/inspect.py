@@ -66,7 +66,7 @@ def inspect(
     Lists its tensors and what streaming them takes, from its header alone. With --stats, --diff,
     --verify and --export to a folder its tensors are read too, range by range: the memory that
     takes does not grow with the model. Of a run directory it also lists its rounds and sites, from
-    its journal. On a terminal long names are folded; through a pipe they are whole.
+    its journal. On a terminal long names are shortened; through a pipe they are whole.
     """
     from flstream.errors import CheckpointError, LayoutError, SimulationError
     from flstream.inspection.examine import Findings, as_document, examine

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from flstream.errors import CheckpointError
+from flstream.model.checkpoint_header import regular_size
 from flstream.model.digests import body_digest
 from flstream.model.formats.file import CheckpointFile
 from flstream.model.formats.opening import open_checkpoint
@@ -59,27 +60,28 @@ class Verification(msgspec.Struct, frozen=True):
 def read_run(path: Path) -> InspectedRun:
     """Read what a run directory has: its journal and its checkpoints."""
     run = RunDirectory(path)
-    history = read_history(run.events, phases=False)
+    has_journal = run.events.is_file()
+    history = read_history(run.events, phases=False) if has_journal else History()
     models = models_by_round(history)
     metrics = {record.number: record.trained for record in history.rounds}
     metrics |= history.scores
     checkpoints = []
     for file in checkpoint_files(run):
         place, number = run.checkpoints / file.name, file.round
-        try:
-            size = place.stat().st_size
-        except FileNotFoundError:  # the run has just removed it
+        if not os.path.lexists(place):  # the run has just removed it
             continue
         model = record_of(models.get(number, ()), file, run)
         digest, bodies = (model.digest, bodies_beside(model)) if model else ("", {})
         scores = dict(metrics.get(number, {})) if model and file.step is None else {}
-        checkpoints.append(RunCheckpoint(number, place, size, digest, scores, bodies, file.step))
+        checkpoints.append(
+            RunCheckpoint(number, place, regular_size(place), digest, scores, bodies, file.step)
+        )
     last = checkpoints[-1].round if checkpoints else 0
     status = "unfinished" if history.status == "running" else history.status
     return InspectedRun(
         path=path,
         job=history.facts.name,
-        status="" if history.is_empty else status,
+        status=status if has_journal else "",
         rounds_planned=history.planned_rounds,
         rounds_completed=last if history.last_round is None else history.last_round,
         checkpoints=checkpoints,
@@ -128,7 +130,7 @@ def record_of(
 
 
 def checkpoint_files(run: RunDirectory) -> list[ModelFile]:
-    """List the models in a run directory, oldest first."""
+    """List the models in a run directory, oldest first; the newest of a round has no step."""
     try:
         names = os.listdir(run.checkpoints)
     except FileNotFoundError:
@@ -138,7 +140,6 @@ def checkpoint_files(run: RunDirectory) -> list[ModelFile]:
             f"{run.checkpoints} cannot be listed: {error.strerror}; check its permissions"
         ) from error
     files = [file for name in names if (file := ModelFile.parse(name)) and file.is_model]
-    # The one without a step is the newest of its round.
     return sorted(files, key=lambda file: (file.round, file.step is None, file.step))
 
 
@@ -186,10 +187,9 @@ def verify_run(run: InspectedRun, done: Path) -> list[Verification]:
             digests = [(number, checkpoint.digest)] if checkpoint.digest else []
             models.append(_verify(open_checkpoint(checkpoint.path), directory, digests))
         # A body is removed before its checkpoint, so a run that was killed in between is sound.
-        is_last = checkpoint is run.checkpoints[-1]
         for body, digest in checkpoint.bodies.items():
             path = body_file(checkpoint.path, body)
-            if is_last or path.exists():
+            if checkpoint is run.checkpoints[-1] or path.exists():
                 bodies.append(_verify(open_checkpoint(path), directory, [(number, digest)], body))
     return [*models, *bodies]
 

@@ -159,6 +159,10 @@ def run(events: str) -> Write:
     return write
 
 
+def loop_in(folder: Path) -> None:
+    (folder / "round-0000.safetensors").symlink_to("round-0000.safetensors")
+
+
 READY = f'{{"kind": "model_ready", "bytes": 64, "tensors": 1, "digest": "{"01234567" * 4}"}}\n'
 OTHERS: dict[str, Write] = {
     "pipe": lambda path: os.mkfifo(path),
@@ -166,6 +170,7 @@ OTHERS: dict[str, Write] = {
     "device": lambda path: path.symlink_to("/dev/zero"),
     # A regular file that even root cannot read at its beginning.
     "unreadable": lambda path: path.symlink_to("/proc/self/mem"),
+    "run with a link to itself": lambda path: (run("")(path), loop_in(path / "checkpoints")),
     "run with a damaged journal": run('{"kind": 1}\n'),
     "run with another digest": run(READY),
 }
