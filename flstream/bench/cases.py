@@ -229,7 +229,8 @@ def _codec_section(entry: str, step: str) -> str:
         return "" if name in ("", NONE) else json.dumps(name)
     if name not in _ARGUMENTS:
         raise UsageError(f"--codecs {entry}: only {', '.join(_ARGUMENTS)} take a value, not {name}")
-    return f"{{ type = {json.dumps(name)}, {_ARGUMENTS[name]} = {json.dumps(value)} }}"
+    args = f"{_ARGUMENTS[name]} = {json.dumps(value)}"
+    return f"{{ type = {json.dumps(name)}, args {{ {args} }} }}"
 
 
 def _link_overrides(text: str, model_bytes: int) -> Iterable[str]:
