@@ -63,7 +63,7 @@ RULES: dict[str, tuple[dict[str, Any], str, Any]] = {
     "a server's optimizer": (
         {"workflows": workflow("FedOpt", optimizer_args=SGD)},
         "server_optimizer",
-        {"type": "fedavgm", "learning_rate": 0.5, "beta_1": 0.6},
+        {"type": "fedavgm", "args": {"learning_rate": 0.5, "beta_1": 0.6}},
     ),
     "the sites' part of a swarm": (
         {
@@ -129,7 +129,7 @@ def test_values_that_a_key_does_not_take_are_what_the_job_needs_mended(tmp_path)
     parts = {"workflows": workflow("FedAvg", num_rounds=True), "tensor_download_chunk_size": 1000}
     write_job(converted(tmp_path / "in", **parts), tmp_path / "new")
     problems = {each.key: str(each) for each in open_problems(tmp_path / "new")}
-    assert "a whole number of at least 1" in problems["rounds"]
+    assert "a whole number from 1 to 1000000000" in problems["rounds"]
     assert "nearest: 992 or 1008" in problems["streaming.tensor_download_chunk_size"]
 
 
