@@ -206,7 +206,7 @@ def _parts(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[dict[str, o
         {
             "label": label,
             "color": run_charts.series_color(index),
-            "logged_keys": len(run.logged.curves) + run.logged.more_keys,
+            "logged_keys": len(run.logged.curves) + len(run.logged.more_keys),
             "rounds": views.rounds_of(run.summary, _MOST_ROUNDS),
             "memory": views.memory_table(run.summary, _MOST_CLIENTS, _MOST_CLIENTS // 2),
             "nodes": views.nodes_table(run.summary),

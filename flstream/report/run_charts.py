@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from flstream.report.drawing import (
     curve_chart,
 )
 from flstream.report.metrics import Metric, metrics_of, values_by_round
-from flstream.report.run_record import HELPERS, LoggedCurve, RunRecord
+from flstream.report.run_record import HELPERS, RunRecord
 from flstream.report.text import counted, elide
 from flstream.runs.round_record import PHASES
 from flstream.telemetry.events import SERVER
@@ -209,12 +209,25 @@ def logged_charts(run: RunRecord) -> list[Chart]:
         if finite and len(charts) < _MOST_LOGGED:
             unit = "step" if key in run.logged.with_steps else "round"
             title = elide(printable(key), 48)
-            chart = curve_chart(title, _logged_curves(finite), "count", "metric", x_title=unit)
+            lines = {
+                name: (c.places if unit == "step" else spread(c.places), c.values)
+                for name, c in finite.items()
+            }
+            chart = curve_chart(title, _logged_curves(lines), "count", "metric", x_title=unit)
             charts.append(chart)
     return charts
 
 
-def _logged_curves(sites: Mapping[str, LoggedCurve]) -> list[Curve]:
+def spread(rounds: Sequence[float]) -> list[float]:
+    """Return places within rounds: the last value of a round is at the round itself."""
+    places: list[float] = []
+    for number, group in groupby(rounds):
+        count = len(list(group))
+        places += [number - 1 + (index + 1) / count for index in range(count)]
+    return places
+
+
+def _logged_curves(sites: Mapping[str, tuple[Values, Values]]) -> list[Curve]:
     """Return a line for each of few sites, the mean of more, and the range of many."""
     if len(sites) <= len(SERIES):
         names = [_short(name) or ("workflow" if len(sites) > 1 else "") for name in sites]

@@ -396,4 +396,5 @@ def texts_table(logged: LoggedValues) -> Table:
         Row([text.site or "workflow", text.round, text.step, text.key, clip(text.text or "", 500)])
         for text in logged.texts
     ]
-    return Table(columns, [*rows, *([Gap(logged.more_texts)] if logged.more_texts else [])])
+    more = logged.text_count - len(rows)
+    return Table(columns, [*rows, *([Gap(more)] if more else [])])
