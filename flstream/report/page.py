@@ -49,13 +49,16 @@ class Fact(NamedTuple):
     note: str = ""
 
 
-def write_page(runs: Sequence[Path], output: Path | None = None) -> Path:
+def write_page(
+    runs: Sequence[Path], output: Path | None = None, *, is_running: bool | None = None
+) -> Path:
     """Write the page of a run, or of several to compare.
 
     Args:
         runs: paths of run directories.
         output: path of the page; None for ``report.html`` in the run directory, or for several
             runs ``comparison.html`` in the working directory.
+        is_running: whether the runs are going on; None to find out by their locks.
 
     Returns:
         The path of the page.
@@ -64,25 +67,11 @@ def write_page(runs: Sequence[Path], output: Path | None = None) -> Path:
         UsageError: a folder is not a run directory, or an existing file is not a page of flstream.
         SimulationError: the page cannot be written.
     """
-    path = output
-    if path is None:
-        path = RunDirectory(runs[0]).report if len(runs) == 1 else Path("comparison.html")
+    own = RunDirectory(runs[0].absolute()).report if len(runs) == 1 else Path("comparison.html")
+    path = output or own
     check_replaceable(path)
-    records = [read_run(run) for run in runs]
-    if output is None and len(runs) == 1:
-        path = RunDirectory(records[0].path).report
-    _write(path, run_page(records))
+    _write(path, run_page([read_run(run, is_running=is_running) for run in runs]))
     return path
-
-
-def write_own_page(run: RunDirectory, *, is_running: bool) -> None:
-    """Write the page of a run of this process; one of a run that is going on refreshes itself.
-
-    Raises:
-        FlstreamError: as :func:`write_page`.
-    """
-    check_replaceable(run.report)
-    _write(run.report, run_page([read_run(run.path, is_running=is_running)]))
 
 
 def write_index(folder: Path, output: Path | None = None) -> Path:
@@ -135,10 +124,7 @@ def run_page(runs: Sequence[RunRecord]) -> str:
     remarks = [
         remark if is_one else f"{label}: {remark}"
         for run, label in zip(runs, labels, strict=True)
-        for remark in [
-            *([f"Error: {run.summary.error}"] * bool(run.summary.error)),
-            *remarks_of(run),
-        ]
+        for remark in filter(None, [run.summary.error, *remarks_of(run)])
     ]
     return _render(
         "page.html",
