@@ -53,8 +53,9 @@ class Rates:
         self._seen: deque[tuple[float, tuple[int, int, int]]] = deque()
 
     def per_second(self, run: Snapshot, now: float) -> list[float]:
-        """Return bytes down, bytes up and answers per second."""
-        totals = run.down, run.up, run.answers
+        """Return bytes down, bytes up and sites per second."""
+        # Where processes share sites, these answer together at the end of a task.
+        totals = run.down, run.up, run.done if run.is_shared and not run.is_quick else run.answers
         self._seen.append((now, totals))
         while self._seen[0][0] < now - _RATE_SECONDS:
             self._seen.popleft()
