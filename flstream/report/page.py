@@ -88,15 +88,15 @@ def write_index(folder: Path, output: Path | None = None) -> Path:
         UsageError: there is no run below the folder, or an existing file is not a page of flstream.
         SimulationError: a page cannot be written.
     """
-    found = sorted(folder.glob("**/events.jsonl"), key=lambda path: natural_key(str(path)))
-    if not found:
+    journals = sorted(folder.glob("**/events.jsonl"), key=lambda path: natural_key(str(path)))
+    if not journals:
         raise UsageError(
             f"{folder} is not a run directory, and no run lies below it: none has an events.jsonl; "
             "name the folder that flstream simulate made, such as runs/<job>-<time>, or runs"
         )
     path = output or folder / _INDEX
     check_replaceable(path)
-    runs = [read_run(events.parent) for events in found]
+    runs = [read_run(events.parent) for events in journals]
     links = []
     for run in runs:
         page = RunDirectory(run.path).report
@@ -118,7 +118,7 @@ def run_page(runs: Sequence[RunRecord]) -> str:
     if is_one:
         settings = [views.settings_table(runs[0].settings, default=d) for d in (False, True)]
     else:
-        values = [{key: each.value for key, each in run.settings.items()} for run in runs]
+        values = [{key: setting.value for key, setting in run.settings.items()} for run in runs]
         settings = [views.differing_table(values, labels, same=same) for same in (False, True)]
     versions = [run.versions for run in runs]
     remarks = [
@@ -264,34 +264,34 @@ def facts(run: RunRecord) -> list[Fact]:
     """Return the figures at the top of the page of a run."""
     summary = run.summary
     memory, model, best = summary.memory, summary.model.bytes, summary.best
-    found = []
+    figures = []
     if best is not None:
         note = f"best, after round {best.round:,}" if best.round else "best, of the initial model"
-        found.append(Fact(printable(best.metric), format_metric(best.value), note))
+        figures.append(Fact(printable(best.metric), format_metric(best.value), note))
     spent = summary.privacy
     if spent is not None:
         note = f"{spent.clipped:.0%} of updates clipped to {spent.clip_norm:.4g}"
-        found.append(Fact("epsilon", format_epsilon(spent), note))
-    found.append(Fact("time", format_seconds(run.seconds), counted(len(summary.rounds), "round")))
+        figures.append(Fact("epsilon", format_epsilon(spent), note))
+    figures.append(Fact("time", format_seconds(run.seconds), counted(len(summary.rounds), "round")))
     largest = max((client.over_idle for client in memory.clients.values()), default=0)
     sizes = {"server over idle": memory.server.over_idle, "largest client over idle": largest}
     for label, size in sizes.items():
         times = f"{size / model:.2f} times the model" if model >= _LARGE_MODEL else ""
-        found += [Fact(label, format_bytes(size), times)] if size else []
+        figures += [Fact(label, format_bytes(size), times)] if size else []
     if memory.peak_total_pss:
         note = "at most at one time, shared pages once"
-        found.append(Fact("all processes", format_bytes(memory.peak_total_pss), note))
+        figures.append(Fact("all processes", format_bytes(memory.peak_total_pss), note))
     if memory.nodes:
         note = f"at most {format_bytes(max(memory.nodes.values()))} on one"
-        found.append(Fact("on the nodes", format_bytes(sum(memory.nodes.values())), note))
+        figures.append(Fact("on the nodes", format_bytes(sum(memory.nodes.values())), note))
     down, up = summary.transfer.down, summary.transfer.up
     if down.bytes + up.bytes:
         note = f"in {counted(down.requests + up.requests, 'request')}"
-        found.append(Fact("moved", format_bytes(down.bytes + up.bytes), note))
+        figures.append(Fact("moved", format_bytes(down.bytes + up.bytes), note))
     if model:
         tensors = counted(summary.model.tensors, "tensor")
-        found.append(Fact("model", format_bytes(model), f"in {tensors}"))
-    return found
+        figures.append(Fact("model", format_bytes(model), f"in {tensors}"))
+    return figures
 
 
 def _where(run: RunRecord) -> str:

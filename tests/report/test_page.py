@@ -95,7 +95,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(run):
-    """The page of that run."""
+    """The page of the finished run."""
     return Page(run_page([run]))
 
 
@@ -283,7 +283,7 @@ def test_runs_side_by_side_show_what_is_different(tmp_path):
     assert page.by_name["clients.count"] == ["2"]
     assert page.by_name["one"][:5] == ["finished", "3", "2", "0.8000", "3"]
     assert text.count("<tr class=different>") == 1
-    assert {"one 0.8000", "other 0.8000"} <= {each.strip() for each in page.texts}
+    assert {"one 0.8000", "other 0.8000"} <= {text.strip() for text in page.texts}
     assert "mean" not in page.by_name
 
 

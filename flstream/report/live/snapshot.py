@@ -120,7 +120,7 @@ class Snapshot:
     failures: dict[str, str] = field(default_factory=dict)
     rounds: deque[RoundRow] = field(default_factory=lambda: deque(maxlen=_MOST_PAST))
     scored: Evaluated | None = None
-    _asked: set[str] = field(default_factory=set)
+    _cohort: set[str] = field(default_factory=set)
     _task: str = ""
     _over: int = 0
     _suspended: int = 0
@@ -249,13 +249,13 @@ class Snapshot:
         # The round goes on with more sites, or with some of them once more.
         self.answered.difference_update(event.sites)
         self.failed.difference_update(event.sites)
-        self._asked.update(event.sites)
-        self.round, self.asked, self.phase = event.round, len(self._asked), "training"
+        self._cohort.update(event.sites)
+        self.round, self.asked, self.phase = event.round, len(self._cohort), "training"
 
     def _begin(self, task: str) -> None:
         self._task = self.phase = task
         self._over = self.folded = 0
-        self._asked, self.answered, self.failed = set(), set(), set()
+        self._cohort, self.answered, self.failed = set(), set(), set()
 
     def _begin_work(self, task: str) -> None:
         """Begin a task of all sites, unless one is under way."""
@@ -333,9 +333,9 @@ class Snapshot:
         worker.down = max(worker.down, count)
 
     def _finish_round(self, event: RoundFinished) -> None:
-        scores = [each.metrics for each in self._evaluations if isinstance(each, Evaluated)]
+        scores = [e.metrics for e in self._evaluations if isinstance(e, Evaluated)]
         metrics = flat_metrics({**(scores[-1] if scores else {}), "train": event.metrics})
-        evaluate = sum(each.seconds for each in self._evaluations)
+        evaluate = sum(e.seconds for e in self._evaluations)
         phases = (*event.phases, evaluate)
         self.rounds.append(RoundRow(event.round, metrics, phases, event.privacy, event.aggregator))
         self._evaluations, self._aggregator = [], ""
