@@ -81,8 +81,7 @@ def test_a_frame_has_the_round_the_sites_their_bytes_and_the_memory(width):
     assert {"downloading", "50%", "32", "231"} <= set(second)
     assert "0 B/s, 48 MiB in all" in line_of(lines, "down      ")
     assert "server 180 MiB RSS, all processes at most 3 GiB so far" in line_of(lines, "memory")
-    heads = line_of(lines, "site ").split()
-    assert ("peak" in heads) == (width == 200)
+    assert ("peak" in line_of(lines, "site ").split()) == (width == 200)
 
 
 def test_rates_are_of_the_last_two_seconds():
@@ -93,14 +92,6 @@ def test_rates_are_of_the_last_two_seconds():
     run.apply(phase("site-1", "ready", START + 2))
     assert rates.per_second(run, START + 2) == [24 * MIB, 0, 0.5]
     assert rates.per_second(run, START + 3.5) == [0, 0, 0]
-
-
-def test_nodes_are_a_column():
-    peaks = {"site-1": ProcessMemory(0, MIB, node="machine-1")}
-    lines = frame(after(*started(4)), 100, memory=LiveMemory({}, peaks, 3 << 30))
-    assert "node" in line_of(lines, "site ").split()
-    assert "machine-1" in line_of(lines, "site-1")
-    assert "machine" not in line_of(lines, "site-3")
 
 
 def test_sites_that_processes_share_are_counted_and_their_failures_named():
