@@ -35,7 +35,7 @@ def print_forecast(
     width = console.width if console.is_terminal else None
     facts = [(name, Text(printable(value))) for name, value in _facts(job, need, room)]
     print_facts(console, facts, width)
-    verdict, style = ("does not fit", "bold red") if lacks else ("fits", "bold green")
+    verdict, style = ("does not fit", "bold red") if lacks else ("fits, training not counted", "bold green")
     console.print(Text(f"\n{verdict}", style=style))
     for lack in lacks:
         for line in (lack.sentence, f"to make it fit: {lack.change}"):
