@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from run_fixtures import INLINE
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
+from flstream.cli.app import app
 from flstream.job import load_job
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.launcher import simulate
@@ -61,10 +63,13 @@ def test_a_variant_of_digits_runs_once_its_lines_are_uncommented(name, lines, tm
     path.write_text(text.replace(lines, lines.replace("# ", "")))
     job = load_job(path, [*INLINE, "rounds=1", "train.args.epochs=1"])
     assert name in (job.stages[-1].type, "private")
-    summary = simulate(job, RunDirectory.create(name, tmp_path / "run"))
+    directory = RunDirectory.create(name, tmp_path / "run")
+    summary = simulate(job, directory)
     assert (summary.status, list(summary.warnings)) == ("finished", []), summary.error
     [metrics] = summary.metrics
     assert metrics["accuracy"] > 0
     assert ("personal_accuracy" in metrics) == (name == "ditto")
     if name == "private":
         assert summary.rounds[0].epsilon > 0
+        assert CliRunner().invoke(app, ["report", str(directory.path)]).exit_code == 0
+        assert "clipping norm" in (directory.path / "report.html").read_text()
