@@ -116,6 +116,13 @@ def folded(number: int) -> EffectDone:
     return record(number, "fold", number, None, model=model)
 
 
+def run_started(**facts: Any) -> RunStarted:
+    """The event of a job of two sites, with other facts where they are given."""
+    job = {"job": "job", "seed": 0, "rounds": 3, "clients": 2, "mode": "pull", "chunk_size": 16}
+    metric = {"key_metric": "accuracy", "key_metric_mode": "max", "evaluate": ["task"]}
+    return RunStarted(**job | metric | facts)
+
+
 class EffectScript:
     """The events of a run of FedAvg: the same for every run of the same job, but for times.
 
@@ -155,9 +162,7 @@ class EffectScript:
         """Until the initial model is there."""
         return [
             ProcessReady(process=SERVER, pid=1, idle_rss=1),
-            RunStarted(
-                job="job", seed=0, rounds=self.rounds, clients=2, mode="pull", chunk_size=16
-            ),
+            run_started(rounds=self.rounds),
             ModelReady(bytes=160, tensors=2, digest=self.digest(0)),
         ]
 

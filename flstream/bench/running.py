@@ -17,7 +17,7 @@ from flstream.bench.schedule import CaseT, RunShare, Schedule, Watcher
 from flstream.errors import AbortedError, SimulationError, UsageError
 from flstream.job import Job
 from flstream.runs.history import History
-from flstream.runs.journal import read_events, read_history
+from flstream.runs.journal import Journal, read_history
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary
 from flstream.simulation.forecasting.fitting import Available, available_in
@@ -48,7 +48,7 @@ class FinishedRun(NamedTuple):
     @property
     def ready(self) -> Mapping[str, float]:
         """Times at which processes had done their imports, by name, in seconds since the epoch."""
-        events = read_events(self.directory.events, self.history.lines)
+        events = (line.event for line in Journal(self.directory.events) if line.counts)
         return {event.process: event.time for event in events if isinstance(event, ProcessReady)}
 
 
@@ -162,7 +162,7 @@ def _finished_run(job: Job, folder: Path, listener: Listener) -> Iterator[Finish
             raise AbortedError("the bench was stopped")
         if summary.status == "failed":
             raise SimulationError(str(summary.error))
-        yield FinishedRun(run, summary, read_history(run.events, note_lines_of=[ProcessReady]))
+        yield FinishedRun(run, summary, read_history(run.events))
     finally:
         with undisturbed():
             shutil.rmtree(path)

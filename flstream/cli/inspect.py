@@ -55,18 +55,6 @@ def inspect(
             "file named *.pt, a state dict.",
         ),
     ] = None,
-    site: Annotated[
-        str | None,
-        typer.Option(
-            "--site", metavar="NAME", help="What a site of the run received and sent, and how."
-        ),
-    ] = None,
-    round_number: Annotated[
-        int | None,
-        typer.Option(
-            "--round", metavar="N", min=0, help="With --site: this round, tensor by tensor."
-        ),
-    ] = None,
     chunk_size: Annotated[
         str, typer.Option(help="Longest frame, a multiple of 16 bytes.", metavar="SIZE")
     ] = "2MiB",
@@ -79,29 +67,22 @@ def inspect(
 
     Lists its tensors and what streaming them takes, from its header alone. With --stats, --diff,
     --verify and --export to a folder its tensors are read too, range by range: the memory that
-    takes does not grow with the model. Of a run directory it also lists what its sites received and
-    sent, from its journal. On a terminal long names are shortened in the middle;
+    takes does not grow with the model. On a terminal long names are shortened in the middle;
     through a pipe they are whole.
     """
     from flstream.errors import CheckpointError, LayoutError
     from flstream.inspection.examine import Findings, Request, examine
     from flstream.inspection.export import Export
     from flstream.inspection.export import export as export_model
-    from flstream.inspection.site_bodies import SiteBodies, SiteRequest, examine_site
     from flstream.report.checkpoint import (
         print_export,
         print_findings,
         print_json,
-        print_site,
     )
     from flstream.report.console import make_console
 
     if export is not None and (filters or tree or stats or diff or verify):
         raise UsageError("--export writes the whole model and shows nothing; give it alone")
-    if round_number is not None and site is None:
-        raise UsageError("--round is a round of one site's; name the site with --site")
-    if site is not None and (tree or stats or diff or verify or export):
-        raise UsageError("--site shows what a site received and sent; give it with --round alone")
     request = Request(
         path=path,
         filters=tuple(filters or ()),
@@ -112,12 +93,9 @@ def inspect(
         diff=diff,
         verify=verify,
     )
-    found: Findings | Export | SiteBodies
+    found: Findings | Export
     try:
-        if site is not None:
-            found = examine_site(SiteRequest(path, site, round_number, request.filters))
-        else:
-            found = examine(request) if export is None else export_model(path, export)
+        found = examine(request) if export is None else export_model(path, export)
     except (CheckpointError, LayoutError) as error:
         # The file is the user's input, so a defect in it is a usage error: exit status 2.
         raise UsageError(_one_line(str(error))) from error
@@ -126,10 +104,8 @@ def inspect(
         print_json(console, found.document())
     elif isinstance(found, Findings):
         print_findings(console, found)
-    elif isinstance(found, Export):
-        print_export(console, found)
     else:
-        print_site(console, found)
+        print_export(console, found)
 
 
 def _one_line(message: str) -> str:

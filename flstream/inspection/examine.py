@@ -28,7 +28,6 @@ from flstream.inspection.tree import Module, build_tree
 from flstream.inspection.verification import Verification, verify, verify_body
 from flstream.model.body import Scratch
 from flstream.model.formats.opening import check_file, open_checkpoint
-from flstream.runs.body_records import RecordedBodies
 from flstream.runs.model_files import ModelFile, bodies_beside
 from flstream.runs.run_directory import RunDirectory
 
@@ -93,7 +92,6 @@ class InspectedRun(NamedTuple):
         checkpoints: existing checkpoints, by rising round.
         final_model: path of the final model; None if there is none.
         scored: What its sites have scored across sites; None if nothing.
-        bodies: What its sites received and sent; None where there is no journal.
     """
 
     path: Path
@@ -104,7 +102,6 @@ class InspectedRun(NamedTuple):
     checkpoints: tuple[RunCheckpoint, ...]
     final_model: Path | None
     scored: ScoredModels | None = None
-    bodies: RecordedBodies | None = None
 
     def document(self) -> dict[str, Any]:
         """Convert the record to JSON."""
@@ -114,7 +111,6 @@ class InspectedRun(NamedTuple):
             "checkpoints": [{**e._asdict(), "path": str(e.path)} for e in self.checkpoints],
             "final_model": None if self.final_model is None else str(self.final_model),
             "scored": None if self.scored is None else self.scored._asdict(),
-            "bodies": [each.document() for each in self.bodies or ()],
         }
 
 
@@ -253,7 +249,6 @@ def read_run(path: Path) -> InspectedRun:
         tuple(checkpoints),
         final,
         read_scored_models(run.cross_site_results),
-        journal.bodies,
     )
 
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from flstream.errors import CheckpointError, SimulationError
-from flstream.runs.body_records import RECORDED, RecordedBodies
 from flstream.runs.history import History
 from flstream.runs.journal import read_history
 from flstream.runs.model_files import ModelFile
@@ -44,7 +43,6 @@ class RunOutline(NamedTuple):
         models: Models that each round made, oldest first; round 0 has the initial model.
         metrics: Metrics of the model that a round ended with: of its evaluation; or, where it had
             none, those that its sites trained with.
-        bodies: What its sites received and sent; None where there is no journal.
     """
 
     path: Path
@@ -54,7 +52,6 @@ class RunOutline(NamedTuple):
     completed: int
     models: Mapping[int, Sequence[ModelRecord]]
     metrics: Mapping[int, Metrics]
-    bodies: RecordedBodies | None = None
 
     def record_of(self, file: ModelFile, run: RunDirectory) -> ModelRecord | None:
         """What is known of a model by its file; None where nothing is."""
@@ -103,21 +100,14 @@ class ScoredModels(NamedTuple):
 def read_outline(run: RunDirectory) -> RunOutline | None:
     """What a run directory's journal says, or its summary where there is none; None without both.
 
-    A line that was being written when the run was cut off is passed over, and so are events of
-    kinds that only a later version knows.
+    A line that was being written when the run was cut off is passed over.
 
     Raises:
         CheckpointError: the file cannot be read or is damaged.
     """
     if os.path.isfile(run.events):
         try:
-            history = read_history(
-                run.events,
-                skip_unknown=True,
-                keep_results=False,
-                keep_weights=False,
-                note_lines_of=RECORDED,
-            )
+            history = read_history(run.events)
         except SimulationError as error:
             raise CheckpointError(
                 f"{error}; or inspect the checkpoint from a copy outside of the run directory"
@@ -201,8 +191,7 @@ def _from_history(path: Path, history: History) -> RunOutline:
         history.planned_rounds,
         history.last_round or 0,
         models,
-        {**trained, **dict(history.evaluations)},
-        RecordedBodies(path, history),
+        {**trained, **history.scores},
     )
 
 

@@ -13,7 +13,6 @@ from rich.console import Console
 from flstream.inspection.examine import Findings
 from flstream.inspection.export import Export
 from flstream.inspection.overview import Count, Inspection, StreamingCost
-from flstream.inspection.site_bodies import SiteBodies
 from flstream.inspection.tree import Module
 from flstream.model.formats.file import CheckpointFile
 from flstream.report.checkpoint_findings import (
@@ -23,7 +22,6 @@ from flstream.report.checkpoint_findings import (
     verification_lines,
 )
 from flstream.report.columns import GAP, column_lines, section, wrapped
-from flstream.report.site_bodies import site_lines
 from flstream.report.text import counted
 from flstream.text import printable
 from flstream.units import format_bytes
@@ -57,11 +55,6 @@ def print_findings(console: Console, findings: Findings) -> None:
     while lines and not lines[0]:
         del lines[0]
     _print(console, lines)
-
-
-def print_site(console: Console, found: SiteBodies) -> None:
-    """Print what a site received and sent; on a terminal, folded to fit its width."""
-    _print(console, site_lines(found, console.width if console.is_terminal else None))
 
 
 def print_export(console: Console, export: Export) -> None:

@@ -10,7 +10,6 @@ from flstream.inspection.statistics import Statistics
 from flstream.inspection.verification import Verification
 from flstream.model.layout import TensorInfo
 from flstream.report.columns import GAP, column_lines, fold, section, shortened, wrapped
-from flstream.report.site_bodies import body_lines
 from flstream.report.text import counted, format_metrics
 from flstream.text import printable
 from flstream.units import format_bytes
@@ -139,7 +138,6 @@ def run_lines(run: InspectedRun | None, width: int | None) -> list[str]:
     lines = wrapped(lines, width)
     cells = [_checkpoint_cells(row, width is None) for row in shortened(run.checkpoints)]
     lines += ["", *column_lines(("round", "bytes", "digest", "metrics"), cells, width, left=4)]
-    lines += section("what sites received and sent", body_lines(run.bodies or (), width), width)
     final = "the final model" if run.final_model else "the latest checkpoint"
     return [*lines, "", f"{final}:", ""]
 

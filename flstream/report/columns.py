@@ -12,20 +12,17 @@ from itertools import islice, zip_longest
 from typing import NamedTuple, TypeVar
 
 from rich.cells import cell_len, set_cell_size
-from rich.console import Console
-from rich.text import Text
 
-GAP = "  "
+from flstream.report.text import GAP, fold, section, wrapped
+
+__all__ = ["GAP", "fold", "section", "wrapped"]
+
 # Width to which a table's widest column of text is folded, before it is laid out in another way.
 _LEAST_TEXT = 16
 # Rows of a table up to which it is split into several tables of fewer columns.
 _MOST_SPLIT = 24
-# Lines of a sentence that are shown, since metadata may be of any length.
-_MOST_WRAPPED = 8
 # If a table is shortened that has more rows, only the first and the last ones are shown.
 _MOST_ROWS, _FIRST_ROWS, _LAST_ROWS = 20, 5, 12
-# Wrapping asks a console only for how to justify, which is not done here.
-_ANY_CONSOLE = Console()
 
 RowT = TypeVar("RowT")
 
@@ -180,41 +177,3 @@ class _Table:
         if index < self._left:
             return set_cell_size(text, self.widths[index])
         return " " * (self.widths[index] - cell_len(text)) + text
-
-
-def fold(text: str, width: int) -> list[str]:
-    """Break text into lines of at most ``width`` columns, between words where that is possible."""
-    if cell_len(text) <= width:
-        return [text]
-    return [line.plain.rstrip() for line in Text(text).wrap(_ANY_CONSOLE, max(width, 1))]
-
-
-def section(head: str, lines: Sequence[str], width: int | None) -> list[str]:
-    """Indent lines below a heading and wrap them; return nothing without lines."""
-    if not lines:
-        return []
-    room = None if width is None else width - len(GAP)
-    indented = (f"{GAP}{line}".rstrip() for line in wrapped(lines, room))
-    return ["", *wrapped([head], width), *indented]
-
-
-def wrapped(sentences: Iterable[str], width: int | None, most: int = _MOST_WRAPPED) -> list[str]:
-    """Wrap sentences to the width of a terminal, with all lines but the first indented.
-
-    Args:
-        sentences: sentences in printable text.
-        width: columns of the terminal; None if the output is not a terminal, and they stay whole.
-        most: maximum number of lines of a sentence.
-    """
-    if width is None:
-        return list(sentences)
-    lines: list[str] = []
-    for sentence in sentences:
-        if cell_len(sentence) <= width:
-            lines.append(sentence)
-            continue
-        first, *others = fold(sentence, width - len(GAP))
-        lines += [first, *(GAP + line for line in others[: most - 1])]
-        if len(others) >= most:
-            lines.append(f"{GAP}({len(sentence):,} characters in all)")
-    return lines

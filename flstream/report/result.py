@@ -18,7 +18,7 @@ from flstream.report.rounds import rounds_table
 from flstream.report.text import (
     counted,
     format_metrics,
-    format_rate,
+    format_throughput,
     pieces,
     privacy_words,
     shown_path,
@@ -92,7 +92,7 @@ def _transfer_table(summary: Summary) -> list[list[str]]:
 
 
 def _transfer_row(way: Transfer) -> list[str]:
-    rate = format_rate(way.bytes / way.seconds) if way.seconds else "-"
+    rate = format_throughput(way.bytes / way.seconds) if way.seconds else "-"
     counts = [f"{count:,}" for count in (way.requests, way.chunks, way.retries)]
     return [*counts, f"{way.seconds:,.2f}", rate]
 

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.text import Text
 
 from flstream.telemetry.events import Metrics, NodesAwaited, PrivacySpent
 from flstream.text import printable
 from flstream.units import format_bytes, format_seconds
 
 ELLIPSIS = "..."
+GAP = "  "
+# Lines of a sentence that are shown, since metadata may be of any length.
+_MOST_WRAPPED = 8
+# Wrapping asks a console only for how to justify, which is not done here.
+_ANY_CONSOLE = Console()
 
 
 def elide(text: str, width: int) -> str:
@@ -78,7 +86,7 @@ def privacy_words(spent: PrivacySpent) -> str:
     return f"epsilon {format_epsilon(spent)}, {spent.clipped:.0%} clipped to {spent.clip_norm:.4g}"
 
 
-def format_rate(bytes_per_second: float) -> str:
+def format_throughput(bytes_per_second: float) -> str:
     """Format a throughput in bytes a second: ``310.5 MiB/s``."""
     return f"{format_bytes(round(bytes_per_second))}/s"
 
@@ -133,3 +141,41 @@ def shown_path(path: Path) -> str:
 def nodes_awaited(event: NodesAwaited) -> str:
     """Return what a run waits for before it begins."""
     return f"waiting for {counted(event.nodes, 'node')}"
+
+
+def fold(text: str, width: int) -> list[str]:
+    """Break text into lines of at most ``width`` columns, between words where that is possible."""
+    if cell_len(text) <= width:
+        return [text]
+    return [line.plain.rstrip() for line in Text(text).wrap(_ANY_CONSOLE, max(width, 1))]
+
+
+def section(head: str, lines: Sequence[str], width: int | None) -> list[str]:
+    """Indent lines below a heading and wrap them; return nothing without lines."""
+    if not lines:
+        return []
+    room = None if width is None else width - len(GAP)
+    indented = (f"{GAP}{line}".rstrip() for line in wrapped(lines, room))
+    return ["", *wrapped([head], width), *indented]
+
+
+def wrapped(sentences: Iterable[str], width: int | None, most: int = _MOST_WRAPPED) -> list[str]:
+    """Wrap sentences to the width of a terminal, with all lines but the first indented.
+
+    Args:
+        sentences: sentences in printable text.
+        width: columns of the terminal; None if the output is not a terminal, and they stay whole.
+        most: maximum number of lines of a sentence.
+    """
+    if width is None:
+        return list(sentences)
+    lines: list[str] = []
+    for sentence in sentences:
+        if cell_len(sentence) <= width:
+            lines.append(sentence)
+            continue
+        first, *others = fold(sentence, width - len(GAP))
+        lines += [first, *(GAP + line for line in others[: most - 1])]
+        if len(others) >= most:
+            lines.append(f"{GAP}({len(sentence):,} characters in all)")
+    return lines

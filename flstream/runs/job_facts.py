@@ -56,21 +56,19 @@ class JobFacts:
         )
 
     def updated(self, event: RunStarted) -> JobFacts:
-        """The facts that a run began with. An earlier version's event tells fewer of them."""
-        facts = replace(
+        """The facts that a run began with."""
+        return replace(
             self,
             name=event.job,
             seed=event.seed,
             workers=tuple(event.workers),
             score_sources=tuple(event.evaluate),
             network=event.network,
+            clients=event.clients,
+            names=tuple(event.names),
+            key_metric=event.key_metric,
+            key_metric_mode=event.key_metric_mode,
         )
-        if event.clients:
-            facts = replace(facts, clients=event.clients, names=tuple(event.names))
-        if event.key_metric:
-            mode = event.key_metric_mode
-            facts = replace(facts, key_metric=event.key_metric, key_metric_mode=mode)
-        return facts
 
     @property
     def leaves_last_unscored(self) -> bool:

@@ -70,24 +70,19 @@ def render_files(job: Job) -> str:
     return msgspec.json.format(msgspec.json.encode(files_of(job)), indent=2).decode() + "\n"
 
 
-def read_files(run: RunDirectory) -> FilesByKey | None:
+def read_files(run: RunDirectory) -> FilesByKey:
     """Read a run's job.files.json.
 
-    Returns:
-        The files by key; None if an earlier version, which did not write it, made the run.
-
     Raises:
-        UsageError: It is damaged, or cannot be read.
+        UsageError: It is missing or damaged, or cannot be read.
     """
     try:
         text = run.job_files.read_bytes()
         return msgspec.json.decode(text, type=dict[str, list[JobFile]])
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{run.job_files} cannot be read: {error}; remove it, and the files of the job are "
-            "compared by their paths alone"
+            f"{run.job_files} cannot be read: {error}; put it back from a copy, or leave out "
+            "--resume to start a new run"
         ) from error
 
 

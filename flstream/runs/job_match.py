@@ -34,8 +34,7 @@ def check_same_job(job: Job, run: RunDirectory) -> None:
     """Check that a job is that of a run, by its keys and by the contents of its files.
 
     Only ``rounds`` (to more), ``checkpoints.keep``, ``tracking`` and ``engine`` may differ. The
-    files may have been moved, unless the run was made by an earlier version, which did not record
-    their contents: then their paths are compared.
+    files may have been moved.
 
     Args:
         job: The job.
@@ -46,8 +45,7 @@ def check_same_job(job: Job, run: RunDirectory) -> None:
             and every file that was changed.
         JobError: The run's job file cannot be read.
     """
-    recorded = read_files(run)
-    there, here = recorded or {}, {} if recorded is None else files_of(job)
+    there, here = read_files(run), files_of(job)
     files = there.keys() & here.keys()
     differences = _differences(job, run, files)
     changed = sorted({clause for key in files for clause in changes(there[key], here[key])})
@@ -89,7 +87,7 @@ def _different_keys(
         if name in files:
             is_same = _inside_file(there) == _inside_file(here)
         elif key.kind in (FILTERS, CODECS):
-            # Their files are compared by contents, unless an earlier version made the run.
+            # Their files are compared by contents.
             is_same = _without_folders(here) == _without_folders(there)
         else:
             has_more_rounds = name == "rounds" and there.isdigit() and job.rounds > int(there)
@@ -139,7 +137,7 @@ def as_written(key: Key, values: Mapping[str, Any], run: RunDirectory) -> str:
         run: The run directory.
     """
     if not key.is_in(values):
-        # An earlier version, without the key, made the run; or it is a workflow's own argument.
+        # It is a workflow's own argument.
         return _NOT_GIVEN if key.kind is AS_WRITTEN else key.render(key.default)
     raw = key.find(values)
     try:

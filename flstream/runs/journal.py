@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from flstream.errors import SimulationError
 from flstream.runs.history import History
 from flstream.runs.job_facts import JobFacts
+from flstream.runs.void_lines import VoidLines
 from flstream.telemetry.event_log import WholeLines
 from flstream.telemetry.events import (
     NO_CHECK,
     AnyEvent,
+    EffectDone,
+    RunResumed,
     RunStarted,
     checks_of,
     decode_event,
-    is_of_unknown_kind,
     most_line_bytes,
 )
 
@@ -24,102 +28,151 @@ _GAP = "it does not follow the line before: lines are missing, doubled or swappe
 # Of any job, for a reader who does not know the number.
 _MOST_CLIENTS = 1_000_000
 
+# Only a journal with one of these has lines that may be void.
+_VOIDING = (b'"kind":"run_resumed"', b'"kind":"sites_began_anew"', b'"is_provisional":true')
 
-def read_history(
-    path: Path,
-    *,
-    tolerant: bool = False,
-    skip_unknown: bool = False,
-    keep_results: bool = True,
-    keep_weights: bool = True,
-    note_lines_of: Sequence[type[AnyEvent]] = (),
-    assumed: JobFacts | None = None,
-) -> History:
-    """Read a journal.
 
-    A last line without a line end was being written when the run was killed, and is skipped.
+class JournalLine(NamedTuple):
+    """An event of a journal.
+
+    Attributes:
+        event: The event.
+        counts: Whether it counts; else it is void, since it was done again.
+        end: Where the next line begins, in bytes.
+    """
+
+    event: AnyEvent
+    counts: bool
+    end: int
+
+
+class Journal:
+    """The lines of a journal up to its present end, each of which counts or is void.
+
+    A last line without a line end was being written when the run was killed, and is skipped. A
+    missing file is an empty journal.
 
     Args:
-        path: Path of the journal. A missing file is read as an empty journal.
-        tolerant: Whether damage is counted, instead of refused. Damaged lines are skipped.
-        skip_unknown: Whether events of unknown kinds, as of a later version, are skipped.
-        keep_results: Whether the history keeps the results of effects.
-        keep_weights: Whether the history keeps the sites' weights in each round.
-        note_lines_of: Kinds of events that :func:`read_events` is to read again.
-        assumed: Facts about the job until the journal's first event gives them; None for none.
+        path: Path of the journal.
+        tolerant: Whether damage is counted instead of refused. Damaged lines are skipped.
+        last: Event after which nothing is read; None for all.
+
+    Attributes:
+        damaged: Lines that could not be used.
+        gaps: Places where lines are missing, doubled or swapped.
 
     Raises:
         SimulationError: The journal cannot be read, or a line is damaged, missing, doubled or in
-            another place; the message names the line.
+            another place; the message names the line. Iterating raises it.
     """
-    history = History(
-        assumed,
-        keep_results=keep_results,
-        keep_weights=keep_weights,
-        note_lines_of=note_lines_of,
-    )
-    lines = WholeLines(path, most_line_bytes(0))
-    # Check of the line before; None where that is damaged.
-    before: bytes | None = NO_CHECK
-    try:
+
+    def __init__(self, path: Path, *, tolerant: bool = False, last: AnyEvent | None = None) -> None:
+        self._path = path
+        self._tolerant = tolerant
+        self._last = last
+        self.damaged = 0
+        self.gaps = 0
+
+    def __iter__(self) -> Iterator[JournalLine]:
+        self.damaged = self.gaps = 0
+        lines = WholeLines(self._path, most_line_bytes(0))
+        try:
+            # More may be written meanwhile, which could make void what was read already.
+            size = self._path.stat().st_size
+            voids = self._void_lines(size)
+            for event in self._events(lines, size):
+                yield JournalLine(event, not voids.has(event, lines.start), lines.end)
+                if event == self._last:
+                    return
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise SimulationError(
+                f"{self._path} cannot be read: {error.strerror}; check its permissions"
+            ) from error
+        except (ValueError, RecursionError) as error:
+            raise SimulationError(
+                f"{self._path}, line {lines.number}, is damaged: {error}; put the file back from a "
+                "copy, or cut it off before this line to go on from what came before"
+            ) from error
+
+    def _events(self, lines: WholeLines, size: int) -> Iterator[AnyEvent]:
+        # Check of the line before; None where that is damaged.
+        before: bytes | None = NO_CHECK
         for line in lines:
+            if lines.end > size:
+                return
             checks, after = checks_of(line), before
             before = checks.check if checks is not None else None
             try:
                 event = decode_event(line)
                 if checks is not None and after not in (None, checks.follows):
-                    if not tolerant:
+                    if not self._tolerant:
                         raise ValueError(_GAP)
-                    history.gaps += 1
-                history.apply(event, lines.start)
+                    self.gaps += 1
             except (ValueError, RecursionError):  # the decoder's errors are ValueErrors
-                if skip_unknown and is_of_unknown_kind(line):
-                    continue
-                if not tolerant:
+                if not self._tolerant:
                     raise
                 # A line that is too long comes in pieces, of which only the last has a line end.
-                history.damaged += line.endswith(b"\n")
+                self.damaged += line.endswith(b"\n")
                 before = None
                 continue
             if isinstance(event, RunStarted):
                 lines.most = most_line_bytes(event.clients)
-    except FileNotFoundError:
-        return history
-    except OSError as error:
-        raise SimulationError(
-            f"{path} cannot be read: {error.strerror}; check its permissions"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        last = history.last_round
-        until = "the beginning" if last is None else f"round {last}"
-        raise SimulationError(
-            f"{path}, line {lines.number}, is damaged: {error}; put the file back from a copy, or "
-            f"cut it off before this line to go on from {until}"
-        ) from error
+            yield event
+
+    def _void_lines(self, size: int) -> VoidLines:
+        voids = VoidLines()
+        if not _has_voiding_line(self._path, size):
+            return voids
+        lines = WholeLines(self._path, most_line_bytes(_MOST_CLIENTS))
+        for line in lines:
+            if lines.end > size:
+                break
+            try:
+                event = decode_event(line)
+            except (ValueError, RecursionError):
+                continue  # the other reading refuses it, or counts it
+            voids.apply(event, lines.start, lines.end)
+            if event == self._last:
+                break
+        return voids
+
+
+def read_history(
+    path: Path, *, assumed: JobFacts | None = None, last: AnyEvent | None = None
+) -> History:
+    """Read a journal into a history.
+
+    Args:
+        path: Path of the journal. A missing file is read as an empty journal.
+        assumed: Facts about the job until the journal's first event gives them; None for none.
+        last: Event after which nothing is read; None for all.
+
+    Raises:
+        SimulationError: The journal cannot be read, or is damaged; the message names the line.
+    """
+    history = History(assumed)
+    for line in Journal(path, last=last):
+        history.apply(line.event, counts=line.counts)
     return history
 
 
-def read_events(path: Path, offsets: Sequence[int]) -> Iterator[AnyEvent]:
-    """Yield the events of some lines of a journal, such as :attr:`History.lines` has.
-
-    Args:
-        path: Path of the journal.
-        offsets: Where the lines begin, in bytes; for none, the file need not be there.
+def read_effects(path: Path) -> Sequence[EffectDone]:
+    """Read the effects from which a run can go on: those up to the last that was synced.
 
     Raises:
-        OSError: The journal cannot be read.
-        SimulationError: It was changed since the offsets were taken.
+        SimulationError: The journal cannot be read, or is damaged; the message names the line.
     """
-    if not offsets:
-        return
-    with path.open("rb") as file:
-        for offset in offsets:
-            file.seek(offset)
-            try:
-                event = decode_event(file.readline())
-            except (ValueError, RecursionError) as error:
-                raise SimulationError(f"{path} was changed while it was read: {error}") from error
-            yield event
+    effects: list[EffectDone] = []
+    durable = 0
+    for event, counts, _ in Journal(path):
+        if counts and isinstance(event, EffectDone):
+            effects.append(event)
+        # Syncing a line makes all lines before it durable, too.
+        if isinstance(event, RunResumed) or (isinstance(event, EffectDone) and event.is_final):
+            durable = len(effects)
+    return effects[:durable]
 
 
 def new_events(path: Path, start: int) -> Iterator[tuple[AnyEvent, int, int]]:
@@ -136,3 +189,10 @@ def new_events(path: Path, start: int) -> Iterator[tuple[AnyEvent, int, int]]:
     lines = WholeLines(path, most_line_bytes(_MOST_CLIENTS), start)
     for line in lines:
         yield decode_event(line), lines.start, lines.end
+
+
+def _has_voiding_line(path: Path, size: int) -> bool:
+    if size == 0:
+        return False
+    with path.open("rb") as file, mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as content:
+        return any(content.find(marker) >= 0 for marker in _VOIDING)

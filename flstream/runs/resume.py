@@ -14,7 +14,7 @@ from flstream.job.scoring import ScoreSource
 from flstream.runs.history import History
 from flstream.runs.job_facts import JobFacts
 from flstream.runs.job_match import check_same_job
-from flstream.runs.journal import read_history
+from flstream.runs.journal import read_effects, read_history
 from flstream.runs.needed_states import with_sound_states
 from flstream.runs.retention import stored_rounds
 from flstream.runs.run_directory import RunDirectory
@@ -22,7 +22,7 @@ from flstream.runs.site_states import set_aside_altered_states
 from flstream.runs.sound_effects import SoundEffects, has_its_models, sound_effects
 from flstream.runs.summary import RunningSummary, Summary
 from flstream.telemetry.event_log import EventLog
-from flstream.telemetry.events import AnyEvent, EffectDone, RunResumed
+from flstream.telemetry.events import EffectDone, RunResumed
 
 # A server whose launcher was killed ends as soon as it notices, but may be writing to the disk.
 _PATIENCE_SECONDS = 30.0
@@ -37,7 +37,6 @@ class ResumePoint(NamedTuple):
         effect: Number of the last effect that counts; 0 without one.
         checkpoint: File of that model; None without one.
         is_finished: Whether the run has nothing left to do.
-        events: All events that count, for a summary.
         seconds: How long the run has been going on until now.
         leftovers: Files of the run that have to go first: those of models that are void, temporary
             ones, and what only a run has that has ended.
@@ -53,7 +52,6 @@ class ResumePoint(NamedTuple):
     effect: int
     checkpoint: Path | None
     is_finished: bool
-    events: Sequence[AnyEvent]
     seconds: float
     leftovers: Sequence[Path] = ()
     warnings: Sequence[str] = ()
@@ -91,16 +89,16 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
     # By then a server that has outlived its launcher has written its last event.
     EventLog(run.events, _PATIENCE_SECONDS).close()
     try:
-        history = read_history(run.events)
+        history, effects = read_history(run.events), read_effects(run.events)
     except SimulationError as error:
         raise ResumeRefusedError(str(error)) from error
     if history.is_empty:
         _check_nothing_is_there(run)
         return None
-    is_finished = history.is_finished and history.planned_rounds == job.planned_rounds
+    is_finished = history.status == "finished" and history.planned_rounds == job.planned_rounds
     if is_finished and has_its_models(history, run):
-        return _finished(history, run)
-    sound = sound_effects(history.effects, history.models, run)
+        return _finished(history, effects, run)
+    sound = sound_effects(effects, history.models, run)
     warnings = _explain(history, sound, run)
     records, is_there = with_sound_states(run, sound.records), sound.has_model
     effect = records[-1].effect if records else 0
@@ -112,13 +110,12 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
         effect=effect,
         checkpoint=run.model_file(models[-1]) if models else None,
         is_finished=False,
-        events=history.events_until_effect(effect) if models else history.events_until(None),
-        seconds=history.seconds,
+        seconds=history.timeline.seconds,
         leftovers=run.leftovers(models, history.written),
         warnings=warnings,
         initial=models[0].digest if models else None,
         records=records,
-        written=history.written,
+        written=frozenset(history.written),
         stored=len(stored_rounds(run)),
         score_sources=_score_sources(job, history),
     )
@@ -141,10 +138,7 @@ def take_up(job: Job, run: RunDirectory, point: ResumePoint) -> RunningSummary:
         log.write(resumed, durable=True)
     for path in point.leftovers:
         path.unlink(missing_ok=True)
-    history = History.of(
-        [*point.events, resumed], JobFacts.of(job), keep_results=False, keep_weights=False
-    )
-    return RunningSummary(history, point.seconds)
+    return RunningSummary(run.events, JobFacts.of(job), point.seconds)
 
 
 def final_summary(job: Job, run: RunDirectory, point: ResumePoint) -> Summary:
@@ -156,8 +150,7 @@ def final_summary(job: Job, run: RunDirectory, point: ResumePoint) -> Summary:
     try:
         summary = msgspec.json.decode(run.summary.read_bytes(), type=Summary)
     except FileNotFoundError:
-        history = History.of(point.events, JobFacts.of(job))
-        summary = RunningSummary(history, point.seconds).close({}, 0, 0.0)
+        summary = RunningSummary(run.events, JobFacts.of(job), point.seconds).close({}, 0, 0.0)
         run.write(run.summary, summary.to_json())
     except (OSError, ValueError) as error:
         raise SimulationError(
@@ -167,16 +160,15 @@ def final_summary(job: Job, run: RunDirectory, point: ResumePoint) -> Summary:
     return summary
 
 
-def _finished(history: History, run: RunDirectory) -> ResumePoint:
+def _finished(history: History, effects: Sequence[EffectDone], run: RunDirectory) -> ResumePoint:
     """Where a run stands that has nothing left to do."""
     newest = history.models[-1]
     return ResumePoint(
         round=newest.round,
-        effect=history.last_final_effect,
+        effect=effects[-1].effect if effects else 0,
         checkpoint=run.model_file(newest),
         is_finished=True,
-        events=history.events(),
-        seconds=history.seconds,
+        seconds=history.timeline.seconds,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -33,7 +33,6 @@ class RoundRecord(NamedTuple):
         evaluate: Seconds of all its evaluations.
         trained: Metrics that the sites reported with their updates.
         scores: Metrics of its last evaluation; None if it had none.
-        weights: Weight of each site in the mean.
         down: Transfers of models to the sites, evaluations included.
         up: Transfers of the updates.
         failures: Sites that had no part in it, in order.
@@ -51,7 +50,6 @@ class RoundRecord(NamedTuple):
     evaluate: float = 0.0
     trained: Metrics = MappingProxyType({})
     scores: Metrics | None = None
-    weights: Mapping[str, float] = MappingProxyType({})
     down: Transfer = Transfer()
     up: Transfer = Transfer()
     failures: Sequence[SiteFailed] = ()
@@ -78,7 +76,6 @@ class RoundRecord(NamedTuple):
             upload_and_fold=event.upload_and_fold,
             checkpoint=event.checkpoint,
             trained=event.metrics,
-            weights=event.weights,
             down=self.down + event.down,
             up=self.up + event.up,
             privacy=event.privacy,

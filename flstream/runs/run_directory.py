@@ -20,7 +20,10 @@ from flstream.telemetry.events import ModelRecord
 from flstream.telemetry.locks import lock_file
 
 # What a folder may have in it when a run was cut off before it had written its job file.
-_MADE_FIRST = {"checkpoints", "sites", "events.jsonl", "memory.jsonl", "job.conf.tmp"}
+_MADE_FIRST = {
+    *("checkpoints", "sites", "events.jsonl", "memory.jsonl"),
+    *("job.files.json", "job.files.json.tmp", "job.conf.tmp"),
+}
 _OF_EFFECT = re.compile(r"effect-(\d{4,})")
 
 

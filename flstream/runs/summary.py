@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from flstream.runs.counted_events import Status
-from flstream.runs.history import History
+from flstream.runs.history import History, Status
+from flstream.runs.job_facts import JobFacts
+from flstream.runs.journal import read_history
 from flstream.runs.round_record import RoundRecord
 from flstream.runs.site_scores import by_site
 from flstream.telemetry.events import (
@@ -168,12 +170,18 @@ class RunningSummary:
     """The summary of a run that is going on, made of its history.
 
     Args:
-        history: History of the run so far.
+        journal: Path of the journal, with what happened so far.
+        facts: Facts about the job.
         earlier_seconds: Seconds that the run had been going on before this sitting.
+
+    Raises:
+        SimulationError: The journal cannot be read, or is damaged.
     """
 
-    def __init__(self, history: History, earlier_seconds: float = 0.0) -> None:
-        self._history = history
+    def __init__(self, journal: Path, facts: JobFacts, earlier_seconds: float = 0.0) -> None:
+        self._journal = journal
+        self._facts = facts
+        self._history = read_history(journal, assumed=facts)
         self._earlier_seconds = earlier_seconds
         self._causes: list[str] = []
 
@@ -196,8 +204,11 @@ class RunningSummary:
         return summary
 
     def apply(self, event: AnyEvent) -> None:
-        """Take one event, in the order in which they happened."""
-        self._history.apply(event)
+        """Add one event, in the order in which they happened."""
+        if self._history.makes_void(event):
+            self._history = read_history(self._journal, assumed=self._facts, last=event)
+        else:
+            self._history.apply(event)
 
     def explain(self, causes: Sequence[str]) -> None:
         """Add causes to the error, such as which processes were killed."""
@@ -228,26 +239,26 @@ class RunningSummary:
 
 def summarize(history: History) -> Summary:
     """The summary of what has happened, all but memory and seconds of the whole run."""
-    totals, facts, best = history.totals, history.facts, history.best
+    facts, best = history.facts, history.best
     return Summary(
         status=history.status,
         error=history.error or None,
-        warnings=list(totals.warnings),
+        warnings=list(history.warnings),
         job=facts.name,
         seed=facts.seed,
         rounds_completed=len(history.rounds),
-        ended_early=totals.ended_early,
+        ended_early=history.ended_early,
         clients=facts.clients,
-        model=ModelSummary(totals.model_bytes, totals.model_tensors, totals.digest),
+        model=ModelSummary(history.model_bytes, history.model_tensors, history.digest),
         metrics=_metrics(history),
         best=best and BestSummary(best.round, facts.key_metric, best.value),
         evaluate="received" if facts.leaves_last_unscored else "task",
         failures=[
             SiteFailure(each.round, each.site, each.reason, each.signal, each.exit_status)
-            for each in totals.failures
+            for each in history.failures
         ],
-        benched=list(totals.benched),
-        transfer=TransferSummary(totals.mode, totals.chunk_size, totals.down, totals.up),
+        benched=list(history.suspended),
+        transfer=TransferSummary(history.mode, history.chunk_size, history.down, history.up),
         rounds=[_round(each) for each in history.rounds],
         network=dict(facts.network) or UNSET,
     )
@@ -255,13 +266,13 @@ def summarize(history: History) -> Summary:
 
 def _metrics(history: History) -> list[dict[str, Any]]:
     """The metrics of each round; before them those of the initial model, where sites scored it."""
-    totals, facts = history.totals, history.facts
+    facts = history.facts
     sites = facts.names or default_site_names(facts.clients)
-    initial = [RoundRecord(0, scores=totals.scores[0])] if 0 in totals.scores else []
+    initial = [RoundRecord(0, scores=history.scores[0])] if 0 in history.scores else []
     tables = []
     for record in [*initial, *history.rounds]:
         table: dict[str, Any] = {**(record.scores or {}), "round": record.number}
-        found = by_site(sites, totals.site_scores.get(record.number, {}))
+        found = by_site(sites, history.site_scores.get(record.number, {}))
         if found:
             table["sites"] = found
         if record.trained:

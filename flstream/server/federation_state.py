@@ -23,7 +23,7 @@ from flstream.server.scores import Scores
 from flstream.server.site_tasks import SiteTasks
 from flstream.server.trainer import Trainer
 from flstream.server.unread import SentValues
-from flstream.telemetry.events import AnyEvent, EndedEarly, SiteBenched, Warned
+from flstream.telemetry.events import AnyEvent, EndedEarly, SiteSuspended, Warned
 
 
 class FederationState:
@@ -142,7 +142,7 @@ class FederationState:
         """
         for site in self._failures.settle(contributed):
             count = self.context.job.clients.bench_after
-            self.emit_live(SiteBenched(round=self.round, site=site, failures=count))
+            self.emit_live(SiteSuspended(round=self.round, site=site, failures=count))
 
     def retire_models(self) -> None:
         """Remove the files of models that nothing needs any more."""

@@ -18,7 +18,7 @@ from flstream.errors import (
 from flstream.job import Job
 from flstream.job.scoring import ScoreSource
 from flstream.job.workflow_code import load_program, program_file
-from flstream.runs.journal import read_history
+from flstream.runs.journal import read_effects, read_history
 from flstream.runs.needed_states import with_sound_states
 from flstream.runs.retention import stored_rounds
 from flstream.runs.site_states import (
@@ -186,7 +186,7 @@ def _go_back(
     run = context.run
     # It has what was done since the run went on, too.
     history = read_history(run.events)
-    before = [each for each in history.effects if each.effect < error.effect]
+    before = [each for each in read_effects(run.events) if each.effect < error.effect]
     sound = sound_effects(before, history.models, run)
     if not error.effect or not sound.has_model:
         flaws = "; ".join([error.flaw, *sound.flaws]) if error.effect else error.flaw
@@ -204,7 +204,8 @@ def _go_back(
     for path in run.leftovers(models, history.written):
         path.unlink(missing_ok=True)
     stored = len(stored_rounds(run))
-    return Replay(history.models[0].digest, records, history.written, stored, score_sources)
+    written = frozenset(history.written)
+    return Replay(history.models[0].digest, records, written, stored, score_sources)
 
 
 def _begin_again(context: ServerContext, error: AnsweredWithModelError) -> Replay:
@@ -229,7 +230,7 @@ def _begin_again(context: ServerContext, error: AnsweredWithModelError) -> Repla
         path.unlink(missing_ok=True)
     prepare(context)
     stored = len(stored_rounds(run))
-    return Replay(history.models[0].digest, (), history.written, stored, sources)
+    return Replay(history.models[0].digest, (), frozenset(history.written), stored, sources)
 
 
 def _received_where_auto(job: Job) -> Sequence[ScoreSource]:

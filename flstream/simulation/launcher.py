@@ -20,8 +20,7 @@ from flstream.engines.processes import FORK_SERVER, ProcessHost
 from flstream.engines.spawning import SpawnService
 from flstream.errors import AbortedError, SimulationError, StreamingError, UsageError
 from flstream.job import Job, render_job
-from flstream.runs.counted_events import Status
-from flstream.runs.history import History
+from flstream.runs.history import Status
 from flstream.runs.job_facts import JobFacts
 from flstream.runs.job_files import render_files
 from flstream.runs.resume import ResumePoint, take_up
@@ -94,12 +93,12 @@ def simulate(
         UsageError: the engine cannot be used as the job asks for; nothing is left of the run.
     """
     began = time.monotonic()
-    run.write(run.job_file, render_job(job))
     run.write(run.job_files, render_files(job))
+    run.write(run.job_file, render_job(job))
     # A resumed run has the versions of its last sitting.
     run.write(run.versions, json.dumps(this_machine().in_words(), indent=2) + "\n")
     if resume is None:
-        running = RunningSummary(History(JobFacts.of(job), keep_results=False, keep_weights=False))
+        running = RunningSummary(run.events, JobFacts.of(job))
     else:
         running = take_up(job, run, resume)
     # The summary is written in any case, and Ctrl-C does not interrupt that.

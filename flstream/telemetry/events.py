@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import msgspec
 from xxhash import xxh3_64_hexdigest
@@ -94,14 +94,13 @@ class RunStarted(Event, tag="run_started"):
     """The run began.
 
     Attributes:
-        clients: Number of sites. 0 in journals of an earlier version, which list the names instead.
+        clients: Number of sites.
         names: Names of the sites; empty where they are ``site-1`` and up.
         workers: Names of the processes that the sites share; empty where each site has its own.
-        key_metric: Metric that decides which round is the best; empty in journals of an earlier
-            version.
+        key_metric: Metric that decides which round is the best.
         key_metric_mode: Whether its best value is the largest or the smallest.
         evaluate: For each workflow of the job, what scores its models: tasks of their own, or
-            metrics that come with updates; empty in journals of an earlier version, where tasks do.
+            metrics that come with updates.
         network: Emulated links of the sites by name; empty where there are none.
     """
 
@@ -110,12 +109,12 @@ class RunStarted(Event, tag="run_started"):
     rounds: int
     mode: Literal["pull", "native", "map"]
     chunk_size: int
-    clients: int = 0
+    clients: int
+    key_metric: str
+    key_metric_mode: Literal["max", "min"]
+    evaluate: list[Literal["task", "received"]]
     names: list[str] = []
     workers: list[str] = []
-    key_metric: str = ""
-    key_metric_mode: Literal["max", "min"] = "max"
-    evaluate: list[Literal["task", "received"]] = []
     network: dict[str, LinkFacts] = {}
 
     @property
@@ -133,15 +132,12 @@ class RunResumed(Event, tag="run_resumed"):
         round: Round of the newest model that is reused; 0 is the initial model, and None means that
         this has to be built again.
         warnings: Differences from the state in which the run was left, a sentence each.
-        evaluated: For journals without effect records: whether an evaluation of that model counts.
-        effect: Number of the last effect that counts; 0 where only the initial model does. None in
-        journals of an earlier version, which resumed after whole rounds.
+        effect: Number of the last effect that counts; 0 where only the initial model does.
     """
 
     round: int | None
+    effect: int
     warnings: list[str] = []
-    evaluated: bool = True
-    effect: int | None = None
 
 
 class ProcessReady(Event, tag="process_ready"):
@@ -345,7 +341,7 @@ class SiteFailed(Event, tag="site_failed"):
     exit_status: int | None = None
 
 
-class SiteBenched(Event, tag="site_benched"):
+class SiteSuspended(Event, tag="site_suspended"):
     """A site failed too often, and is not asked again."""
 
     round: int
@@ -376,19 +372,19 @@ class Evaluated(Event, tag="evaluated"):
         down: Cost of the model's way to the sites.
         is_provisional: Whether it was due only because the round is the last; it is void once an
             effect of the workflow follows.
-        version: Version of the model; None where an earlier version of flstream wrote the event.
+        version: Version of the model.
         received: Whether the sites had received the model to train it, and sent the metrics with
             their updates.
         sites: What each site has found: by metric, the values in the order of the run's sites,
-            null for a site without one; empty where an earlier version of flstream wrote the event.
+            null for a site without one.
     """
 
     round: int
     metrics: Metrics
     seconds: float
     down: Transfer
+    version: int
     is_provisional: bool = False
-    version: int | None = None
     received: bool = False
     sites: Mapping[str, Sequence[float | None]] = {}
 
@@ -648,7 +644,7 @@ AnyEvent = (
     | SitesBeganAnew
     | FoldStarted
     | SiteFailed
-    | SiteBenched
+    | SiteSuspended
     | EndedEarly
     | Warned
     | Evaluated
@@ -740,24 +736,6 @@ def decode_event(line: bytes) -> AnyEvent:
     if checks is None or checks.check != xxh3_64_hexdigest(content).encode():
         raise msgspec.DecodeError("it is not what was written, going by its check")
     return event
-
-
-class _Kind(msgspec.Struct):
-    """The kind of an event, whatever else the event has."""
-
-    kind: str
-
-
-_kind_decoder = msgspec.json.Decoder(_Kind)
-_KINDS = frozenset(each.__struct_config__.tag for each in get_args(AnyEvent))
-
-
-def is_of_unknown_kind(line: bytes) -> bool:
-    """Whether a line is an event of a kind that only a later version knows."""
-    try:
-        return _kind_decoder.decode(line).kind not in _KINDS
-    except (ValueError, RecursionError):
-        return False
 
 
 # Limit for any event: well above the limit of a message, such as one with thousands of metrics of a

@@ -6,14 +6,13 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from flstream.runs.history import History
-from flstream.runs.journal import new_events, read_events
+from flstream.runs.journal import Journal, new_events
 from flstream.runs.round_record import PHASES
 from flstream.runs.run_directory import RunDirectory
+from flstream.runs.void_lines import VoidLines
 from flstream.telemetry.events import (
     SERVER,
     AnyEvent,
-    EffectDone,
     Evaluated,
     Metrics,
     ProcessReady,
@@ -25,18 +24,6 @@ from flstream.telemetry.events import (
 )
 from flstream.tracking.memory_peaks import MemoryPeaks, RoundPeaks
 from flstream.tracking.tracker import GLOBAL, TrackedRun, Tracker
-
-KINDS = (
-    RunResumed,
-    ProcessReady,
-    RoundStarted,
-    SiteUpdate,
-    SiteLog,
-    RoundFinished,
-    Evaluated,
-    EffectDone,
-)
-"""Kinds of events that :meth:`Points.apply` does not pass over."""
 
 
 class TrackerFeed:
@@ -56,7 +43,8 @@ class TrackerFeed:
         self._job = job
         self._run = run
         self._make = make
-        self._history = History(keep_results=False, keep_weights=False, note_lines_of=KINDS)
+        self._voids = VoidLines()
+        self._began: float | None = None
         self._end = 0
         self._points: Points | None = None
 
@@ -72,14 +60,13 @@ class TrackerFeed:
         # Of a run that goes on, all is read before anything is told: a later resume may void it.
         is_void = self._points is None
         for event, start, end in new_events(self._run.events, self._end):
-            known = self._history.line_count
-            self._history.apply(event, start)
+            self._began = event.time if self._began is None else self._began
             self._end = end
-            is_void = is_void or isinstance(event, RunResumed) or self._history.line_count < known
-            if not is_void:
-                self._tell(event, start, known)
-        if is_void and not self._history.is_empty:
-            self._begin_anew()
+            is_void = self._voids.apply(event, start, end) or is_void
+            if self._points is not None and not is_void:
+                self._points.apply(event)
+        if is_void and self._began is not None:
+            self._begin_anew(self._began)
         if self._points is not None:
             self._points.flush()
 
@@ -90,21 +77,16 @@ class TrackerFeed:
             self._points.close()
             self._points = None
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self, began: float) -> None:
         if self._points is not None:
             self._points.close()
-        began = self._history.timeline.sittings[0][0]
         tracker = self._make(TrackedRun(self._job, self._run.path, began))
         self._points = Points(tracker, self._run.memory)
-        for event in read_events(self._run.events, self._history.lines):
-            self._points.apply(event)
-
-    def _tell(self, event: AnyEvent, start: int, known: int) -> None:
-        """Give the tracker an event, and those before it that count again through it."""
-        assert self._points is not None
-        offsets = self._history.lines_after(known)
-        for each in [event] if offsets == [start] else read_events(self._run.events, offsets):
-            self._points.apply(each)
+        for event, counts, end in Journal(self._run.events):
+            if end > self._end:
+                break
+            if counts:
+                self._points.apply(event)
 
 
 class Points:
@@ -121,7 +103,6 @@ class Points:
         self._idle: dict[str, int] = {}
         # Sites that were asked to train, and whose update is yet to come.
         self._asked: set[str] = set()
-        self._provisional: Evaluated | None = None
 
     def apply(self, event: AnyEvent) -> None:
         """Take one event that counts, in order."""
@@ -141,11 +122,6 @@ class Points:
                 self._log(event)
             case RoundFinished():
                 self._finish_round(event)
-            case EffectDone():
-                # It was due only because its round was the last, and that it is no more.
-                self._provisional = None
-            case Evaluated() if event.is_provisional:
-                self._provisional = event
             case Evaluated():
                 self._evaluate(event)
 
@@ -156,9 +132,7 @@ class Points:
         self._tracker.flush()
 
     def close(self) -> None:
-        """Add what was held back, as there are no more events, and close the tracker."""
-        if self._provisional is not None:
-            self._evaluate(self._provisional)
+        """Add the memory of the last rounds, as there are no more events, and close the tracker."""
         for each in self._peaks.take_rest():
             self._add_peaks(each)
         self._tracker.close()

@@ -115,9 +115,6 @@ def test_names_are_filtered_and_sorted(flstream_here, checkpoint):
         (("--chunk-size", "0"), "--chunk-size 0: a multiple of 16"),
         (("--diff", "missing.npz"), "there is no missing.npz"),
         (("--sort", "colour"), "colour"),
-        (("--site", "site-1"), "--site needs a run directory"),
-        (("--round", "1"), "name the site with --site"),
-        (("--site", "site-1", "--round", "-1"), "--round"),
     ],
 )
 def test_a_wrong_option_exits_2_and_is_named(flstream_here, checkpoint, words, message):

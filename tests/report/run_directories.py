@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from journal_support import record, run_started
+
 from flstream.runs.summary import (
     BestSummary,
     MemorySummary,
@@ -20,7 +22,6 @@ from flstream.telemetry.events import (
     RoundFinished,
     RoundStarted,
     RunFinished,
-    RunStarted,
     SitePhaseChanged,
     Transfer,
     encode_lines,
@@ -49,10 +50,7 @@ def started(time: float = BEGAN, sites: Sequence[str] = ("site-1", "site-2")) ->
     """The run begins: its processes, its model."""
     return [
         ProcessReady(process="server", pid=1, idle_rss=100 * MIB, time=time),
-        RunStarted(
-            job="digits", seed=7, rounds=3, clients=len(sites), mode="pull",
-            chunk_size=2 * MIB, time=time,
-        ),
+        run_started(job="digits", seed=7, clients=len(sites), chunk_size=2 * MIB, time=time),
         *(ProcessReady(process=each, pid=2, idle_rss=120 * MIB, time=time + 1) for each in sites),
         ModelReady(bytes=MODEL, tensors=4, digest="0" * 32, time=time + 1),
     ]  # fmt: skip
@@ -75,8 +73,9 @@ def one_round(number, time, sites=("site-1", "site-2"), metric="accuracy") -> li
         ),
         Evaluated(
             round=number, metrics={metric: 0.5 + number / 10}, seconds=1.0, down=DOWN,
-            time=time + 11,
+            time=time + 11, version=number,
         ),
+        record(number, "evaluate", number, None, time=time + 11),
     ]  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Events of runs, as the server tells them to the live view."""
 
+from journal_support import run_started as started_event
+
 from flstream.report.live.state import RunState
 from flstream.telemetry.events import (
     AnyEvent,
@@ -8,7 +10,6 @@ from flstream.telemetry.events import (
     ProcessReady,
     RoundFinished,
     RoundStarted,
-    RunStarted,
     SitePhaseChanged,
     Transfer,
 )
@@ -20,7 +21,7 @@ WORKERS = ["worker-1", "worker-2"]
 
 def run_started(clients, workers, job="digits"):
     how = {"seed": 7, "rounds": 10, "mode": "pull", "chunk_size": 2 * MIB}
-    return RunStarted(time=START, job=job, clients=clients, workers=workers, **how)
+    return started_event(time=START, job=job, clients=clients, workers=workers, **how)
 
 
 def started(clients: int = 3, job: str = "digits") -> list[AnyEvent]:
@@ -54,7 +55,9 @@ def round_finished(number, time):
 
 
 def evaluated(number, time, **metrics):
-    return Evaluated(time=time, round=number, metrics=metrics, seconds=1.0, down=Transfer())
+    return Evaluated(
+        time=time, round=number, metrics=metrics, seconds=1.0, down=Transfer(), version=number
+    )
 
 
 def state_after(*events: AnyEvent) -> RunState:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from journal_support import record
 from msgspec import structs
 from rich.cells import cell_len
 from runs import round_finished
@@ -14,7 +15,7 @@ from flstream.model.checkpoint import write_checkpoint
 from flstream.model.memory import MemoryBody
 from flstream.report.checkpoint import print_findings
 from flstream.report.console import make_console
-from flstream.telemetry.events import ModelReady, encode_lines
+from flstream.telemetry.events import ModelReady, ModelRecord, encode_lines
 
 
 class Terminal(io.StringIO):
@@ -36,7 +37,9 @@ def run(tmp_path):
         state["plain.bias"] = torch.full((2, 3), float(number))
         digest = write_checkpoint(path, MemoryBody.of(state))
         finished = structs.replace(round_finished(number, 1.0), digest=digest, metrics=scores)
-        events.append(finished if number else ModelReady(bytes=160, tensors=6, digest=digest))
+        fold = record(number, "fold", number, None, model=ModelRecord(number, number, 0, digest))
+        begin = ModelReady(bytes=160, tensors=6, digest=digest)
+        events += [fold, finished] if number else [begin]
     (tmp_path / "events.jsonl").write_bytes(encode_lines(events))
     return tmp_path
 

@@ -161,6 +161,7 @@ def test_a_run_that_was_cut_off_says_how_much_counts_and_where_it_went_on(tmp_pa
             RoundStarted(round=2, sites=["site-1"], time=BEGAN + 14),
             *effects,
             RunResumed(round=1, effect=1, time=BEGAN + 900),
+            RoundStarted(round=2, sites=["site-1"], time=BEGAN + 901),
             effects[1],
             Warned(message="a warning", time=BEGAN + 901),
             *ended(BEGAN + 902, "failed", "site-1: client.py, line 5 raised ValueError"),
@@ -171,7 +172,7 @@ def test_a_run_that_was_cut_off_says_how_much_counts_and_where_it_went_on(tmp_pa
     (folder / "sites" / "site-1" / "split.json").write_text('{"cats": 7}')
     text = Page(run_page(read_run(folder))).text
     for words in (
-        "Round 2 was under way; 2 effects of it count.",
+        "Round 2 was under way; a resume does it again.",
         "went on after effect 1 of its workflow",
         "the run was resumed there",
         "Warning: a warning",

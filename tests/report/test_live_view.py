@@ -34,10 +34,10 @@ from flstream.telemetry.events import (
     Progress,
     RoundStarted,
     RunFinished,
-    SiteBenched,
     SiteFailed,
     SiteLog,
     SitePhaseChanged,
+    SiteSuspended,
     SiteUpdate,
     WorkerActivity,
 )
@@ -133,11 +133,11 @@ def test_sites_that_processes_share_are_told_by_process_and_in_all():
     assert names_in(lines, "worker-") == WORKERS
 
 
-def test_a_site_that_answers_again_is_no_failure_any_more_unless_it_is_benched():
+def test_a_site_that_answers_again_is_no_failure_any_more_unless_it_is_suspended():
     state = state_after(
         *shared(),
         *(SiteFailed(time=START, round=1, site=f"site-{n}", reason="no") for n in (1, 2)),
-        SiteBenched(time=START, round=1, site="site-2", failures=2),
+        SiteSuspended(time=START, round=1, site="site-2", failures=2),
         RoundStarted(time=START, round=2, sites=["site-1"]),
         SiteUpdate(time=START, round=2, site="site-1", weight=1.0, metrics={}),
     )

@@ -8,9 +8,16 @@ from run_directories import BEGAN, one_round, started, write_run
 
 from flstream.report.html.logged_values import logged_drawings, text_note, text_table
 from flstream.report.html.run_page import run_page
-from flstream.report.record.logged import read_logged
+from flstream.report.record.logged import LoggedRecord, LoggedValues
 from flstream.report.record.run import read_run
 from flstream.telemetry.events import RunResumed, SiteLog
+
+
+def read_logged(events) -> LoggedRecord:
+    values = LoggedValues()
+    for event in events:
+        values.add(event)
+    return values.record
 
 
 def number(value, key="loss", site="site-1", round_number=1, step=None, text=None):
@@ -73,7 +80,7 @@ def test_the_last_texts_come_first_and_long_ones_are_cut():
 
 def test_the_page_leaves_out_what_a_resume_made_void(tmp_path):
     events = [*started(), number(0.5, key="other"), *one_round(1, BEGAN + 2)]
-    void, back = number(7.0, round_number=2), RunResumed(time=BEGAN + 20, round=1)
+    void, back = number(7.0, round_number=2), RunResumed(time=BEGAN + 20, round=1, effect=1)
     run = read_run(write_run(tmp_path / "run", [*events, void, back, number(3.0, round_number=2)]))
     curves = {each.key: list(each.curves["site-1"].values) for each in run.logged.numbers}
     assert curves == {"other": [0.5], "loss": [3.0]}

@@ -14,9 +14,9 @@ from flstream.telemetry.events import (
     Progress,
     RoundStarted,
     RunFinished,
-    SiteBenched,
     SiteFailed,
     SitePhaseChanged,
+    SiteSuspended,
     SiteUpdate,
     Warned,
 )
@@ -96,7 +96,7 @@ def test_of_many_failures_a_few_are_named_in_each_round_and_none_acts_on_a_termi
         for number in (1, 2)
         for site in range(1000)
     ]
-    benched = SiteBenched(time=START, round=1, site="site-1", failures=2)
+    benched = SiteSuspended(time=START, round=1, site="site-1", failures=2)
     lines = lines_of(
         run_started(1000, []), *failures[:1000], round_finished(1, START), *failures[1000:], benched
     )

@@ -20,7 +20,7 @@ from run_directories import (
 from flstream.report.record.clock import Clock
 from flstream.report.record.memory import read_memory
 from flstream.report.record.run import read_run
-from flstream.telemetry.events import RoundStarted, RunResumed, SiteBenched, SiteFailed
+from flstream.telemetry.events import RoundStarted, RunResumed, SiteFailed, SiteSuspended
 
 
 def test_a_finished_run_has_its_summary_its_settings_and_what_its_sites_did(tmp_path):
@@ -70,7 +70,7 @@ def test_a_run_that_was_killed_is_told_from_its_events_and_samples(tmp_path):
             file.write('{"kind":"round_fin')  # cut off in mid-line
     run = read_run(folder)
     assert run.status == "unfinished"
-    assert (run.summary.rounds_completed, run.planned, run.history.unfinished) == (1, 3, 2)
+    assert (run.summary.rounds_completed, run.planned, run.history.round_under_way) == (1, 3, 2)
     assert run.summary.metrics == [{"accuracy": 0.6, "round": 1, "train": {"loss": 1.0}}]
     assert run.summary.best is not None
     assert run.summary.best.value == 0.6
@@ -90,11 +90,11 @@ def test_rounds_that_were_done_again_count_once_and_the_hours_between_not_at_all
             *one_round(1, BEGAN + 2),
             SiteFailed(round=2, site="site-1", reason="lost", time=BEGAN + 13),
             *one_round(2, BEGAN + 14),
-            RunResumed(round=1, time=BEGAN + 10_000),
+            RunResumed(round=1, effect=1, time=BEGAN + 10_000),
             *started(BEGAN + 10_001)[:2],
             *one_round(2, BEGAN + 10_002),
             *[SiteFailed(reason=f"reason {n}", **late) for n in (1, 2)],
-            SiteBenched(failures=2, **late),
+            SiteSuspended(failures=2, **late),
             *ended(BEGAN + 10_014),
         ],
         [
@@ -107,7 +107,7 @@ def test_rounds_that_were_done_again_count_once_and_the_hours_between_not_at_all
     assert [each.round for each in run.history.timeline.resumes] == [1]
     first, second = run.sites["site-1"], run.sites["site-2"]
     assert (first.updates, first.failures) == (2, 0)
-    assert (second.failures, second.reason, second.is_benched) == (2, "reason 2", True)
+    assert (second.failures, second.reason, second.is_suspended) == (2, "reason 2", True)
     assert [sitting.start for sitting in run.clock.sittings] == [0.0, 30.0]
     assert run.clock.seconds == 44.0
     assert [run.clock.running(BEGAN + at) for at in (5_000, 10_005)] == [30.0, 35.0]

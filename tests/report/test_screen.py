@@ -14,7 +14,7 @@ from flstream.report.console import make_console
 from flstream.report.live.view import watching
 from flstream.telemetry.events import Progress
 from flstream.telemetry.memory import MemorySampler
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/.."]
 from runs import MIB, START, started
 frames, refresh = threading.Semaphore(0), Live.refresh
 def counted(live):

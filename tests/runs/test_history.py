@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from journal_support import results
+from journal_support import results, run_started
 
 from flstream.runs.history import History
 from flstream.runs.job_facts import JobFacts
-from flstream.runs.journal import read_history
+from flstream.runs.journal import Journal, read_effects, read_history
 from flstream.runs.summary import summarize
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
@@ -24,7 +24,6 @@ from flstream.telemetry.events import (
     RoundStarted,
     RunFinished,
     RunResumed,
-    RunStarted,
     SiteFailed,
     SitePhaseChanged,
     Transfer,
@@ -37,9 +36,8 @@ SITES = ["site-1", "site-2"]
 
 
 def started(rounds: int = 3, **facts: str) -> list[AnyEvent]:
-    fixed = {"job": "relay", "seed": 7, "clients": 2, "mode": "pull", "chunk_size": 16}
     return [
-        RunStarted(**fixed, rounds=rounds, **facts),
+        run_started(job="relay", seed=7, rounds=rounds, **facts),
         ModelReady(bytes=160, tensors=2, digest="initial"),
     ]
 
@@ -55,7 +53,8 @@ def effect(
 
 def evaluated(round_number: int, accuracy: float) -> Evaluated:
     metrics = {"accuracy": accuracy}
-    return Evaluated(round=round_number, metrics=metrics, seconds=0.25, down=Transfer(7, 1, 1))
+    down = Transfer(7, 1, 1)
+    return Evaluated(round=round_number, metrics=metrics, seconds=0.25, down=down, version=1)
 
 
 def finished(number: int, digest: str) -> RoundFinished:
@@ -95,8 +94,8 @@ def a_run(rounds: int = 3) -> list[AnyEvent]:
     return [*started(rounds), *trained, RunFinished(status="finished")]
 
 
-def folded(events: Iterable[AnyEvent], **options: bool) -> History:
-    history = History(**options)
+def folded(events: Iterable[AnyEvent]) -> History:
+    history = History()
     for event in events:
         history.apply(event)
     return history
@@ -120,7 +119,7 @@ def test_a_round_may_make_several_models_and_evaluate_each():
     assert (first.digest, first.evaluate, first.scores) == ("model-1-1", 0.5, {"accuracy": 6.0})
     assert (first.down, first.up) == (Transfer(24, 3, 3), Transfer(20, 1, 1))
     assert [failure.site for failure in history.rounds[1].failures] == ["site-1"]
-    assert history.evaluations == [(n, {"accuracy": (5 * n + 1) % 7}) for n in (1, 2, 3)]
+    assert history.scores == {n: {"accuracy": (5 * n + 1) % 7} for n in (1, 2, 3)}
     # Round 3 scored 1 and then 2; round 1 scored 5 and then 6.
     assert history.best == (1, 6.0)
     summary = summarize(history)
@@ -157,17 +156,12 @@ def test_a_run_cut_off_anywhere_goes_on_after_any_effect_and_adds_up_alike(
         history = read_history(path)
         sitting = events
         if not history.is_empty:
-            counting = [0, *(each.effect for each in history.effects)]
+            counting = [0, *(record.effect for record in read_effects(path))]
             last = counting[max(len(counting) - 1 - back, 0)]
-            until = history.events_until(None)
-            if history.models:
-                until = history.events_until_effect(last)
             number = history.models[-1].round if history.models else None
             resumed = RunResumed(round=number, effect=last, warnings=["it went on"])
             again = events[place_of(events, last) :] if history.models else events[1:]
             sitting = [resumed, events[0], *again]
-            history.apply(resumed)
-            assert list(history.events()) == [*until, resumed]
         with EventLog(path) as log:
             for event in sitting[:count]:
                 log.write(event)
@@ -179,71 +173,81 @@ def test_a_run_cut_off_anywhere_goes_on_after_any_effect_and_adds_up_alike(
     warnings = [set(each.pop("warnings")) for each in summaries]
     assert summaries[0] == summaries[1]
     assert warnings[0] - {"it went on"} == warnings[1] == {"round 2 was odd"}
-    for name in ("effects", "models", "rounds", "sites"):
+    for name in ("models", "rounds", "sites"):
         assert getattr(found, name) == getattr(whole, name), name
+    assert read_effects(path) == [event for event in events if isinstance(event, EffectDone)]
 
 
-def test_a_run_that_goes_on_from_the_initial_model_or_from_nothing_forgets_its_effects():
-    history = folded([*started(), *a_round(1), RunResumed(round=0, effect=0, warnings=["again"])])
-    assert (history.last_round, history.last_final_effect, history.effects) == (0, 0, [])
+@pytest.fixture
+def journal(tmp_path) -> EventLog:
+    with EventLog(tmp_path / "events.jsonl") as log:
+        yield log
+
+
+def test_a_run_that_goes_on_from_the_initial_model_or_from_nothing_forgets_its_effects(
+    tmp_path, journal
+):
+    path = tmp_path / "events.jsonl"
+    journal.write(*started(), *a_round(1), RunResumed(round=0, effect=0, warnings=["again"]))
+    history = read_history(path)
+    assert (history.last_round, read_effects(path)) == (0, [])
     assert summarize(history).warnings == ["again"]
     assert summarize(history).model.digest == "initial"
-    for event in [*a_round(1), RunResumed(round=None, effect=0)]:
-        history.apply(event)
+    journal.write(*a_round(1), RunResumed(round=None, effect=0))
+    history = read_history(path)
     assert (history.last_round, list(history.models), history.sites) == (None, [], {})
-    # What the run's job is stays known.
+    # The facts of the run's job stay known.
     assert summarize(history).job == "relay"
     assert summarize(history).warnings == ["again"]
 
 
-def test_a_run_cut_off_in_mid_round_has_the_model_that_it_made_last():
-    events = [*started(), *a_round(1), *a_round(2)[:8]]
-    history = folded(events)
-    assert (history.unfinished, history.last_round) == (2, 1)
+def test_a_run_cut_off_in_mid_round_has_the_model_that_it_made_last(tmp_path, journal):
+    journal.write(*started(), *a_round(1), *a_round(2)[:8])
+    history = read_history(tmp_path / "events.jsonl")
+    assert (history.round_under_way, history.last_round) == (2, 1)
     summary = summarize(history)
     assert (summary.rounds_completed, summary.model.digest) == (1, "model-2-0")
     assert [each.round for each in summary.rounds] == [1]
-    # It still is under way where it goes on, before any site is asked anew.
-    history.apply(RunResumed(round=2, effect=history.last_final_effect))
-    assert (history.unfinished, history.status) == (2, "running")
-    # An effect counts once it or a later one is final.
+
+
+def test_an_effect_counts_once_it_or_a_later_one_is_final(tmp_path, journal):
     train, fold, *_ = (event for event in a_round(1) if isinstance(event, EffectDone))
-    history = folded([*started(), train])
-    assert (history.effects, history.last_final_effect) == ([], 0)
-    history.apply(fold)
-    assert [each.effect for each in history.effects] == [1, 2]
-    assert (history.last_final_effect, history.models[-1].digest) == (2, "model-1-0")
+    journal.write(*started(), train)
+    assert read_effects(tmp_path / "events.jsonl") == []
+    journal.write(fold)
+    assert [each.effect for each in read_effects(tmp_path / "events.jsonl")] == [1, 2]
+    assert read_history(tmp_path / "events.jsonl").models[-1].digest == "model-1-0"
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        (RunResumed(round=1, effect=7), "the run went on from effect 7 after round 1"),
-        (RunResumed(round=2), "went on from round 2 after round 1"),
-        (RunResumed(round=-1), "went on from round -1"),
-        (ModelReady(bytes=1, tensors=1, digest="other"), "initial model is another"),
-        (effect(2, 1), "effect 2 was done once more after round 1"),
-        (evaluated(3, 0.5), "round 3 was evaluated after round 1"),
-        (finished(3, "x"), "round 3 ended after round 1"),
-    ],
-)
-def test_what_does_not_follow_is_refused_and_changes_nothing(wrong, words):
-    history = folded([*started(), *a_round(1)])
-    before = (summarize(history), history.events())
-    with pytest.raises(ValueError, match=words):
-        history.apply(wrong)
-    assert (summarize(history), history.events()) == before
+@pytest.mark.parametrize("rereads", [False, True])
+def test_an_evaluation_that_was_due_as_the_last_is_void_once_an_effect_follows(
+    tmp_path, journal, rereads
+):
+    last = msgspec.structs.replace(evaluated(1, 0.9), is_provisional=True)
+    journal.write(*started(), *a_round(1), last)
+    history = read_history(tmp_path / "events.jsonl")
+    assert history.scores == {1: {"accuracy": 0.9}}
+    more = effect(9, 1)
+    journal.write(more, evaluated(2, 0.5))
+    assert history.makes_void(more)
+    if rereads:  # as the launcher does, which has seen no later event yet
+        history = read_history(tmp_path / "events.jsonl", last=more)
+        assert list(history.scores) == [1]
+    else:
+        history = read_history(tmp_path / "events.jsonl")
+    assert history.scores[1] == {"accuracy": 6.0}
+    assert history.rounds[0].evaluate == 0.5
 
 
-def test_a_tolerant_reader_passes_over_what_does_not_follow_and_counts_it(tmp_path):
+def test_a_tolerant_reader_passes_over_damaged_lines_and_counts_them(tmp_path):
     path = tmp_path / "events.jsonl"
     lines = encode_lines(a_run()).splitlines()
-    odd = [b"{", b'{"kind":"later"}', encode_event(evaluated(9, 0.5))]
-    path.write_bytes(b"\n".join([*lines[:5], *odd, *lines[5:]]) + b"\n")
-    history = read_history(path, tolerant=True)
-    assert history.damaged == 3
+    path.write_bytes(b"\n".join([*lines[:5], b"{", b'{"kind":"later"}', *lines[5:]]) + b"\n")
+    journal, history = Journal(path, tolerant=True), History()
+    for event, counts, _ in journal:
+        history.apply(event, counts=counts)
+    assert (journal.damaged, journal.gaps) == (2, 0)
     assert summarize(history) == summarize(folded(a_run()))
-    assert read_history(path, tolerant=True, skip_unknown=True).damaged == 2
 
 
 def test_the_best_round_is_by_the_metric_that_the_run_began_with():
@@ -252,15 +256,6 @@ def test_the_best_round_is_by_the_metric_that_the_run_began_with():
     assert lowest.best == (3, 2.0)
     assert folded([*started(key_metric="loss"), *a_run()[2:]]).best is None
     assumed = History(JobFacts(key_metric_mode="min"))
-    for event in a_run():
+    for event in a_run()[1:]:  # the journal's first line is damaged
         assumed.apply(event)
     assert assumed.best == (3, 2.0)
-
-
-def test_results_and_weights_are_kept_only_where_they_are_needed():
-    whole, brief = folded(a_run()), folded(a_run(), keep_results=False, keep_weights=False)
-    assert {bytes(each.result) for each in whole.effects} == {b'{"sites":2}'}
-    assert {bytes(each.result) for each in brief.effects} == {b"null"}
-    assert list(whole.rounds[1].weights.items()) == [("site-1", 1.0), ("site-2", 2.0)]
-    assert brief.rounds[1].weights == {}
-    assert summarize(whole) == summarize(brief)

@@ -24,7 +24,7 @@ from flstream.errors import ResumeRefusedError, SimulationError
 from flstream.job import render_job
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.digests import body_digest
-from flstream.runs.history import History
+from flstream.runs.job_files import render_files
 from flstream.runs.journal import read_history
 from flstream.runs.resume import final_summary, plan_resume, take_up
 from flstream.runs.run_directory import RunDirectory
@@ -50,10 +50,19 @@ def finish(run, rounds):
         run.publish(run.checkpoint(rounds), name)
 
 
-def scores(point):
-    """Rounds whose evaluation counts, and the accuracy."""
-    evaluations = History.of(point.events).evaluations
-    return [(number, metrics["accuracy"]) for number, metrics in evaluations]
+def scores(run, point):
+    """Rounds whose evaluation counts once the run goes on, and the accuracy."""
+    copy = run.path / "events.copy"
+    copy.write_bytes(run.events.read_bytes())
+    with EventLog(copy) as log:
+        log.write(RunResumed(round=point.round, effect=point.effect))
+    evaluations = read_history(copy).scores
+    return [(number, metrics["accuracy"]) for number, metrics in evaluations.items()]
+
+
+def write_job(run, job):
+    run.write(run.job_files, render_files(job))
+    run.write(run.job_file, render_job(job))
 
 
 def there(run):
@@ -91,7 +100,7 @@ def test_a_run_goes_on_after_its_last_whole_effect(
     assert [path.name for path in point.leftovers] == leftovers
     assert (point.initial, point.is_finished, point.warnings) == (DIGESTS[0], False, [])
     evaluated = [(1, 2.0), (2, 1.0), (3, None)][: (point.effect // 3) if every else 0]
-    assert scores(point) == evaluated
+    assert scores(run, point) == evaluated
     # A torn line is gone, so that what comes next is a line of its own.
     assert run.events.read_bytes().endswith(b"\n")
 
@@ -99,7 +108,7 @@ def test_a_run_goes_on_after_its_last_whole_effect(
 def test_nothing_completed_begins_from_the_beginning(tmp_path):
     run = RunDirectory.create("job", tmp_path / "run")
     assert plan_resume(a_job(), run) is None
-    run.write(run.job_file, render_job(a_job()))
+    write_job(run, a_job())
     run.events.write_bytes(b'{"kind":"process_re')
     assert plan_resume(a_job(), run) is None
     assert run.events.read_bytes() == b""
@@ -133,7 +142,7 @@ def test_a_run_is_taken_up_by_its_journal_and_nothing_of_others_is_removed(tmp_p
     assert all((run.checkpoints / name).exists() for name in keep)
     assert (run.site("site-1") / "state.tmp").exists()
     assert body_digest(FileSource(run.checkpoint(3))) == DIGESTS[3]
-    last = read_history(run.events).events()[-1]
+    [last] = read_history(run.events).timeline.resumes
     assert (last.round, last.effect) == (3, 9)
     assert (running.summary.status, running.summary.model.digest) == ("running", DIGESTS[3])
     again = take_up(a_job(5), run, point._replace(seconds=40.0))
@@ -168,7 +177,7 @@ def test_a_finished_run_goes_on_if_the_job_has_more_rounds(tmp_path):
     point = plan_resume(a_job(5), run)
     assert (point.round, point.is_finished) == (3, False)
     # Killed once the job was written out anew: it is still not finished.
-    run.write(run.job_file, render_job(a_job(5)))
+    write_job(run, a_job(5))
     assert not plan_resume(a_job(5), run).is_finished
     take_up(a_job(5), run, point)
     assert not plan_resume(a_job(5), run).is_finished
@@ -183,11 +192,11 @@ def test_an_evaluation_made_because_a_round_was_the_last_is_void_once_it_is_not(
     job = a_job(rounds, every=every)
     point = plan_resume(job, run)
     assert (point.round, point.effect) == (4, EffectScript(rounds, every).last_effect(4))
-    assert [number for number, _ in scores(point)] == due
+    assert [number for number, _ in scores(run, point)] == due
     # However often it is cut off from then on.
     take_up(job, run, point)
-    run.write(run.job_file, render_job(job))
-    assert [number for number, _ in scores(plan_resume(job, run))] == due
+    write_job(run, job)
+    assert [number for number, _ in scores(run, plan_resume(job, run))] == due
 
 
 # What was damaged
@@ -223,7 +232,7 @@ def test_a_damaged_model_or_optimizer_state_is_passed_over_with_a_warning(
     assert warning.startswith("the run went on from round 2 instead of 3: ")
     assert name in warning
     assert words in warning
-    assert [number for number, _ in scores(point)] == [1, 2]
+    assert [number for number, _ in scores(run, point)] == [1, 2]
     summary = take_up(a_job(5), run, point).summary
     assert (summary.rounds_completed, summary.warnings[-1]) == (2, warning)
     sides = [run.optimizer_state(number).name for number in (1, 2)]
@@ -244,7 +253,7 @@ def test_rounds_are_not_thrown_away_when_nothing_is_left_to_go_on_from(tmp_path,
         words = str(run.optimizer_state(3))
     else:
         run.events.unlink()
-        run.write(run.job_file, render_job(a_job(5)))
+        write_job(run, a_job(5))
         run, words = RunDirectory.reopen("job", run.path), "put that back from a copy"
     before = run.events.read_bytes(), there(run)
     with pytest.raises(ResumeRefusedError) as caught:
@@ -388,7 +397,7 @@ from flstream.telemetry.events import RunResumed
 with EventLog(Path(sys.argv[1])) as log:
     print("locked", flush=True)
     input()
-    log.write(RunResumed(round=3), durable=True)
+    log.write(RunResumed(round=3, effect=9), durable=True)
 """
 
 
@@ -404,7 +413,8 @@ def test_a_plan_waits_for_a_server_that_outlived_its_launcher(tmp_path):
     server.stdin.write("go on\n")
     server.stdin.flush()
     # However long it takes, what it wrote last is in the plan.
-    assert isinstance(plan_resume(a_job(), run).events[-1], RunResumed)
+    assert plan_resume(a_job(), run) is not None
+    assert read_history(run.events).timeline.resumes
     server.communicate()
     # Whoever waited in vain has let go of the lock, too.
     with run.events.open("r+b") as file:

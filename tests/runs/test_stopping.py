@@ -127,6 +127,8 @@ def test_its_best_round_is_that_of_the_summary(gaps, mode):
         if number in scored:
             metrics = scored[number]
             job_end.evaluated(number, metrics)
-            history.apply(Evaluated(round=number, metrics=metrics, seconds=0.0, down=Transfer()))
+            history.apply(
+                Evaluated(round=number, metrics=metrics, seconds=0.0, down=Transfer(), version=1)
+            )
     best = summarize(history).best
     assert job_end.best == (best and (best.round, best.value))

@@ -18,9 +18,9 @@ from training_scripts import (
 from flstream.telemetry.events import (
     Evaluated,
     ProcessReady,
-    SiteBenched,
     SiteFailed,
     SitePhaseChanged,
+    SiteSuspended,
     Warned,
 )
 
@@ -83,7 +83,7 @@ def test_a_job_of_which_no_worker_gets_ready_fails_with_the_reason(jobs):
     assert "KeyError: 'early'" in run.summary.error
 
 
-def test_a_site_whose_process_never_gets_ready_fails_its_rounds_and_is_benched(jobs):
+def test_a_site_whose_process_never_gets_ready_fails_its_rounds_and_is_suspended(jobs):
     script = DIES_IN.format(name="site-2") + adding({})
     run = jobs.run(script, "clients.count=3", "clients.min_updates=2", "rounds=3", QUIET)
     assert run.summary.status == "finished", run.summary.error
@@ -103,7 +103,7 @@ def test_who_was_not_asked_is_not_late(jobs):
     assert all(event.late for event in failed)
     # No more can be late than workers are at, and have just sent the updates of.
     assert len(failed) <= 2 * 2 * 2
-    assert not of_kind(run, SiteBenched)
+    assert not of_kind(run, SiteSuspended)
 
 
 SCORES = "        flare.send(flare.FLModel(metrics="

@@ -17,7 +17,7 @@ from training_scripts import (
     took_part,
 )
 
-from flstream.telemetry.events import ProcessReady, SiteBenched, SiteFailed, SitePhaseChanged
+from flstream.telemetry.events import ProcessReady, SiteFailed, SitePhaseChanged, SiteSuspended
 
 pytestmark = pytest.mark.usefixtures("processes")  # that die, stall, and are stopped
 SITES = [f"site-{number}" for number in range(1, 7)]
@@ -144,7 +144,7 @@ def test_a_site_that_fails_twice_in_a_row_is_asked_no_more_unless_the_job_says_s
     assert "KeyError: 'score'" in reasons(run)[2, "site-2"]
     others = [site for site in FOUR if site != "site-3"]
     assert cohorts(run) == [FOUR] * asked + [others] * (6 - asked)
-    benched = [(each.round, each.site, each.failures) for each in of_kind(run, SiteBenched)]
+    benched = [(each.round, each.site, each.failures) for each in of_kind(run, SiteSuspended)]
     assert benched == ([(4, "site-3", 2)] if after else [])
     check_rounds_are_means(run)
 

@@ -68,7 +68,7 @@ def test_an_event_comes_back_as_it_was_from_one_line(kind, data):
 
 
 def test_a_flipped_bit_changes_no_event_in_silence():
-    event = Evaluated(round=3, metrics={"loss": 0.98}, seconds=1.5, down=Transfer())
+    event = Evaluated(round=3, metrics={"loss": 0.98}, seconds=1.5, down=Transfer(), version=3)
     line = encode_event(event)
     for place in range(8 * len(line)):
         flipped = bytearray(line)

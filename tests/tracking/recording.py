@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from journal_support import run_started
+
 from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
@@ -13,7 +15,6 @@ from flstream.telemetry.events import (
     RoundFinished,
     RoundStarted,
     RunResumed,
-    RunStarted,
     SiteLog,
     SiteUpdate,
     Transfer,
@@ -86,7 +87,7 @@ class Fed:
 def started() -> list[AnyEvent]:
     return [
         ProcessReady(time=BEGAN, process="server", pid=1, idle_rss=100 * MIB),
-        RunStarted(time=BEGAN, job="job", seed=7, rounds=3, clients=2, mode="pull", chunk_size=16),
+        run_started(time=BEGAN, seed=7),
         ProcessReady(time=BEGAN, process="site-1", pid=2, idle_rss=150 * MIB),
         ModelReady(time=BEGAN, bytes=160, tensors=2, digest="initial"),
     ]
@@ -110,6 +111,7 @@ def finished(number: int, time: float = 0.0, loss: float = 0.5) -> RoundFinished
 def evaluated(number: int, accuracy: float) -> Evaluated:
     return Evaluated(
         round=number, metrics={"accuracy": accuracy}, seconds=0.5, down=Transfer(bytes=30),
+        version=number,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import pytest
 from flows import models, numbered, records, shape
 from training_scripts import adding, of_kind
 
-from flstream.telemetry.events import SiteBenched
+from flstream.telemetry.events import SiteSuspended
 
 ROUNDS = """
 def flow(run):
@@ -95,7 +95,7 @@ def test_who_is_still_asked_follows_from_final_records(flows):
         f"3, {two}, {everyone}", f"{two}, []",
     ]  # fmt: skip
     assert resumed.summary.benched == ["site-3"]
-    assert {each.round for each in of_kind(resumed, SiteBenched)} == {2}
+    assert {each.round for each in of_kind(resumed, SiteSuspended)} == {2}
 
 
 @pytest.mark.parametrize(

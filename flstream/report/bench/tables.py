@@ -18,7 +18,7 @@ from flstream.report.bench.verdict import shortfalls, verdict
 from flstream.report.columns import fold
 from flstream.report.console import print_section, print_table
 from flstream.report.network import describe_links
-from flstream.report.text import counted, format_elapsed, format_rate
+from flstream.report.text import counted, format_elapsed, format_throughput
 from flstream.units import format_bytes
 
 _NOT_RUN = "-"
@@ -72,10 +72,10 @@ def _heading(plan: Plan) -> str:
 def _limits(limits: MachineLimits) -> str:
     several = len(limits.pipe) > 1
     pipe = ", ".join(
-        format_rate(rate) + (f" at {format_bytes(size)}" if several else "")
+        format_throughput(rate) + (f" at {format_bytes(size)}" if several else "")
         for size, rate in limits.pipe.items()
     )
-    memcpy, disk = format_rate(limits.memcpy), format_rate(limits.disk)
+    memcpy, disk = format_throughput(limits.memcpy), format_throughput(limits.disk)
     return f"This machine: memcpy {memcpy}, disk {disk}, bare pipe {pipe}."
 
 

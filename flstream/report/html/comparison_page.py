@@ -17,8 +17,8 @@ from flstream.report.html.page import check_replaceable, render, write_page
 from flstream.report.html.run_page import remarks
 from flstream.report.html.tables import (
     NOTHING,
-    Table,
-    TableRow,
+    PageRow,
+    PageTable,
     duration,
     phase_seconds,
 )
@@ -77,12 +77,12 @@ def comparison_page(runs: Sequence[RunRecord]) -> str:
                 for index, (run, label) in enumerate(zip(runs, labels, strict=True))
             ],
             "phases": list(PHASE_COLORS.items()),
-            "glance": Table(heads, _glance(runs)),
+            "glance": PageTable(heads, _glance(runs)),
             "metrics": metric_drawings(runs, labels),
-            "totals": Table(heads, _totals(runs)),
-            "settings": Table(heads, different),
-            "more_settings": Table(["key", "value"], same, (1,)),
-            "versions": Table(heads, _differing([run.versions for run in runs])),
+            "totals": PageTable(heads, _totals(runs)),
+            "settings": PageTable(heads, different),
+            "more_settings": PageTable(["key", "value"], same, (1,)),
+            "versions": PageTable(heads, _differing([run.versions for run in runs])),
         },
     )
 
@@ -96,7 +96,7 @@ def run_labels(paths: Sequence[Path]) -> list[str]:
     return [printable(label) for label in labels]
 
 
-def _glance(runs: Sequence[RunRecord]) -> list[TableRow]:
+def _glance(runs: Sequence[RunRecord]) -> list[PageRow]:
     def size(count: int) -> str:
         return format_bytes(count) if count else NOTHING
 
@@ -126,13 +126,13 @@ def _glance(runs: Sequence[RunRecord]) -> list[TableRow]:
         "up, requests": lambda run: f"{run.summary.transfer.up.requests:,}",
         "model digest": lambda run: run.summary.model.digest[:12] or NOTHING,
     }
-    return [TableRow([name, *map(text, runs)]) for name, text in lines.items()]
+    return [PageRow([name, *map(text, runs)]) for name, text in lines.items()]
 
 
-def _totals(runs: Sequence[RunRecord]) -> list[TableRow]:
+def _totals(runs: Sequence[RunRecord]) -> list[PageRow]:
     spent = [phase_seconds(run) for run in runs]
     rows = [
-        TableRow(
+        PageRow(
             [phase, *(f"{each[phase]:,.2f} s" for each in spent)],
             color=PHASE_COLORS.get(phase, FAINT),
         )
@@ -140,26 +140,26 @@ def _totals(runs: Sequence[RunRecord]) -> list[TableRow]:
     ]
     return [
         *rows,
-        TableRow(["in all", *(f"{sum(each.values()):,.2f} s" for each in spent)], "best"),
+        PageRow(["in all", *(f"{sum(each.values()):,.2f} s" for each in spent)], "best"),
     ]
 
 
-def _by_setting(runs: Sequence[RunRecord]) -> tuple[list[TableRow], list[TableRow]]:
+def _by_setting(runs: Sequence[RunRecord]) -> tuple[list[PageRow], list[PageRow]]:
     """Return the settings that are the same in all runs, and those that differ."""
     values = [{setting.key: setting.value for setting in run.settings} for run in runs]
-    same: list[TableRow] = []
-    different: list[TableRow] = []
+    same: list[PageRow] = []
+    different: list[PageRow] = []
     for row in _differing(values):
         (different if row.mark else same).append(row)
-    return [TableRow(row.cells[:2]) for row in same], different
+    return [PageRow(row.cells[:2]) for row in same], different
 
 
-def _differing(values: Sequence[Mapping[str, str]]) -> list[TableRow]:
+def _differing(values: Sequence[Mapping[str, str]]) -> list[PageRow]:
     """Return a row for each key, marked where the values differ."""
     rows = []
     for key in dict.fromkeys(key for each in values for key in each):
         cells = [each.get(key, NOTHING) for each in values]
-        rows.append(TableRow([key, *cells], "different" if len(set(cells)) > 1 else ""))
+        rows.append(PageRow([key, *cells], "different" if len(set(cells)) > 1 else ""))
     return rows
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from flstream.report.charts.curves import Curve, curve_chart, spread_of
 from flstream.report.charts.drawing import Drawing, drawing
 from flstream.report.charts.style import INK, SERIES, VIOLET
-from flstream.report.html.tables import NOTHING, Table, TableRow
+from flstream.report.html.tables import NOTHING, PageRow, PageTable
 from flstream.report.record.logged import LoggedCurve, LoggedNumbers, LoggedRecord
 from flstream.report.text import counted, elide
 from flstream.text import printable
@@ -51,10 +51,10 @@ def logged_note(logged: LoggedRecord) -> str:
     return " ".join(notes)
 
 
-def text_table(logged: LoggedRecord) -> Table:
+def text_table(logged: LoggedRecord) -> PageTable:
     """Return the table of the last texts, the newest first."""
     rows = [
-        TableRow(
+        PageRow(
             [
                 printable(each.site) or _WORKFLOW,
                 str(each.round),
@@ -65,7 +65,7 @@ def text_table(logged: LoggedRecord) -> Table:
         )
         for each in logged.texts
     ]
-    return Table(["site", "round", "step", "key", "text"], rows, (3, 4))
+    return PageTable(["site", "round", "step", "key", "text"], rows, (3, 4))
 
 
 def text_note(logged: LoggedRecord) -> str:

@@ -24,8 +24,8 @@ from flstream.report.html.page import render, write_page
 from flstream.report.html.split import split_drawing, split_note
 from flstream.report.html.tables import (
     NOTHING,
-    Table,
-    TableRow,
+    PageRow,
+    PageTable,
     failure_tables,
     nodes_table,
     process_tables,
@@ -38,7 +38,6 @@ from flstream.report.html.tables import (
 from flstream.report.metrics import UNSCORED, metrics_of
 from flstream.report.record.run import RunRecord, read_run
 from flstream.report.text import counted, format_epsilon, format_metric, pieces
-from flstream.runs.history import History
 from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.events import RunResumed
 from flstream.text import printable
@@ -131,7 +130,9 @@ def run_page(run: RunRecord) -> str:
             "more_failures": more_failures,
             "settings": settings,
             "more_settings": more_settings,
-            "versions": Table(["", ""], [TableRow([*pair]) for pair in run.versions.items()], (1,)),
+            "versions": PageTable(
+                ["", ""], [PageRow([*pair]) for pair in run.versions.items()], (1,)
+            ),
         },
     )
 
@@ -163,8 +164,8 @@ def remarks(run: RunRecord) -> list[str]:
     found = list(run.notes)
     if summary.ended_early:
         found.append(f"Ended early: {summary.ended_early}.")
-    if history.unfinished is not None and run.status != "finished":
-        found.append(f"Round {history.unfinished} was under way; {_left(history)}.")
+    if history.round_under_way is not None and run.status != "finished":
+        found.append(f"Round {history.round_under_way} was under way; a resume does it again.")
     found += [
         f"The run was interrupted, and went on {_place(event)}."
         for event in history.timeline.resumes
@@ -175,21 +176,10 @@ def remarks(run: RunRecord) -> list[str]:
     return [printable(each) for each in found]
 
 
-def _left(history: History) -> str:
-    """What becomes of a round that was under way."""
-    done = sum(each.round == history.unfinished for each in history.effects)
-    # An earlier version went on after whole rounds, and so does one that had done nothing yet.
-    if not done:
-        return "nothing of it counts"
-    return f"{counted(done, 'effect')} of it {'counts' if done == 1 else 'count'}"
-
-
 def _place(event: RunResumed) -> str:
     """Where a run went on."""
     if not event.round and not event.effect:
         return "from its beginning"
-    if event.effect is None:
-        return f"after round {event.round}"
     return f"after effect {event.effect} of its workflow, with the model of round {event.round}"
 
 

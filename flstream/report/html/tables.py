@@ -12,7 +12,7 @@ from flstream.report.charts.style import FAINT
 from flstream.report.metrics import metrics_of, values_by_round
 from flstream.report.record.run import RunRecord
 from flstream.report.record.settings import Setting
-from flstream.report.text import format_epsilon, format_metric, format_rate
+from flstream.report.text import format_epsilon, format_metric, format_throughput
 from flstream.runs.round_record import PHASES
 from flstream.runs.site_record import SiteRecord
 from flstream.telemetry.events import PrivacySpent, Transfer
@@ -34,7 +34,7 @@ _MOST_NAMED = 8
 _PRIVACY_HEADS = ("epsilon", "clipping norm", "clipped")
 
 
-class TableRow(NamedTuple):
+class PageRow(NamedTuple):
     """A row of a table.
 
     Attributes:
@@ -50,7 +50,7 @@ class TableRow(NamedTuple):
     share: float | None = None
 
 
-class Table(NamedTuple):
+class PageTable(NamedTuple):
     """A table.
 
     Attributes:
@@ -60,11 +60,11 @@ class Table(NamedTuple):
     """
 
     heads: Sequence[str]
-    rows: Sequence[TableRow]
+    rows: Sequence[PageRow]
     texts: Sequence[int] = ()
 
 
-def rounds_table(run: RunRecord) -> Table:
+def rounds_table(run: RunRecord) -> PageTable:
     """Return the table of all rounds, with metrics and seconds of each phase."""
     metrics = metrics_of([run.summary])
     scores = values_by_round(run.summary)
@@ -75,7 +75,7 @@ def rounds_table(run: RunRecord) -> Table:
     if 0 in scores:
         values = [format_metric(scores[0].get(metric)) for metric in metrics]
         rows.append(
-            TableRow(
+            PageRow(
                 ["0", *values, *(NOTHING for _ in [*privacy, *PHASES, *folded_at])],
                 "best" if best == 0 else "",
             )
@@ -85,10 +85,10 @@ def rounds_table(run: RunRecord) -> Table:
         spent = _privacy_cells(each.privacy) if privacy else []
         cells = [str(each.round), *values, *spent, *(f"{seconds:.2f}" for seconds in each.phases)]
         cells += [printable(each.aggregator) or "server" for _ in folded_at]
-        rows.append(TableRow(cells, "best" if each.round == best else ""))
+        rows.append(PageRow(cells, "best" if each.round == best else ""))
     titles = [metric.title for metric in metrics]
     phases = [f"{phase} s" for phase in PHASES]
-    return Table(["round", *titles, *privacy, *phases, *folded_at], rows)
+    return PageTable(["round", *titles, *privacy, *phases, *folded_at], rows)
 
 
 def _privacy_cells(spent: PrivacySpent | None) -> list[str]:
@@ -97,7 +97,7 @@ def _privacy_cells(spent: PrivacySpent | None) -> list[str]:
     return [format_epsilon(spent), f"{spent.clip_norm:.4g}", f"{spent.clipped:.0%}"]
 
 
-def process_tables(run: RunRecord) -> tuple[Table, Table]:
+def process_tables(run: RunRecord) -> tuple[PageTable, PageTable]:
     """Return the tables of memory of processes: the server and the largest, and all others."""
     heads = ["process", "idle RSS", "peak RSS", "over idle", "peak USS"]
     memory = run.summary.memory
@@ -112,10 +112,10 @@ def process_tables(run: RunRecord) -> tuple[Table, Table]:
     rows += [_process_row(name, each, has_nodes=has_nodes) for name, each in by_peak]
     texts = [5] if has_nodes else []
     first, others = rows[: _MOST_PROCESSES + 1], rows[_MOST_PROCESSES + 1 :]
-    return Table(heads, first, texts), Table(heads, others, texts)
+    return PageTable(heads, first, texts), PageTable(heads, others, texts)
 
 
-def nodes_table(run: RunRecord) -> Table:
+def nodes_table(run: RunRecord) -> PageTable:
     """Return the table of the nodes; it has no rows if all processes were on one machine."""
     memory = run.summary.memory
     rows = []
@@ -126,18 +126,18 @@ def nodes_table(run: RunRecord) -> Table:
         if len(workers) > _MOST_NAMED:
             names += f" and {len(workers) - _MOST_NAMED:,} more"
         sizes = [format_bytes(size) if size else NOTHING for size in (pss, largest)]
-        rows.append(TableRow([printable(node), *sizes, names]))
+        rows.append(PageRow([printable(node), *sizes, names]))
     heads = ["node", "all processes (PSS)", "largest over idle", "workers that it had last"]
-    return Table(heads, rows, texts=(0, 3))
+    return PageTable(heads, rows, texts=(0, 3))
 
 
-def _process_row(name: str, memory: ProcessMemory, *, has_nodes: bool) -> TableRow:
+def _process_row(name: str, memory: ProcessMemory, *, has_nodes: bool) -> PageRow:
     sizes = (memory.idle_rss, memory.peak_rss, memory.over_idle, memory.peak_uss)
     # Zero stands for no measurement: the process ended before it.
     cells = [format_bytes(size) if size else NOTHING for size in sizes]
     if has_nodes:
         cells.append(printable(memory.node) if isinstance(memory.node, str) else NOTHING)
-    return TableRow([printable(name), *cells])
+    return PageRow([printable(name), *cells])
 
 
 def phase_seconds(run: RunRecord) -> dict[str, float]:
@@ -147,12 +147,12 @@ def phase_seconds(run: RunRecord) -> dict[str, float]:
     return {**found, "the rest": max(run.seconds - sum(found.values()), 0.0)}
 
 
-def totals_table(run: RunRecord) -> Table:
+def totals_table(run: RunRecord) -> PageTable:
     """Return the table of a run's seconds by phase, with their shares."""
     spent = phase_seconds(run)
     whole = sum(spent.values()) or 1.0
     rows = [
-        TableRow(
+        PageRow(
             [
                 "start-up, and between the phases" if phase == "the rest" else phase,
                 f"{seconds:,.2f}",
@@ -163,27 +163,27 @@ def totals_table(run: RunRecord) -> Table:
         )
         for phase, seconds in spent.items()
     ]
-    return Table(["", "seconds", "share"], rows)
+    return PageTable(["", "seconds", "share"], rows)
 
 
-def transfer_table(run: RunRecord) -> Table:
+def transfer_table(run: RunRecord) -> PageTable:
     """Return the table of transfers in each direction; it has no rows if nothing was moved."""
     transfer = run.summary.transfer
     ways = {"down, to the sites": transfer.down, "up, to the server": transfer.up}
     most = max(way.bytes for way in ways.values())
     rows = [_transfer_row(name, way, most) for name, way in ways.items()] if most else []
     heads = ["", "requests", "chunks", "retries", "seconds", "rate", "bytes"]
-    return Table(heads, rows)
+    return PageTable(heads, rows)
 
 
-def _transfer_row(name: str, way: Transfer, most: int) -> TableRow:
+def _transfer_row(name: str, way: Transfer, most: int) -> PageRow:
     counts = [f"{count:,}" for count in (way.requests, way.chunks, way.retries)]
-    rate = format_rate(way.bytes / way.seconds) if way.seconds else NOTHING
+    rate = format_throughput(way.bytes / way.seconds) if way.seconds else NOTHING
     cells = [name, *counts, f"{way.seconds:,.2f}", rate, format_bytes(way.bytes)]
-    return TableRow(cells, share=way.bytes / most)
+    return PageRow(cells, share=way.bytes / most)
 
 
-def site_tables(run: RunRecord) -> tuple[Table, Table]:
+def site_tables(run: RunRecord) -> tuple[PageTable, PageTable]:
     """Return the tables of sites: those that failed most or were slowest first, and the rest."""
     sites = sorted(run.sites.values(), key=_urgency)
     whole = sum(site.weight for site in sites) or 1.0
@@ -191,29 +191,29 @@ def site_tables(run: RunRecord) -> tuple[Table, Table]:
     rows = [_site_row(site, whole, is_timed) for site in sites[: _MOST_SITES + _MOST_MORE]]
     timed = ["train s", "slowest s", "download s"] if is_timed else []
     heads = ["site", "updates", *timed, "failures", "weight", "share"]
-    return Table(heads, rows[:_MOST_SITES]), Table(heads, rows[_MOST_SITES:])
+    return PageTable(heads, rows[:_MOST_SITES]), PageTable(heads, rows[_MOST_SITES:])
 
 
-def failure_tables(run: RunRecord) -> tuple[Table, Table]:
+def failure_tables(run: RunRecord) -> tuple[PageTable, PageTable]:
     """Return the tables of failed sites with reasons: those that failed most, and the rest."""
     failed = sorted((s for s in run.sites.values() if s.failures), key=_urgency)
     rows = [
-        TableRow([_site_name(site), f"{site.failures:,}", printable(site.reason)])
+        PageRow([_site_name(site), f"{site.failures:,}", printable(site.reason)])
         for site in failed[: _MOST_SITES + _MOST_MORE]
     ]
     heads, texts = ["site", "rounds failed", "why, the last time"], (2,)
-    return Table(heads, rows[:_MOST_SITES], texts), Table(heads, rows[_MOST_SITES:], texts)
+    return PageTable(heads, rows[:_MOST_SITES], texts), PageTable(heads, rows[_MOST_SITES:], texts)
 
 
 def _urgency(site: SiteRecord) -> tuple[bool, int, float, int, str]:
     # The length of the name puts site-2 before site-10.
-    return not site.is_benched, -site.failures, -site.slowest, len(site.name), site.name
+    return not site.is_suspended, -site.failures, -site.slowest, len(site.name), site.name
 
 
-def _site_row(site: SiteRecord, whole: float, is_timed: bool) -> TableRow:
+def _site_row(site: SiteRecord, whole: float, is_timed: bool) -> PageRow:
     times = [site.trains, site.slowest, site.downloads] if is_timed else []
     share = site.weight / whole
-    return TableRow(
+    return PageRow(
         [
             printable(site.name),
             f"{site.updates:,}",
@@ -228,19 +228,19 @@ def _site_row(site: SiteRecord, whole: float, is_timed: bool) -> TableRow:
 
 
 def _site_name(site: SiteRecord) -> str:
-    return printable(site.name) + (" (asked no more)" if site.is_benched else "")
+    return printable(site.name) + (" (asked no more)" if site.is_suspended else "")
 
 
-def setting_tables(settings: Sequence[Setting]) -> tuple[Table, Table]:
+def setting_tables(settings: Sequence[Setting]) -> tuple[PageTable, PageTable]:
     """Return the tables of settings: those that the job sets, and those at their default."""
     heads, texts = ["key", "value", "meaning"], (1, 2)
     chosen = [_setting_row(each) for each in settings if not each.is_default]
     rest = [_setting_row(each) for each in settings if each.is_default]
-    return Table(heads, chosen, texts), Table(heads, rest, texts)
+    return PageTable(heads, chosen, texts), PageTable(heads, rest, texts)
 
 
-def _setting_row(setting: Setting) -> TableRow:
-    return TableRow([setting.key, setting.value, setting.meaning])
+def _setting_row(setting: Setting) -> PageRow:
+    return PageRow([setting.key, setting.value, setting.meaning])
 
 
 def duration(seconds: float) -> str:

@@ -13,7 +13,7 @@ from flstream.report.live.site_state import Memory
 from flstream.report.live.site_table import STYLES, site_tables
 from flstream.report.live.state import RunState
 from flstream.report.live.table import (
-    Column,
+    LiveColumn,
     bar,
     columns_that_fit,
     fixed_table,
@@ -181,10 +181,10 @@ def _bar_line(
     beside = min(_BESIDE_BAR if width < _WIDE else _BESIDE_WIDE_BAR, width - _LABEL_WIDTH)
     columns = columns_that_fit(
         [
-            Column("label", "", _LABEL_WIDTH - 1, 0, is_number=False),
-            Column("bar", "", _LEAST_BAR, 3, is_number=False, most=_MOST_BAR),
-            Column("percent", "", 4, 2),
-            Column("facts", "", beside, 1, is_number=False),
+            LiveColumn("label", "", _LABEL_WIDTH - 1, 0, is_number=False),
+            LiveColumn("bar", "", _LEAST_BAR, 3, is_number=False, most=_MOST_BAR),
+            LiveColumn("percent", "", 4, 2),
+            LiveColumn("facts", "", beside, 1, is_number=False),
         ],
         width,
     )
@@ -239,21 +239,21 @@ def _past(state: RunState, width: int, room: int) -> list[RenderableType]:
     names = dict.fromkeys(("score", name) for each in shown for name in each.scores or ())
     names |= dict.fromkeys(("train", name) for each in shown for name in each.trained)
     columns = [
-        Column("round", "round", 7, 0, is_number=False),
-        Column("seconds", "seconds", 8, 1),
-        Column("download", "download", 8, 3),
-        Column("train", "train", 8, 3),
-        Column("fold", "up+fold", 8, 3),
-        Column("checkpoint", "checkpoint", 10, 6),
-        Column("evaluate", "evaluate", 8, 5),
+        LiveColumn("round", "round", 7, 0, is_number=False),
+        LiveColumn("seconds", "seconds", 8, 1),
+        LiveColumn("download", "download", 8, 3),
+        LiveColumn("train", "train", 8, 3),
+        LiveColumn("fold", "up+fold", 8, 3),
+        LiveColumn("checkpoint", "checkpoint", 10, 6),
+        LiveColumn("evaluate", "evaluate", 8, 5),
     ]
     first = dict(reversed(names))
     for kind, name in names:
         head = elide(printable(f"train {name}" if kind == "train" else name), 12)
         rank = 7 if name != first[kind] else 2 if kind == "score" else 4
-        columns.append(Column(f"{kind} {name}", head, max(cell_len(head), 9), rank))
+        columns.append(LiveColumn(f"{kind} {name}", head, max(cell_len(head), 9), rank))
     if any(each.privacy for each in shown):
-        columns.append(Column("epsilon", "epsilon", 9, 2))
+        columns.append(LiveColumn("epsilon", "epsilon", 9, 2))
     rows = []
     for each in shown:
         seconds = (each.download, each.train, each.upload_and_fold, each.checkpoint)

@@ -29,8 +29,8 @@ from flstream.telemetry.events import (
     RunFinished,
     RunResumed,
     RunStarted,
-    SiteBenched,
     SiteFailed,
+    SiteSuspended,
     Warned,
 )
 from flstream.telemetry.memory import MemorySampler
@@ -68,7 +68,7 @@ class PlainView:
             self._began = event.time
         if isinstance(event, RunStarted):
             self._rounds = event.rounds
-        if isinstance(event, SiteFailed | SiteBenched | Warned):
+        if isinstance(event, SiteFailed | SiteSuspended | Warned):
             self._printed += 1
             if self._printed > _MOST_PRINTED:
                 self._left_out += 1
@@ -135,7 +135,7 @@ class PlainView:
                 return (
                     f"{where}{printable(event.site)} failed: {quotable(event.reason, MOST_QUOTED)}"
                 )
-            case SiteBenched():
+            case SiteSuspended():
                 times = counted(event.failures, "time")
                 return f"{printable(event.site)} is asked no more: it failed {times} in a row"
             case EndedEarly():

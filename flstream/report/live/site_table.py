@@ -19,7 +19,7 @@ from flstream.report.live.site_state import (
     SiteProgress,
 )
 from flstream.report.live.state import RunState
-from flstream.report.live.table import Column, bar, columns_that_fit, fixed_table, percent
+from flstream.report.live.table import LiveColumn, bar, columns_that_fit, fixed_table, percent
 from flstream.report.text import format_elapsed, format_metrics, steady_bytes
 from flstream.telemetry.events import WorkerActivity
 from flstream.text import printable
@@ -94,24 +94,24 @@ def site_tables(
 
 def _columns(
     first: str, names: Iterable[str], width: int, nodes: Mapping[str, str], *, shared: bool
-) -> list[Column]:
+) -> list[LiveColumn]:
     """Return the columns that fit the width, of which the first has the names."""
     # At least as wide as the labels of the bars above, so that the columns are aligned with them.
     named = min(max(_widest(names), 7), max(width - 65, 7))
     columns = [
-        Column("name", first, named, 0, is_number=False),
-        Column("state", "state", 11, 1, is_number=False),
-        Column("sites", "sites", 20, 2, is_number=False, most=30),
-        Column("node", "node", min(_widest(nodes.values()), 20), 3, is_number=False),
-        Column("activity", "", 12, 3, is_number=False, most=30 if shared else 100),
-        Column("percent", "", 4, 7),
-        Column("time", "time", 9, 2 if shared else 8),
-        Column("rate", "rate", 12, 9),
-        Column("down", "down", 10, 5),
-        Column("up", "up", 10, 6),
-        Column("weight", "weight", 9, 11),
-        Column("rss", "RSS", 10, 4),
-        Column("peak", "peak RSS", 10, 10),
+        LiveColumn("name", first, named, 0, is_number=False),
+        LiveColumn("state", "state", 11, 1, is_number=False),
+        LiveColumn("sites", "sites", 20, 2, is_number=False, most=30),
+        LiveColumn("node", "node", min(_widest(nodes.values()), 20), 3, is_number=False),
+        LiveColumn("activity", "", 12, 3, is_number=False, most=30 if shared else 100),
+        LiveColumn("percent", "", 4, 7),
+        LiveColumn("time", "time", 9, 2 if shared else 8),
+        LiveColumn("rate", "rate", 12, 9),
+        LiveColumn("down", "down", 10, 5),
+        LiveColumn("up", "up", 10, 6),
+        LiveColumn("weight", "weight", 9, 11),
+        LiveColumn("rss", "RSS", 10, 4),
+        LiveColumn("peak", "peak RSS", 10, 10),
     ]
     absent = {"up", "weight"} if shared else {"sites"}
     if not nodes:
@@ -125,11 +125,13 @@ def _widest(names: Iterable[str]) -> int:
 
 
 def _stacked(
-    columns: Sequence[Column], failed: Sequence[_Cells], rows: Sequence[_Cells], width: int
+    columns: Sequence[LiveColumn], failed: Sequence[_Cells], rows: Sequence[_Cells], width: int
 ) -> list[RenderableType]:
     """Return the headings, the failures with their reasons, and the other rows."""
     name, state, *_ = columns
-    reason = Column("reason", "", max(width - name.width - state.width - 2, 1), 0, is_number=False)
+    reason = LiveColumn(
+        "reason", "", max(width - name.width - state.width - 2, 1), 0, is_number=False
+    )
     tables = (
         fixed_table(columns, ()),
         fixed_table([name, state, reason], failed, has_head=False),

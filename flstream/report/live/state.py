@@ -15,7 +15,7 @@ from msgspec import structs
 from flstream.report.live.rates import Pace, Throughput
 from flstream.report.live.site_state import GONE, WORKING, RecentFailure, SiteProgress
 from flstream.report.text import counted, nodes_awaited
-from flstream.runs.counted_events import CountedEvents
+from flstream.runs.history import History
 from flstream.runs.round_record import RoundRecord
 from flstream.telemetry.events import (
     SERVER,
@@ -36,10 +36,10 @@ from flstream.telemetry.events import (
     RunFinished,
     RunResumed,
     RunStarted,
-    SiteBenched,
     SiteFailed,
     SiteLog,
     SitePhaseChanged,
+    SiteSuspended,
     SiteUpdate,
     WorkerActivity,
 )
@@ -103,7 +103,7 @@ class RunState:
     task_began: float = 0.0
     folded: int = 0
     fold_began: float = 0.0
-    totals: CountedEvents = field(default_factory=CountedEvents)
+    totals: History = field(default_factory=History)
     metrics: Metrics = field(default_factory=dict)
     scored: int | None = None
     down: Throughput = field(default_factory=Throughput)
@@ -192,7 +192,7 @@ class RunState:
                 self.totals.apply(event)
             case ModelsCollected():
                 self._end_task(event.time, 0, "models are collected")
-            case SiteBenched():
+            case SiteSuspended():
                 self._bench(event)
             case RunFinished():
                 self.phase = event.status
@@ -209,7 +209,7 @@ class RunState:
     def _go_back(self, event: RunResumed) -> None:
         """The run goes on from an earlier model; what came after it does not count."""
         counted = [each for each in self.totals.rounds if each.number <= (event.round or 0)]
-        self.totals = CountedEvents()
+        self.totals = History()
         self.totals.rounds += counted
         self.metrics, self.scored, self.round = {}, None, event.round or 0
         self.phase = "starting the sites"
@@ -359,7 +359,7 @@ class RunState:
         if not self.is_shared:
             self._site(event.site).enter("failed", event.time)
 
-    def _bench(self, event: SiteBenched) -> None:
+    def _bench(self, event: SiteSuspended) -> None:
         self.benched += 1
         failure = self.failures.setdefault(
             event.site, RecentFailure(event.round, "it kept failing")

@@ -14,7 +14,7 @@ from flstream.report.text import elide
 _GAP = 1
 
 
-class Column(NamedTuple):
+class LiveColumn(NamedTuple):
     """A column of a table.
 
     Attributes:
@@ -34,7 +34,7 @@ class Column(NamedTuple):
     most: int = 0
 
 
-def columns_that_fit(columns: Sequence[Column], width: int) -> list[Column]:
+def columns_that_fit(columns: Sequence[LiveColumn], width: int) -> list[LiveColumn]:
     """Select the columns that fit a width, by rank, and widen those that can grow.
 
     Args:
@@ -60,7 +60,7 @@ def columns_that_fit(columns: Sequence[Column], width: int) -> list[Column]:
 
 
 def fixed_table(
-    columns: Sequence[Column],
+    columns: Sequence[LiveColumn],
     rows: Iterable[Mapping[str, RenderableType]],
     *,
     has_head: bool = True,

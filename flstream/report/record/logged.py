@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from flstream.telemetry.events import AnyEvent, SiteLog
+from flstream.telemetry.events import SiteLog
 
 # As many values as a chart has columns for, several times. Of more, every other one is left out.
 _MOST_VALUES = 4096
@@ -80,33 +80,36 @@ class LoggedRecord(NamedTuple):
     more_texts: int = 0
 
 
-def read_logged(events: Iterable[AnyEvent]) -> LoggedRecord:
-    """Sort what was logged by key and site, in memory that has a limit for each of them.
+class LoggedValues:
+    """Logged values by key and site, in memory that has a limit for each of them."""
 
-    Args:
-        events: events of the run that count, in order.
-    """
-    numbers: dict[str, _Key] = {}
-    texts: deque[LoggedText] = deque(maxlen=_MOST_TEXTS)
-    more_keys: set[int] = set()
-    count = 0
-    for event in events:
-        if not isinstance(event, SiteLog):
-            continue
+    def __init__(self) -> None:
+        self._numbers: dict[str, _Key] = {}
+        self._texts: deque[LoggedText] = deque(maxlen=_MOST_TEXTS)
+        self._more_keys: set[int] = set()
+        self._count = 0
+
+    def add(self, event: SiteLog) -> None:
+        """Add a value that counts, in order."""
         if event.text is not None:
-            count += 1
+            self._count += 1
             text = event.text[: _MOST_CHARACTERS + 1]
-            texts.appendleft(LoggedText(event.key, event.site, event.round, event.step, text))
-        elif event.key in numbers or len(numbers) < _MOST_KEYS:
-            numbers.setdefault(event.key, _Key()).add(event)
+            logged = LoggedText(event.key, event.site, event.round, event.step, text)
+            self._texts.appendleft(logged)
+        elif event.key in self._numbers or len(self._numbers) < _MOST_KEYS:
+            self._numbers.setdefault(event.key, _Key()).add(event)
         else:
-            more_keys.add(hash(event.key))
-    return LoggedRecord(
-        [each.finished(key) for key, each in numbers.items()],
-        [each._replace(text=_cut(each.text)) for each in texts],
-        len(more_keys),
-        count - len(texts),
-    )
+            self._more_keys.add(hash(event.key))
+
+    @property
+    def record(self) -> LoggedRecord:
+        """All that was logged so far."""
+        return LoggedRecord(
+            [numbers.finished(key) for key, numbers in self._numbers.items()],
+            [logged._replace(text=_cut(logged.text)) for logged in self._texts],
+            len(self._more_keys),
+            self._count - len(self._texts),
+        )
 
 
 def _cut(text: str) -> str:

@@ -19,13 +19,13 @@ from flstream.report.record.json_files import (
     read_split,
     read_versions,
 )
-from flstream.report.record.logged import LoggedRecord, read_logged
+from flstream.report.record.logged import LoggedRecord, LoggedValues
 from flstream.report.record.memory import MemoryRecord, read_memory
 from flstream.report.record.settings import Setting, read_settings
 from flstream.report.text import counted
 from flstream.runs.history import History
 from flstream.runs.job_facts import JobFacts
-from flstream.runs.journal import read_events, read_history
+from flstream.runs.journal import Journal
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.site_record import SiteRecord
 from flstream.runs.summary import MemorySummary, Summary, summarize
@@ -113,21 +113,20 @@ def _read(run: RunDirectory) -> RunRecord:
     except JobError as error:
         settings = []
         notes.append(f"job.conf is damaged, so no settings are shown: {error.problems[0]}.")
-    history = read_history(
-        run.events,
-        tolerant=True,
-        keep_results=False,
-        note_lines_of=(SiteLog,),
-        assumed=_facts_of(settings),
-    )
+    history, logs = History(_facts_of(settings)), LoggedValues()
+    journal = Journal(run.events, tolerant=True)
+    for event, counts, _ in journal:
+        history.apply(event, counts=counts)
+        if counts and isinstance(event, SiteLog):
+            logs.add(event)
     clock = Clock(history.timeline.sittings)
     memory = read_memory(run.memory, clock)
-    for name, damaged in (("events.jsonl", history.damaged), ("memory.jsonl", memory.damaged)):
+    for name, damaged in (("events.jsonl", journal.damaged), ("memory.jsonl", memory.damaged)):
         if damaged:
             count = counted(damaged, "line")
             notes.append(f"{name} is damaged: {count} of it could not be used.")
-    if history.gaps:
-        places = counted(history.gaps, "place")
+    if journal.gaps:
+        places = counted(journal.gaps, "place")
         notes.append(
             f"events.jsonl is damaged: in {places}, lines are missing, doubled or swapped."
         )
@@ -152,7 +151,7 @@ def _read(run: RunDirectory) -> RunRecord:
         history=history,
         sites=history.sites,
         memory=memory,
-        logged=read_logged(read_events(run.events, history.lines)),
+        logged=logs.record,
         split=read_split(run.sites),
         clock=clock,
         settings=settings,

@@ -1,0 +1,400 @@
+"""One table model with three renderers: plain text, terminal and HTML.
+
+Build a :class:`Table` of raw values once; each column's kind formats its cells::
+
+    table = Table(
+        columns=[Column("site", "name"), Column("down", "bytes"), Column("train", "seconds", 2)],
+        rows=[Row(["site-1", 2 << 20, 1.5]), Row(["site-2", None, 0.2], mark="bad")],
+        title="Sites (in seconds)",
+    )
+    lines = table.lines()            # plain text, as wide as it is
+    lines = table.lines(width=80)    # plain text that fits 80 columns
+    console.print(table)             # rich: fits the console, with colours
+    markup = table.html()            # HTML; in a template with autoescape, {{ table }}
+
+A table that is too wide first shortens names and sentences with an ellipsis, then leaves out the
+columns of the highest rank and says which; a number is never cut. Of a long table show the ends:
+``Table(columns, ends(rows))`` says how many rows are left out, and takes any iterable.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Literal, NamedTuple
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from flstream.report.text import (
+    GAP,
+    clip,
+    counted,
+    elide,
+    format_metric,
+    format_throughput,
+    wrapped,
+)
+from flstream.text import printable
+from flstream.units import format_bytes, format_rate, format_seconds
+
+Kind = Literal[
+    "name",  # str; a long one lacks its middle
+    "text",  # str; a long one lacks its end
+    "state",  # str, coloured: finished, failed, training, ...
+    "link",  # Link
+    "count",  # int: 12,345
+    "number",  # int or float: 6,912.5
+    "bytes",  # int: 17.3 MiB
+    "seconds",  # float: 12.35, whose unit the title or the heading names
+    "duration",  # float seconds: 2m 05s
+    "rate",  # float bytes a second: 310.5 MiB/s
+    "bits",  # float bits a second: 10 Mbit/s
+    "metric",  # float: 0.9731
+    "share",  # float from 0 to 1: 40%, in HTML with a bar
+    "bar",  # float from 0 to 1: a bar and its percent
+]
+"""Kind of a column: type of its cells, and how they are formatted. None is a dash in any."""
+
+Cell = Any
+Mark = Literal["", "best", "bad", "slow", "different"]
+
+NOTHING = "-"
+_STAR = " *"
+STATE_STYLES = {
+    "finished": "bold green",
+    "failed": "bold red",
+    "stopped": "bold yellow",
+    "unfinished": "bold yellow",
+    "running": "cyan",
+    "downloading": "cyan",
+    "uploading": "magenta",
+    "training": "yellow",
+    "evaluating": "blue",
+    "submitting": "magenta",
+    "at work": "yellow",
+    "ready": "green",
+}
+"""Styles of states on a terminal, as rich names them."""
+
+_MARK_STYLES = {"best": "bold", "bad": "red", "slow": "bold yellow", "different": "bold"}
+_LEFT = ("name", "text", "state", "link", "bar")
+_BAR_WIDTH = 24
+# Least width of a column that can be shortened, and of any heading.
+_LEAST = {"name": 8, "link": 8, "text": 16, "bar": 10}
+_LEAST_HEAD = 9
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+        head: heading.
+        kind: kind of the cells.
+        rank: order in which columns are left out where not all fit, the highest first; columns of
+            rank 0 stay as long as the first one has room beside them.
+        least: minimum width, for columns that must not move while a view is redrawn.
+        most: maximum width of names, text and bars; 0 for as wide as the longest.
+    """
+
+    head: str
+    kind: Kind = "text"
+    rank: int = 0
+    least: int = 0
+    most: int = 0
+
+
+class Link(NamedTuple):
+    """A cell with the address of a page; on a terminal its text alone."""
+
+    text: str
+    address: str
+
+
+class Row(NamedTuple):
+    """A row of a table.
+
+    Attributes:
+        cells: raw values, one for each column; None for no value.
+        mark: ``best`` (a star in plain text), ``bad``, ``slow``, ``different``, or empty.
+        color: hexadecimal colour that stands for the row in charts; empty for none.
+    """
+
+    cells: Sequence[Cell]
+    mark: Mark = ""
+    color: str = ""
+
+
+class Gap(NamedTuple):
+    """Rows left out in the middle of a table."""
+
+    rows: int
+
+
+def ends(
+    rows: Iterable[Row], first: int = 5, last: int = 12, most: int = 20, keep: Mark = "best"
+) -> list[Row | Gap]:
+    """Return the first and last rows of a long table, with the number of those between.
+
+    Args:
+        rows: all rows; no more of them than are shown are in memory at one time.
+        first: rows to show of the beginning.
+        last: rows to show of the end.
+        most: number of rows up to which all are shown; at least ``first + last``.
+        keep: mark of rows that are shown wherever they are.
+    """
+    head: list[Row | Gap] = []
+    tail: deque[Row] = deque()
+    hidden: list[Row | Gap] = []
+    for row in rows:
+        if len(head) < first:
+            head.append(row)
+            continue
+        tail.append(row)
+        if len(tail) > most - first:
+            _hide(hidden, tail.popleft(), keep)
+    while hidden and len(tail) > last:
+        _hide(hidden, tail.popleft(), keep)
+    return [*head, *hidden, *tail]
+
+
+def _hide(hidden: list[Row | Gap], row: Row, keep: Mark) -> None:
+    if keep and row.mark == keep:
+        hidden.append(row)
+    elif hidden and isinstance(hidden[-1], Gap):
+        hidden[-1] = Gap(hidden[-1].rows + 1)
+    else:
+        hidden.append(Gap(1))
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, which rich, plain text and HTML render.
+
+    Attributes:
+        columns: the columns, the first of which names the row.
+        rows: rows, and gaps where rows are left out.
+        title: heading above the table; empty for none.
+        note: remark below the table; empty for none.
+        has_head: whether the headings are shown on a terminal.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Row | Gap]
+    title: str = ""
+    note: str = ""
+    has_head: bool = True
+
+    def lines(self, width: int | None = None) -> list[str]:
+        """Return the table as lines of plain text.
+
+        Args:
+            width: columns that lines must fit; None for no limit.
+        """
+        return [text for text, _ in self._styled_lines(width, ascii_only=True)]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render the table on a terminal."""
+        for text, spans in self._styled_lines(options.max_width, ascii_only=options.ascii_only):
+            line = Text(text, no_wrap=True, end="\n")
+            for style, begin, end in spans:
+                line.stylize(style, begin, end)
+            yield line
+
+    def html(self) -> str:
+        """Return the table as HTML with everything escaped, without title and note."""
+        heads = "".join(
+            f"<th{_class(column)} scope=col>{escape(printable(column.head))}</th>"
+            for column in self.columns
+        )
+        rows = "\n".join(map(self._html_row, self.rows))
+        return (
+            f"<div class=scroll><table>\n<thead><tr>{heads}</tr></thead>\n"
+            f"<tbody>\n{rows}\n</tbody></table></div>"
+        )
+
+    def __html__(self) -> str:
+        """Return the table as HTML, for templates."""
+        return self.html()
+
+    def _html_row(self, row: Row | Gap) -> str:
+        if isinstance(row, Gap):
+            return f"<tr class=gap><td colspan={len(self.columns)}>{_gap_text(row)}</td></tr>"
+        swatch = f'<i class=color style="background:{row.color}"></i>' if row.color else ""
+        cells = [
+            f"<td{_class(column)}>{_html_cell(column.kind, cell, row.color)}</td>"
+            for column, cell in zip(self.columns, row.cells, strict=True)
+        ]
+        first = cells[0].removeprefix("<td").removesuffix("</td>")
+        attributes, _, text = first.partition(">")
+        cells[0] = f"<th{attributes} scope=row>{swatch}{text}</th>"
+        mark = f" class={row.mark}" if row.mark else ""
+        return f"<tr{mark}>{''.join(cells)}</tr>"
+
+    def _styled_lines(
+        self, width: int | None, *, ascii_only: bool
+    ) -> Iterator[tuple[str, list[tuple[str, int, int]]]]:
+        """Yield each line, with styles of parts of it."""
+        rows = [row for row in self.rows if isinstance(row, Row)]
+        texts = [
+            [_format(column.kind, cell) for column, cell in zip(self.columns, cells, strict=True)]
+            for cells, _, _ in rows
+        ]
+        star = len(_STAR) * any(row.mark == "best" for row in rows)
+        room = None if width is None else width - star
+        shown, widths = _fit(self.columns, texts, room, has_head=self.has_head)
+        if self.has_head:
+            first, *heads = (_head(self.columns[index], widths[index]) for index in shown)
+            text = GAP.join([first + " " * star, *heads]).rstrip()
+            yield text, [("dim", 0, len(text))]
+        remaining = iter(texts)
+        for entry in self.rows:
+            if isinstance(entry, Gap):
+                text = _gap_text(entry)
+                yield text, [("dim", 0, len(text))]
+            else:
+                cells = (next(remaining), shown, widths, star)
+                yield self._line(entry, *cells, ascii_only=ascii_only)
+        if len(shown) < len(self.columns):
+            names = [column.head for i, column in enumerate(self.columns) if i not in shown]
+            text = f"not shown at this width: {', '.join(filter(None, map(printable, names)))}"
+            for line in wrapped([text], width):
+                yield line, [("dim", 0, len(line))]
+
+    def _line(
+        self,
+        row: Row,
+        texts: Sequence[str],
+        shown: Sequence[int],
+        widths: Sequence[int],
+        star: int,
+        *,
+        ascii_only: bool,
+    ) -> tuple[str, list[tuple[str, int, int]]]:
+        parts: list[str] = []
+        styles: list[tuple[str, int, int]] = []
+        at = 0
+        for index in shown:
+            column, width = self.columns[index], widths[index]
+            if column.kind == "bar" and isinstance(row.cells[index], float):
+                part, filled = _bar(row.cells[index], width, ascii_only)
+                styles += [("yellow", at, at + filled), ("dim", at + filled, at + width - 5)]
+            else:
+                part = _padded(column.kind, texts[index], width)
+                if column.kind == "state" and (style := STATE_STYLES.get(row.cells[index])):
+                    styles.append((style, at, at + len(part.rstrip())))
+            if star and not parts:
+                part = part.rstrip() + (_STAR if row.mark == "best" else "")
+                part = _padded("name", part, width + star)
+            parts.append(part)
+            at += len(part) + len(GAP)
+        line = GAP.join(parts).rstrip()
+        if row.mark:
+            styles.insert(0, (_MARK_STYLES[row.mark], 0, len(line)))
+        return line, styles
+
+
+_FORMATS: dict[str, Callable[[Any], str]] = {
+    "name": printable,
+    "text": printable,
+    "state": printable,
+    "link": lambda link: printable(link.text),
+    "count": lambda count: f"{count:,}",
+    "number": lambda number: f"{number:,.6g}",
+    "bytes": format_bytes,
+    "seconds": lambda seconds: f"{seconds:,.2f}",
+    "duration": format_seconds,
+    "rate": format_throughput,
+    "bits": format_rate,
+    "metric": format_metric,
+    "share": lambda share: f"{share:.0%}",
+    "bar": lambda bar: printable(bar) if isinstance(bar, str) else f"{int(100 * bar)}%",
+}
+
+
+def _format(kind: Kind, cell: Cell) -> str:
+    return NOTHING if cell is None else _FORMATS[kind](cell)
+
+
+def _fit(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None, *, has_head: bool
+) -> tuple[list[int], list[int]]:
+    """Return the indices of the columns that fit a width, and the width of every column."""
+    natural, least = [], []
+    for index, column in enumerate(columns):
+        cells = max((_width(row[index]) for row in rows), default=0)
+        if column.kind == "bar":
+            cells = max(cells, column.most or _BAR_WIDTH)
+        if column.most:
+            cells = min(cells, column.most)
+        head = _width(column.head) if has_head else 0
+        natural.append(max(cells, head, column.least))
+        shortest = min(cells, _LEAST.get(column.kind, cells))
+        least.append(max(shortest, min(head, _LEAST_HEAD), column.least))
+    shown = list(range(len(columns)))
+    if width is None:
+        return shown, natural
+    while len(shown) > 1 and sum(least[i] + len(GAP) for i in shown) - len(GAP) > width:
+        shown.remove(max(shown[1:], key=lambda index: (columns[index].rank, index)))
+    if len(shown) == 1:
+        least[0] = min(least[0], width)
+    room = width - sum(least[i] + len(GAP) for i in shown) + len(GAP)
+    widths = list(least)
+    for index in shown:
+        more = min(natural[index] - least[index], room)
+        widths[index] += more
+        room -= more
+    return shown, widths
+
+
+def _width(text: str) -> int:
+    return len(text) if text.isascii() else cell_len(text)
+
+
+def _head(column: Column, width: int) -> str:
+    text = elide(printable(column.head), width)
+    blank = " " * (width - _width(text))
+    return text + blank if column.kind in _LEFT else blank + text
+
+
+def _padded(kind: Kind, text: str, width: int) -> str:
+    text = clip(text, width) if kind == "text" else elide(text, width)
+    blank = " " * (width - _width(text))
+    return text + blank if kind in _LEFT else blank + text
+
+
+def _bar(share: float, width: int, ascii_only: bool) -> tuple[str, int]:
+    """Return a bar with its percent, and the length of its filled part."""
+    length = width - 5
+    filled = int(length * min(share, 1.0))
+    full, empty = ("#", "-") if ascii_only else ("\u2501", "\u2501")
+    return (
+        f"{full * filled}{empty * (length - filled)} {_format('bar', min(share, 1.0)):>4}",
+        filled,
+    )
+
+
+def _gap_text(gap: Gap) -> str:
+    return f"... {counted(gap.rows, 'row')} left out"
+
+
+def _class(column: Column) -> str:
+    return f" class={'text' if column.kind == 'text' else 'name'}" if column.kind in _LEFT else ""
+
+
+def _html_cell(kind: Kind, cell: Cell, color: str) -> str:
+    text = escape(_format(kind, cell))
+    if cell is None:
+        return "\N{EN DASH}"
+    match kind:
+        case "link":
+            return f'<a href="{escape(cell.address)}">{text}</a>'
+        case "state":
+            return f'<span class="status {text}">{text}</span>'
+        case "share" | "bar" if isinstance(cell, float):
+            fill = f";background:{color}" if color else ""
+            return f'{text}<span class=bar><b style="width:{100 * cell:.1f}%{fill}"></b></span>'
+    return text
