@@ -137,7 +137,7 @@ ROWS = [
     ("filters.up = [{ args.percentile = 3 }]", "filters.up[0].type", "missing"),
     ("filters.down = [{ type = svt_privacy, args.tau = -1 }]", "filters.down[0].args.tau", "-1"),
     ("filters.up = [exclude_vars]", "filters.up[0].args.exclude_vars", "missing; must be a list "),
-    ('filters.up = [{ type = exclude_vars, args.exclude_vars = "(" }]', UP + "exclude_vars", "given"),
+    ('filters.up = [{ type = exclude_vars, args.exclude_vars = "(" }]', UP + "exclude_vars", "("),
     # Links.
     ("network.up = -1", "network.up", "given -1; must be a rate from 1 kbit/s to 1 Tbit/s, such a"),
     ("network.up = 10 MB", "network.up", 'given "10 MB"; must be a rate'),
@@ -218,7 +218,7 @@ ROWS = [
     ("workflow = [{ type = cyclic, args.ordr = 1 }]", "workflow.args.ordr", "did you mean order?"),
     ("workflow { type = cyclic, args.order = Random }", "workflow.args.order", "did you mean rand"),
     (ORDER + "site-1] }", "workflow.args.order", "site-1 is in it twice"),
-    (ORDER + "site-9] }", "workflow.args.order", 'given "site-9"; must be a site of the job, which'),
+    (ORDER + "site-9] }", "workflow.args.order", 'given "site-9"; must be a site of the job'),
     ("workflow { type = gossip, args.peers = 3 }", "workflow.type", ", ".join(BUILT_IN)),
     ("workflow.type = fedavgg", "workflow.type", "did you mean fedavg?"),
     ("workflow { type = swarm, args.aggregator = 3 }", "workflow.args.aggregator", "mean aggregat"),
