@@ -41,12 +41,12 @@ def full(folder: Path, scale: int) -> Iterator[Row]:
 
 def adapters_over_links(folder: Path, scale: int) -> Iterator[Row]:
     """Measure rounds in which adapters are trained, over links."""
-    yield from compared(folder, "adapters", max(48 // scale, 17) * MIB, 4, *LINK)
+    yield from compared(folder, "adapters", 48 * MIB // scale, 4, *LINK)
 
 
 def full_over_links(folder: Path, scale: int) -> Iterator[Row]:
     """Measure rounds in which all is trained, over links."""
-    yield from compared(folder, "all", 17 * MIB, 2, *LINK)
+    yield from compared(folder, "all", 16 * MIB, 2, *LINK)
 
 
 def compared(folder: Path, trained: str, size: int, clients: int, *settings: str) -> Iterator[Row]:

@@ -181,7 +181,7 @@ def make_plan(
             (mode, len(chosen) > 1 or len(entries) == 1),
             (format_bytes(size), len(chunk_sizes) > 1 and mode != "native"),
             (entry, len(entries) > 1),
-            (link, len(links) > 1),
+            ("no link" if link == NONE else link, len(links) > 1),
         )
         name = " ".join(part for part, differs in parts if differs)
         overrides = (

@@ -149,9 +149,9 @@ def bar_chart(
         bars = []
         for start, bottom, height in zip(starts, base, heights, strict=True):
             if height > 0:
-                left = frame.x(places[start] - 0.5 + half) - width / 2
+                edge = frame.x(places[start] - 0.5 + half) - width / 2
                 upper, lower = frame.y(bottom + height), frame.y(bottom)
-                bars.append(f"M{left:.1f} {lower:.1f}V{upper:.1f}h{width:.1f}V{lower:.1f}z")
+                bars.append(f"M{edge:.1f} {lower:.1f}V{upper:.1f}h{width:.1f}V{lower:.1f}z")
         shapes.append(f'<path d="{"".join(bars)}" style="fill:{colors[part]}"/>')
         base += heights
     return _chart(title, "".join(shapes), [(part, colors[part]) for part in means])
@@ -171,14 +171,14 @@ def band_of(curves: Sequence[tuple[Values, Values]]) -> tuple[np.ndarray, ...]:
         width = (distinct[-1] - distinct[0]) / _MOST_POINTS
         places = distinct[0] + np.floor((places - distinct[0]) / width) * width
     order = np.argsort(places, kind="stable")
-    found, begins = np.unique(places[order], return_index=True)
+    distinct, begins = np.unique(places[order], return_index=True)
     counts = np.diff([*begins, len(order)])
     values = values[order]
     means = np.add.reduceat(values, begins) / counts
     squares = np.add.reduceat((values - np.repeat(means, counts)) ** 2, begins)
     deviations = np.sqrt(squares / np.maximum(counts - 1, 1))
     lows, highs = np.minimum.reduceat(values, begins), np.maximum.reduceat(values, begins)
-    return found, means, lows, highs, deviations
+    return distinct, means, lows, highs, deviations
 
 
 def _chart(title: str, content: str, legend: Sequence[tuple[str, str]]) -> Chart:

@@ -49,13 +49,16 @@ class Fact(NamedTuple):
     note: str = ""
 
 
-def write_page(runs: Sequence[Path], output: Path | None = None) -> Path:
+def write_page(
+    runs: Sequence[Path], output: Path | None = None, *, is_running: bool | None = None
+) -> Path:
     """Write the page of a run, or of several to compare.
 
     Args:
         runs: paths of run directories.
         output: path of the page; None for ``report.html`` in the run directory, or for several
             runs ``comparison.html`` in the working directory.
+        is_running: whether the runs are going on; None to find out by their locks.
 
     Returns:
         The path of the page.
@@ -64,25 +67,11 @@ def write_page(runs: Sequence[Path], output: Path | None = None) -> Path:
         UsageError: a folder is not a run directory, or an existing file is not a page of flstream.
         SimulationError: the page cannot be written.
     """
-    path = output
-    if path is None:
-        path = RunDirectory(runs[0]).report if len(runs) == 1 else Path("comparison.html")
+    own = RunDirectory(runs[0].absolute()).report if len(runs) == 1 else Path("comparison.html")
+    path = output or own
     check_replaceable(path)
-    records = [read_run(run) for run in runs]
-    if output is None and len(runs) == 1:
-        path = RunDirectory(records[0].path).report
-    _write(path, run_page(records))
+    _write(path, run_page([read_run(run, is_running=is_running) for run in runs]))
     return path
-
-
-def write_own_page(run: RunDirectory, *, is_running: bool) -> None:
-    """Write the page of a run of this process; one of a run that is going on refreshes itself.
-
-    Raises:
-        FlstreamError: as :func:`write_page`.
-    """
-    check_replaceable(run.report)
-    _write(run.report, run_page([read_run(run.path, is_running=is_running)]))
 
 
 def write_index(folder: Path, output: Path | None = None) -> Path:
@@ -99,15 +88,15 @@ def write_index(folder: Path, output: Path | None = None) -> Path:
         UsageError: there is no run below the folder, or an existing file is not a page of flstream.
         SimulationError: a page cannot be written.
     """
-    found = sorted(folder.glob("**/events.jsonl"), key=lambda path: natural_key(str(path)))
-    if not found:
+    journals = sorted(folder.glob("**/events.jsonl"), key=lambda path: natural_key(str(path)))
+    if not journals:
         raise UsageError(
             f"{folder} is not a run directory, and no run lies below it: none has an events.jsonl; "
             "name the folder that flstream simulate made, such as runs/<job>-<time>, or runs"
         )
     path = output or folder / _INDEX
     check_replaceable(path)
-    runs = [read_run(events.parent) for events in found]
+    runs = [read_run(events.parent) for events in journals]
     links = []
     for run in runs:
         page = RunDirectory(run.path).report
@@ -129,16 +118,13 @@ def run_page(runs: Sequence[RunRecord]) -> str:
     if is_one:
         settings = [views.settings_table(runs[0].settings, default=d) for d in (False, True)]
     else:
-        values = [{key: each.value for key, each in run.settings.items()} for run in runs]
+        values = [{key: setting.value for key, setting in run.settings.items()} for run in runs]
         settings = [views.differing_table(values, labels, same=same) for same in (False, True)]
     versions = [run.versions for run in runs]
     remarks = [
         remark if is_one else f"{label}: {remark}"
         for run, label in zip(runs, labels, strict=True)
-        for remark in [
-            *([f"Error: {run.summary.error}"] * bool(run.summary.error)),
-            *remarks_of(run),
-        ]
+        for remark in filter(None, [run.summary.error, *remarks_of(run)])
     ]
     return _render(
         "page.html",
@@ -206,7 +192,7 @@ def _parts(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[dict[str, o
         {
             "label": label,
             "color": run_charts.series_color(index),
-            "logged_keys": len(run.logged.curves) + run.logged.more_keys,
+            "logged_keys": len(run.logged.curves) + len(run.logged.more_keys),
             "rounds": views.rounds_of(run.summary, _MOST_ROUNDS),
             "memory": views.memory_table(run.summary, _MOST_CLIENTS, _MOST_CLIENTS // 2),
             "nodes": views.nodes_table(run.summary),
@@ -278,34 +264,34 @@ def facts(run: RunRecord) -> list[Fact]:
     """Return the figures at the top of the page of a run."""
     summary = run.summary
     memory, model, best = summary.memory, summary.model.bytes, summary.best
-    found = []
+    figures = []
     if best is not None:
         note = f"best, after round {best.round:,}" if best.round else "best, of the initial model"
-        found.append(Fact(printable(best.metric), format_metric(best.value), note))
+        figures.append(Fact(printable(best.metric), format_metric(best.value), note))
     spent = summary.privacy
     if spent is not None:
         note = f"{spent.clipped:.0%} of updates clipped to {spent.clip_norm:.4g}"
-        found.append(Fact("epsilon", format_epsilon(spent), note))
-    found.append(Fact("time", format_seconds(run.seconds), counted(len(summary.rounds), "round")))
+        figures.append(Fact("epsilon", format_epsilon(spent), note))
+    figures.append(Fact("time", format_seconds(run.seconds), counted(len(summary.rounds), "round")))
     largest = max((client.over_idle for client in memory.clients.values()), default=0)
     sizes = {"server over idle": memory.server.over_idle, "largest client over idle": largest}
     for label, size in sizes.items():
         times = f"{size / model:.2f} times the model" if model >= _LARGE_MODEL else ""
-        found += [Fact(label, format_bytes(size), times)] if size else []
+        figures += [Fact(label, format_bytes(size), times)] if size else []
     if memory.peak_total_pss:
         note = "at most at one time, shared pages once"
-        found.append(Fact("all processes", format_bytes(memory.peak_total_pss), note))
+        figures.append(Fact("all processes", format_bytes(memory.peak_total_pss), note))
     if memory.nodes:
         note = f"at most {format_bytes(max(memory.nodes.values()))} on one"
-        found.append(Fact("on the nodes", format_bytes(sum(memory.nodes.values())), note))
+        figures.append(Fact("on the nodes", format_bytes(sum(memory.nodes.values())), note))
     down, up = summary.transfer.down, summary.transfer.up
     if down.bytes + up.bytes:
         note = f"in {counted(down.requests + up.requests, 'request')}"
-        found.append(Fact("moved", format_bytes(down.bytes + up.bytes), note))
+        figures.append(Fact("moved", format_bytes(down.bytes + up.bytes), note))
     if model:
         tensors = counted(summary.model.tensors, "tensor")
-        found.append(Fact("model", format_bytes(model), f"in {tensors}"))
-    return found
+        figures.append(Fact("model", format_bytes(model), f"in {tensors}"))
+    return figures
 
 
 def _where(run: RunRecord) -> str:

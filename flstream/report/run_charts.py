@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from flstream.report.drawing import (
     curve_chart,
 )
 from flstream.report.metrics import Metric, metrics_of, values_by_round
-from flstream.report.run_record import HELPERS, LoggedCurve, RunRecord
+from flstream.report.run_record import HELPERS, RunRecord
 from flstream.report.text import counted, elide
 from flstream.runs.round_record import PHASES
 from flstream.telemetry.events import SERVER
@@ -49,7 +49,7 @@ def seed_groups(runs: Sequence[RunRecord]) -> list[list[int]]:
     """Group runs, by their indices, that differ in their seed alone."""
     groups: dict[object, list[int]] = {}
     for index, run in enumerate(runs):
-        settings = tuple((k, each.value) for k, each in run.settings.items() if k != "seed")
+        settings = tuple((k, s.value) for k, s in run.settings.items() if k != "seed")
         same = groups.get(settings, [])
         is_new = any(runs[other].summary.seed == run.summary.seed for other in same)
         # A run without settings is like no other, and nor is a repetition.
@@ -104,9 +104,9 @@ def seconds_chart(run: RunRecord, top: float | None = None) -> Chart | None:
     rounds = run.summary.rounds
     if not rounds:
         return None
-    columns = zip(*(each.phases for each in rounds), strict=True)
+    columns = zip(*(summary.phases for summary in rounds), strict=True)
     parts = dict(zip(PHASES, columns, strict=True))
-    numbers = [each.round for each in rounds]
+    numbers = [summary.round for summary in rounds]
     return bar_chart("seconds of each round", numbers, parts, PHASE_COLORS, top=top)
 
 
@@ -138,11 +138,11 @@ def memory_charts(run: RunRecord, top: float | None = None) -> list[Chart]:
 def _memory_chart(
     run: RunRecord, title: str, values: Mapping[str, np.ndarray], model: int, top: float | None
 ) -> Chart | None:
-    values = {name: each for name, each in values.items() if np.isfinite(each).any()}
+    values = {name: rss for name, rss in values.items() if np.isfinite(rss).any()}
     if not values:
         return None
     step = run.memory.step
-    workers = {name: each for name, each in values.items() if name not in (SERVER, *HELPERS)}
+    workers = {name: rss for name, rss in values.items() if name not in (SERVER, *HELPERS)}
     colors = dict(zip(HELPERS, (GREEN, VERMILION, PINK, ORANGE), strict=True))
     curves = [
         _memory_curve(name, values[name], step, colors[name], 1.0)
@@ -153,7 +153,7 @@ def _memory_chart(
     if SERVER in values:
         curves.append(_memory_curve(SERVER, values[SERVER], step, INK))
     if model:
-        ends = [0.0, max(len(each) for each in values.values()) * step]
+        ends = [0.0, max(map(len, values.values())) * step]
         label = f"model {format_bytes(model)}"
         curves.append(Curve(label, ends, [model] * 2, INK, 1.2, is_dashed=True))
     return curve_chart(title, curves, "seconds", "bytes", marks=run.resumed_at, top=top)
@@ -169,14 +169,14 @@ def _memory_curve(
 def _worker_curves(values: Mapping[str, np.ndarray], step: float, run: RunRecord) -> list[Curve]:
     """Return curves of the workers: a line each, or the range of many and the highest of them."""
     if len(values) <= 1:
-        return [_memory_curve(_short(n), each, step, VIOLET) for n, each in values.items()]
+        return [_memory_curve(_short(n), rss, step, VIOLET) for n, rss in values.items()]
     is_shared = any(name.startswith("worker-") for name in run.history.timeline.idle_rss)
     together = counted(len(values), "worker" if is_shared else "site")
     most = max(values, key=lambda name: float(np.nanmax(values[name])))
     if len(values) <= _MOST_LINES:
         return [
-            _memory_curve(together if name == most else "", each, step, VIOLET, 1.0)
-            for name, each in values.items()
+            _memory_curve(together if name == most else "", rss, step, VIOLET, 1.0)
+            for name, rss in values.items()
         ]
     every = np.array(list(zip_longest(*values.values(), fillvalue=math.nan)))
     highs, lows = np.fmax.reduce(every, axis=1), np.fmin.reduce(every, axis=1)
@@ -209,12 +209,25 @@ def logged_charts(run: RunRecord) -> list[Chart]:
         if finite and len(charts) < _MOST_LOGGED:
             unit = "step" if key in run.logged.with_steps else "round"
             title = elide(printable(key), 48)
-            chart = curve_chart(title, _logged_curves(finite), "count", "metric", x_title=unit)
+            lines = {
+                name: (c.places if unit == "step" else spread(c.places), c.values)
+                for name, c in finite.items()
+            }
+            chart = curve_chart(title, _logged_curves(lines), "count", "metric", x_title=unit)
             charts.append(chart)
     return charts
 
 
-def _logged_curves(sites: Mapping[str, LoggedCurve]) -> list[Curve]:
+def spread(rounds: Sequence[float]) -> list[float]:
+    """Return places within rounds: the last value of a round is at the round itself."""
+    places: list[float] = []
+    for number, group in groupby(rounds):
+        count = len(list(group))
+        places += [number - 1 + (index + 1) / count for index in range(count)]
+    return places
+
+
+def _logged_curves(sites: Mapping[str, tuple[Values, Values]]) -> list[Curve]:
     """Return a line for each of few sites, the mean of more, and the range of many."""
     if len(sites) <= len(SERIES):
         names = [_short(name) or ("workflow" if len(sites) > 1 else "") for name in sites]

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import accumulate, groupby
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,14 +52,30 @@ class Setting(NamedTuple):
     is_default: bool
 
 
-class LoggedCurve(NamedTuple):
-    """Numbers that a site logged under a key, each at its step or a part of its round."""
+class LoggedCurve:
+    """Numbers that a site logged under a key, in the memory of a few thousand.
 
-    places: Sequence[float]
-    values: Sequence[float]
+    Attributes:
+        places: step of each, or its round; with more than 4,096 values every other one is dropped.
+        values: the numbers; NaN for those that are not finite.
+    """
+
+    def __init__(self) -> None:
+        self.places, self.values = array("d"), array("d")
+        self._stride, self._count = 1, 0
+
+    def add(self, place: float, value: float) -> None:
+        """Add a value."""
+        if self._count % self._stride == 0:
+            self.places.append(place)
+            self.values.append(value)
+        self._count += 1
+        if len(self.places) > _MOST_VALUES:
+            self.places, self.values = self.places[::2], self.values[::2]
+            self._stride *= 2
 
 
-@dataclass(frozen=True)
+@dataclass
 class LoggedValues:
     """All that a run logged.
 
@@ -67,15 +83,30 @@ class LoggedValues:
         curves: numbers by key and site, in the order in which the keys first came.
         with_steps: keys of numbers that have steps of the sites' own.
         texts: the last texts, the newest first.
-        more_keys: number of keys left out.
-        more_texts: number of earlier texts left out.
+        text_count: number of all texts.
+        more_keys: hashes of keys left out.
     """
 
-    curves: Mapping[str, Mapping[str, LoggedCurve]] = field(default_factory=dict)
-    with_steps: frozenset[str] = frozenset()
-    texts: Sequence[SiteLog] = ()
-    more_keys: int = 0
-    more_texts: int = 0
+    curves: dict[str, dict[str, LoggedCurve]] = field(default_factory=dict)
+    with_steps: set[str] = field(default_factory=set)
+    texts: deque[SiteLog] = field(default_factory=lambda: deque(maxlen=_MOST_TEXTS))
+    text_count: int = 0
+    more_keys: set[int] = field(default_factory=set)
+
+    def add(self, event: SiteLog) -> None:
+        """Add a value that counts, in the order of the journal."""
+        key = event.key
+        if event.text is not None:
+            self.text_count += 1
+            self.texts.appendleft(event)
+        elif key in self.curves or len(self.curves) < _MOST_KEYS:
+            if event.step is not None:
+                self.with_steps.add(key)
+            place = event.round if event.step is None else event.step
+            curve = self.curves.setdefault(key, {}).setdefault(event.site, LoggedCurve())
+            curve.add(place, math.nan if event.value is None else event.value)
+        else:
+            self.more_keys.add(hash(key))
 
 
 @dataclass(frozen=True)
@@ -245,7 +276,7 @@ def _read_journal(
     )
     history = History(facts)
     journal = Journal(run.events, tolerant=True)
-    logged = LoggedFold()
+    logged = LoggedValues()
     for event, counts, _ in journal:
         history.apply(event, counts=counts)
         if counts and isinstance(event, SiteLog):
@@ -258,7 +289,7 @@ def _read_journal(
         notes.append(
             f"events.jsonl is damaged: in {places}, lines are missing, doubled or swapped."
         )
-    return history, logged.values
+    return history, logged
 
 
 def _read_summary(run: RunDirectory, notes: list[str]) -> Summary | None:
@@ -310,73 +341,6 @@ def _read_split(sites: Path) -> Mapping[str, Mapping[str, int]]:
     return {
         name: counts[name] for name in names if counts[name] and min(counts[name].values()) >= 0
     }
-
-
-class LoggedFold:
-    """Logged values by key and site, in memory bounded for each of them."""
-
-    def __init__(self) -> None:
-        self._curves: dict[str, dict[str, _Thinned]] = {}
-        self._texts: deque[SiteLog] = deque(maxlen=_MOST_TEXTS)
-        self._with_steps: set[str] = set()
-        self._more_keys: set[int] = set()
-        self._texts_seen = 0
-
-    def add(self, event: SiteLog) -> None:
-        """Add a value that counts, in the order of the journal."""
-        key = event.key
-        if event.text is not None:
-            self._texts_seen += 1
-            self._texts.appendleft(event)
-        elif key in self._curves or len(self._curves) < _MOST_KEYS:
-            if event.step is not None:
-                self._with_steps.add(key)
-            place = event.round if event.step is None else event.step
-            value = math.nan if event.value is None else event.value
-            self._curves.setdefault(key, {}).setdefault(event.site, _Thinned()).add(place, value)
-        else:
-            self._more_keys.add(hash(key))
-
-    @property
-    def values(self) -> LoggedValues:
-        """All values so far."""
-        curves: dict[str, dict[str, LoggedCurve]] = {}
-        for key, sites in self._curves.items():
-            spread = (lambda places: places) if key in self._with_steps else _spread
-            curves[key] = {s: LoggedCurve(spread(c.places), c.values) for s, c in sites.items()}
-        return LoggedValues(
-            curves,
-            frozenset(self._with_steps),
-            list(self._texts),
-            len(self._more_keys),
-            self._texts_seen - len(self._texts),
-        )
-
-
-class _Thinned:
-    """Any number of values in the memory of a few thousand: every other one goes where needed."""
-
-    def __init__(self) -> None:
-        self.places, self.values = array("d"), array("d")
-        self._stride, self._count = 1, 0
-
-    def add(self, place: float, value: float) -> None:
-        if self._count % self._stride == 0:
-            self.places.append(place)
-            self.values.append(value)
-        self._count += 1
-        if len(self.places) > _MOST_VALUES:
-            self.places, self.values = self.places[::2], self.values[::2]
-            self._stride *= 2
-
-
-def _spread(rounds: Sequence[float]) -> Sequence[float]:
-    """Return places within rounds: the last value of a round is at the round itself."""
-    places = array("d")
-    for number, group in groupby(rounds):
-        count = len(list(group))
-        places.extend(number - 1 + (index + 1) / count for index in range(count))
-    return places
 
 
 class _Clock:

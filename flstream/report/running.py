@@ -90,11 +90,11 @@ def live_page(run: RunDirectory) -> Iterator[threading.Event]:
     def write() -> None:
         while is_due.wait() and not over.is_set():
             is_due.clear()
-            from flstream.report.page import write_own_page
+            from flstream.report.page import write_page
 
             began = time.thread_time()  # what it costs the run
             with suppress(Exception):
-                write_own_page(run, is_running=True)
+                write_page([run.path], is_running=True)
             over.wait(max(_LEAST_SECONDS, (time.thread_time() - began) / _MOST_SHARE))
 
     thread = threading.Thread(target=write, name="live-page", daemon=True)
@@ -121,9 +121,9 @@ def leave_page(run: RunDirectory, console: Console, *, has_run: bool) -> None:
         return
     flaw = ""
     try:
-        from flstream.report.page import write_own_page
+        from flstream.report.page import write_page
 
-        write_own_page(run, is_running=False)
+        write_page([run.path], is_running=False)
     except FlstreamError as error:
         flaw = str(error)
     except KeyboardInterrupt:

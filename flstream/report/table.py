@@ -204,15 +204,11 @@ class Table:
         Args:
             width: columns that lines must fit; None for no limit.
         """
-        return [text for text, _ in self._styled_lines(width, ascii_only=True)]
+        return [line.plain for line in self._lines(width, ascii_only=True)]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render the table on a terminal."""
-        for text, spans in self._styled_lines(options.max_width, ascii_only=options.ascii_only):
-            line = Text(text, no_wrap=True, end="\n")
-            for style, begin, end in spans:
-                line.stylize(style, begin, end)
-            yield line
+        yield from self._lines(options.max_width, ascii_only=options.ascii_only)
 
     def html(self) -> str:
         """Return the table as HTML with everything escaped, without title and note."""
@@ -244,10 +240,7 @@ class Table:
         mark = f" class={row.mark}" if row.mark else ""
         return f"<tr{mark}>{''.join(cells)}</tr>"
 
-    def _styled_lines(
-        self, width: int | None, *, ascii_only: bool
-    ) -> Iterator[tuple[str, list[tuple[str, int, int]]]]:
-        """Yield each line, with styles of parts of it."""
+    def _lines(self, width: int | None, *, ascii_only: bool) -> Iterator[Text]:
         rows = [row for row in self.rows if isinstance(row, Row)]
         texts = [
             [_format(column.kind, cell) for column, cell in zip(self.columns, cells, strict=True)]
@@ -258,53 +251,42 @@ class Table:
         shown, widths = _fit(self.columns, texts, room, has_head=self.has_head)
         if self.has_head:
             first, *heads = (_head(self.columns[index], widths[index]) for index in shown)
-            text = GAP.join([first + " " * star, *heads]).rstrip()
-            yield text, [("dim", 0, len(text))]
+            yield Text(GAP.join([first + " " * star, *heads]).rstrip(), "dim", no_wrap=True)
         remaining = iter(texts)
-        for entry in self.rows:
-            if isinstance(entry, Gap):
-                text = _gap_text(entry)
-                yield text, [("dim", 0, len(text))]
-            else:
-                cells = (next(remaining), shown, widths, star)
-                yield self._line(entry, *cells, ascii_only=ascii_only)
+        for row in self.rows:
+            if isinstance(row, Gap):
+                yield Text(_gap_text(row), "dim")
+                continue
+            line = Text(style=_MARK_STYLES.get(row.mark, ""), no_wrap=True)
+            cells = next(remaining)
+            for index in shown:
+                line.append(GAP if line else "")
+                more = star if not line else 0
+                self._append(line, row, index, cells[index], widths[index], more, ascii_only)
+            line.rstrip()
+            yield line
         if len(shown) < len(self.columns) and not self.is_live:
             names = [column.head for i, column in enumerate(self.columns) if i not in shown]
             text = f"not shown at this width: {', '.join(filter(None, map(printable, names)))}"
-            for line in wrapped([text], width):
-                yield line, [("dim", 0, len(line))]
+            yield from (Text(part, "dim") for part in wrapped([text], width))
 
-    def _line(
-        self,
-        row: Row,
-        texts: Sequence[str],
-        shown: Sequence[int],
-        widths: Sequence[int],
-        star: int,
-        *,
-        ascii_only: bool,
-    ) -> tuple[str, list[tuple[str, int, int]]]:
-        parts: list[str] = []
-        styles: list[tuple[str, int, int]] = []
-        at = 0
-        for index in shown:
-            column, width = self.columns[index], widths[index]
-            if column.kind == "bar" and isinstance(row.cells[index], float):
-                part, filled = _bar(row.cells[index], width, ascii_only)
-                styles += [("yellow", at, at + filled), ("dim", at + filled, at + width - 5)]
-            else:
-                part = _padded(column.kind, texts[index], width)
-                if column.kind == "state" and (style := STATE_STYLES.get(row.cells[index])):
-                    styles.append((style, at, at + len(part.rstrip())))
-            if star and not parts:
+    def _append(
+        self, line: Text, row: Row, index: int, text: str, width: int, star: int, ascii_only: bool
+    ) -> None:
+        """Append a cell to a line; the first one with room for a star."""
+        cell, kind = row.cells[index], self.columns[index].kind
+        if kind == "bar" and isinstance(cell, float):
+            length = width - len(" 100%")
+            filled = int(length * min(cell, 1.0))
+            full, empty = "#-" if ascii_only else "\u2501\u2501"
+            line.append(full * filled, "yellow").append(empty * (length - filled), "dim")
+            line.append(f"{text:>5}")
+        else:
+            part = _padded(kind, text, width)
+            if star:
                 part = part.rstrip() + (_STAR if row.mark == "best" else "")
                 part = _padded("name", part, width + star)
-            parts.append(part)
-            at += len(part) + len(GAP)
-        line = GAP.join(parts).rstrip()
-        if row.mark:
-            styles.insert(0, (_MARK_STYLES[row.mark], 0, len(line)))
-        return line, styles
+            line.append(part, STATE_STYLES.get(cell, "") if kind == "state" else "")
 
 
 _FORMATS: dict[str, Callable[[Any], str]] = {
@@ -322,7 +304,7 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "metric": format_metric,
     "shade": lambda cell: f"{cell[0]:,}" if isinstance(cell[0], int) else format_metric(cell[0]),
     "share": lambda share: f"{share:.0%}",
-    "bar": lambda bar: printable(bar) if isinstance(bar, str) else f"{int(100 * bar)}%",
+    "bar": lambda bar: printable(bar) if isinstance(bar, str) else f"{int(100 * min(bar, 1))}%",
 }
 
 
@@ -377,17 +359,6 @@ def _padded(kind: Kind, text: str, width: int) -> str:
     text = clip(text, width) if kind == "text" else elide(text, width)
     blank = " " * (width - _width(text))
     return text + blank if kind in _LEFT else blank + text
-
-
-def _bar(share: float, width: int, ascii_only: bool) -> tuple[str, int]:
-    """Return a bar with its percent, and the length of its filled part."""
-    length = width - 5
-    filled = int(length * min(share, 1.0))
-    full, empty = ("#", "-") if ascii_only else ("\u2501", "\u2501")
-    return (
-        f"{full * filled}{empty * (length - filled)} {_format('bar', min(share, 1.0)):>4}",
-        filled,
-    )
 
 
 def _gap_text(gap: Gap) -> str:

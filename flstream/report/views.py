@@ -24,8 +24,8 @@ from flstream.units import format_bytes
 _MOST_NAMED, _MOST_COLUMNS = 8, 60
 # The names that NVFlare's readers look for say little to people.
 _OWNERS = {"SRV_FL_global_model.pt": "final model", "SRV_best_FL_global_model.pt": "best model"}
-# The first metric and the seconds of a round stay longest on a narrow terminal.
 _COSTS = ("server over idle", "largest client over idle", "all processes (PSS)", "down", "up")
+# The first metric and the seconds of a round stay longest on a narrow terminal.
 _RANKS = {"train": 3, "download": 3, "upload and fold": 3, "evaluate": 4, "checkpoint": 5}
 _SHORT = {"upload and fold": "up+fold"}
 
@@ -75,7 +75,7 @@ def rounds_table(
     has_folder = any(row.aggregator for row in rounds)
     columns = [
         Column("round", "count"),
-        *(Column(each.title, "metric", 6 * bool(n)) for n, each in enumerate(metrics)),
+        *(Column(metric.title, "metric", 6 * bool(n)) for n, metric in enumerate(metrics)),
         *(privacy if is_private else []),
         *(Column(_SHORT.get(phase, phase), "seconds", _RANKS[phase]) for phase in PHASES),
         *([Column("folded at", "name", 5)] if has_folder else []),
@@ -166,7 +166,7 @@ def nodes_table(summary: Summary) -> Table:
     """Return the table of nodes; without rows if all processes were on one machine."""
     memory, rows = summary.memory, []
     for node in sorted(memory.nodes or {}, key=natural_key):
-        workers = [name for name, each in memory.clients.items() if each.node == node]
+        workers = [name for name, client in memory.clients.items() if client.node == node]
         largest = max((memory.clients[name].over_idle for name in workers), default=0)
         rows.append(Row([node, memory.nodes[node], largest or None, named(workers)]))  # type: ignore[index]
     columns = [
@@ -227,8 +227,8 @@ def sites_table(sites: Mapping[str, SiteRecord], most: int = 60) -> Table:
         name = site.name + (" (asked no more)" if site.is_suspended else "")
         mark = "bad" if site.failures else ""
         rows.append(Row([name, *cells, site.weight, site.weight / whole], mark))  # type: ignore[arg-type]
-    asked, failed = counted(len(sites), "site"), sum(bool(site.failures) for site in sites.values())
-    title = f"{asked}, of which {failed:,} failed at least once (in seconds)"
+    count, failed = counted(len(sites), "site"), sum(bool(site.failures) for site in sites.values())
+    title = f"{count}, of which {failed:,} failed at least once (in seconds)"
     return Table(columns, ends(rows, most * 3 // 4, most // 4, most, ""), title)
 
 
@@ -243,8 +243,8 @@ def seconds_table(run: RunRecord, colors: Mapping[str, str]) -> Table:
         run: the run.
         colors: colour of each phase in charts.
     """
-    rounds = [each.phases for each in run.summary.rounds]
-    spent = {phase: sum(each[at] for each in rounds) for at, phase in enumerate(PHASES)}
+    rounds = [summary.phases for summary in run.summary.rounds]
+    spent = {phase: sum(phases[at] for phases in rounds) for at, phase in enumerate(PHASES)}
     rest = max(run.seconds - sum(spent.values()), 0.0)
     whole = run.seconds or 1.0
     spent["start-up, and between the phases"] = rest
@@ -275,12 +275,12 @@ def differing_table(
         labels: label of each run.
         same: whether to return those that are the same.
     """
-    keys = dict.fromkeys(key for each in values for key in each)
-    cells = {key: [each.get(key) for each in values] for key in keys}
+    keys = dict.fromkeys(key for run in values for key in run)
+    cells = {key: [run.get(key) for run in values] for key in keys}
     rows = [
-        Row([key, *(each[:1] if same else each)], "" if same else "different")
-        for key, each in cells.items()
-        if (len(set(each)) == 1) == same
+        Row([key, *(texts[:1] if same else texts)], "" if same else "different")
+        for key, texts in cells.items()
+        if (len(set(texts)) == 1) == same
     ]
     shown = ["value"] if same else labels
     return Table([Column("key", "name"), *(Column(label, "text") for label in shown)], rows)
@@ -396,4 +396,5 @@ def texts_table(logged: LoggedValues) -> Table:
         Row([text.site or "workflow", text.round, text.step, text.key, clip(text.text or "", 500)])
         for text in logged.texts
     ]
-    return Table(columns, [*rows, *([Gap(logged.more_texts)] if logged.more_texts else [])])
+    more = logged.text_count - len(rows)
+    return Table(columns, [*rows, *([Gap(more)] if more else [])])

@@ -110,11 +110,11 @@ def test_what_cannot_be_reported_gets_a_sentence_and_exit_2(
 def test_a_report_that_fails_costs_a_line_and_not_the_run(
     tmp_path, monkeypatch, capsys, raised, message
 ):
-    def fail(run, is_running):
+    def fail(runs, is_running):
         raise raised
 
     run = RunDirectory(a_run(tmp_path / "run"))
-    monkeypatch.setattr(page, "write_own_page", fail)
+    monkeypatch.setattr(page, "write_page", fail)
     leave_page(run, make_console(), has_run=True)
     printed = capsys.readouterr()
     [line] = printed.err.splitlines()

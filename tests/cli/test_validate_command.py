@@ -16,7 +16,7 @@ def test_a_sound_job_gets_its_plan_and_is_not_run(flstream_here, write_job, tmp_
         "about 16.0 KiB down and 16.0 KiB up",
         "not counted ",
         "activations, data",
-        "\n\nfits\n",
+        "\n\nfits, training not counted\n",
     ):
         assert words in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80

@@ -6,8 +6,8 @@ import pytest
 from run_directories import BEGAN, one_round, started, write_run
 
 from flstream.report.page import run_page
-from flstream.report.run_charts import logged_charts
-from flstream.report.run_record import LoggedFold, read_run
+from flstream.report.run_charts import logged_charts, spread
+from flstream.report.run_record import LoggedValues, read_run
 from flstream.report.table import Gap
 from flstream.report.views import texts_table
 from flstream.telemetry.events import RunResumed, SiteLog
@@ -24,10 +24,10 @@ def text(words, round_number=1, step=None):
 
 
 def logged_values(events):
-    fold = LoggedFold()
+    logged = LoggedValues()
     for event in events:
-        fold.add(event)
-    return fold.values
+        logged.add(event)
+    return logged
 
 
 def only(*events):
@@ -45,7 +45,7 @@ def test_a_number_is_at_its_step_or_a_part_of_its_round():
     assert (has_steps, list(curve.places)) == (True, [10, 20, 3])
     has_steps, curve = only(*(number(float(n)) for n in range(4)), number(9.0, round_number=2))
     assert not has_steps
-    assert list(curve.places) == [0.25, 0.5, 0.75, 1.0, 2.0]
+    assert spread(curve.places) == [0.25, 0.5, 0.75, 1.0, 2.0]
 
 
 def test_any_number_of_values_takes_the_memory_of_a_few_thousand():

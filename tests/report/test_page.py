@@ -27,7 +27,6 @@ from flstream.report.page import (
     run_labels,
     run_page,
     write_index,
-    write_own_page,
     write_page,
 )
 from flstream.report.run_record import read_run
@@ -96,7 +95,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(run):
-    """The page of that run."""
+    """The page of the finished run."""
     return Page(run_page([run]))
 
 
@@ -223,7 +222,7 @@ def test_of_many_sites_and_rounds_the_ends_are_shown_and_the_rest_counted(tmp_pa
 def test_a_page_refreshes_itself_only_while_its_run_goes_on(tmp_path):
     folder = write_run(tmp_path / "run", [*started(), *one_round(1, BEGAN + 2)])
     run = RunDirectory(folder)
-    write_own_page(run, is_running=True)
+    write_page([folder], is_running=True)
     assert REFRESH in run.report.read_text()
     assert "Going on after 1 of 3 rounds" in run.report.read_text()
     with run.in_use():
@@ -243,11 +242,11 @@ def test_a_page_is_written_at_the_end_of_a_round_and_no_more_once_its_run_has_en
     run = RunDirectory(write_run(tmp_path / "run", [*started(), *one_round(1, BEGAN + 2)]))
     written = threading.Event()
 
-    def write(run, *, is_running):
-        write_own_page(run, is_running=is_running)
+    def write(runs, *, is_running):
+        write_page(runs, is_running=is_running)
         written.set()
 
-    monkeypatch.setattr("flstream.report.page.write_own_page", write)
+    monkeypatch.setattr("flstream.report.page.write_page", write)
     with live_page(run) as is_due:
         assert not run.report.exists()
         is_due.set()
@@ -284,7 +283,7 @@ def test_runs_side_by_side_show_what_is_different(tmp_path):
     assert page.by_name["clients.count"] == ["2"]
     assert page.by_name["one"][:5] == ["finished", "3", "2", "0.8000", "3"]
     assert text.count("<tr class=different>") == 1
-    assert {"one 0.8000", "other 0.8000"} <= {each.strip() for each in page.texts}
+    assert {"one 0.8000", "other 0.8000"} <= {text.strip() for text in page.texts}
     assert "mean" not in page.by_name
 
 
