@@ -53,7 +53,8 @@ def compared(folder: Path, trained: str, size: int, clients: int, *settings: str
     """Measure a round with both settings: what moves each way, and the seconds."""
     same = (f"train.args.size={size}", f"train.args.trained={trained}", *settings)
     cases = [Case(reuse, (f"streaming.reuse={reuse}", *same)) for reuse in ("off", "auto")]
-    plan = BenchPlan(size, clients, None, cases, 5, job_file=JOB)
+    # Whether there is anything to reuse is asked in the first three rounds, then in every eighth.
+    plan = BenchPlan(size, clients, None, cases, 5, job_file=JOB, rounds=6)
     off, auto = measure(plan, folder, lambda line: print(line, file=sys.stderr, flush=True))
     if off.median is None or auto.median is None or off.digest != auto.digest:
         raise SystemExit(f"models differ, or there is none: {off.reason} {auto.reason}")
