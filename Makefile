@@ -65,7 +65,6 @@ digests: $(STAMP) ## Write what the rows of tests/matrix end in (ARGS=fedavg for
 	PYTHONPATH=tests:tests/matrix $(BIN)/python tests/matrix/record.py $(ARGS)
 
 bench: $(STAMP) ## Measure start-up, streaming, rounds and modes against the machine (20 GiB of memory)
-	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/transfer.py
 	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/python benchmarks/loaders.py

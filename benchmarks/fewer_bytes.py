@@ -29,7 +29,7 @@ from flstream.codecs.error_feedback import encode_with_feedback
 from flstream.codecs.floats import load, store
 from flstream.codecs.frame_codec import FrameCodec, FramePlace
 from flstream.codecs.lossy import LossyCodec
-from flstream.job import job_keys
+from flstream.job import parse_value
 from flstream.job.codecs import CodecPlan
 from flstream.model.body import Scratch, Source
 from flstream.model.checkpoint import FileSource
@@ -42,12 +42,12 @@ FRAME = 2 * MIB
 TRIES = 3
 
 LOSSY: tuple[dict[str, Any], ...] = (
-    {"type": "cast", "to": "bf16"},
-    {"type": "cast", "to": "f16"},
+    {"type": "cast", "args": {"to": "bf16"}},
+    {"type": "cast", "args": {"to": "f16"}},
     {"type": "int8"},
     {"type": "int4"},
-    {"type": "topk", "fraction": 0.01},
-    {"type": "topk", "fraction": 0.1},
+    {"type": "topk", "args": {"fraction": 0.01}},
+    {"type": "topk", "args": {"fraction": 0.1}},
     {"type": "ternary"},
 )
 EXACT: tuple[tuple[str, ...], ...] = (
@@ -210,8 +210,9 @@ def measure_exact(codec: FrameCodec, name: str, body: BufferSource, base: Buffer
 
 def chain(*listed: Any) -> tuple[CodecChain, str]:
     """Return the codecs of a list, and their names with arguments that were given."""
-    specs = job_keys()["streaming.codecs.up"].parse(list(listed), Path())
-    return chain_of(CodecPlan(specs)), ", ".join(str(spec) for spec in specs)
+    codecs = parse_value("streaming.codecs.up", list(listed), Path())
+    specs = [each.spec for each in codecs]
+    return chain_of(CodecPlan(specs)), ", ".join(map(str, codecs))
 
 
 def rows(size: int, dtype: str, folder: Path) -> Iterator[Measured]:

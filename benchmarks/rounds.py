@@ -1,4 +1,4 @@
-"""Measure rounds: constant memory, seconds against the machine's limits, and tiny models.
+"""Measure rounds: start-up, constant memory, seconds against the machine's limits, tiny models.
 
 Every row is a run of the command line tool of its own. Limits are measured beside it: the rate of a
 bare socket pair, and the disk's writing and fsync of as many bytes.
@@ -11,20 +11,24 @@ Takes about twenty minutes, 20 GiB of memory and 30 GiB of disk in the current d
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from rows import Part, Row, measure_parts
-from simulating import MeasuredRun, run, seconds_to_first_step
+from simulating import MeasuredRun, figures_of, run, seconds_to_first_step
+from streams import Model, Run, measure
 
-from flstream.bench.limits import best, pipe_rate, write_seconds
+from flstream.bench.cases import BenchPlan, Case
 from flstream.units import format_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
-PIECE = 2 * MIB
 # Times that a round and the machine's limits are measured in turn.
 REPEAT = 5
 
@@ -69,18 +73,16 @@ def kinds_of_rounds(
         kinds: Settings of each way, by its name; the others are compared with the first.
         limits: Memory in bytes that the server may take, by name, where it is not 64 MiB.
     """
-    first, plain = next(iter(kinds)), 0.0
-    for name, settings in kinds.items():
-        done = exchange(folder, size, 4, 3, *settings)
-        steady = done.summary["rounds"][1:]
-        taken = statistics.median(
-            sum(each[phase] for phase in ("download", "upload_and_fold", "checkpoint"))
-            for each in steady
-        )
-        plain = plain or taken
+    plan = BenchPlan(
+        size, 4, None, [Case(name, tuple(settings)) for name, settings in kinds.items()], 3
+    )
+    measured = figures_of(plan, folder)
+    first = next(iter(kinds))
+    for name, figures in measured.items():
         what = f"{format_bytes(size)} x 4, {name}"
+        plain, taken = measured[first].seconds, figures.seconds
         yield Row(f"a round, {what}", f"{taken:.2f} s", f"{plain:.2f} s {first}", taken / plain)
-        memory = over_idle(done.summary["memory"]["server"])
+        memory = round(figures.server_over_idle)
         yield against(f"server over idle, {what}", memory, limits.get(name, 64 * MIB))
 
 
@@ -98,8 +100,8 @@ def phases(folder: Path, scale: int) -> Iterator[Row]:
         size = whole // scale
         moved, kept, bare_moves, bare_writes = [], [], [], []
         for _ in range(REPEAT):
-            rate = best(partial(pipe_rate, size, PIECE))
-            bare_moves.append(2 * clients * size / rate)
+            bare = measure([Run("pipe", Model(1, size), into="bare")] * 4, folder).rate("pipe")
+            bare_moves.append(2 * clients * size / bare)
             bare_writes.append(write_seconds(folder, size))
             steady = exchange(folder, size, clients, 3).summary["rounds"][1:]
             moved += [each["download"] + each["upload_and_fold"] for each in steady]
@@ -107,6 +109,17 @@ def phases(folder: Path, scale: int) -> Iterator[Row]:
         what = f"{format_bytes(size)} x {clients} clients"
         yield seconds(f"down, up and fold, {what}", moved, bare_moves, "bare pipe", 1.5)
         yield seconds(f"checkpoint, {what}", kept, bare_writes, "bare write and fsync", 1.3)
+
+
+def write_seconds(folder: Path, size: int) -> float:
+    """Return the seconds in which so many bytes are written and durable."""
+    piece = np.random.default_rng(0).bytes(2 * MIB)
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        began = time.perf_counter()
+        for _ in range(size // len(piece)):
+            file.write(piece)
+        os.fsync(file.fileno())
+        return time.perf_counter() - began
 
 
 def seconds(what: str, ours: list[float], bare: list[float], limit: str, most: float) -> Row:
@@ -147,21 +160,33 @@ def growth(folder: Path, scale: int) -> Iterator[Row]:
         yield Row(what, f"{slope:+.4f} MiB/round", "0.05 MiB/round", slope / 0.05, most=1.0)
 
 
-def first_step(folder: Path, scale: int) -> Iterator[Row]:
-    """Measure the time from the command to the first site that trains."""
-    taken = [seconds_to_first_step(folder, "clients.count=4") for _ in range(3)]
-    median = statistics.median(taken)
-    yield Row(
-        "command to first training step, 4 clients",
-        f"{median:.2f} s",
-        "2.5 s",
-        median / 2.5,
-        most=1.0,
-    )
+def startup(folder: Path, scale: int) -> Iterator[Row]:
+    """Measure start-up beside an interpreter that does nothing, and the import of torch.
+
+    Absolute seconds mean little: the same version took 2.4 s to its first training step on one day
+    and 6.9 s on another, on which `import torch` took three times as long, too.
+    """
+    commands = ("-c", "pass"), ("-m", "flstream", "--help"), ("-c", "import torch")
+    seconds: list[list[float]] = []
+    # The first of each is left out, since it fills the disk's cache.
+    for _ in range(REPEAT + 1):
+        processes = [process_seconds(*command) for command in commands]
+        seconds.append([*processes, seconds_to_first_step(folder, "clients.count=4")])
+    bare, helped, imported, step = map(statistics.median, zip(*seconds[1:], strict=True))
+    yield Row("flstream --help", f"{helped:.3f} s", f"{bare:.3f} s nothing", helped / bare)
+    what, limit = "command to first training step, 4 clients", f"{imported:.2f} s import torch"
+    yield Row(what, f"{step:.2f} s", limit, step / imported, most=3.0)
+
+
+def process_seconds(*arguments: str) -> float:
+    """Return the seconds of a whole process of Python."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began
 
 
 PARTS: list[Part] = [
-    first_step,
+    startup,
     virtual_clients,
     growth,
     phases,

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flstream.bench.cases import BenchPlan
+from flstream.bench.measuring import Figures, measure
+
 JOBS = Path(__file__).parent.parent / "jobs"
 # Seconds after which a run of a job that takes a few counts as stuck.
 STUCK = 180.0
@@ -73,6 +76,19 @@ def run(job: str, folder: Path, *settings: str) -> MeasuredRun:
         return MeasuredRun(json.loads(done.stdout), records(path / "events.jsonl"), samples, began)
     finally:
         shutil.rmtree(path)
+
+
+def figures_of(plan: BenchPlan, folder: Path) -> dict[str, Figures]:
+    """Run the cases of a plan in turn, and return the medians of each by its name.
+
+    Raises:
+        SystemExit: a case failed or does not fit.
+    """
+    results = measure(plan, folder, lambda line: print(line, file=sys.stderr, flush=True))
+    for result in results:
+        if result.reason:
+            raise SystemExit(f"{result.case.name}: {result.reason}")
+    return {result.case.name: result.median for result in results if result.median}
 
 
 def seconds_to_first_step(folder: Path, *settings: str) -> float:

@@ -16,7 +16,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 from measure import Link, together
 
-from flstream.bench.drain import drain
 from flstream.model.body import Scratch, Source
 from flstream.model.checkpoint import FileSource
 from flstream.model.layout import Layout
@@ -186,6 +185,14 @@ def send_bare(source: Source, sock: socket.socket) -> None:
     for start, stop in source.layout.ranges(CHUNK):
         for view in source.views(start, stop, scratch):
             sock.sendall(view)
+
+
+def drain(sock: socket.socket, size: int, buffer: memoryview) -> None:
+    """Read so many bytes without a protocol, and discard them."""
+    while size:
+        count = sock.recv_into(buffer, min(len(buffer), size))
+        assert count, f"{size} bytes did not come"
+        size -= count
 
 
 def receive(link: Link, runs: list[Run], folder: Path) -> Received:

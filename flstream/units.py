@@ -2,7 +2,7 @@
 
 The spellings are those of HOCON: a single letter (`2M`) and an `i` (`2 MiB`) count in
 powers of two, `2 MB` and `2 megabytes` in powers of ten. Letter case does not matter.
-Rates are in bits a second, of which HOCON knows nothing, and always in powers of ten.
+Rates of links are in bits a second, of which HOCON knows nothing, and always in powers of ten.
 """
 
 import math
@@ -158,6 +158,11 @@ def format_bytes(size: int) -> str:
     return f"{size // unit} {name}" if size % unit == 0 else f"{size / unit:.1f} {name}"
 
 
+def format_rate(bytes_per_second: float) -> str:
+    """Format a throughput in bytes a second for display: `310.5 MiB/s`."""
+    return f"{format_bytes(round(bytes_per_second))}/s"
+
+
 def format_bytes_exact(size: int) -> str:
     """Format a size in bytes without loss, as `64 MiB` or a plain number, for `parse_bytes`."""
     for power in range(len(_BINARY_UNITS), 0, -1):
@@ -181,7 +186,7 @@ def format_seconds_exact(seconds: float) -> str:
     return f"{int(seconds) if seconds.is_integer() else seconds!r} s"
 
 
-def format_rate(bits: float) -> str:
+def format_bits(bits: float) -> str:
     """Format a rate in bits a second for display: `10 Mbit/s`, `1.25 Gbit/s`, `300 bit/s`."""
     for unit, name in ((10**9, "Gbit"), (10**6, "Mbit"), (10**3, "kbit")):
         # Compared as printed, so that nothing ever reads "1e+03 kbit/s".
@@ -190,7 +195,7 @@ def format_rate(bits: float) -> str:
     return f"{bits:.3g} bit/s"
 
 
-def format_rate_exact(bits: float) -> str:
+def format_bits_exact(bits: float) -> str:
     """Format a rate in bits a second without loss, as `10 Mbit` or a number, for `parse_rate`."""
     for unit, name in ((10**9, "Gbit"), (10**6, "Mbit"), (10**3, "kbit")):
         if bits and bits % unit == 0:

@@ -119,7 +119,7 @@ def folded(number: int) -> EffectDone:
 def run_started(**facts: Any) -> RunStarted:
     """The event of a job of two sites, with other facts where they are given."""
     job = {"job": "job", "seed": 0, "rounds": 3, "clients": 2, "mode": "pull", "chunk_size": 16}
-    metric = {"key_metric": "accuracy", "key_metric_mode": "max", "evaluate": ["task"]}
+    metric = {"key_metric": "accuracy", "key_metric_mode": "max"}
     return RunStarted(**job | metric | facts)
 
 

@@ -21,7 +21,7 @@ while flare.is_running():
         flare.send(flare.FLModel(metrics={"loss": loss}))
         continue
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    flare.restore_optimizer(optimizer, model=net)
+    flare.restore_optimizer(optimizer)
     regulariser = flare.DynamicRegulariser(net)
     for batch in torch.randperm(64).split(32):
         loss = cross_entropy(net(inputs[batch]), labels[batch])

@@ -44,8 +44,8 @@ class ServerOptimizer:
     type: OptimizerType
     learning_rate: float
     beta_1: float
-    beta_2: float
-    tau: float
+    beta_2: float = 0.99
+    tau: float = 0.001
     sites: int = 1
 
     @property
@@ -115,12 +115,7 @@ def optimizer_for(section: ServerOptimizerSection) -> ServerOptimizer | None:
     """Make the server optimizer of a job file; None where the aggregate is the next model."""
     if section.type == "none":
         return None
-    rate, beta_1 = section.learning_rate, section.beta_1
-    if rate is None:
-        rate = 1.0 if section.type == "fedavgm" else 0.1
-    if beta_1 is None:
-        beta_1 = 0.0 if section.type == "fedadagrad" else 0.9
-    return ServerOptimizer(section.type, rate, beta_1, section.beta_2, section.tau)
+    return ServerOptimizer(section.type, **section.args.model_dump())
 
 
 def stage_optimizer(job: Job, stage: int) -> ServerOptimizer | None:

@@ -14,7 +14,7 @@ from flstream.aggregation.rules import LEAST_WEIGHT, MOST_WEIGHT
 from flstream.debugging import code_failed
 from flstream.errors import AggregationError
 from flstream.job.aggregation_method import find_own_rule
-from flstream.job.code import first_on_path
+from flstream.job.code import make
 
 
 class OwnRule:
@@ -32,10 +32,8 @@ class OwnRule:
         self._where, _, name = method.rpartition(":")
         self._name = f"{Path(self._where).name}:{name}"
         code = find_own_rule(method)
-        if self._where.endswith(".py"):
-            first_on_path(Path(self._where))
         self.folds, self.weighs = code.folds, code.weighs
-        self._rule = self._call(self._name, lambda: code.make(**args))
+        self._rule = self._call(self._name, lambda: make(method, args))
 
     def fold(self, values: Array, weights: Array) -> Array:
         """Combine a block: see :data:`flstream.aggregation.coordinates.Combine`."""

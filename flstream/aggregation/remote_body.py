@@ -59,11 +59,6 @@ class RemoteBody:
         return sum((remote.cost for remote in self._remotes), start=Transfer())
 
     @property
-    def layout(self) -> Layout | None:
-        """Its layout; None before it was opened."""
-        return self._remotes[-1].layout if self._remotes else None
-
-    @property
     def frame_size(self) -> int:
         """Bytes of the longest frame in which it may be fetched; 0 is the whole of it at once."""
         return self._settings.frame_size

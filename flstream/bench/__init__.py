@@ -1,1 +1,1 @@
-"""The bench: the exchange job run in each transfer mode, measured side by side."""
+"""The bench: the exchange job run with other settings side by side, and measured."""

@@ -41,16 +41,7 @@ def add(source: FileSource, number: int) -> None:
 
 
 def serve(worker: Worker, task: Task, path: Path) -> None:
-    """Run a task: fetch its model into a file, change it, and offer it until it is settled.
-
-    Args:
-        worker: the worker of this process.
-        task: a training task for one site.
-        path: path of the file for the model.
-
-    Raises:
-        StreamingError: the model did not arrive, or the update was not used.
-    """
+    """Run a task: fetch its model into a file, change it, and offer it until it is settled."""
     with ExitStack() as stack:
 
         def sink_for(layout: Layout) -> FileSink:

@@ -1,16 +1,16 @@
 """Weights and updates that codecs find as hard as real ones, made of seeded random numbers.
 
-Matrices have normal numbers with a scale for each row, as trained weights have, and norms are near
-1. An update is small, the larger the larger a row is, and has heavy tails: a quotient of normal
-numbers has them. It is added to whatever model a site has received, and does not depend on it, so
-that two runs differ by what was lost on the way and by nothing else.
+Weights are normal numbers with a scale for each row, as trained ones are, and the first row of a
+tensor is near 1, as norms are. An update is small, the larger the larger a row is, and has heavy
+tails: a quotient of normal numbers has them. It is added to whatever model a site has received, and
+does not depend on it, so that two runs differ by what was lost on the way and by nothing else.
 
 Run as a script, it is the client of such a model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 from zlib import crc32
 
@@ -26,9 +26,6 @@ WIDTH = 1024
 SEED = 7
 """Seed of all numbers, so that every bench has the same."""
 
-_BLOCKS = 8
-# Below so many rows a model has no norms, which would be too much of it.
-_ROWS_FOR_NORMS = 256
 # Rows that are made at a time: 1 MiB.
 _STEP = 256
 # A change is this part of its row's scale, but for the tail, which ends where few are.
@@ -60,53 +57,27 @@ def build(size: int, tensors: int | None = None) -> dict[str, Any]:
 
     Args:
         size: bytes of all tensors together, a multiple of 4.
-        tensors: how many tensors of about equal size to make instead of the mix.
+        tensors: number of tensors, of about equal size; None for 8.
     """
     import torch
 
+    count = tensors or 8
+    share, more = divmod(size // 4, count)
     model = {}
-    for name, shape in shapes(size // 4, tensors).items():
-        numbers = np.empty(shape, np.float32)
-        for part, scales, random in _parts(name, numbers.reshape(-1), _WEIGHTS):
-            drawn = weights(random, scales, (len(scales), WIDTH)).reshape(-1)[: len(part)]
-            part[:] = drawn + name.endswith("norm")
-        model[name] = torch.from_numpy(numbers)
+    for index in range(count):
+        numbers = np.empty(share + (index < more), np.float32)
+        for part, scales, random in _parts(f"tensor.{index}", numbers, _WEIGHTS):
+            part[:] = weights(random, scales, (len(scales), WIDTH)).reshape(-1)[: len(part)]
+        if share > 32 * WIDTH:  # it would be too much of a shorter tensor
+            numbers[:WIDTH] += 1
+        model[f"tensor.{index}"] = torch.from_numpy(numbers)
     return model
 
 
-def shapes(elements: int, tensors: int | None = None) -> Mapping[str, tuple[int, ...]]:
-    """Return the shapes of a model's tensors, by name.
-
-    Args:
-        elements: how many numbers the model has.
-        tensors: how many tensors of about equal size it has; None for matrices and norms.
-    """
-    if tensors is not None:
-        each, more = divmod(elements, tensors)
-        return {f"tensor.{index}": (each + (index < more),) for index in range(tensors)}
-    found: dict[str, tuple[int, ...]] = {}
-    rows = elements // WIDTH
-    norms = _BLOCKS if rows >= _ROWS_FOR_NORMS else 0
-    if height := (rows - norms) // _BLOCKS:
-        found |= {f"layers.{index}.weight": (height, WIDTH) for index in range(_BLOCKS)}
-    found |= {f"layers.{index}.norm": (WIDTH,) for index in range(norms)}
-    if left := elements - (height * _BLOCKS + norms) * WIDTH:
-        found["head"] = (left,)
-    return found
-
-
 def add_update(name: str, tensor: Array, site: int, round_number: int) -> None:
-    """Add a site's update to a tensor, in place, 1 MiB at a time.
-
-    Args:
-        name: name of the tensor.
-        tensor: its numbers, one-dimensional.
-        site: number of the site.
-        round_number: number of the round.
-    """
+    """Add a site's update of a round to a tensor, one-dimensional, in place, 1 MiB at a time."""
     for part, scales, random in _parts(name, tensor, _CHANGES, site, round_number):
-        drawn = changes(random, scales, (len(scales), WIDTH)).reshape(-1)[: len(part)]
-        np.add(part, drawn, out=part)
+        part += changes(random, scales, (len(scales), WIDTH)).reshape(-1)[: len(part)]
 
 
 def _parts(
@@ -127,11 +98,9 @@ def main() -> None:
     site = int(flare.get_site_name().removeprefix("site-"))
     while flare.is_running():
         model = flare.receive()
-        # A running job has sent a model, with its round.
-        assert model is not None
-        assert model.params is not None
+        assert model is not None  # a running job has sent one, with its round
         assert model.current_round is not None
-        params: Mapping[str, Any] = model.params
+        params: Any = model.params
         for name, tensor in params.items():
             add_update(name, tensor.numpy().reshape(-1), site, model.current_round)
         flare.send(flare.FLModel(params=params))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -31,13 +31,11 @@ def inspect(
             help="Only tensors whose whole name matches, such as '*.weight'. May be repeated.",
         ),
     ] = None,
-    sort: Annotated[
-        Literal["file", "size", "name"], typer.Option(help="Order of the tensors.")
-    ] = "file",
-    tree: Annotated[bool, typer.Option("--tree", help="List by module, with totals.")] = False,
     stats: Annotated[
         bool,
-        typer.Option("--stats", help="Least, greatest, mean, deviation, zeros, non-finite."),
+        typer.Option(
+            "--stats", help="Minimum, maximum, mean, deviation, norm, zeros, NaN, infinite."
+        ),
     ] = False,
     diff: Annotated[
         Path | None,
@@ -67,45 +65,42 @@ def inspect(
 
     Lists its tensors and what streaming them takes, from its header alone. With --stats, --diff,
     --verify and --export to a folder its tensors are read too, range by range: the memory that
-    takes does not grow with the model. On a terminal long names are shortened in the middle;
-    through a pipe they are whole.
+    takes does not grow with the model. Of a run directory it also lists its rounds and sites, from
+    its journal. On a terminal long names are shortened; through a pipe they are whole.
     """
-    from flstream.errors import CheckpointError, LayoutError
-    from flstream.inspection.examine import Findings, Request, examine
+    from flstream.errors import CheckpointError, LayoutError, SimulationError
+    from flstream.inspection.examine import Findings, as_document, examine
     from flstream.inspection.export import Export
     from flstream.inspection.export import export as export_model
-    from flstream.report.checkpoint import (
-        print_export,
-        print_findings,
-        print_json,
-    )
+    from flstream.report.checkpoint import print_export, print_findings, print_json
     from flstream.report.console import make_console
 
-    if export is not None and (filters or tree or stats or diff or verify):
+    if export is not None and (filters or stats or diff or verify):
         raise UsageError("--export writes the whole model and shows nothing; give it alone")
-    request = Request(
-        path=path,
-        filters=tuple(filters or ()),
-        order=sort,
-        chunk_size=options.chunk_size(chunk_size),
-        tree=tree,
-        stats=stats,
-        diff=diff,
-        verify=verify,
-    )
-    found: Findings | Export
+    frame = options.chunk_size(chunk_size)
+    result: Findings | Export
     try:
-        found = examine(request) if export is None else export_model(path, export)
-    except (CheckpointError, LayoutError) as error:
+        if export is not None:
+            result = export_model(path, export)
+        else:
+            result = examine(
+                path,
+                filters=filters or (),
+                chunk_size=frame,
+                stats=stats,
+                diff=diff,
+                verify=verify,
+            )
+    except (CheckpointError, LayoutError, SimulationError) as error:
         # The file is the user's input, so a defect in it is a usage error: exit status 2.
         raise UsageError(_one_line(str(error))) from error
     console = make_console()
     if as_json:
-        print_json(console, found.document())
-    elif isinstance(found, Findings):
-        print_findings(console, found)
+        print_json(console, as_document(result))
+    elif isinstance(result, Export):
+        print_export(console, result)
     else:
-        print_export(console, found)
+        print_findings(console, result)
 
 
 def _one_line(message: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -32,19 +30,10 @@ def job_file(named: Path) -> Path:
     return named / "job.conf" if named.is_dir() else named
 
 
-def overrides_of(given: Mapping[str, int | str | Path | None]) -> list[str]:
-    """Return the overrides that options stand for; texts are quoted, whatever is in them."""
-    return [
-        f"{key}={value if isinstance(value, int) else json.dumps(str(value))}"
-        for key, value in given.items()
-        if value is not None
-    ]
-
-
-def engine_overrides(engine: str | None) -> list[str]:
-    """Return the overrides that ``--engine`` stands for: ``ray:HOST:PORT`` has two of them."""
+def engine_settings(engine: str | None) -> dict[str, str | None]:
+    """Return the keys that ``--engine`` stands for: ``ray:HOST:PORT`` has two of them."""
     kind, _, address = (engine or "").partition(":")
-    return overrides_of({"engine.type": kind or None, "engine.address": address or None})
+    return {"engine.type": kind or None, "engine.address": address or None}
 
 
 def size(option: str, text: str) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flstream.cli.options import JobPath, Overrides, engine_overrides, job_file, overrides_of
+from flstream.cli.options import JobPath, Overrides, engine_settings, job_file
 from flstream.cli.status import DONE, FAILED, STOPPED
 from flstream.errors import UsageError
 
@@ -105,16 +105,16 @@ def simulate(
                 host.begin()
             from flstream.job import load_job
 
-            short = {
+            settings = {
+                **engine_settings(engine),
                 "clients.count": clients,
                 "rounds": rounds,
                 "engine.bind": bind,
                 "engine.nodes": nodes,
-                "engine.key_file": key_file and key_file.absolute(),
+                "engine.key_file": key_file and str(key_file.absolute()),
+                "engine.pdb": pdb or None,
             }
-            given = [*(overrides or ()), *engine_overrides(engine), *overrides_of(short)]
-            given += ["engine.pdb=true"] * pdb
-            loaded = load_job(path, given)
+            loaded = load_job(path, overrides or (), settings)
             if loaded.engine.is_local and (bind or nodes or key_file):
                 raise UsageError("--bind, --nodes and --key-file are of --engine join; add it")
             host.prepare(needs_of(loaded))

@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flstream.cli.options import JobPath, Overrides, engine_overrides, job_file
+from flstream.cli.options import Overrides, engine_settings, job_file
 from flstream.cli.status import DONE, FAILED
 
 if TYPE_CHECKING:
     from flstream.job import Job
-    from flstream.model.layout import Layout
     from flstream.simulation.forecasting.forecast import Forecast
+    from flstream.simulation.forecasting.probe import Probe
 
 
 def validate(
-    job: JobPath,
+    job: Annotated[
+        Path | None,
+        typer.Argument(metavar="JOB", help="The job file, or a folder with a job.conf in it."),
+    ] = None,
     overrides: Overrides = None,
     run_dir: Annotated[
         Path | None,
@@ -38,48 +41,57 @@ def validate(
         bool,
         typer.Option("--json", help="Print the plan as one JSON document, and nothing else."),
     ] = False,
+    schema: Annotated[
+        bool,
+        typer.Option("--schema", help="Print the JSON schema of job files, which editors use."),
+    ] = False,
 ) -> None:
     """Check a job, and say what it would do and need, without running it.
 
     Names every mistake of the job file; then those of its code and its model that a run would
     only meet later. The model is built without its bytes where its factory allows that. What
-    follows is the plan: bytes and requests a round, the most memory and disk that the exchange
-    may take, and whether this machine has that now.
+    follows is the plan: bytes a round, about how much memory and disk the exchange takes, and
+    whether this machine has that now.
 
     Exit status: 0 it is sound and fits, 1 it is sound but does not fit here, 2 it has mistakes.
     """
     import json
 
-    from flstream.job import load_job
+    from flstream.errors import UsageError
+    from flstream.job import job_schema, load_job
     from flstream.report.console import make_console
     from flstream.report.forecast import forecast_json, print_forecast
-    from flstream.simulation.forecasting.fitting import available_in, fit
-    from flstream.simulation.forecasting.model_layout import initial_differences
+    from flstream.simulation.forecasting.fitting import available_in, lacks
 
+    if schema:
+        typer.echo(json.dumps(job_schema(), indent=2))
+        raise typer.Exit(DONE)
+    if job is None:
+        raise UsageError("name the job file, or print the schema of job files with --schema")
     path = job_file(job)
     # Where nodes would join is of no matter here, so nobody has to say.
     nowhere = ["engine.bind=localhost:0", "engine.key_file=key"] if engine == "join" else []
-    loaded = load_job(path, [*nowhere, *(overrides or ()), *engine_overrides(engine)])
-    layout, need = _plan(path, loaded)
+    loaded = load_job(path, [*nowhere, *(overrides or ())], engine_settings(engine))
+    found, need = _plan(path, loaded)
     available = available_in(run_dir or Path("runs"))
-    verdict = fit(loaded, layout, need, available)
+    lacking = list(lacks(loaded, found.layout, need, available))
     console = make_console()
     # Those of a strict model are mistakes, and were listed as such.
-    differences = initial_differences(loaded, layout)
+    differences = found.differences
     if as_json:
-        document = forecast_json(loaded, need, available, verdict)
+        document = forecast_json(loaded, need, available, lacking)
         if differences:
-            document["model"]["differences"] = differences
+            document["differences"] = differences
         console.out(json.dumps(document, indent=2), highlight=False)
     else:
-        print_forecast(console, loaded, need, available, verdict)
+        print_forecast(console, loaded, need, available, lacking)
         if differences:
             kept = "what it lacks is as model.factory makes it"
             console.out(f"\nmodel.initial: {differences}; {kept}", highlight=False)
-    raise typer.Exit(DONE if verdict.fits else FAILED)
+    raise typer.Exit(FAILED if lacking else DONE)
 
 
-def _plan(path: Path, job: Job) -> tuple[Layout, Forecast]:
+def _plan(path: Path, job: Job) -> tuple[Probe, Forecast]:
     """Check a job's code and model, and forecast its needs.
 
     Args:
@@ -87,26 +99,24 @@ def _plan(path: Path, job: Job) -> tuple[Layout, Forecast]:
         job: the loaded job.
 
     Returns:
-        The layout of the job's model, and the forecast.
+        The layout of the job's model with what was measured, and the forecast.
 
     Raises:
         JobError: the code or the model has mistakes; the message lists all of them.
     """
     from flstream.errors import CheckpointError, ModelError, UsageError
     from flstream.job import JobError, Problem
-    from flstream.job.code_check import code_problems
+    from flstream.job.missing_modules import missing_modules
     from flstream.simulation.forecasting.forecast import forecast
-    from flstream.simulation.forecasting.model_layout import model_layout
+    from flstream.simulation.forecasting.probe import probe
 
-    problems = code_problems(job)
-    # If the factory's file cannot be imported, calling it would only repeat that problem.
-    if not any(problem.key == "model.factory" for problem in problems):
-        try:
-            layout = model_layout(job)
-            need = forecast(job, layout)
-        except (ModelError, CheckpointError, UsageError) as error:
-            problems.append(Problem("", str(error)))
-        else:
-            if not problems:
-                return layout, need
+    problems = list(missing_modules(job))
+    try:
+        found = probe(job)
+        need = forecast(job, found.layout, found.imports)
+    except (ModelError, CheckpointError, UsageError) as error:
+        problems.append(Problem("", str(error)))
+    else:
+        if not problems:
+            return found, need
     raise JobError(path.absolute(), problems)

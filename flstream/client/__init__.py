@@ -156,27 +156,35 @@ def send(model: FLModel, clear_cache: bool = True) -> None:
 
 
 def is_train() -> bool:
-    """Whether the current task is a training."""
-    return _current().kind == "train"
+    """Whether the current task is a training.
+
+    Code that asks this, :func:`is_evaluate` or :func:`get_task_name` in a site's first task is sent
+    evaluations of its own; see ``workflow.args.evaluate``.
+    """
+    return _current().asked_kind("evaluate") == "train"
 
 
 def is_evaluate() -> bool:
-    """Whether the current task is an evaluation of the model, answered with metrics."""
-    return _current().kind == "evaluate"
+    """Whether the current task is an evaluation of the model, answered with metrics.
+
+    See :func:`is_train`.
+    """
+    return _current().asked_kind("evaluate") == "evaluate"
 
 
 def is_submit_model() -> bool:
     """Whether the current task is to send a model of the site's own, answered with ``params``.
 
-    Cross-site evaluation asks code for it that names this function. The received model has no
-    ``params``; its ``meta["submit_model_name"]`` is ``"best_model"``, as in NVFlare.
+    Cross-site evaluation asks code for it that tells tasks apart; of code that does not ask this,
+    the last model that was sent counts. The received model has no ``params``; its
+    ``meta["submit_model_name"]`` is ``"best_model"``, as in NVFlare.
     """
-    return _current().kind == "submit_model"
+    return _current().asked_kind("submit_model") == "submit_model"
 
 
 def get_task_name() -> str | None:
     """Kind of the current task: ``"train"``, ``"evaluate"``, ``"submit_model"``; None between."""
-    return _current().kind
+    return _current().asked_kind("evaluate", "submit_model")
 
 
 def get_site_name() -> str:

@@ -197,16 +197,20 @@ def copied(params: Params, tied: Mapping[str, str] | None) -> list[Piece]:
 
 
 class Bundle:
-    """Copies of the updates of several sites in one body, each tensor named ``<index>/<name>``."""
+    """Copies of the updates of several sites in one body, each tensor named ``<index>/<name>``.
+
+    Attributes:
+        count: Number of updates.
+    """
 
     def __init__(self) -> None:
         self._pieces: dict[str, Piece] = {}
-        self._count = 0
+        self.count = 0
 
     def add(self, pieces: Iterable[Piece]) -> None:
         """Add the update of the next site."""
-        self._pieces |= {f"{self._count}/{piece.name}": piece for piece in pieces}
-        self._count += 1
+        self._pieces |= {f"{self.count}/{piece.name}": piece for piece in pieces}
+        self.count += 1
 
     def source(self) -> BufferSource:
         """Return all updates as one body in contiguous memory, and empty the bundle."""

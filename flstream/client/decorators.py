@@ -80,7 +80,7 @@ def _decorate_evaluate(function: Function) -> Function:
     def scored(*args: Any, **kwargs: Any) -> Any:
         session = current()
         model = session.receive()
-        if model is None or session.kind == "submit_model":
+        if model is None or session.asked_kind("evaluate") == "submit_model":
             return None
         metrics = _call(function, model, args, kwargs)
         if not isinstance(metrics, Mapping):

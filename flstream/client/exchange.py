@@ -72,6 +72,7 @@ class ModelExchange:
         kind = self.task()
         if kind == "train":
             return True
+        current().expect_model()
         if self._answered == "train":
             raise ClientError(
                 f"{call} was called again after the task was answered; ask flare.is_running() "

@@ -24,7 +24,6 @@ from flstream import client
 from flstream.client import *  # noqa: F403
 from flstream.client.exchange import ModelExchange, meta_of, seed_task
 from flstream.client.fl_model import FLModel
-from flstream.client.global_optimizer import begin_with_global_state, has_global_state
 from flstream.client.number import number_of
 from flstream.client.proximal_gradient import ProximalGradient, proximal_gradient
 from flstream.client.ranks import check_processes
@@ -230,13 +229,9 @@ class _Training:
         class TrainingCallback(TrainerCallback):  # type: ignore[misc]
             """Ends a task's training after its steps."""
 
-            def on_train_begin(
-                self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
-            ) -> None:
+            def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 """Begin a task's training, now that the trainer has made its model and loader."""
                 training._begin(int(state.global_step), int(state.num_input_tokens_seen))
-                if has_global_state():
-                    begin_with_global_state(optimizer, training._scope.state())
 
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 """End the training after its last step."""

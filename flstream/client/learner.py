@@ -9,9 +9,11 @@ from flstream.client.fl_model import FLModel
 class Learner:
     """Base class of learners; ``train.learner`` may name any class with these methods.
 
-    One with a method ``submit_model(self, model)`` answers cross-site evaluation with a model of
-    the site's own, as an :class:`FLModel` with ``params``; ``model`` has none. Without it, the last
-    model that the site sent is its own.
+    One with a method ``evaluate(self, model)`` is asked to score models, and returns an
+    :class:`FLModel` with ``metrics`` and no ``params``. Without it, the metrics of its updates
+    score the model that it had received. One with a method ``submit_model(self, model)`` answers
+    cross-site evaluation with a model of the site's own, as an :class:`FLModel` with ``params``;
+    ``model`` has none. Without it, the last model that the site sent is its own.
 
     The constructor takes ``train.args`` as keyword arguments. It is the place to load data that all
     sites share: each process has one learner, and may use it for many sites. The results for a site
@@ -38,16 +40,3 @@ class Learner:
             in ``meta["num_examples"]``.
         """
         raise NotImplementedError("a learner has to define train(self, model)")
-
-    def evaluate(self, model: FLModel) -> FLModel:
-        """Evaluate the global model.
-
-        Args:
-            model: Global model, as in :meth:`train`.
-
-        Returns:
-            A record with ``metrics`` and no ``params``.
-        """
-        raise NotImplementedError(
-            "a learner has to define evaluate(self, model), unless workflow.args.evaluate_every = 0"
-        )

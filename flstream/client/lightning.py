@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 from flstream import client
 from flstream.client import *  # noqa: F403
 from flstream.client.exchange import ModelExchange, meta_of, seed_setup, seed_task, state_path
-from flstream.client.global_optimizer import begin_with_global_state, has_global_state
 from flstream.client.optimizer_state import restores_state
 from flstream.client.proximal_gradient import ProximalGradient, proximal_gradient
 from flstream.client.ranks import check_processes, is_first_rank
@@ -179,9 +178,6 @@ class _Hooks:
             trainer.fit_loop.load_state_dict(copy.deepcopy(self._fresh_loops))
         if not (self._restores and path.exists()):
             _load_callbacks(trainer, copy.deepcopy(self._fresh))
-        if has_global_state():
-            for optimizer in trainer.optimizers:
-                begin_with_global_state(optimizer, module.state_dict())
         self._first_step = trainer.global_step
         if self._extends:
             epochs, steps = self._limits

@@ -22,6 +22,9 @@ from flstream.telemetry.events import Transfer
 
 TaskKind = Literal["train", "evaluate", "submit_model"]
 
+EVALUATE: Literal["evaluate"] = "evaluate"
+"""The task to score a model."""
+
 SUBMIT_MODEL: Literal["submit_model"] = "submit_model"
 """The task to send a model of the site's own. It comes without a model."""
 
@@ -205,10 +208,12 @@ class SiteAnswer(msgspec.Struct, frozen=True):
         params_type: Whether the body has the weights or their difference from the model.
         framework: What the body was made of.
         partial: Whether the body may lack tensors of the model.
-        has_params: Whether the site sent a model, also where only metrics were asked for.
+        has_params: Whether the site sent a model, also where only metrics were asked for; not if
+            its code does not know of the task to submit one.
         state: Version of its own files after the task; None where it has kept none in it.
         meta: Payload message of the values that it sent along; empty for none.
         unread: Names of what the workflow sent along for its training, and its code has not read.
+        asks: Kinds of task that its code told from trainings during the task.
     """
 
     site: str
@@ -221,6 +226,7 @@ class SiteAnswer(msgspec.Struct, frozen=True):
     state: StateVersion | None = None
     meta: bytes = b""
     unread: list[str] = []
+    asks: list[str] = []
 
 
 class Answered(msgspec.Struct, tag=True, frozen=True):
@@ -231,8 +237,8 @@ class Answered(msgspec.Struct, tag=True, frozen=True):
         bodies: Token of each body on offer, by its name, until the token is settled; none for an
             evaluation, for models of the sites' own, or where every site has failed. If the task
             was for one site, a body has the tensors under their own names. If it was for several,
-            they are named ``<index>/<name>`` with the site's place in ``sites``, and tensors that
-            the model ties are there once.
+            they are named ``<index>/<name>`` with the site's place among those that sent a model,
+            and tensors that the model ties are there once.
         sites: In the order of the task.
         written: What is in the task's folder instead of on offer, in a task for one site; None
             where nothing is.

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from flstream.client import session
-from flstream.client.global_optimizer import begin_with_global_state, has_global_state
 from flstream.client.own_files import KeptTensors
 from flstream.errors import ClientError
 
@@ -27,15 +26,12 @@ def restores_state(wanted: bool) -> bool:
     policy = session.current().optimizer_state
     if policy is None:
         return wanted
-    # A model of the site's own has no part in what all sites share.
-    return policy == "local" or (policy == "global" and not has_global_state())
+    return policy == "local"
 
 
 def restore_optimizer(
     optimizer: torch.optim.Optimizer,
     name: str = "optimizer",
-    *,
-    model: torch.nn.Module | None = None,
 ) -> bool:
     """Go on with the state that the site's last training has left of an optimizer.
 
@@ -47,27 +43,19 @@ def restore_optimizer(
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
         flare.restore_optimizer(optimizer)
 
-    With ``train.optimizer_state = global`` the state is the mean of those that the sites of the
-    last round have sent, weighted as the model is, and it is sent with the answer. That takes the
-    names of the parameters, of ``model`` or of an optimizer made of ``net.named_parameters()``.
-
-    These are OpenFL's ``CONTINUE_LOCAL``, ``RESET`` and ``CONTINUE_GLOBAL``.
+    These are OpenFL's ``CONTINUE_LOCAL`` and ``RESET``.
 
     Args:
         optimizer: A torch optimizer that has made no step yet.
         name: Name of the optimizer, where a script has several.
-        model: The module that the received model is loaded into.
 
     Returns:
         Whether a state was restored.
 
     Raises:
-        ClientError: There is no task, or the state is of an optimizer of other parameters; or it
-            is to be shared, and the names are not known, or the site has several processes.
+        ClientError: There is no task, or the state is of an optimizer of other parameters.
     """
     here = session.current()
-    if has_global_state():
-        return begin_with_global_state(optimizer, model)
     if here.kind != "train" or here.optimizer_state == "reset":
         return False
     kept = KeptTensors(name)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flstream.client.fl_model import FLModel
-from flstream.client.messages import Task
+from flstream.client.messages import Task, TaskKind
 from flstream.client.rank_link import RankLink, RankPlace
 from flstream.client.rank_messages import AskedAgain, Call, RunOver, StateReady, TaskBegun
 from flstream.client.seeding import seed_everything
@@ -75,6 +75,13 @@ class RankSession:
     def kind(self) -> str | None:
         """Kind of the current task, ``"train"`` for one; None between tasks."""
         return None if self._current is None else self._current.task.kind
+
+    def asked_kind(self, *kinds: TaskKind) -> str | None:
+        """Return the kind of the current task; rank 0 reports what the code asks."""
+        return self.kind
+
+    def expect_model(self) -> None:
+        """Do nothing: rank 0 alone receives tensors."""
 
     @property
     def received(self) -> FLModel | None:

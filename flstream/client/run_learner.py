@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from flstream.client.code import LearnerCode
 from flstream.client.code_errors import CodeFailure, log_traceback, run_code, sentence
 from flstream.client.context import SiteContext
 from flstream.client.fl_model import FLModel
-from flstream.client.messages import Failed
+from flstream.client.messages import EVALUATE, SUBMIT_MODEL, Failed
 from flstream.client.seeding import seed_everything, start_seed
 from flstream.client.session import Session, enter
 from flstream.client.site_folder import enter_work_folder
@@ -19,7 +19,7 @@ from flstream.client.site_turns import serve_turns
 from flstream.client.task_execution import TaskExecution
 from flstream.client.worker import Worker
 from flstream.errors import ClientError
-from flstream.job.code import find_named
+from flstream.job.code import check, make
 
 
 def serve_learner(worker: Worker, code: LearnerCode) -> None:
@@ -32,6 +32,20 @@ def serve_learner(worker: Worker, code: LearnerCode) -> None:
     runner = _LearnerRunner(worker, code)
     if runner.start():
         serve_turns(worker, runner.run)
+
+
+class Trains(Protocol):
+    """Learner that trains."""
+
+    def train(self, model: FLModel) -> FLModel:
+        """Train the received model."""
+
+
+class Evaluates(Protocol):
+    """Learner that scores models."""
+
+    def evaluate(self, model: FLModel) -> FLModel:
+        """Score the received model."""
 
 
 class _LearnerRunner:
@@ -51,12 +65,11 @@ class _LearnerRunner:
     def start(self) -> bool:
         """Create the learner and report to the server; return whether that succeeded."""
         try:
-            factory = find_named(self._code.named)
-            if not callable(factory):
-                raise ClientError(f"train.learner {self._code.named}: there is no such class")
+            named = self._code.named
             # What sites share is the same in each process.
             seed_everything(start_seed(self._worker.info.seed, ""))
-            self._learner = factory(**self._code.arguments)
+            learner = make(named, self._code.arguments)
+            self._learner = check(learner, f"train.learner {named}", Trains, Evaluates)
         except BaseException as error:
             log_traceback(error)
             self._worker.send(Failed("", 0, sentence(error, self._source)))
@@ -84,6 +97,11 @@ class _LearnerRunner:
                 learner.setup()
             self._prepared = site.name
         kind = execution.task.kind
+        kinds = (task for task in (EVALUATE, SUBMIT_MODEL) if hasattr(learner, task))
+        execution.asks.update(kinds)
+        if not execution.knows_task:
+            execution.decline()
+            return
         if not hasattr(learner, kind):
             raise ClientError(
                 f"{type(learner).__name__} has no method {kind}(self, model); define it"

@@ -6,12 +6,13 @@ import gc
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from flstream.client.code import ScriptCode
 from flstream.client.code_errors import CodeFailure, run_code
+from flstream.client.no_params import NO_MODEL
 from flstream.client.seeding import seed_everything, start_seed
 from flstream.client.session import Session, enter
 from flstream.client.site_folder import enter_work_folder
@@ -31,10 +32,14 @@ def serve_own_site(worker: Worker, script: ScriptCode) -> None:
         worker: The worker.
         script: The script and its arguments.
     """
-    session = Session(worker)
-    enter(session)
     _prepare(script.path)
-    failure = run_session(session, script.path, _words(script, worker.info, session.site))
+    while True:
+        session = Session(worker)
+        enter(session)
+        failure = run_session(session, script.path, _words(script, worker.info, session.site))
+        if failure is None or not session.has_declined:
+            break
+        # The task is answered, and the next one may be another kind.
     if failure is not None:
         session.fail(failure)
 
@@ -50,9 +55,12 @@ def run_session(session: Session, script: Path, words: Sequence[str]) -> CodeFai
     Returns:
         Why it failed; None if it did not.
     """
-    failure = run_script(script, words, session.worker.info, session.site)
+    info, site = session.worker.info, session.site
+    failure = run_script(script, words, info, site, lambda: session.is_declined)
     if failure is None and session.kind is not None:
         failure = CodeFailure(_UNANSWERED.format(name=script.name))
+    if session.is_declined:
+        session.decline()
     return failure
 
 
@@ -97,7 +105,11 @@ def _words(code: ScriptCode, info: WorkerInfo, site: str) -> list[str]:
 
 
 def run_script(
-    script: Path, words: Sequence[str], info: WorkerInfo, site: str
+    script: Path,
+    words: Sequence[str],
+    info: WorkerInfo,
+    site: str,
+    is_declined: Callable[[], bool] = lambda: False,
 ) -> CodeFailure | None:
     """Run a script as the interpreter would, in the folder that a site works in.
 
@@ -106,6 +118,7 @@ def run_script(
         words: Words of its command line.
         info: Facts about the run and the worker.
         site: Name of the site.
+        is_declined: Whether what it raises only says that it does not know of its task.
 
     Returns:
         Why it failed; None if it did not.
@@ -121,6 +134,10 @@ def run_script(
             runpy.run_path(str(script), run_name="__main__")
         except SystemExit as error:
             return _exit_failure(error.code, script)
+        except Exception:
+            if not is_declined():
+                raise
+            return CodeFailure(NO_MODEL)
         return None
 
     return run_code(run, script, info, site)

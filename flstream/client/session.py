@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,8 @@ from flstream.client.context import SiteContext
 from flstream.client.fl_model import FLModel
 from flstream.client.joined_bodies import without_tensors
 from flstream.client.logged_values import step_of, values_of
-from flstream.client.messages import Failed, Logged
+from flstream.client.messages import Failed, Logged, TaskKind
+from flstream.client.no_params import NO_MODEL
 from flstream.client.rank_link import Announcer, RankPlace
 from flstream.client.rank_messages import Call
 from flstream.client.rank_session import RankSession
@@ -44,6 +45,7 @@ class Session:
         worker: The worker that runs the code.
         metrics: What the code has found of the model that it is about to train; None for nothing.
         has_scored: Whether the last task was an evaluation that a decorated function has answered.
+        has_declined: Whether the code ended in a task that it does not know of.
     """
 
     def __init__(
@@ -66,6 +68,9 @@ class Session:
         self._unanswered = 0
         self.metrics: Mapping[str, float] | None = None
         self.has_scored = False
+        self.has_declined = False
+        # Whether the code has waited for a task. Until then it tells nothing of how it treats one.
+        self._has_waited = False
 
     @property
     def site(self) -> str:
@@ -83,6 +88,37 @@ class Session:
             if self._execution is not None and self._execution.site
             else None
         )
+
+    def asked_kind(self, *kinds: TaskKind) -> str | None:
+        """Return the kind of the current task, and note which kinds the code tells apart.
+
+        Args:
+            kinds: The kinds that it tells from trainings by the answer.
+        """
+        if self._has_waited and self._execution is not None:
+            self._execution.asks.update(kinds)
+        return self.kind
+
+    def expect_model(self) -> None:
+        """Refuse code that needs a model where the task brings none.
+
+        Raises:
+            ClientError: The task is to submit a model, and the code has not asked for that.
+        """
+        if self._execution is not None and not self._execution.knows_task:
+            raise ClientError(NO_MODEL)
+
+    @property
+    def is_declined(self) -> bool:
+        """Whether the code shows by its end that it does not know of the task."""
+        execution = self._execution
+        return execution is not None and execution.site is not None and not execution.knows_task
+
+    def decline(self) -> None:
+        """Answer a task that the code does not know of."""
+        assert self._execution is not None
+        self.has_declined = True
+        self._execution.decline()
 
     @property
     def place(self) -> RankPlace:
@@ -119,11 +155,6 @@ class Session:
     def optimizer_state(self) -> OptimizerState | None:
         """Value of ``train.optimizer_state``; None where the training code decides."""
         return self.worker.info.optimizer_state
-
-    @property
-    def optimizer_moments(self) -> Sequence[str]:
-        """Value of ``train.optimizer_moments``."""
-        return self.worker.info.optimizer_moments
 
     def before_keeping(self, action: Callable[[], None]) -> None:
         """Do something once the current task is answered, before the site's files are kept."""
@@ -209,6 +240,8 @@ class Session:
             return None
         self._called("receive")
         assert self._execution is not None
+        if into is not None or place is not None:
+            self.expect_model()
         if self._model is None:
             self._model, self._into = self._execution.receive(into, place), into
         elif into is not None and into is not self._into:
@@ -291,6 +324,7 @@ class Session:
     def _next_task(self, timeout: float | None) -> bool:
         if not self._initialised:
             raise ClientError("call flstream.client.init() before anything else")
+        self._has_waited = True
         if self._execution is not None and self._execution.site is not None:
             return True
         if self._turns is None or self._is_shut_down:

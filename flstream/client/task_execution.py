@@ -25,6 +25,7 @@ from flstream.client.delivery import deliver
 from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.joined_bodies import RECEIVED_AS
 from flstream.client.messages import (
+    EVALUATE,
     SUBMIT_MODEL,
     Answered,
     Began,
@@ -32,8 +33,10 @@ from flstream.client.messages import (
     SiteAnswer,
     SiteTask,
     Task,
+    TaskKind,
 )
 from flstream.client.meta import OPTIMIZER_PARAMS, pack_meta, sent_names
+from flstream.client.no_params import NoParams
 from flstream.client.personal import PersonalTensors
 from flstream.client.proximal import PROXIMAL_MU
 from flstream.client.remote_states import RemoteStates
@@ -74,6 +77,7 @@ class TaskExecution:
         received: The model as the current site has received it; None before.
         global_params: Tensors of the global model, which stay as they were received; None where
             nothing asks for them.
+        asks: Kinds of task that the current site's code has told from trainings.
         optimized: Names of the tensors that optimizers with the state that all sites share step.
     """
 
@@ -105,6 +109,7 @@ class TaskExecution:
             ),
         )
         self._model = TaskModel(worker, task, self._filters)
+        self.asks: set[TaskKind] = set()
         self._bundle = Bundle()
         self._answers: list[SiteAnswer] = []
         self._states = RemoteStates(worker, task.effect)
@@ -136,7 +141,7 @@ class TaskExecution:
         """
         self._was_received = False
         self.received = self.global_params = self._personal = None
-        self._sent = None, None
+        self._sent, self.asks = (None, None), set()
         self._before_keeping, self._beside, self.optimized = [], {}, set()
         if self._has_several_sites:
             self._worker.send(Began(self.task.effect, site.site))
@@ -169,7 +174,7 @@ class TaskExecution:
         if self.task.kind == SUBMIT_MODEL:
             self._was_received = True
             seed_everything(site.seed)
-            return received_model(self.task, site.name, {})
+            return received_model(self.task, site.name, NoParams(self.asks))
         tensors, bodies = self._model.receive(site, into, place)
         self._was_received = True
         received = received_model(self.task, site.name, tensors, bodies)
@@ -212,8 +217,9 @@ class TaskExecution:
             action()
         self.received = self.global_params = None
         update: Source | None = None
-        if self.task.kind == "evaluate":
+        if self.task.kind == EVALUATE or not self.knows_task:
             site.state.keep()
+            answer = structs.replace(answer, has_params=answer.has_params and self.knows_task)
         elif self._is_beside:
             self._own_tensors().keep(model)
             answer = structs.replace(answer, has_params=True, state=self._states.keep(site))
@@ -223,6 +229,17 @@ class TaskExecution:
         self.site = None
         if not self._has_several_sites:
             self._deliver(update)
+
+    @property
+    def knows_task(self) -> bool:
+        """Whether the site's code knows of the task; of all but to submit a model it does."""
+        return self.task.kind != SUBMIT_MODEL or SUBMIT_MODEL in self.asks
+
+    def decline(self) -> None:
+        """Answer for the current site, whose code does not know of the task."""
+        self._before_keeping = []
+        print("flstream: the code does not submit models; the last one that it sent counts")
+        self.answer(FLModel())
 
     def fail(self, failure: CodeFailure) -> None:
         """Fail the current site; the others go on."""
@@ -237,9 +254,7 @@ class TaskExecution:
         self._worker.enter(None)
         self._model.kept = None
         if not self._is_delivered:
-            has_bodies = self.task.kind != "evaluate" and bool(self._answers)
-            has_bodies = has_bodies and not self._is_beside
-            self._deliver(self._bundle.source() if has_bodies else None)
+            self._deliver(self._bundle.source() if self._bundle.count else None)
 
     def _reported(self, model: FLModel, site: SiteContext) -> SiteAnswer:
         """What an answer has beside its tensors."""
@@ -254,6 +269,7 @@ class TaskExecution:
             has_params=model.params is not None,
             meta=pack_meta(meta, model.optimizer_params),
             unread=unread,
+            asks=sorted(self.asks),
         )
 
     def _unread(self) -> list[str]:
@@ -322,7 +338,6 @@ class TaskExecution:
             model, site.round, arrived.layout, selected, self.task.kind, arrived.held_back
         )
         if joined is not None:
-            self._check_optimizer(model)
             params = joined.put_together(params, {**model.meta, **self._beside}, selected)
         elif self.task.joined:
             raise ClientError(
@@ -343,15 +358,6 @@ class TaskExecution:
                 "receive the model first"
             )
         return self._personal
-
-    def _check_optimizer(self, model: FLModel) -> None:
-        """Refuse an answer that lacks the optimizer's state, which all sites share."""
-        shared = self._worker.info.optimizer_moments
-        if any(each not in self._beside and each not in model.meta for each in shared):
-            raise ClientError(
-                "train.optimizer_state is global, and the training code has not called "
-                "restore_optimizer; call it when the optimizer is made, or set reset or local"
-            )
 
     def _keep_global(self, received: FLModel, tensors: Params, *, is_lent: bool) -> None:
         """Keep the global model's values where a proximal term is to compare with them.

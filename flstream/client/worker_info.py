@@ -37,7 +37,6 @@ class WorkerInfo(msgspec.Struct, frozen=True):
             :class:`flstream.job.sections.AggregationSection`.
         exclude: Regular expressions of the names of tensors that are not aggregated.
         optimizer_state: Value of ``train.optimizer_state``.
-        optimizer_moments: Value of ``train.optimizer_moments``.
         filters_up: Filters of updates.
         filters_down: Filters of received models.
         codecs_up: Codecs of updates.
@@ -65,7 +64,6 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     include: list[str]
     exclude: list[str]
     optimizer_state: OptimizerState | None = None
-    optimizer_moments: list[str] = []
     filters_up: list[FilterSpec] = []
     filters_down: list[FilterSpec] = []
     codecs_up: CodecPlan = CodecPlan()

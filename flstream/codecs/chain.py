@@ -15,8 +15,9 @@ from flstream.codecs.shuffle import Shuffle
 from flstream.codecs.ternary import Ternary
 from flstream.codecs.topk import TopK
 from flstream.codecs.zstd import Zstd
+from flstream.job.code import make
 from flstream.job.codecs import CodecPlan
-from flstream.job.own_code import codec_kind_of, load_own
+from flstream.job.own_code import codec_kind_of
 
 BLOCK_CODECS: Mapping[str, Callable[..., BlockCodec]] = {
     "cast": Cast,
@@ -68,7 +69,7 @@ def chain_of(plan: CodecPlan) -> CodecChain:
     steps: list[FrameStep] = []
     frames: FrameCodec | None = None
     for spec in plan.specs:
-        own: Any = load_own(spec.type, spec.args) if ":" in spec.type else None
+        own: Any = make(spec.type, spec.args) if ":" in spec.type else None
         if spec.type in STEPS:
             steps.append(STEPS[spec.type](**spec.args))
         elif spec.type in COMPRESSORS or codec_kind_of(own) == "compressor":

@@ -123,14 +123,6 @@ class FrameCodec:
         """Whether any step needs the base's bytes."""
         return any(step.needs_base for step in self.steps)
 
-    def names(self, *, has_base: bool) -> list[str]:
-        """Return the names of what encodes a frame, in order.
-
-        Args:
-            has_base: Whether there is a base. A step that needs one is left out otherwise.
-        """
-        return [step.name for step in self.steps if has_base or not step.needs_base] + [self.name]
-
     def encode(
         self, data: memoryview, place: FramePlace, base: memoryview | None = None
     ) -> bytes | None:

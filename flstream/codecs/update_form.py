@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, TypeVar
 
 from flstream.codecs.chain import CodecChain
@@ -42,20 +41,6 @@ class UpdateForm:
     def decoder_for(self) -> DecoderFor | None:
         """What gives frames of updates back; None where they come as they are."""
         return decoder_for(self.codecs.frames, self.model, self.name)
-
-    def encodes(self, part: Layout | None) -> bool:
-        """Return whether the codec with a loss encodes any tensor of an update.
-
-        Args:
-            part: Layout of the model's tensors that the update has; None for all of them.
-        """
-        if part is None or part.nbytes == self.model.layout.nbytes:
-            return self._encodes_some
-        return self.codec is not None and bool(self.codec.coded(part).coded)
-
-    @cached_property
-    def _encodes_some(self) -> bool:
-        return self.codec is not None and bool(self.codec.coded(self.model.layout).coded)
 
     def difference(self, sent: Layout, *, partial: bool) -> str | None:
         """Return how the layout of what was sent differs from that of an update, or None.

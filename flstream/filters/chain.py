@@ -22,9 +22,8 @@ from flstream.filters.numbers import (
 )
 from flstream.filters.percentile import PercentileFilter
 from flstream.filters.svt import SVTFilter
-from flstream.job.filter_sections import GAUSSIAN, PERCENTILE, SVT
-from flstream.job.filters import FilterSpec
-from flstream.job.own_code import load_own
+from flstream.job.code import make
+from flstream.job.filters import GAUSSIAN, PERCENTILE, SVT, FilterSpec
 from flstream.model.body import Scratch, Source, changed_through
 from flstream.model.copy import scatter
 from flstream.model.header import TensorInfo
@@ -82,7 +81,7 @@ def filtered(
 def _made(spec: FilterSpec, values: Values, passage: Passage, place: int) -> BlockFilter:
     if spec.type in BUILT_IN:
         return BUILT_IN[spec.type](values, passage, place, spec.args)
-    made: BlockFilter = load_own(spec.type, spec.args)
+    made: BlockFilter = make(spec.type, spec.args)
     return made
 
 
@@ -109,7 +108,7 @@ def remaining(layout: Layout, specs: Sequence[FilterSpec], direction: Direction)
         if unknown or not found:
             what = f"{unknown[0]!r} is" if unknown else f"the pattern {given!r} is found in"
             raise UsageError(
-                f"filters.{direction}[{place}].exclude_vars: {what} no tensor's name; "
+                f"filters.{direction}[{place}].args.exclude_vars: {what} no tensor's name; "
                 "flstream inspect lists the names"
             )
         left = _without(left, found, direction, place)
@@ -125,7 +124,7 @@ def _without(layout: Layout, names: Set[str], direction: Direction, place: int) 
     left = layout_of(layout, layout.by_name.keys() - names)
     if not left.tensors:
         raise UsageError(
-            f"filters.{direction}[{place}].exclude_vars leaves no tensor of the model; "
+            f"filters.{direction}[{place}].args.exclude_vars leaves no tensor of the model; "
             "exclude fewer"
         )
     return left

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+
+import msgspec
 
 from flstream.errors import CheckpointError, UsageError
 from flstream.inspection.examine import model_at
-from flstream.inspection.run_outline import run_of
-from flstream.inspection.verification import verify
+from flstream.inspection.runs import run_of, verify_checkpoint
 from flstream.model.checkpoint import write_checkpoint
 from flstream.model.fitted import Renamed
 from flstream.model.formats.file import CheckpointFile
@@ -25,29 +24,13 @@ _TORCH = (".pt", ".pth", ".bin")
 _MODEL, _ADAPTER = "model.safetensors", "adapter_model.safetensors"
 
 
-class Export(NamedTuple):
-    """What was exported.
+class Export(msgspec.Struct, frozen=True):
+    """An exported model."""
 
-    Attributes:
-        source: Path of the model.
-        files: Paths of the files that were written.
-        tensors: Number of the tensors.
-        bytes: Size of the files in bytes.
-    """
-
-    source: Path
-    files: tuple[Path, ...]
+    path: Path  # of the model
+    files: Sequence[Path]  # that were written
     tensors: int
-    bytes: int
-
-    def document(self) -> dict[str, Any]:
-        """Convert the record to JSON."""
-        return {
-            "path": str(self.source),
-            "files": [str(path) for path in self.files],
-            "tensors": self.tensors,
-            "bytes": self.bytes,
-        }
+    bytes: int  # of the files
 
 
 def export(path: Path, to: Path) -> Export:
@@ -59,72 +42,60 @@ def export(path: Path, to: Path) -> Export:
     For a file of torch, a state dict with all names, memory holds the model.
 
     Args:
-        path: Path of a checkpoint of any format, or of a run directory: its final model then.
-        to: A new or empty folder; or a file with the suffix .pt, .pth or .bin, which is replaced.
+        path: path of a checkpoint of any format, or of a run directory: its final model then.
+        to: a new or empty folder; or a file with the suffix .pt, .pth or .bin, which is replaced.
 
     Raises:
-        CheckpointError: The model cannot be read, is not what its run wrote, or nothing can be
+        CheckpointError: the model cannot be read, is not what its run wrote, or nothing can be
             written.
-        UsageError: The folder has files.
+        SimulationError: the run's journal is damaged.
+        UsageError: the folder has files.
     """
-    found = open_checkpoint(model_at(path))
-    run = _run_of(found.path)
-    if run is not None:
-        verify(found)  # with the digest in the run's journal, which has none of best.safetensors
-    folder = None if run is None else run.export_files
-    prefix = "" if folder is None else ExportRecord.read(folder).prefix
-    names = _exported_names(found, prefix)
+    file = open_checkpoint(model_at(path))
+    location = run_of(file.path)
+    run = location[0] if location else RunDirectory(file.path.absolute().parent)
+    is_best = file.path.name == run.best_model.name and run.events.is_file()
+    if location:  # the run's journal has no digest of best.safetensors
+        verify_checkpoint(file)
+    folder = run.export_files if location or is_best else None
+    names = _exported_names(file, ExportRecord.read(folder).prefix if folder else "")
     try:
         if to.suffix.lower() in _TORCH:
-            _write_state_dict(found, names, to)
+            _write_state_dict(file, names, to)
             files = [to]
         else:
-            files = _write_folder(found, names, folder, to)
+            files = _write_folder(file, names, folder, to)
     except OSError as error:
         raise CheckpointError(
             f"{error.filename or to} cannot be written: {error.strerror}; export to another place"
         ) from error
-    size = sum(each.stat().st_size for each in files)
-    return Export(found.path, tuple(files), len(found.layout.tensors), size)
-
-
-def _run_of(path: Path) -> RunDirectory | None:
-    """Return the run that a file is a model of; None if it is of none."""
-    found = run_of(path)
-    if found is not None:
-        return found.run
-    run = RunDirectory(path.absolute().parent)
-    return run if path.name == run.best_model.name and run.events.is_file() else None
+    size = sum(written.stat().st_size for written in files)
+    return Export(file.path, files, len(file.layout.tensors), size)
 
 
 def _exported_names(file: CheckpointFile, prefix: str) -> dict[str, str]:
-    """Return the names to export, in the model's order, with those of the file."""
+    """Names to export, in the model's order, with those of the file."""
     layout = file.layout
     own = {name: name for name in layout.by_name} | dict(layout.aliases)
     ordered = in_order(own, layout, file.metadata.get(ORDER, ""))
     if not all(name.startswith(prefix) for name in ordered):
         prefix = ""
-    return {name.removeprefix(prefix): there for name, there in ordered.items()}
+    return {name.removeprefix(prefix): tensor for name, tensor in ordered.items()}
 
 
 def _write_folder(
-    file: CheckpointFile, names: Mapping[str, str], kept: Path | None, to: Path
+    file: CheckpointFile, names: Mapping[str, str], folder: Path | None, to: Path
 ) -> list[Path]:
     if to.is_dir() and any(to.iterdir()):
         raise UsageError(f"{to} has files in it; export to a new folder, or to an empty one")
     if to.exists() and not to.is_dir():
         raise UsageError(f"{to} is a file; export to a folder, or to a file named *.pt")
     to.mkdir(parents=True, exist_ok=True)
-    files = []
-    for path in kept_files(kept) if kept is not None else []:
-        files.append(to / path.name)
-        shutil.copyfile(path, files[-1])
-    is_adapter = (to / "adapter_config.json").exists()
-    weights = to / (_ADAPTER if is_adapter else _MODEL)
+    beside = kept_files(folder) if folder is not None else []
+    files = [Path(shutil.copyfile(path, to / path.name)) for path in beside]
+    weights = to / (_ADAPTER if (to / "adapter_config.json").exists() else _MODEL)
     # Of tied names the first is written, as libraries do that tie them again.
-    first: dict[str, str] = {}
-    for name, there in names.items():
-        first.setdefault(there, name)
+    first = {tensor: name for name, tensor in reversed([*names.items()])}
     write_checkpoint(weights, Renamed(file, first), {"format": "pt"})
     return [*files, weights]
 
@@ -135,15 +106,13 @@ def _write_state_dict(file: CheckpointFile, names: Mapping[str, str], to: Path) 
     from flstream.model.copy import copy
     from flstream.model.memory import MemoryBody
 
-    if to.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(to))
     body = MemoryBody.allocate(file.layout)
     copy(file, body)
     temporary = to.with_name(f"{to.name}.tmp")
     try:
         # Opened here, since torch's own errors do not say what the system has said.
         with temporary.open("wb") as stream:
-            torch.save({name: body.tensors[there] for name, there in names.items()}, stream)
+            torch.save({name: body.tensors[tensor] for name, tensor in names.items()}, stream)
         os.replace(temporary, to)
     except BaseException:
         temporary.unlink(missing_ok=True)

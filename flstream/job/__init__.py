@@ -1,20 +1,15 @@
 """The job file: HOCON read into a typed, immutable `Job`, or refused with all its mistakes."""
 
 from flstream.job.clients_section import ClientsSection
+from flstream.job.fields import Section
 from flstream.job.job import Job
-from flstream.job.key import Key
-from flstream.job.keys import job_keys
+from flstream.job.keys import Key, job_keys, job_schema, parse_value
 from flstream.job.load import load_job, make_job
 from flstream.job.problems import JobError, Problem
-from flstream.job.render import render_job, render_values
-from flstream.job.rules import Section
-from flstream.job.sections import (
-    AggregationSection,
-    ModelSection,
-    StreamingSection,
-)
+from flstream.job.sections import AggregationSection, ModelSection, StreamingSection
 from flstream.job.stage import Stage
 from flstream.job.train_section import TrainSection
+from flstream.job.values import render_job, render_values
 from flstream.job.workflow_args import WorkflowArgs
 
 __all__ = [
@@ -31,8 +26,10 @@ __all__ = [
     "TrainSection",
     "WorkflowArgs",
     "job_keys",
+    "job_schema",
     "load_job",
     "make_job",
+    "parse_value",
     "render_job",
     "render_values",
 ]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from flstream.job.files import CodeName
 from flstream.job.own_code import import_named
-from flstream.job.problems import Problem, RefusedValueError, given, must_be
+from flstream.job.problems import Problem, RefusedValueError, given
 
 BuiltInMethod = Literal[
     "mean",
@@ -38,32 +37,14 @@ CHOOSING = tuple(_NEEDED)
 
 def least_updates(method: str, byzantine: int) -> int:
     """Return the least number of updates for a number of them that may be Byzantine."""
-    each, more = _NEEDED[method]
-    return each * byzantine + more
+    factor, more = _NEEDED[method]
+    return factor * byzantine + more
 
 
 def most_byzantine(method: str, updates: int) -> int:
     """Return how many of the updates may be Byzantine at most; -1 if there are too few for any."""
-    each, more = _NEEDED[method]
-    return max((updates - more) // each, -1)
-
-
-def cohort_problems(
-    method: str, byzantine: int | None, selected: int | None, cohort: int
-) -> Iterator[Problem]:
-    """Yield the problems of a method for a cohort, which may only become smaller in a round."""
-    if method not in CHOOSING:
-        return
-    needed, most = least_updates(method, byzantine or 0), most_byzantine(method, cohort)
-    hint = f"a round has {cohort} updates at most: clients.count, clients.per_round"
-    if most < 0:
-        allowed = f"a method for fewer than {needed} updates, such as median"
-        yield Problem("aggregation.method", given(method), allowed, hint)
-    elif byzantine is not None and byzantine > most:
-        allowed = f"at most {most}, since {method} needs {needed} updates for {byzantine}"
-        yield Problem("aggregation.byzantine", given(byzantine), allowed, hint)
-    if selected is not None and selected > cohort:
-        yield Problem("aggregation.selected", given(selected), f"at most {cohort}", hint)
+    factor, more = _NEEDED[method]
+    return max((updates - more) // factor, -1)
 
 
 def is_own(method: str) -> bool:
@@ -120,19 +101,8 @@ def _no_rule(method: str, hint: str) -> RefusedValueError:
     return RefusedValueError(Problem("", given(method), allowed, hint))
 
 
-def check_args(method: str, args: dict[str, Any]) -> None:
-    """Check that a method takes arguments.
-
-    Raises:
-        RefusedValueError: It does not.
-    """
-    if not is_own(method):
-        if args:
-            raise must_be(f"none, as aggregation.method is {method}")
-        return
-    make = find_own_rule(method).make
-    try:
-        inspect.signature(make).bind(**args)
-    except TypeError as error:
-        takes = f"what {make.__name__}{inspect.signature(make)} takes"
-        raise must_be(takes, str(error)) from error
+def checked_method(method: str) -> str:
+    """Return the name of a method, after an import of the class where it is a user's own."""
+    if is_own(method):
+        find_own_rule(method)
+    return method

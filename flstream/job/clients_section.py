@@ -1,18 +1,19 @@
 """Section of the job file that says which sites there are, and how many a round needs."""
 
 import os
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, model_validator
 
-from flstream.job.problems import MISSING, Problem, RefusedValueError, must_be
-from flstream.job.rules import CountOrFraction, Seconds, Section, Whole
-from flstream.job.site_names import GpuGroups, SiteArgs, SiteNames, site_problems
+from flstream.job.fields import Allowed, Count, CountOrFraction, Seconds, Section, Whole
+from flstream.job.site_names import GpuGroups, SiteArgs, SiteNames
 from flstream.telemetry.events import default_site_names
 
 # Most clients that get a process each by default; more processes would cost too much memory.
 _MOST_PROCESSES = 16
 _MOST_CLIENTS = 1_000_000
+_INT = ("integer",)
 
 
 class ClientsSection(Section):
@@ -24,13 +25,12 @@ class ClientsSection(Section):
     A site's name is that of its folder, too. Its index is its place in the list, from 0.
     """
 
-    count: Annotated[Whole, Field(ge=1, le=_MOST_CLIENTS)] = Field(
-        default=None, validate_default=True
-    )
-    """How many clients (sites) the job has.
-
-    Null is as many as clients.names lists.
-    """
+    count: Annotated[
+        Whole,
+        Field(ge=1, le=_MOST_CLIENTS),
+        Allowed(f"a whole number from 1 to {_MOST_CLIENTS}, unless clients.names is given", _INT),
+    ]
+    """How many clients (sites) the job has; left out, as many as clients.names lists."""
 
     args: SiteArgs = Field(default_factory=dict)
     """Arguments of one site alone, by site: `{ ward { data = "a.csv" } }`, or a CSV file of them.
@@ -66,7 +66,7 @@ class ClientsSection(Section):
     With `["0", "1"]`, the third process has GPU 0 again; `["0,1", "2,3"]` gives two to each.
     """
 
-    min_updates: Annotated[Whole, Field(ge=1)] | None = None
+    min_updates: Count | None = None
     """How many clients of a round have to send a sound update; null is all of them.
 
     A round goes on without those that fail as long as so many are left.
@@ -78,58 +78,17 @@ class ClientsSection(Section):
     wait_after_min: Seconds | None = None
     """How long the rest is waited for once min_updates have come (duration); null is to the end."""
 
-    bench_after: Annotated[Whole, Field(ge=0)] = 2
+    suspend_after: Annotated[Whole, Field(ge=0)] = 2
     """After how many failures in a row a client is asked no more; 0 is never."""
 
-    @field_validator("count", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _as_many_as_are_named(cls, value: Any, info: ValidationInfo) -> Any:
-        # Names that were refused are not in info.data: that mistake is reported already.
-        names = info.data.get("names", ["refused"])
-        if value is None and names is None:
-            allowed = f"a whole number from 1 to {_MOST_CLIENTS}, unless clients.names is given"
-            raise RefusedValueError(Problem("", MISSING, allowed))
-        return len(names) if value is None else value
-
-    @field_validator("count")
-    @classmethod
-    def _no_other_number(cls, value: int, info: ValidationInfo) -> int:
-        names = info.data.get("names")
-        if names is not None and value != len(names):
-            raise must_be(f"the number of clients.names, which is {len(names)}", "leave it out")
-        return value
-
-    @field_validator("args")
-    @classmethod
-    def _of_sites_that_there_are(
-        cls, value: dict[str, dict[str, Any]], info: ValidationInfo
-    ) -> dict[str, dict[str, Any]]:
-        if "names" not in info.data or "count" not in info.data:
-            return value  # a mistake there is reported already
-        names = _site_names(info.data["names"], info.data["count"])
-        if problems := [*site_problems("", value, names)]:
-            raise RefusedValueError(*problems)
-        return value
-
-    @field_validator("per_round")
-    @classmethod
-    def _no_more_than_there_are(
-        cls, value: int | float | None, info: ValidationInfo
-    ) -> int | float | None:
-        count = info.data.get("count")
-        if isinstance(value, int) and count is not None and value > count:
-            raise must_be(f"at most clients.count, which is {count}")
-        return value
-
-    @field_validator("min_updates")
-    @classmethod
-    def _no_more_than_are_sampled(cls, value: int | None, info: ValidationInfo) -> int | None:
-        count, per_round = info.data.get("count"), info.data.get("per_round")
-        if value is not None and count is not None:
-            sampled = _cohort_size(count, per_round)
-            if value > sampled:
-                raise must_be(f"at most the clients of a round, which are {sampled}")
-        return value
+    def _as_many_as_are_named(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("count") is None:
+            values = {name: value for name, value in values.items() if name != "count"}
+            if isinstance(names := values.get("names"), list) and names:
+                values["count"] = len(names)
+        return values
 
     @property
     def workers(self) -> int:
@@ -148,19 +107,11 @@ class ClientsSection(Section):
     @property
     def site_names(self) -> list[str]:
         """Names of the sites, in their fixed order; `site-1`, `site-2` and so on by default."""
-        return _site_names(self.names, self.count)
+        return list(self.names or default_site_names(self.count))
 
     @property
     def cohort_size(self) -> int:
         """Number of clients that a round samples, from 1 to `count`."""
-        return _cohort_size(self.count, self.per_round)
-
-
-def _site_names(names: list[str] | None, count: int) -> list[str]:
-    return list(names or default_site_names(count))
-
-
-def _cohort_size(count: int, per_round: int | float | None) -> int:
-    if per_round is None:
-        return count
-    return per_round if isinstance(per_round, int) else max(1, round(per_round * count))
+        if isinstance(self.per_round, float):
+            return max(1, round(self.per_round * self.count))
+        return self.count if self.per_round is None else self.per_round

@@ -5,47 +5,117 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
-from importlib.machinery import ModuleSpec
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from flstream.errors import UsageError
 
-def find_named(named: str) -> Any | None:
-    """Import an object that a resolved job names, with the files beside it importable.
+
+def load(named: str, folder: Path | None = None) -> Any:
+    """Import an object of a user's code, with the files beside it importable from then on.
 
     Args:
-        named: Place of the object, as `Factory` resolves it.
-
-    Returns:
-        The object; None if the module has no such name.
+        named: Place of the object: ``file.py:name`` or ``package.module:name``.
+        folder: Folder that a relative path starts from; None for the working directory.
 
     Raises:
+        UsageError: The module has no such name.
         Exception: Whatever the imported code raises.
     """
     where, _, name = named.rpartition(":")
+    path = Path(folder or "", where)
     if not where.endswith(".py"):
-        return getattr(importlib.import_module(where), name, None)
-    path = Path(where)
-    # The file must be able to import files beside itself, as a script is.
-    sys.path.insert(0, str(path.parent))
-    root = package_root(path)
-    if root != path.parent:
+        module = importlib.import_module(where)
+    elif (root := package_root(path)) != path.parent:
         # Relative imports need the module's name within its package.
-        sys.path.insert(0, str(root))
-        dotted = ".".join(path.relative_to(root).with_suffix("").parts)
-        return getattr(importlib.import_module(dotted), name, None)
-    spec, module = _module_of(path)
-    # The file's classes may be looked up by its module's name, as by pickle. An existing module of
-    # that name, such as Python's own ``random``, stays.
-    sys.modules.setdefault(module.__name__, module)
-    assert spec.loader is not None
-    spec.loader.exec_module(module)
-    return getattr(module, name, None)
+        sys.path[:0] = [str(root), str(path.parent)]
+        module = importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
+    else:
+        module = import_once(str(path))
+        _first_on_path(path)
+    if hasattr(module, name):
+        return getattr(module, name)
+    close = get_close_matches(name, vars(module), 1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise UsageError(f"{named}: {where} has no {name!r} at its top level{hint}")
+
+
+def make(named: str, arguments: Mapping[str, Any], *first: Any) -> Any:
+    """Make an object of a class in a user's code.
+
+    Args:
+        named: Place of the class; see :func:`load`.
+        arguments: Keyword arguments of the class.
+        first: Positional arguments of the class.
+
+    Raises:
+        UsageError: There is no such class.
+        Exception: Whatever its code raises.
+    """
+    factory = load(named)
+    if not callable(factory):
+        raise UsageError(f"{named} is a {type(factory).__name__}; name a class")
+    return factory(*first, **arguments)
+
+
+def check(value: Any, named: str, *protocols: type) -> Any:
+    """Refuse an object that follows none of some protocols.
+
+    Args:
+        value: The object, or the class of which one is made.
+        named: Place of its code, for the message.
+        protocols: The protocols; their own methods count, with the positional arguments they take.
+
+    Returns:
+        The object.
+
+    Raises:
+        UsageError: The message names the methods that it has to have.
+    """
+    if any(all(_takes(value, *method) for method in _methods(each)) for each in protocols):
+        return value
+    allowed = " or ".join(_described(protocol) for protocol in protocols)
+    kind = "a class" if isinstance(value, type) else f"a {type(value).__name__}"
+    raise UsageError(f"{named} is {kind}; it must be {allowed}")
+
+
+def _methods(protocol: type) -> list[tuple[str, list[str]]]:
+    """Return the methods that a protocol declares, with the names of their arguments."""
+    return [
+        (name, list(inspect.signature(method).parameters)[1:])
+        for name, method in vars(protocol).items()
+        if inspect.isfunction(method) and (name == "__call__" or not name.startswith("_"))
+    ]
+
+
+def _takes(value: Any, name: str, arguments: list[str]) -> bool:
+    is_class = isinstance(value, type)
+    # The attribute __call__ of a class is that of its metaclass, which makes its objects.
+    method = value if name == "__call__" and not is_class else getattr(value, name, None)
+    if method is None or (is_class and name not in dir(value)):
+        return False
+    is_bound = not is_class or isinstance(
+        inspect.getattr_static(value, name), staticmethod | classmethod
+    )
+    try:
+        inspect.signature(method).bind(*([] if is_bound else ["self"]), *arguments)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _described(protocol: type) -> str:
+    methods = [(name, ", ".join(arguments)) for name, arguments in _methods(protocol)]
+    if [name for name, _ in methods] == ["__call__"]:
+        return f"a function of ({methods[0][1]})"
+    return f"a class with {' and '.join(f'{name}({args})' for name, args in methods)}"
 
 
 def package_root(path: Path) -> Path:
@@ -60,12 +130,6 @@ def make_importable(job_folder: str | Path) -> None:
     """Have code import files of the job's folder, after those beside it and installed modules."""
     if str(job_folder) not in sys.path:
         sys.path.append(str(job_folder))
-
-
-def _module_of(path: Path) -> tuple[ModuleSpec, ModuleType]:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    return spec, importlib.util.module_from_spec(spec)
 
 
 class _Imported(NamedTuple):
@@ -112,7 +176,7 @@ def import_once(where: str) -> ModuleType:
         return _imported_from(Path(where)).module
 
 
-def first_on_path(path: Path) -> None:
+def _first_on_path(path: Path) -> None:
     """Make the folder of a file that `import_once` imported the first place for its later imports.
 
     Args:
@@ -135,7 +199,9 @@ def _import_file(path: Path, source: bytes) -> _Imported:
     there = sys.modules.get(path.stem)
     if there is not None and _is_from_elsewhere(there, path):
         return _Imported(there, {})
-    _, module = _module_of(path)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
     before = set(sys.modules)
     sys.path.insert(0, str(path.parent))
     sys.modules.setdefault(path.stem, module)

@@ -2,23 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
+from pydantic import AfterValidator, Field, model_validator
 
-from flstream.job.annotations import ValueKind
-from flstream.job.codec_sections import BUILT_IN, FEEDBACK, LOSSY, STEPS
+from flstream.job.fields import Allowed, Patterns, Real, Section, Whole
+from flstream.job.files import CodeName
 from flstream.job.own_code import CodecTraits, check_codec
 from flstream.job.problems import Problem, RefusedValueError, given
-from flstream.job.rules import Patterns, Section, folder_of
-from flstream.job.typed_sections import TypedSpec, parse_spec, render_specs
+from flstream.job.typed import Sections, TypedSection, TypedSpec
+
+
+def _power_of_two(number: int) -> int:
+    if number & (number - 1):
+        raise ValueError("")  # the words of the type say all
+    return number
+
+
+Group = Annotated[
+    Whole,
+    Field(ge=2, le=65_536),
+    AfterValidator(_power_of_two),
+    Allowed("a power of two from 2 to 65536", ("integer",)),
+]
+"""How many numbers share a scale."""
+
+
+class CastSection(Section):
+    """Send numbers of 16 bits, each rounded once to the nearest."""
+
+    to: Literal["bf16", "f16"] = "bf16"
+    """The type: bf16 has the range of float32, f16 is more exact and is refused above 65504."""
+
+
+class Int8Section(Section):
+    """Send whole numbers of 8 bits, and a scale for each group of them."""
+
+    group: Group = 256
+    """How many numbers share a scale: the fewer, the smaller the errors and the more scales."""
+
+
+class Int4Section(Section):
+    """Send whole numbers of 4 bits, and a scale for each group of them."""
+
+    group: Group = 64
+    """How many numbers share a scale: the fewer, the smaller the errors and the more scales."""
+
+
+class TopKSection(Section):
+    """Send the largest changes alone; what is left out is added to the site's next update.
+
+    From Aji and Heafield 2017, arXiv:1704.05021, with the error feedback of Stich et al. 2018,
+    arXiv:1809.07599.
+    """
+
+    fraction: Annotated[Real, Field(gt=0, le=1)] = 0.01
+    """The fraction of each 65536 numbers that is sent."""
+
+
+class TernarySection(Section):
+    """Send the signs of the largest changes and the mean of their magnitudes.
+
+    From Sattler et al. 2019, arXiv:1903.02891; what is left out is added to the site's next update.
+    """
+
+    fraction: Annotated[Real, Field(gt=0, le=1)] = 0.04
+    """The fraction of each 65536 numbers that is sent."""
+
+
+class DeltaSection(Section):
+    """Send the exclusive or with the bytes of a model that the receiver has, for zstd after it."""
+
+
+class ShuffleSection(Section):
+    """Send first bytes of all numbers, then all second ones, and so on, for zstd after it."""
+
+
+class ZstdSection(Section):
+    """Compress every frame with Zstandard."""
+
+    level: Annotated[Whole, Field(ge=1, le=19)] = 1
+    """The level: above 1, it takes many times as long for weights that get hardly any smaller."""
+
+
+BUILT_IN: Sections = {
+    "cast": CastSection,
+    "int8": Int8Section,
+    "int4": Int4Section,
+    "topk": TopKSection,
+    "ternary": TernarySection,
+    "delta": DeltaSection,
+    "shuffle": ShuffleSection,
+    "zstd": ZstdSection,
+}
+"""Sections of the arguments of built-in codecs, by the codec's name."""
+
+LOSSY = ("cast", "int8", "int4", "topk", "ternary")
+"""Codecs that change numbers."""
+FEEDBACK = ("topk", "ternary")
+"""Lossy codecs that leave numbers out, and send them later."""
+STEPS = ("delta", "shuffle")
+"""Exact codecs that leave as many bytes as there were."""
+COMPRESSORS = ("zstd",)
+"""Exact codecs that make bytes fewer."""
 
 
 class CodecSpec(TypedSpec):
-    """One codec of a resolved job."""
+    """One codec of a resolved job, as workers are sent it."""
+
+    @property
+    def traits(self) -> CodecTraits:
+        """The kind of the codec; one of the user's own is made to be asked."""
+        if self.type not in BUILT_IN:
+            return check_codec(self.type, self.args)
+        if self.type in LOSSY:
+            return CodecTraits("lossy", self.type in FEEDBACK)
+        return CodecTraits("step" if self.type in STEPS else "compressor")
 
 
 @dataclass(frozen=True)
@@ -37,73 +139,78 @@ class CodecPlan:
 
     @property
     def leaves_out(self) -> bool:
-        """Whether the first of them leaves numbers out, which come with later updates."""
+        """Whether the first codec leaves numbers out, which come with later updates."""
         return bool(self.specs) and self.specs[0].type in FEEDBACK
 
     @property
     def needs_base(self) -> bool:
         """Whether a model that is known to both sides is of use."""
-        return any(each.type == "delta" for each in self.specs)
+        return any(codec.type == "delta" for codec in self.specs)
 
     @property
     def is_lossy(self) -> bool:
-        """Whether the first of them loses bits."""
-        return bool(self.specs) and _traits(self.specs[0]).kind == "lossy"
+        """Whether the first codec loses bits."""
+        return bool(self.specs) and self.specs[0].traits.kind == "lossy"
 
 
-def _parsed(value: Any, info: ValidationInfo) -> CodecSpec:
-    """Return a codec with all of its arguments; one of the user's own is imported."""
-    spec = parse_spec(value, "codec", BUILT_IN, CodecSpec, folder_of(info))
-    _traits(spec)
-    return spec
+class CodecSection(TypedSection):
+    """A codec, with its arguments."""
+
+    type: Annotated[str, CodeName("Class", lambda: BUILT_IN)]
+    """The codec: cast, int8, int4, topk, ternary, delta, shuffle, zstd, or a class of yours."""
+
+    @classmethod
+    def built_in(cls) -> Sections:
+        """Return the sections of the arguments of the built-in codecs."""
+        return BUILT_IN
+
+    @model_validator(mode="after")
+    def _can_be_made(self) -> Self:
+        assert self.spec.traits
+        return self
+
+    @property
+    def spec(self) -> CodecSpec:
+        """The codec as workers are sent it."""
+        return CodecSpec(self.type, self.args.model_dump())
 
 
-def _traits(spec: CodecSpec) -> CodecTraits:
-    """Return what a codec does; one of the user's own is made to be asked."""
-    if spec.type not in BUILT_IN:
-        return check_codec(spec.type, spec.args)
-    if spec.type in LOSSY:
-        return CodecTraits("lossy", spec.type in FEEDBACK)
-    return CodecTraits("step" if spec.type in STEPS else "compressor")
-
-
-def _in_order(specs: list[CodecSpec], direction: Literal["down", "up"]) -> list[CodecSpec]:
+def _in_order(codecs: list[CodecSection], direction: Literal["down", "up"]) -> list[CodecSection]:
     """Refuse codecs that cannot follow each other, or not in this direction."""
-    traits, problems = [*map(_traits, specs)], []
+    specs = [codec.spec for codec in codecs]
+    if problems := [*_disorder(specs, [codec.traits for codec in specs], direction)]:
+        raise RefusedValueError(*problems)
+    return codecs
+
+
+def _disorder(
+    specs: Sequence[CodecSpec], traits: Sequence[CodecTraits], direction: Literal["down", "up"]
+) -> Iterator[Problem]:
     for index, (spec, (kind, for_updates)) in enumerate(zip(specs, traits, strict=True)):
         key, name = f"[{index}]", given(spec.name)
-        if any(spec.type == each.type for each in specs[:index]):
-            problems.append(Problem(key, name, "a codec that is not in the list already"))
+        if any(spec.type == codec.type for codec in specs[:index]):
+            yield Problem(key, name, "a codec that is not in the list already")
         elif kind == "lossy" and index:
             hint = "what loses bits comes before what is exact, and there is one at most"
-            problems.append(Problem(key, name, "an exact codec", hint))
+            yield Problem(key, name, "an exact codec", hint)
         elif kind == "compressor" and index < len(specs) - 1:
-            problems.append(Problem(key, name, "the last of the list"))
+            yield Problem(key, name, "the last of the list")
         elif kind == "lossy" and direction == "down" and for_updates:
             hint = "it sends changes alone, and a site may have no model that they are changes of"
-            problems.append(Problem(key, name, "a codec of whole models", hint))
+            yield Problem(key, name, "a codec of whole models", hint)
         elif spec.type == "delta" and traits[0].kind == "lossy" and direction == "up":
             hint = f"{specs[0].name} encodes differences already"
-            problems.append(Problem(key, name, "left out", hint))
-    if not problems and specs and traits[-1].kind == "step":
-        hint = "it makes no bytes fewer by itself"
-        last = specs[-1].name
-        problems.append(Problem(f"[{len(specs) - 1}]", given(last), "followed by zstd", hint))
-    if problems:
-        raise RefusedValueError(*problems)
-    return specs
+            yield Problem(key, name, "left out", hint)
+        elif kind == "step" and index == len(specs) - 1:
+            hint = "it makes no bytes fewer by itself"
+            yield Problem(key, name, "followed by zstd", hint)
 
 
-_Codecs = list[Annotated[CodecSpec, PlainValidator(_parsed)]]
-CODECS = ValueKind(
-    "a list of codecs, each a name or a section { type, and the codec's own keys }",
-    "[zstd]",
-    render=render_specs,
-)
+_CODECS = Allowed("a list of codecs, each a name or a section { type, args }", ("array",), "[zstd]")
 
 
 class CodecsSection(Section):
-    """How models are made smaller for their way, in the order of the lists.
+    """Codecs that make models smaller for their way, in the order of the lists.
 
     A codec that loses bits may come first: `cast`, `int8` or `int4`, and of updates also `topk` and
     `ternary`, which send later what they left out. Of updates, the difference from the model is
@@ -113,31 +220,31 @@ class CodecsSection(Section):
     over.
     """
 
-    down: Annotated[_Codecs, AfterValidator(partial(_in_order, direction="down")), CODECS] = Field(
-        default_factory=list
-    )
+    down: Annotated[
+        list[CodecSection], AfterValidator(partial(_in_order, direction="down")), _CODECS
+    ] = Field(default_factory=list)
     """The codecs of models: cast, int8, int4, delta, shuffle, zstd or your own.
 
     Your own gives numbers that it has decoded back as they are.
     """
 
-    up: Annotated[_Codecs, AfterValidator(partial(_in_order, direction="up")), CODECS] = Field(
-        default_factory=list
-    )
+    up: Annotated[
+        list[CodecSection], AfterValidator(partial(_in_order, direction="up")), _CODECS
+    ] = Field(default_factory=list)
     """The codecs of updates: cast, int8, int4, topk, ternary, delta, shuffle, zstd or your own.
 
-    One with arguments is a section, such as `{ type = topk, fraction = 0.05 }`. Your own is a
-    class in a file beside the job file, `{ type = "mine.py:Codec" }` with its keyword arguments.
+    One with arguments is a section, such as `{ type = topk, args { fraction = 0.05 } }`. Your own
+    is a class in a file beside the job file, `{ type = "mine.py:Codec" }`; args are its keywords.
     """
 
     require_lossless: Patterns = Field(default_factory=list)
     """Regular expressions: tensors in whose names one is found lose no bits."""
 
-    def by_key(self) -> Iterator[tuple[str, CodecSpec]]:
+    def by_key(self) -> Iterator[tuple[str, CodecSection]]:
         """Yield all codecs, each with its key, such as `streaming.codecs.up[0]`."""
-        for direction, specs in (("up", self.up), ("down", self.down)):
-            for place, spec in enumerate(specs):
-                yield f"streaming.codecs.{direction}[{place}]", spec
+        for direction, codecs in (("up", self.up), ("down", self.down)):
+            for place, codec in enumerate(codecs):
+                yield f"streaming.codecs.{direction}[{place}]", codec
 
     @property
     def keep_models(self) -> bool:
@@ -148,9 +255,10 @@ class CodecsSection(Section):
     @property
     def of_models(self) -> CodecPlan:
         """The codecs of models."""
-        return CodecPlan(self.down, self.require_lossless, of_models=True)
+        specs = [codec.spec for codec in self.down]
+        return CodecPlan(specs, self.require_lossless, of_models=True)
 
     @property
     def of_updates(self) -> CodecPlan:
         """The codecs of updates."""
-        return CodecPlan(self.up, self.require_lossless)
+        return CodecPlan([codec.spec for codec in self.up], self.require_lossless)

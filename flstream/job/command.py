@@ -9,9 +9,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ValidationInfo
 
-from flstream.job.annotations import ValueKind
+from flstream.job.fields import Allowed, folder_of
 from flstream.job.problems import must_be
-from flstream.job.rules import folder_of
 
 _INTERPRETERS = ("python", "python3")
 
@@ -23,7 +22,7 @@ def _command(text: str, info: ValidationInfo) -> str:
     except ValueError as error:
         raise must_be("quoted as on a shell", str(error)) from error
     if not words:
-        raise ValueError("")  # its kind says all there is to say
+        raise ValueError("")  # the words of the type say all
     first, *others = words
     if "/" in first:
         path = os.path.abspath(folder_of(info) / first)
@@ -39,7 +38,7 @@ def _command(text: str, info: ValidationInfo) -> str:
 CommandLine = Annotated[
     str,
     AfterValidator(_command),
-    ValueKind("a launcher and its options, such as torchrun --nproc_per_node=2"),
+    Allowed("a launcher and its options, such as torchrun --nproc_per_node=2"),
 ]
 """The words of a launcher's command line, as on a shell, without the script."""
 
@@ -55,7 +54,7 @@ def command_words(text: str) -> list[str]:
 
 
 def program_path(name: str) -> str | None:
-    """Return the path of a program; None if there is none of that name.
+    """Return the path of a program; None without such a program.
 
     A program beside this interpreter comes first, so that it is that of the same environment; and
     ``python`` and ``python3`` are this interpreter.

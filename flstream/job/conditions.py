@@ -9,8 +9,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator
 
-from flstream.job.annotations import ValueKind
-from flstream.job.rules import read_number
+from flstream.job.fields import Allowed, read_number
 
 _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -83,6 +82,6 @@ def _canonical(text: str) -> str:
 StopCondition = Annotated[
     str,
     AfterValidator(_canonical),
-    ValueKind(f'a metric, one of {_OPERATORS} and a number, such as "accuracy >= 0.97"'),
+    Allowed(f'a metric, one of {_OPERATORS} and a number, such as "accuracy >= 0.97"'),
 ]
 """A condition on a metric, kept as text in its canonical form."""

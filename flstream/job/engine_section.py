@@ -3,12 +3,10 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationInfo
 
-from flstream.job.annotations import ValueKind
+from flstream.job.fields import Allowed, Flag, Real, Seconds, Section, Whole, folder_of
 from flstream.job.files import check_installed
-from flstream.job.problems import MISSING, Problem, RefusedValueError, must_be
-from flstream.job.rules import Real, Seconds, Section, Whole, folder_of
 
 Engine = Literal["local", "inline", "join", "ray"]
 """What workers come from."""
@@ -23,26 +21,26 @@ def _is_installed(name: str) -> str:
 def _absolute(value: Any, info: ValidationInfo) -> Path:
     """Return the absolute path of a file that need not exist."""
     if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
-        raise ValueError("")  # its kind says all there is to say
+        raise ValueError("")  # the words of the type say all
     try:
         return folder_of(info) / Path(value).expanduser()
     except RuntimeError:  # of a user that there is not
         raise ValueError("") from None
 
 
-_Head = Annotated[
-    str, Field(pattern=r"^\S{1,250}$"), ValueKind("HOST:PORT of a Ray cluster's head")
-]
+_Head = Annotated[str, Field(pattern=r"^\S{1,250}$"), Allowed("HOST:PORT of a Ray cluster's head")]
 _Address = Annotated[
     str,
     Field(pattern=r"^\S{1,250}:\d{1,5}$"),
-    ValueKind("HOST:PORT, an address of this machine"),
+    Allowed("HOST:PORT, an address of this machine"),
 ]
-_NewFile = Annotated[Path, PlainValidator(_absolute), ValueKind("the path of a file")]
+_NewFile = Annotated[
+    Path, PlainValidator(_absolute), PlainSerializer(str), Allowed("the path of a file")
+]
 
 
 class EngineSection(Section):
-    """Which machines the workers are on. Models are the same, bit for bit, on all of them."""
+    """Machines of the workers. Models are bit-identical on all of them."""
 
     type: Annotated[Engine, AfterValidator(_is_installed)] = "local"
     """Where workers run: local (this machine), inline, join (where `flstream join` is run), or ray.
@@ -57,15 +55,13 @@ class EngineSection(Section):
     address: _Head | None = None
     """The Ray cluster, `HOST:PORT`; null is the one of this machine, or a new one."""
 
-    bind: _Address | None = Field(default=None, validate_default=True)
+    bind: _Address | None = None
     """The address at which nodes join, `HOST:PORT`; port 0 is a free one.
 
     With ray, null is a free port of the address that this machine has in the cluster.
     """
 
-    key_file: Annotated[Path, PlainValidator(_absolute), ValueKind("the path of a file")] | None = (
-        Field(default=None, validate_default=True)
-    )
+    key_file: _NewFile | None = None
     """The file with the key that nodes need to join: made by the run, and removed at its end."""
 
     nodes: Annotated[Whole, Field(ge=1, le=1000)] | None = None
@@ -86,23 +82,8 @@ class EngineSection(Section):
     A worker sees its own alone, and with 0 none. `flare.device()` says which is to be used.
     """
 
-    pdb: bool = False
+    pdb: Flag = False
     """Whether what training code or a workflow raises opens pdb there, with the engine inline."""
-
-    @field_validator("pdb")
-    @classmethod
-    def _only_inline(cls, value: bool, info: ValidationInfo) -> bool:
-        if value and info.data.get("type", "inline") != "inline":
-            raise must_be("false, unless engine.type is inline", "add --engine inline")
-        return value
-
-    @field_validator("bind", "key_file")
-    @classmethod
-    def _given_where_nodes_join(cls, value: Any, info: ValidationInfo) -> Any:
-        # A type that was refused is not in info.data: that mistake is reported already.
-        if value is None and info.data.get("type") == "join":
-            raise RefusedValueError(Problem("", MISSING, "given where engine.type is join"))
-        return value
 
     @property
     def is_local(self) -> bool:

@@ -1,23 +1,21 @@
-"""Kinds of values that name files and Python code; the code is parsed, never imported."""
+"""Annotated types of keys that name files and Python code; the code is compiled, never imported."""
 
-import ast
 import importlib.util
 import os
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import CodeType
 from typing import Annotated, Any
 
 from annotated_types import GroupedMetadata
-from pydantic import AfterValidator, PlainValidator, ValidationInfo
+from pydantic import AfterValidator, PlainSerializer, PlainValidator, ValidationInfo
 
-from flstream.job.annotations import ValueKind
+from flstream.job.fields import Allowed, folder_of
 from flstream.job.problems import Problem, RefusedValueError, did_you_mean, must_be
-from flstream.job.rules import folder_of
 
 CHECKPOINTS = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".json")
 """Suffixes of the files that weights are loaded from."""
@@ -29,7 +27,7 @@ class ExistingFile(GroupedMetadata):
 
     suffixes: tuple[str, ...] = ()
     what: str = ""
-    """What the file is, in words; empty for what its suffixes say."""
+    """Kind of the file, in words; empty for the suffixes."""
 
     @property
     def allowed(self) -> str:
@@ -39,9 +37,10 @@ class ExistingFile(GroupedMetadata):
         return f"the path of an existing {self.what or kinds} file"
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the validator, and the description."""
+        """Yield the validator, the serializer and the description."""
         yield PlainValidator(self.parse)
-        yield ValueKind(self.allowed)
+        yield PlainSerializer(str, when_used="json")
+        yield Allowed(self.allowed)
 
     def parse(self, value: Any, info: ValidationInfo) -> Path:
         """Return the absolute path.
@@ -50,7 +49,7 @@ class ExistingFile(GroupedMetadata):
             ValueError: There is no such file; the message is a hint, and may be empty.
         """
         if not isinstance(value, str | Path) or not str(value):
-            raise ValueError("")  # its kind says all there is to say
+            raise ValueError("")  # the description says all
         path = _absolute(folder_of(info), value)
         if not path.is_file():
             raise ValueError(_where(path))
@@ -81,7 +80,7 @@ class CodeName(GroupedMetadata):
     def __iter__(self) -> Iterator[Any]:
         """Yield the validator, and the description."""
         yield PlainValidator(lambda value, info: self.parse(value, folder_of(info)))
-        yield ValueKind(lambda: self.allowed)
+        yield Allowed(lambda: self.allowed)
 
     def parse(self, value: Any, folder: Path) -> str:
         """Return a built-in's name, or the place of the code in its absolute form.
@@ -99,8 +98,8 @@ class CodeName(GroupedMetadata):
         path = _locate(where, folder)
         if path is None:
             return value
-        names = top_level_names(_syntax(path).body)
-        if name not in names and "*" not in names:
+        names = _compiled(path).co_names
+        if name not in names and b"import *" not in path.read_bytes():
             allowed = f"the name of a {self.what} at the top level of {path}"
             raise must_be(allowed, did_you_mean(name, names))
         return f"{path}:{name}"
@@ -121,9 +120,9 @@ def _locate(where: str, folder: Path) -> Path | None:
             return path
     # Only the first part is looked up: finding more would import it, and run its code.
     if PathFinder.find_spec(where.partition(".")[0]) is None:
-        near = get_close_matches(where, [file.stem for file in folder.glob("*.py")], n=1)
+        question = did_you_mean(where, [file.stem for file in folder.glob("*.py")])
         hint = f"looked for {beside}.py and for an installed module {where}"
-        raise ValueError("; ".join([hint, *(f"did you mean {n}?" for n in near)]))
+        raise ValueError(f"{hint}; {question}" if question else hint)
     return None
 
 
@@ -136,17 +135,17 @@ def _where(path: Path) -> str:
     """Return a clause that says where a missing file was looked for, and names a similar one."""
     if path.is_dir():
         return f"{path} is a folder"
-    there = os.listdir(path.parent) if path.parent.is_dir() else []
-    question = did_you_mean(path.name, there)
+    names = os.listdir(path.parent) if path.parent.is_dir() else []
+    question = did_you_mean(path.name, names)
     return f"there is no {path}{f'; {question}' if question else ''}"
 
 
-def _syntax(path: Path) -> ast.Module:
-    """Parse a Python file, so that its syntax errors are found before any process starts."""
+def _compiled(path: Path) -> CodeType:
+    """Compile a Python file, so that its syntax errors are found before any process starts."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return ast.parse(path.read_bytes(), filename=str(path))
+            return compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     except SyntaxError as error:
         hint = f"{path} line {error.lineno}: {error.msg}"
     except (ValueError, OSError) as error:
@@ -154,27 +153,9 @@ def _syntax(path: Path) -> ast.Module:
     raise must_be("Python that parses", hint)
 
 
-def top_level_names(body: Iterable[ast.stmt]) -> set[str]:
-    """Return the names that a module binds; `*` is among them for a star import."""
-    return {name for statement in body for name in _bound(statement)}
-
-
-def _bound(statement: ast.stmt) -> Iterator[str]:
-    match statement:
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-            yield name
-        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-            yield from (alias.asname or alias.name.partition(".")[0] for alias in aliases)
-        case ast.Assign(targets=targets):
-            yield from (n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name))
-        case ast.AnnAssign(target=ast.Name(id=name)):
-            yield name
-        case ast.If() | ast.Try() | ast.With():
-            for inner in ast.iter_child_nodes(statement):
-                if isinstance(inner, ast.stmt):
-                    yield from _bound(inner)
-                elif isinstance(inner, ast.ExceptHandler):
-                    yield from top_level_names(inner.body)
+def _compiles(path: Path) -> Path:
+    _compiled(path)
+    return path
 
 
 def check_installed(value: str, module: str, install: str) -> None:
@@ -183,7 +164,7 @@ def check_installed(value: str, module: str, install: str) -> None:
     Args:
         value: The value.
         module: Top-level module of the library.
-        install: What installs it, as on a shell.
+        install: Shell command that installs it.
 
     Raises:
         RefusedValueError: It is not installed.
@@ -193,28 +174,23 @@ def check_installed(value: str, module: str, install: str) -> None:
         raise RefusedValueError(Problem("", missing, "", f"install it: {install}"))
 
 
-def _parses(path: Path) -> Path:
-    _syntax(path)
-    return path
-
-
 def _is_module(name: str) -> str:
-    parts = name.split(".")
-    if not all(part.isidentifier() for part in parts):
+    first, *others = name.split(".")
+    if not all(part.isidentifier() for part in (first, *others)):
         raise ValueError("")
-    if importlib.util.find_spec(parts[0]) is None:
-        raise ValueError(f"there is no installed module {parts[0]}")
+    if importlib.util.find_spec(first) is None:
+        raise ValueError(f"there is no installed module {first}")
     return name
 
 
 Checkpoint = Annotated[Path, ExistingFile(CHECKPOINTS)]
 """An existing file with weights."""
 
-ScriptFile = Annotated[Path, ExistingFile(what="Python"), AfterValidator(_parses)]
+ScriptFile = Annotated[Path, ExistingFile(what="Python"), AfterValidator(_compiles)]
 """An existing Python file that parses."""
 
 Modules = Annotated[
     list[Annotated[str, AfterValidator(_is_module)]],
-    ValueKind("a list of names of modules", "[transformers, trl]"),
+    Allowed("a list of names of modules", ("array",), "[transformers, trl]"),
 ]
 """A list of names of modules."""

@@ -3,21 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Self
 
-from pydantic import Field, PlainValidator, ValidationInfo
+from pydantic import Field, model_validator
 
-from flstream.job.annotations import ValueKind
-from flstream.job.filter_sections import BUILT_IN, EXCLUDE_VARS
+from flstream.job.fields import NOT_EMPTY, Allowed, Pattern, Real, Section
+from flstream.job.files import CodeName
 from flstream.job.own_code import check_filter
-from flstream.job.rules import Section, folder_of
-from flstream.job.typed_sections import TypedSpec, parse_spec, render_specs
+from flstream.job.typed import Sections, TypedSection, TypedSpec
+
+PERCENTILE, SVT, EXCLUDE_VARS, GAUSSIAN = (
+    "percentile_privacy",
+    "svt_privacy",
+    "exclude_vars",
+    "gaussian",
+)
+
+NamesOrPattern = Annotated[
+    Annotated[list[str], NOT_EMPTY] | Annotated[Pattern, Field(min_length=1)],
+    Allowed("a list of names of tensors, or one regular expression", ("array", "string")),
+]
+"""Whole names of tensors, or one regular expression that is found in names."""
 
 
-@dataclass(frozen=True)
+class PercentilePrivacySection(Section):
+    """Share the largest changes alone, and bound them.
+
+    A number whose absolute change is below a percentile of all in the update does not change; the
+    others change by at most gamma. From Shokri and Shmatikov, "Privacy-preserving deep learning",
+    CCS 2015, doi:10.1145/2810103.2813687. Scalars stay as they are, as in NVFlare.
+    """
+
+    percentile: Annotated[Real, Field(ge=0, le=100)] = 10.0
+    """The percentile: about so many of a hundred changes are left out."""
+
+    gamma: Annotated[Real, Field(gt=0)] = 0.01
+    """The most that a number changes, for each step of an update that gives their number."""
+
+
+class SVTPrivacySection(Section):
+    """Share a noisy choice of changes, with noise, by the sparse vector technique.
+
+    A number that is not chosen does not change. From Li et al. 2019, "Privacy-preserving federated
+    brain tumour segmentation", arXiv:1910.00962. Scalars stay as they are, as in NVFlare.
+    """
+
+    fraction: Annotated[Real, Field(gt=0, le=1)] = 0.1
+    """The fraction of numbers that is shared, rounded up to a whole number of them."""
+
+    epsilon: Annotated[Real, Field(gt=0)] = 0.1
+    """The budget of the choice: the smaller, the more of it is chance."""
+
+    noise_var: Annotated[Real, Field(gt=0)] = 0.1
+    """The budget of the shared values: the scale of their Laplace noise is 2 gamma / noise_var."""
+
+    gamma: Annotated[Real, Field(gt=0)] = 1e-5
+    """The most that a number changes, for each step of an update that gives their number."""
+
+    tau: Annotated[Real, Field(ge=0)] = 1e-6
+    """The absolute change from which on a number is likely to be shared."""
+
+
+class ExcludeVarsSection(Section):
+    """Leave tensors out: they do not leave the site, or its code does not receive them."""
+
+    exclude_vars: NamesOrPattern
+    """The tensors: a list of whole names, or a regular expression that is found in names.
+
+    A tensor with several tied names goes by any of them. Each has to be found in the model.
+    """
+
+
+class GaussianSection(Section):
+    """Add independent Gaussian noise to every number."""
+
+    sigma: Annotated[Real, Field(gt=0)]
+    """The standard deviation of the noise."""
+
+
+BUILT_IN: Sections = {
+    PERCENTILE: PercentilePrivacySection,
+    SVT: SVTPrivacySection,
+    EXCLUDE_VARS: ExcludeVarsSection,
+    GAUSSIAN: GaussianSection,
+}
+"""Sections of the arguments of built-in filters, by the filter's name."""
+
+
 class FilterSpec(TypedSpec):
-    """One filter of a resolved job."""
+    """One filter of a resolved job, as workers are sent it."""
 
     @property
     def changes_numbers(self) -> bool:
@@ -25,24 +99,41 @@ class FilterSpec(TypedSpec):
         return self.type != EXCLUDE_VARS
 
 
-def _parsed(value: Any, info: ValidationInfo) -> FilterSpec:
-    """Return a filter with all of its arguments; one of the user's own is imported."""
-    spec = parse_spec(value, "filter", BUILT_IN, FilterSpec, folder_of(info))
-    if spec.type not in BUILT_IN:
-        check_filter(spec.type, spec.args)
-    return spec
+class FilterSection(TypedSection):
+    """A filter, with its arguments."""
+
+    type: Annotated[str, CodeName("Class", lambda: BUILT_IN)]
+    """The filter: percentile_privacy, svt_privacy, exclude_vars, gaussian, or a class of yours."""
+
+    @classmethod
+    def built_in(cls) -> Sections:
+        """Return the sections of the arguments of the built-in filters."""
+        return BUILT_IN
+
+    @model_validator(mode="after")
+    def _can_be_made(self) -> Self:
+        if self.type not in BUILT_IN:
+            check_filter(self.type, self.args.model_dump())
+        return self
+
+    @property
+    def spec(self) -> FilterSpec:
+        """The filter as workers are sent it."""
+        return FilterSpec(self.type, self.args.model_dump())
 
 
-FILTERS = ValueKind(
-    "a list of filters, each a name or a section { type, and the filter's own keys }",
-    "[percentile_privacy]",
-    render=render_specs,
-)
-_Filters = Annotated[list[Annotated[FilterSpec, PlainValidator(_parsed)]], FILTERS]
+_Filters = Annotated[
+    list[FilterSection],
+    Allowed(
+        "a list of filters, each a name or a section { type, args }",
+        ("array",),
+        "[percentile_privacy]",
+    ),
+]
 
 
 class FiltersSection(Section):
-    """What is done at the sites to the models that travel, in the order of the lists.
+    """Filters at the sites of the models that travel, in the order of the lists.
 
     `up` filters take a training's update before it leaves its site: its difference from the model
     that the site was sent, so that the server and the wire see what they leave of it. `down`
@@ -53,8 +144,8 @@ class FiltersSection(Section):
     up: _Filters = Field(default_factory=list)
     """The filters of updates: percentile_privacy, svt_privacy, exclude_vars, gaussian or your own.
 
-    One with arguments is a section, such as `{ type = gaussian, sigma = 0.01 }`. Your own is a
-    class in a file beside the job file, `{ type = "mine.py:Filter" }` with its keyword arguments.
+    One with arguments is a section, such as `{ type = gaussian, args { sigma = 0.01 } }`. Your own
+    is a class in a file beside the job file, `{ type = "mine.py:Filter" }`; args are its keywords.
     """
 
     down: _Filters = Field(default_factory=list)
@@ -63,10 +154,10 @@ class FiltersSection(Section):
     @property
     def keep_models(self) -> bool:
         """Whether a model is kept as it was received, since filters need it after training."""
-        return bool(self.down) or any(each.changes_numbers for each in self.up)
+        return bool(self.down) or any(section.spec.changes_numbers for section in self.up)
 
-    def by_key(self) -> Iterator[tuple[str, FilterSpec]]:
+    def by_key(self) -> Iterator[tuple[str, FilterSection]]:
         """Yield all filters, each with its key, such as `filters.up[0]`."""
-        for direction, specs in (("up", self.up), ("down", self.down)):
-            for place, spec in enumerate(specs):
-                yield f"filters.{direction}[{place}]", spec
+        for direction, filters in (("up", self.up), ("down", self.down)):
+            for place, section in enumerate(filters):
+                yield f"filters.{direction}[{place}]", section

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,24 +77,6 @@ def own_files(source: Path, job_folder: Path | None = None) -> list[Path]:
                 first = next((each for each in found if each), [])
                 files += [file for file in dict.fromkeys(first) if file not in files]
     return files
-
-
-def parsed(paths: Iterable[Path]) -> Iterator[ast.Module]:
-    """Yield the trees of files; one that cannot be read or parsed is left out."""
-    for path in paths:
-        with suppress(OSError, SyntaxError, ValueError):
-            yield ast.parse(path.read_bytes())
-
-
-def find_module(module: str) -> ModuleSpec | None:
-    """Return what an import of an installed module would find, without running its packages."""
-    parts = module.split(".")
-    spec = importlib.util.find_spec(parts[0])
-    for end in range(2, len(parts) + 1):
-        if spec is None or not spec.submodule_search_locations:
-            return None
-        spec = PathFinder.find_spec(".".join(parts[:end]), spec.submodule_search_locations)
-    return spec
 
 
 def _all_imports(tree: ast.Module, path: Path) -> Iterator[tuple[Path | None, str, Sequence[str]]]:

@@ -1,23 +1,22 @@
-"""A job: the sections of its file, the keys at the top, and the rules between sections."""
+"""A job: the sections of its file, and the keys at the top."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, field_validator
+from pydantic import Field, PrivateAttr, field_serializer, field_validator, model_validator
 
-from flstream.job.agreement import CHECKS, SoundSections, judged
-from flstream.job.annotations import ValueKind
+from flstream.job.checks import contradictions, judged
 from flstream.job.clients_section import ClientsSection
 from flstream.job.conditions import StopCondition
 from flstream.job.engine_section import EngineSection
+from flstream.job.fields import Allowed, Count, Section, Whole
 from flstream.job.filters import FiltersSection
 from flstream.job.network_section import NetworkSection
 from flstream.job.privacy import PrivacySection
 from flstream.job.problems import RefusedValueError, must_be
-from flstream.job.rules import Section, Whole
-from flstream.job.scoring import ScoreSource, score_source
 from flstream.job.sections import (
     AggregationSection,
     CheckpointsSection,
@@ -26,18 +25,11 @@ from flstream.job.sections import (
     StreamingSection,
 )
 from flstream.job.stage import Stage
-from flstream.job.submitting import submits_models
 from flstream.job.tracking import TrackingSection
 from flstream.job.train_section import TrainSection
 
 # Far more than a run can do, and no more than the records of one can hold.
 _MOST_ROUNDS = 10**9
-
-
-def _countable(rounds: int) -> int:
-    if rounds > _MOST_ROUNDS:
-        raise ValueError(f"{_MOST_ROUNDS} is most")
-    return rounds
 
 
 class Job(Section):
@@ -46,15 +38,15 @@ class Job(Section):
     name: Annotated[
         str,
         Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"),
-        ValueKind("at most 100 letters, digits, . _ and -, a letter or digit first"),
+        Allowed("at most 100 letters, digits, . _ and -, a letter or digit first"),
     ]
     """The job's name, which is part of the name of its run directory."""
 
     seed: Annotated[Whole, Field(ge=0, le=2**64 - 1)] = 0
     """What all randomness starts from: the same job and seed give the same bits."""
 
-    rounds: Annotated[Whole, Field(ge=1), AfterValidator(_countable)]
-    """How many rounds the job runs."""
+    rounds: Annotated[Whole, Field(ge=1, le=_MOST_ROUNDS)]
+    """How many rounds the job runs; 1 for workflows without rounds."""
 
     stop_when: StopCondition | None = None
     """The job ends early once an evaluation's metric is there (`accuracy >= 0.97`); null is never.
@@ -63,7 +55,7 @@ class Job(Section):
     private job, `epsilon > 3` ends it before a round that would spend more.
     """
 
-    patience: Annotated[Whole, Field(ge=1)] | None = None
+    patience: Count | None = None
     """The job ends early after so many evaluations without a new best key metric; null is never.
 
     One in which the metric is NaN, infinite or missing does not count.
@@ -72,11 +64,15 @@ class Job(Section):
     clients: ClientsSection
     model: ModelSection
     train: TrainSection
-    stages: tuple[Stage, ...] = Field(alias="workflow", default_factory=lambda: (Stage(),))
+    stages: tuple[Stage, ...] = Field(
+        alias="workflow",
+        default_factory=lambda: (Stage(),),
+        json_schema_extra={"type": ["object", "array"]},
+    )
     """The workflows, one after another; most jobs have one."""
 
     aggregation: AggregationSection = AggregationSection()
-    privacy: PrivacySection = Field(default=PrivacySection(), validate_default=True)
+    privacy: PrivacySection = PrivacySection()
     server_optimizer: ServerOptimizerSection = ServerOptimizerSection()
     filters: FiltersSection = FiltersSection()
     streaming: StreamingSection = StreamingSection()
@@ -87,39 +83,46 @@ class Job(Section):
 
     _folder: Path = PrivateAttr(default_factory=Path.cwd)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_sections(cls, values: Any) -> Any:
+        # So that the keys that an omitted section has to have are named one by one.
+        required: dict[str, Any] = {name: {} for name in ("clients", "model", "train")}
+        return {**required, **values} if isinstance(values, Mapping) else values
+
     @field_validator("stages", mode="before")
     @classmethod
     def _one_or_a_list(cls, value: Any) -> Any:
-        if isinstance(value, dict):
+        if isinstance(value, Mapping | str):
             return [value]
         if isinstance(value, list | tuple) and value:
             return value
         raise must_be("a section { type, args }, or a list of such sections")
 
-    @field_validator(*CHECKS)
-    @classmethod
-    def _agrees_with_those_before(cls, value: Any, info: ValidationInfo) -> Any:
-        known = SoundSections.__dataclass_fields__
-        before = SoundSections(**{name: info.data[name] for name in known if name in info.data})
-        for check in CHECKS[info.field_name or ""]:
-            if problems := [*check(value, before)]:
-                raise RefusedValueError(*problems)
-        return value
+    @field_serializer("stages", when_used="json")
+    def _one_section(self, stages: tuple[Stage, ...]) -> Any:
+        sections = [stage.model_dump(mode="json") for stage in stages]
+        return sections if len(sections) > 1 else sections[0]
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if problems := [*contradictions(self)]:
+            raise RefusedValueError(*problems)
+        return self
 
     def model_post_init(self, context: Any) -> None:
         """Store the folder that relative paths start from."""
         if context and context.get("folder"):
             self._folder = context["folder"]
 
+    def written(self) -> dict[str, Any]:
+        """Return the values of all keys, as a job file gives them."""
+        return self.model_dump(mode="json", by_alias=True)
+
     @property
     def folder(self) -> Path:
         """Absolute path of the job file's folder; not a key, so equal jobs may differ in it."""
         return self._folder
-
-    @property
-    def score_sources(self) -> list[ScoreSource]:
-        """Where the scores of each workflow's models come from, in order; reads the script."""
-        return [score_source(stage.args, self.train) for stage in self.stages]
 
     @property
     def planned_rounds(self) -> int:
@@ -145,11 +148,6 @@ class Job(Section):
     def collects_models(self) -> bool:
         """Whether a workflow collects the models of the sites."""
         return any(stage.collects_models for stage in self.stages)
-
-    @property
-    def submits_models(self) -> bool:
-        """Whether the training code answers tasks to send a model of the site's own; reads it."""
-        return submits_models(self.train)
 
     def __eq__(self, other: object) -> bool:
         """Compare the keys of two jobs, but not their folders."""

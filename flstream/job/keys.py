@@ -1,111 +1,270 @@
-"""All keys of the job file, with those of its workflows' arguments."""
+"""Keys of the job file, read off the models that define it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, NamedTuple
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
-from flstream.job.free_values import PlainValue
-from flstream.job.job import Job
-from flstream.job.key import WORKFLOW, Key, keys_at, keys_of, named, workflow_name
-from flstream.job.problems import ask_for
-from flstream.job.stage import Stage
-from flstream.job.workflow_args import FreeWorkflowArgs, WorkflowArgs
-from flstream.job.workflow_code import DEFAULT_WORKFLOW, built_in_args, built_ins
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
+from flstream.job.fields import Section
+from flstream.job.hocon import split_index
+from flstream.job.typed import TypedSection
 
-class StageShape(NamedTuple):
-    """Arguments of a workflow of a job.
+WORKFLOW = "workflow"
+"""Section that may be a list of sections; then its keys are `workflow[0].type` and so on."""
 
-    Attributes:
-        args: Section that defines the arguments.
-        free: Names of further arguments that the job file gives.
-    """
-
-    args: type[WorkflowArgs]
-    free: Sequence[str] = ()
-
-
-def job_keys(job: Job | None = None) -> dict[str, Key]:
-    """Return every key of the job file by its dotted name, in the order of definition.
-
-    Args:
-        job: Job whose workflows' arguments are included; None for those of the default workflow.
-    """
-    if job is None:
-        return _default_keys()
-    return keys_with([StageShape(type(each.args), _free(each.args)) for each in job.stages])
+_KINDS = {
+    "boolean": "true or false",
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "a text",
+    "array": "a list",
+    "object": "a section",
+}
+# pydantic has the shorter names where texts are read as numbers.
+_ENDS = {
+    ("minimum", "ge"): "of at least",
+    ("exclusiveMinimum", "gt"): "above",
+    ("maximum", "le"): "at most",
+    ("exclusiveMaximum", "lt"): "below",
+}
 
 
-def keys_in(values: Mapping[str, Any]) -> dict[str, Key]:
-    """Return the keys of a job file, without importing the code that it names.
+@dataclass(frozen=True)
+class Key:
+    """One key of the job file."""
 
-    The arguments of a workflow that is not built in are taken as written.
+    name: str
+    """Dotted name: `clients.count`, or `workflow[1].type` in a list of workflows."""
+    field: FieldInfo
+    """Its definition."""
 
-    Args:
-        values: Values of the job file, as written.
-    """
-    return keys_with([_shape_in(section) for section in workflow_sections(values)])
+    @property
+    def annotation(self) -> Any:
+        """Type of its values, with its constraints."""
+        return self.field.rebuild_annotation()
 
+    @property
+    def allowed(self) -> str:
+        """Description of allowed values, to follow "must be"."""
+        return allowed(self.annotation)
 
-def keys_with(stages: Sequence[StageShape]) -> dict[str, Key]:
-    """Return every key of a job file with workflows of these arguments, by its dotted name."""
-    return named(_keys(stages))
+    @property
+    def required(self) -> bool:
+        """Whether the key must be given."""
+        return self.field.is_required()
 
+    @property
+    def default(self) -> Any:
+        """Value of an omitted key, as a job file gives it; None for a required key."""
+        if self.required:
+            return None
+        value = self.field.get_default(call_default_factory=True)
+        return TypeAdapter(self.annotation).dump_python(value, mode="json")
 
-def workflow_sections(values: Mapping[str, Any]) -> list[Any]:
-    """Return the workflow sections that a job file gives, as written; one empty one by default."""
-    given = values.get(WORKFLOW, {})
-    return given if isinstance(given, list) and given else [given]
+    @property
+    def meaning(self) -> str:
+        """Effect of the key, with its unit; the first line is a summary."""
+        return self.field.description or ""
 
 
 @cache
-def _default_keys() -> dict[str, Key]:
-    return keys_with([StageShape(built_in_args(DEFAULT_WORKFLOW))])
+def job_keys() -> Mapping[str, Key]:
+    """Return every key of a job with the default types by its dotted name, in order."""
+    return keys_in({})
 
 
-def _keys(stages: Sequence[StageShape]) -> Iterator[Key]:
-    for name, field in Job.model_fields.items():
-        if name != "stages":
-            yield from keys_at(field, (name,))
-            continue
-        for index, shape in enumerate(stages):
-            yield from _stage_keys(workflow_name(index, len(stages)), shape)
+def keys_in(values: Mapping[str, Any]) -> dict[str, Key]:
+    """Return every key of the job file by its dotted name, in the order of definition.
+
+    Args:
+        values: Values of the job file, whose types say which arguments there are.
+    """
+    from flstream.job.job import Job
+
+    return {key.name: key for key in keys_of(Job, (), values)}
 
 
-def _stage_keys(section: str, shape: StageShape) -> Iterator[Key]:
-    yield from keys_at(Stage.model_fields["type"], (section, "type"))
-    yield from keys_of(shape.args, (section, "args"))
-    for name in shape.free:
-        meaning = "An argument of the workflow, as written."
-        yield Key((section, "args", name), PlainValue, False, None, meaning)
+def job_schema() -> dict[str, Any]:
+    """Return the JSON schema of job files."""
+    from flstream.job.job import Job
+
+    schema: dict[str, Any] = _standard(Job.model_json_schema())
+    return schema
 
 
-def _free(args: WorkflowArgs) -> Sequence[str]:
-    return list(args.model_extra or ())
+def _standard(schema: Any) -> Any:
+    """Return a JSON schema with the names that ranges have in the standard."""
+    if isinstance(schema, list):
+        return [_standard(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    names = {short: name for name, short in _ENDS}
+    return {names.get(key, key): _standard(value) for key, value in schema.items()}
 
 
-def _shape_in(section: Any) -> StageShape:
-    values = section if isinstance(section, Mapping) else {}
-    kind = values.get("type", DEFAULT_WORKFLOW)
-    if kind in list(built_ins()):
-        return StageShape(built_in_args(kind))
-    args = values.get("args")
-    names = args if isinstance(args, Mapping) else {}
-    return StageShape(
-        FreeWorkflowArgs, [name for name in names if name not in FreeWorkflowArgs.model_fields]
-    )
+def flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a job file by their dotted keys; no code that it names is imported.
+
+    Args:
+        values: Values of the job file, or of a section of it.
+        above: Dotted name of the section.
+    """
+    for name, value in values.items():
+        key = f"{above}.{name}" if above else name
+        if key == WORKFLOW and isinstance(value, list):
+            for index, each in enumerate(value):
+                yield from flat(each, f"{key}[{index}]")
+        elif isinstance(value, Mapping) and key not in job_keys():
+            yield from flat(value, key)
+        else:
+            yield key, value
 
 
-def section_names(keys: Iterable[Key]) -> tuple[str, ...]:
-    """Return the dotted names of the keys' sections: `clients`, ..., `workflow.args`."""
-    paths = (key.path[:end] for key in keys for end in range(1, len(key.path)))
-    return tuple(dict.fromkeys(".".join(path) for path in paths))
+def value_at(values: Any, key: str) -> Any:
+    """Return the value of a dotted key in the values of a job file; None for none."""
+    for part in key.split("."):
+        name, index = split_index(part)
+        values = values.get(name) if isinstance(values, Mapping) else None
+        if index is not None and isinstance(values, list):
+            values = values[index]
+    return values
 
 
-def nearest_keys(unknown: str, keys: Mapping[str, Key] | None = None) -> tuple[str, ...]:
+def keys_of(
+    section: type[Section], above: tuple[str, ...] = (), values: Mapping[str, Any] | None = None
+) -> Iterator[Key]:
+    """Yield the keys of a section and of the sections in it, in the order of definition.
+
+    Args:
+        section: Class that defines the keys.
+        above: Parts of the dotted name of the section.
+        values: Values of the section as a job file gives them, which say the types in it.
+    """
+    values = values if isinstance(values, Mapping) else {}
+    for name, field in section.model_fields.items():
+        name = field.alias or name
+        written, inner = values.get(name), section_at(section, name, values)
+        if inner is None:
+            yield Key(".".join((*above, name)), field)
+        elif isinstance(written, list):
+            for index, each in enumerate(written):
+                part = f"{name}[{index}]" if len(written) > 1 else name
+                yield from keys_of(inner, (*above, part), each)
+        else:
+            yield from keys_of(inner, (*above, name), written)
+
+
+def section_at(section: type[Section], name: str, values: Any) -> type[Section] | None:
+    """Return the class of the section at a key of a section; None for a key of another kind."""
+    annotation = inside(section, name, values)
+    if name == WORKFLOW:
+        annotation = inside(annotation, 0, None)
+    return annotation if is_section(annotation) else None
+
+
+def is_section(annotation: Any) -> bool:
+    """Whether a type is that of a section."""
+    return isinstance(annotation, type) and issubclass(annotation, Section)
+
+
+def inside(annotation: Any, part: int | str, values: Any) -> Any:
+    """Return the type of what lies at a part of a location, inside a value; None for nothing.
+
+    Args:
+        annotation: Type of the value.
+        part: Name of a key, or an index.
+        values: The value as a job file gives it, which says the types of typed sections in it.
+    """
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if is_section(annotation):
+        fields = {field.alias or name: field for name, field in annotation.model_fields.items()}
+        if part == "args" and issubclass(annotation, TypedSection):
+            written = {"type": values} if isinstance(values, str) else values or {}
+            kind = value_at(written, "type") or fields["type"].default
+            return annotation.known_section(str(kind))
+        return fields[part].rebuild_annotation() if part in fields else None
+    if origin in (Union, UnionType):
+        return next(filter(None, (inside(each, part, values) for each in inner)), None)
+    if origin in (list, tuple) and isinstance(part, int):
+        return inner[0]
+    is_entry = origin is dict and isinstance(values, Mapping) and part in values
+    return inner[1] if is_entry else None
+
+
+def allowed(annotation: Any) -> str:
+    """Return the description of the values of a type, to follow "must be"."""
+    if is_section(annotation):
+        names = [field.alias or name for name, field in annotation.model_fields.items()]
+        return f"a section {{ {', '.join(names)} }}"
+    schema = TypeAdapter(annotation).json_schema()
+    return words(schema, schema.get("$defs", {}))
+
+
+def words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+    """Return a JSON schema in words."""
+    if "allowed" in schema:
+        return str(schema["allowed"])
+    if "$ref" in schema:
+        return words(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    if options := schema.get("anyOf"):
+        inner = (words(each, definitions) for each in options if each.get("type") != "null")
+        return ", or ".join(dict.fromkeys(inner))
+    if names := choices(schema):
+        return f"{'one of ' if len(names) > 1 else ''}{', '.join(names)}"
+    if "properties" in schema:
+        return f"a section {{ {', '.join(schema['properties'])} }}"
+    is_whole = schema.get("type") == "integer"
+    ends = {
+        word: str(schema[name]) if is_whole else f"{schema[name]:g}"
+        for names, word in _ENDS.items()
+        for name in names
+        if name in schema
+    }
+    kind = _KINDS.get(str(schema.get("type")), "a value")
+    if is_whole and [*ends] == ["of at least", "at most"]:
+        return f"{kind} from {ends['of at least']} to {ends['at most']}"
+    return f"{kind} {' and '.join(map(' '.join, ends.items()))}".rstrip()
+
+
+def choices(schema: Mapping[str, Any]) -> list[str]:
+    """Return the words that a JSON schema lists."""
+    named = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    inner = [name for each in schema.get("anyOf", ()) for name in choices(each)]
+    return [*map(str, named), *inner]
+
+
+def parse_value(key: str, value: Any, folder: Path) -> Any:
+    """Return the typed value of one key of a job with the default workflow.
+
+    Args:
+        key: Dotted name of the key.
+        value: Value as HOCON gives it.
+        folder: Folder of the job file, in which relative paths start.
+
+    Raises:
+        RefusedValueError: The value is not allowed.
+    """
+    from flstream.job.explain import explain
+    from flstream.job.problems import RefusedValueError
+
+    annotation = job_keys()[key].annotation
+    try:
+        return TypeAdapter(annotation).validate_python(value, context={"folder": folder})
+    except ValidationError as error:
+        raise RefusedValueError(*explain(error, annotation, value)) from None
+
+
+def nearest_keys(unknown: str, keys: Iterable[str]) -> tuple[str, ...]:
     """Return the keys or sections that an unknown key was most likely meant to be.
 
     In order: the same name in another section, a longer name that contains it anywhere
@@ -113,24 +272,19 @@ def nearest_keys(unknown: str, keys: Mapping[str, Key] | None = None) -> tuple[s
 
     Args:
         unknown: Dotted name of the unknown key.
-        keys: Keys of the job, by dotted name; None for those of a job with the default workflow.
+        keys: Dotted names of the job's keys.
     """
     section, _, name = unknown.rpartition(".")
-    keys = job_keys() if keys is None else keys
-    known = [*keys, *section_names(keys.values())]
-    last_part = {key: key.rpartition(".")[2] for key in known}
-
-    if same := tuple(key for key in known if last_part[key] == name):
+    keys = [*keys]
+    ends = (key.split(".")[:end] for key in keys for end in range(1, key.count(".") + 1))
+    known = dict.fromkeys([*keys, *map(".".join, ends)])
+    last = {key: key.rpartition(".")[2] for key in known}
+    if same := tuple(key for key in known if last[key] == name):
         return same
-    siblings = {last_part[key]: key for key in known if key.rpartition(".")[0] == section}
-    if longer := tuple(key for key in known if len(name) > 3 and name in last_part[key]):
+    if longer := tuple(key for key in known if len(name) > 3 and name in last[key]):
         return longer
+    siblings = {last[key]: key for key in known if key.rpartition(".")[0] == section}
     if near := get_close_matches(name, siblings, n=1, cutoff=0.6):
         return (siblings[near[0]],)
-    near = get_close_matches(name, last_part.values(), n=1, cutoff=0.7)
-    return tuple(key for key in known if last_part[key] in near)
-
-
-def question_about(unknown: str, keys: Mapping[str, Key] | None = None) -> str:
-    """Return a question that suggests the keys nearest to an unknown one; empty if none is near."""
-    return ask_for(nearest_keys(unknown, keys))
+    near = get_close_matches(name, last.values(), n=1, cutoff=0.7)
+    return tuple(key for key in known if last[key] in near)

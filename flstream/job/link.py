@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 from flstream.errors import UsageError
@@ -19,16 +21,23 @@ LEAST_RATE, MOST_RATE = 1e3, 1e12
 MOST_SECONDS = 60.0
 """Seconds that a link's latency, and its jitter, may be at most."""
 
+RATE = "a rate from 1 kbit/s to 1 Tbit/s, such as 10 Mbit"
+DELAY = f"a duration from 0 to {MOST_SECONDS:g} s, such as 50 ms"
+LOSS = "a fraction from 0 to below 1, such as 0.01 or 1%"
+
 _MOST_LOSS = math.nextafter(1.0, 0.0)
 _GRAMMAR = (
     "RATE[/RATE][,LATENCY[,JITTER[,LOSS]]], such as 10Mbit,50ms or 10Mbit/100Mbit,50ms,5ms,1%"
 )
+_COLUMNS = ("site", "seconds", "up", "down", "latency")
+# Points that are closer to each other would cost more than they say.
+_LEAST_STEP = 1e-3
 # So many round trips that not one packet in a thousand million is lost more often in a row.
 _UNLIKELY = 1e-9
 
 
 class TracePoint(NamedTuple):
-    """What a link is from some time on.
+    """State of a link from some time on.
 
     Attributes:
         seconds: Seconds since the trace began.
@@ -76,7 +85,7 @@ class NetworkLink:
     @property
     def silence(self) -> float:
         """Seconds for which nothing may arrive though the peer lives: of questions, and outages."""
-        latency = max([self.latency, *(each.latency or 0.0 for each in self.trace)])
+        latency = max([self.latency, *(point.latency or 0.0 for point in self.trace)])
         lost = math.ceil(math.log(_UNLIKELY) / math.log(self.loss)) if self.loss else 0
         round_trip = 2 * (latency + self.jitter)
         return round_trip * (1 + 2 * lost) + 2 * self._outage
@@ -85,9 +94,9 @@ class NetworkLink:
     def facts(self) -> LinkFacts:
         """The link in plain numbers, with means over the trace."""
         return LinkFacts(
-            up=self._mean(self.up, [each.up for each in self.trace]),
-            down=self._mean(self.down, [each.down for each in self.trace]),
-            latency=self._mean(self.latency, [each.latency for each in self.trace]) or 0.0,
+            up=self._mean(self.up, [point.up for point in self.trace]),
+            down=self._mean(self.down, [point.down for point in self.trace]),
+            latency=self._mean(self.latency, [point.latency for point in self.trace]) or 0.0,
             jitter=self.jitter,
             loss=self.loss,
         )
@@ -95,7 +104,7 @@ class NetworkLink:
     @property
     def _held(self) -> list[float]:
         """Seconds for which each point of the trace holds."""
-        starts = [each.seconds for each in self.trace]
+        starts = [point.seconds for point in self.trace]
         last = self.period if len(self.trace) > 1 else 1.0
         return [after - before for before, after in pairwise([*starts, last])]
 
@@ -128,7 +137,7 @@ def parse_link(text: str) -> NetworkLink:
     Raises:
         UsageError: It is no such text; the message says what is wrong, and how to write it.
     """
-    parts = [each.strip() for each in text.split(",")]
+    parts = [part.strip() for part in text.split(",")]
     if len(parts) > 4 or not any(parts):
         raise UsageError(f"{text!r} is no link; write {_GRAMMAR}")
     rates, latency, jitter, loss = [*parts, *[""] * (4 - len(parts))]
@@ -152,43 +161,107 @@ def parse_link(text: str) -> NetworkLink:
 
 
 def read_rate(value: str | int | float) -> float:
-    """Return the rate of a link, in bits a second.
-
-    Raises:
-        ValueError: It is none; the message says what it must be.
-    """
+    """Return a rate of a link in bits a second, or raise a ValueError that says what is one."""
     rate = parse_rate(value)
     if not LEAST_RATE <= rate <= MOST_RATE:
-        raise ValueError("must be a rate from 1 kbit/s to 1 Tbit/s")
+        raise ValueError(f"must be {RATE}")
     return rate
 
 
 def read_delay(value: str | int | float) -> float:
-    """Return a delay of a link, in seconds.
-
-    Raises:
-        ValueError: It is none; the message says what it must be.
-    """
+    """Return a delay of a link in seconds, or raise a ValueError that says what is one."""
     seconds = parse_seconds(value)
     if seconds > MOST_SECONDS:
-        raise ValueError(f"must be a duration of at most {MOST_SECONDS:g} s")
+        raise ValueError(f"must be {DELAY}")
     return seconds
 
 
 def read_loss(value: str | int | float) -> float:
-    """Return the fraction of packets that a link loses, also of a text such as ``1%``.
-
-    Raises:
-        ValueError: It is none; the message says what it must be.
-    """
-    allowed = "must be a fraction from 0 to below 1, such as 0.01 or 1%"
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(allowed)
-    text = str(value).strip()
+    """Return a fraction of packets, also of ``1%``, or raise a ValueError that says what is one."""
+    text = "" if isinstance(value, bool) else str(value).strip()
     number = text.removesuffix("%").rstrip()
     if not re.fullmatch(r"[+-]?(\d{1,40}(\.\d{0,40})?|\.\d{1,40})(e[+-]?\d{1,3})?", number, re.I):
-        raise ValueError(allowed)
+        raise ValueError(f"must be {LOSS}")
     loss = float(number) / 100 if text.endswith("%") else float(number)
     if not 0 <= loss <= _MOST_LOSS:
-        raise ValueError(allowed)
+        raise ValueError(f"must be {LOSS}")
     return loss
+
+
+def read_traces(path: Path) -> dict[str, tuple[TracePoint, ...]]:
+    """Return the traces of a CSV file, by site.
+
+    Args:
+        path: Path of the file: the columns site, seconds, and any of up, down and latency.
+
+    Raises:
+        ValueError: There is a mistake in it; the message names the file, and the line.
+        OSError: The file cannot be read.
+    """
+    traces: dict[str, list[TracePoint]] = {}
+    for where, cells in _rows(path):
+        site = cells["site"]
+        if not site:
+            raise ValueError(f"{where} the site is missing")
+        points = traces.setdefault(site, [])
+        point = _point(cells, where)
+        if not points and point.seconds:
+            raise ValueError(f"{where} the trace of {site} has to begin at 0 seconds")
+        if points and point.seconds < points[-1].seconds + _LEAST_STEP:
+            raise ValueError(
+                f"{where} seconds of {site} is {point.seconds:g} after {points[-1].seconds:g}; "
+                "each row has to be at least a millisecond later than the one before"
+            )
+        points.append(point)
+    if not traces:
+        raise ValueError(f"{path} has no rows; write one for each site and time")
+    for site, points in traces.items():
+        for way in ("up", "down"):
+            if all(getattr(point, way) == 0 for point in points):
+                raise ValueError(f"{path}: {way} of {site} is 0 at all times; give it a rate once")
+    return {site: tuple(points) for site, points in traces.items()}
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the cells of each row by column, after a text that names the file and the line."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file)
+        head = [cell.strip() for cell in next(reader, [])]
+        columns = set(head)
+        if len(columns) < len(head) or not {"site", "seconds"} <= columns <= {*_COLUMNS}:
+            raise ValueError(
+                f"{path}, line 1: the columns are {', '.join(head) or 'missing'}; they have to be "
+                f"{', '.join(_COLUMNS[:2])}, and any of {', '.join(_COLUMNS[2:])}, each once"
+            )
+        for row in reader:
+            where = f"{path}, line {reader.line_num}:"
+            cells = [cell.strip() for cell in row]
+            if any(cells) and len(cells) != len(head):
+                raise ValueError(f"{where} {len(cells)} columns instead of {len(head)}")
+            if any(cells):
+                yield where, dict(zip(head, cells, strict=True))
+
+
+def _point(cells: Mapping[str, str], where: str) -> TracePoint:
+    """Return the point of a row; an empty cell leaves to the job file what it stands for."""
+
+    def read(name: str, parse: Callable[[str], float]) -> float | None:
+        text = cells.get(name, "")
+        try:
+            return parse(text) if text else None
+        except ValueError as error:
+            raise ValueError(f"{where} {name} is {text!r}, and {error}") from None
+
+    seconds = read("seconds", parse_seconds)
+    if seconds is None:
+        raise ValueError(f"{where} seconds is missing")
+    up, down = read("up", _rate_or_none), read("down", _rate_or_none)
+    return TracePoint(seconds, up, down, read("latency", read_delay))
+
+
+def _rate_or_none(text: str) -> float:
+    """Return a rate, which may be 0 for a while."""
+    rate = parse_rate(text)
+    if rate > MOST_RATE or 0 < rate < 1:
+        raise ValueError("must be 0, or a rate from 1 bit/s to 1 Tbit/s")
+    return rate

@@ -2,32 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import Annotated
+import csv
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
-
-from flstream.job.link import NetworkLink
-from flstream.job.link_traces import TraceFile
-from flstream.job.link_values import (
-    LINK_KEYS,
-    LinksBySite,
-    LinkSpread,
-    LinkValue,
+from annotated_types import GroupedMetadata
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    Tag,
+    ValidationInfo,
 )
-from flstream.job.rules import Section
+
+from flstream.job.fields import Allowed, Real, Section
+from flstream.job.files import ExistingFile
+from flstream.job.link import (
+    DELAY,
+    LEAST_RATE,
+    LOSS,
+    MOST_RATE,
+    MOST_SECONDS,
+    RATE,
+    NetworkLink,
+    TracePoint,
+    read_delay,
+    read_loss,
+    read_rate,
+    read_traces,
+)
+from flstream.job.problems import Problem, RefusedValueError, given, must_be
+from flstream.job.site_names import site_of
+from flstream.units import format_bits_exact, format_seconds_exact
+
+LINK_KEYS = ("up", "down", "latency", "jitter", "loss")
+"""Keys of the values of a link."""
+
+_TRACE_FILE = ExistingFile((".csv",))
+_SPREADS = "{ distribution = lognormal, median, sigma }, { distribution = uniform, low, high }"
+_IN_UNITS = ("median", "low", "high")
 
 
-class NetworkSection(Section):
-    """The links of the sites, emulated: what moves models is paced as if it came over them.
+class Lognormal(Section):
+    """A lognormal distribution of which each site draws its own value."""
 
-    A site's link is between it and all others. All that the site sends shares `up`, and all that it
-    receives shares `down`. Models come out the same, bit for bit. Without any of these keys nothing
-    is emulated. The page [network.md](network.md) says what is emulated and what is not.
-    """
+    distribution: Literal["lognormal"]
+    median: float
+    sigma: Annotated[Real, Field(ge=0, le=10)]
+    """The standard deviation of the logarithm."""
 
-    up: Annotated[float | LinkSpread, LinkValue("up")] | None = None
+    def at(self, number: float) -> float:
+        """Return the value below which this fraction of all lies."""
+        return self.median * math.exp(self.sigma * NormalDist().inv_cdf(number))
+
+
+class Uniform(Section):
+    """A uniform distribution of which each site draws its own value."""
+
+    distribution: Literal["uniform"]
+    low: float
+    high: float
+
+    def at(self, number: float) -> float:
+        """Return the value below which this fraction of all lies."""
+        return self.low + (self.high - self.low) * number
+
+
+def _which(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return str(value.get("distribution"))
+    return getattr(value, "distribution", "value")
+
+
+_Drawn = Annotated[
+    Annotated[float, Tag("value")]
+    | Annotated[Lognormal, Tag("lognormal")]
+    | Annotated[Uniform, Tag("uniform")],
+    Discriminator(_which),
+]
+
+
+@dataclass(frozen=True)
+class _Quantity(GroupedMetadata):
+    """A value of a link in its unit, or a distribution of it."""
+
+    parse: Callable[[Any], float]
+    render: Callable[[float], Any]
+    allowed: str
+    least: float
+    """Least value that a site may draw."""
+    most: float
+
+    def __iter__(self) -> Iterator[Any]:
+        yield BeforeValidator(self._read)
+        yield PlainSerializer(self._written, when_used="json")
+        yield Allowed(f"{self.allowed}, or {_SPREADS}", ("string", "number", "object"))
+
+    def _read(self, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value if isinstance(value, Section) else self._number("", value)
+        read = {
+            name: self._number(name, number) if name in _IN_UNITS else number
+            for name, number in value.items()
+        }
+        if {"low", "high"} <= read.keys() and read["high"] < read["low"]:
+            raise RefusedValueError(Problem("high", given(value["high"]), "at least low"))
+        return read
+
+    def _number(self, name: str, value: Any) -> float:
+        try:
+            return self.parse(value)
+        except ValueError:
+            words = self.allowed if name else f"{self.allowed}, or {_SPREADS}"
+            raise RefusedValueError(Problem(name, given(value), words)) from None
+
+    def _written(self, value: Any) -> Any:
+        if not isinstance(value, Section):
+            return self.render(value)
+        return {
+            name: self.render(number) if name in _IN_UNITS else number
+            for name, number in value.model_dump().items()
+        }
+
+
+_RATE = _Quantity(read_rate, format_bits_exact, RATE, LEAST_RATE, MOST_RATE)
+_DELAY = _Quantity(read_delay, format_seconds_exact, DELAY, 0.0, MOST_SECONDS)
+_LOSS = _Quantity(read_loss, float, LOSS, 0.0, 0.999)
+_QUANTITIES = {"up": _RATE, "down": _RATE, "latency": _DELAY, "jitter": _DELAY, "loss": _LOSS}
+
+
+class LinkSection(Section):
+    """The link of a site, or of all sites."""
+
+    up: Annotated[_Drawn, _RATE] | None = None
     """What a site can send (bits a second: `10 Mbit`, `10 Mbit/s`); null is without limit.
 
     This and each of the next four keys is a value, or a distribution of which each site draws its
@@ -36,25 +151,83 @@ class NetworkSection(Section):
     uniform, low = 5 Mbit, high = 20 Mbit }`.
     """
 
-    down: Annotated[float | LinkSpread, LinkValue("down")] | None = None
+    down: Annotated[_Drawn, _RATE] | None = None
     """What a site can receive (bits a second); null is without limit."""
 
-    latency: Annotated[float | LinkSpread, LinkValue("latency")] | None = None
+    latency: Annotated[_Drawn, _DELAY] | None = None
     """How long a byte travels, one way (duration); a round trip takes twice as long; null is 0."""
 
-    jitter: Annotated[float | LinkSpread, LinkValue("jitter")] | None = None
+    jitter: Annotated[_Drawn, _DELAY] | None = None
     """How much longer it may travel (duration), drawn uniformly; null is 0."""
 
-    loss: Annotated[float | LinkSpread, LinkValue("loss")] | None = None
+    loss: Annotated[_Drawn, _LOSS] | None = None
     """The fraction of packets (of 1,460 bytes) that are lost (`0.01` or `1%`); null is 0.
 
     A lost packet is sent again one round trip later, and what comes after it has to wait for it.
     """
 
-    sites: LinksBySite = Field(default_factory=dict)
+
+class Traces(NamedTuple):
+    """A file of traces, read.
+
+    Attributes:
+        path: Absolute path of the file.
+        sites: Points of each site, by its name, in the order of time.
+    """
+
+    path: Path
+    sites: Mapping[str, tuple[TracePoint, ...]]
+
+
+def _read(value: Any, info: ValidationInfo) -> Traces:
+    if isinstance(value, Traces):
+        return value
+    try:
+        path = _TRACE_FILE.parse(value, info)
+    except ValueError as error:
+        raise must_be(_TRACE_FILE.allowed, str(error)) from error
+    try:
+        return Traces(path, read_traces(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    except csv.Error as error:
+        raise ValueError(f"{path} is no CSV file: {error}") from error
+
+
+def _as_written(links: Mapping[str, LinkSection]) -> dict[str, Any]:
+    return {site: link.model_dump(mode="json", exclude_unset=True) for site, link in links.items()}
+
+
+class NetworkSection(LinkSection):
+    """Emulated links of the sites, which pace the traffic of models.
+
+    A site's link is between it and all others. All that the site sends shares `up`, and all that it
+    receives shares `down`. Models come out the same, bit for bit. Without any of these keys nothing
+    is emulated. The page [network.md](network.md) says what is emulated and what is not.
+    """
+
+    sites: Annotated[
+        dict[Annotated[str, AfterValidator(site_of)], LinkSection],
+        PlainSerializer(_as_written, when_used="json"),
+        Allowed(
+            f"a section for each site with any of {', '.join(LINK_KEYS)}",
+            ("object",),
+            "{ site-1 { up = 10 Mbit } }",
+        ),
+    ] = Field(default_factory=dict)
     """The same keys for single sites, in the place of those above: `{ site-1 { up = 1 Mbit } }`."""
 
-    traces: TraceFile | None = None
+    traces: (
+        Annotated[
+            Any,
+            PlainValidator(_read),
+            PlainSerializer(lambda traces: str(traces.path), when_used="json"),
+            Allowed(
+                "the path of a CSV file with the columns site, seconds, and up, down or latency"
+            ),
+        ]
+        | None
+    ) = None
     """A CSV file of how links change: the columns site, seconds, and any of up, down and latency.
 
     A row holds from its second on, up to the next of its site; the first one is at 0. A trace
@@ -65,8 +238,8 @@ class NetworkSection(Section):
     @property
     def is_on(self) -> bool:
         """Whether links are emulated."""
-        values = (self.up, self.down, self.latency, self.jitter, self.loss, self.traces)
-        return bool(self.sites) or any(each is not None for each in values)
+        values = (*(getattr(self, key) for key in LINK_KEYS), self.traces)
+        return bool(self.sites) or any(value is not None for value in values)
 
     def link(self, site: str, seed: int) -> NetworkLink:
         """Return the link of a site.
@@ -75,12 +248,12 @@ class NetworkSection(Section):
             site: Name of the site.
             seed: Seed of the job.
         """
-        own = self.sites.get(site, {})
-        drawn = {}
-        for key in LINK_KEYS:
-            value = own.get(key, getattr(self, key))
-            if isinstance(value, LinkSpread):
-                value = LinkValue(key).bounded(value.draw(seed, key, site))
+        own, drawn = self.sites.get(site), {}
+        for key, quantity in _QUANTITIES.items():
+            is_own = own is not None and key in own.model_fields_set
+            value = getattr(own if is_own else self, key)
+            if isinstance(value, Lognormal | Uniform):
+                value = min(max(value.at(_number(seed, key, site)), quantity.least), quantity.most)
             if value is not None:
                 drawn[key] = value
         link = NetworkLink(**drawn)
@@ -95,3 +268,11 @@ class NetworkSection(Section):
             seed: Seed of the job.
         """
         return {site: self.link(site, seed) for site in sites} if self.is_on else {}
+
+
+def _number(seed: int, key: str, site: str) -> float:
+    """Return the number between 0 and 1 with which a site draws its value of a key."""
+    text = f"flstream/network/{seed}/{key}/{site}".encode()
+    # Odd multiples of 2**-53, so neither 0 nor 1.
+    word = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    return (word >> 12 << 1 | 1) * 2.0**-53

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from flstream.job.code import first_on_path, import_once
+from flstream.job.code import import_once
 from flstream.job.problems import Problem, RefusedValueError, did_you_mean, given
 
 CodecKind = Literal["lossy", "step", "compressor"]
@@ -57,23 +57,6 @@ def import_named(value: str, place: str, what: str) -> Any:
         hint = did_you_mean(name, vars(module))
         raise RefusedValueError(Problem("", given(value), allowed, hint))
     return getattr(module, name)
-
-
-def load_own(place: str, args: Mapping[str, Any]) -> Any:
-    """Make an object of a class, with the files beside its file importable from then on.
-
-    Args:
-        place: Absolute place of the class.
-        args: Keyword arguments of the class.
-
-    Raises:
-        Exception: Whatever its code raises.
-    """
-    where = place.rpartition(":")[0]
-    made = _made(place, args)
-    if where.endswith(".py"):
-        first_on_path(Path(where))
-    return made
 
 
 def check_filter(place: str, args: Mapping[str, Any]) -> None:

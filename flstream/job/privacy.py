@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
-from flstream.job.conditions import read_condition
+from flstream.job.fields import Count, Real, Section
 from flstream.job.files import check_installed
-from flstream.job.key import workflow_name
-from flstream.job.problems import Problem, given, must_be
-from flstream.job.rules import Real, Section, Whole
 
 if TYPE_CHECKING:
     from flstream.job.clients_section import ClientsSection
-    from flstream.job.sections import AggregationSection
-    from flstream.job.stage import Stage
 
 EPSILON = "epsilon"
 """Name that stands in ``stop_when`` for the privacy that a job has spent."""
 
 
 class ClippingSection(Section):
-    """How far an update may differ from the model before it is scaled down."""
+    """Bound of an update's difference from the model; larger ones are scaled down."""
 
     type: Literal["fixed", "adaptive"] = "fixed"
     """Whether the norm stays as it is, or follows the sites' own norms round by round.
@@ -86,7 +80,7 @@ class PrivacySection(Section):
     a site's data replaced by other data, which the accountant bounds less tightly.
     """
 
-    noise_cohort_size: Annotated[Whole, Field(ge=1)] | None = None
+    noise_cohort_size: Count | None = None
     """The cohort whose noise is simulated with the smaller one of this job; null is its own.
 
     For research on what privacy costs a large federation: the noise and epsilon are those of a
@@ -94,7 +88,7 @@ class PrivacySection(Section):
     that privacy.
     """
 
-    population: Annotated[Whole, Field(ge=1)] | None = None
+    population: Count | None = None
     """How many sites the accountant takes cohorts to be drawn from; null is `clients.count`."""
 
     @field_validator("type")
@@ -102,13 +96,6 @@ class PrivacySection(Section):
     def _with_its_extra(cls, value: str) -> str:
         if value != "none":
             check_installed(value, "dp_accounting", "pip install 'flstream[privacy]'")
-        return value
-
-    @field_validator("sampling")
-    @classmethod
-    def _as_the_accountant_knows(cls, value: str, info: ValidationInfo) -> str:
-        if value == "without_replacement" and info.data.get("accountant") == "pld":
-            raise must_be("poisson with privacy.accountant = pld, which knows no other")
         return value
 
     @property
@@ -139,52 +126,3 @@ class PrivacySection(Section):
             return total
         rest: float = total**-2 - (2 * self.count_stddev(clients)) ** -2
         return 1 / math.sqrt(rest)
-
-
-def privacy_problems(
-    privacy: PrivacySection,
-    clients: ClientsSection | None,
-    aggregation: AggregationSection | None,
-    stages: Sequence[Stage],
-    stop_when: str | None,
-) -> Iterator[Problem]:
-    """Yield the problems of a private job's other sections; a refused section has others."""
-    if not privacy.is_on:
-        return
-    if clients is not None:
-        yield from _of_clients(privacy, clients)
-    if aggregation is not None:
-        yield from _of_aggregation(aggregation)
-    for index, stage in enumerate(stages):
-        if not stage.is_own and not stage.args.only_folds:
-            key = f"{workflow_name(index, len(stages))}.type"
-            allowed = "fedavg, or a workflow of your own that folds, where privacy.type is central"
-            yield Problem(key, given(stage.type), allowed)
-    condition = read_condition(stop_when) if stop_when else None
-    if condition and condition.metric == EPSILON and condition.operator not in (">", ">="):
-        allowed = f"{EPSILON} > a number, since {EPSILON} only grows"
-        yield Problem("stop_when", given(stop_when), allowed)
-
-
-def _of_clients(privacy: PrivacySection, clients: ClientsSection) -> Iterator[Problem]:
-    cohort, population = privacy.cohort(clients), privacy.drawn_from(clients)
-    if cohort > population:
-        allowed = f"at least the cohort, which is {cohort}"
-        yield Problem("privacy.population", given(population), allowed)
-    most = 2 * privacy.count_stddev(clients)
-    if privacy.clipping.type == "adaptive" and privacy.noise_multiplier >= most:
-        allowed = f"below twice privacy.clipping.count_stddev, which is {most:g} for {cohort} sites"
-        hint = "raise that, too, for a count with more noise"
-        yield Problem("privacy.noise_multiplier", given(privacy.noise_multiplier), allowed, hint)
-
-
-def _of_aggregation(aggregation: AggregationSection) -> Iterator[Problem]:
-    if aggregation.method != "mean":
-        allowed = "mean where privacy.type is central, which bounds what a site can do to a mean"
-        yield Problem("aggregation.method", given(aggregation.method), allowed)
-    if aggregation.weights:
-        allowed = "left out where privacy.type is central, which counts all sites alike"
-        yield Problem("aggregation.weights", given(aggregation.weights), allowed)
-    if aggregation.clip_norm is not None:
-        allowed = "null where privacy.type is central, which has privacy.clipping.norm"
-        yield Problem("aggregation.clip_norm", given(aggregation.clip_norm), allowed)

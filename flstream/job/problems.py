@@ -1,7 +1,7 @@
 """Mistakes in a job file, as records and as one message."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -33,6 +33,10 @@ class Problem:
         text = "; ".join(part for part in (self.given, must_be, self.hint) if part)
         return f"{self.key}: {text}" if self.key else text
 
+    def below(self, key: str) -> "Problem":
+        """Return the problem with its key below another one."""
+        return replace(self, key=join(key, self.key))
+
 
 class RefusedValueError(ValueError):
     """Refusal of a value by a validator, which knows its problems better than pydantic.
@@ -44,7 +48,7 @@ class RefusedValueError(ValueError):
         """Create the error.
 
         Args:
-            problems: What is wrong with the value.
+            problems: Mistakes in the value.
         """
         self.problems = problems
         super().__init__(*problems)
@@ -52,27 +56,6 @@ class RefusedValueError(ValueError):
     def __str__(self) -> str:
         """Return a line for each problem."""
         return "\n".join(map(str, self.problems))
-
-    def below(self, key: str) -> list[Problem]:
-        """Return the problems with their keys below another one."""
-        return [replace(each, key=join(key, each.key)) for each in self.problems]
-
-
-def must_be(allowed: str, hint: str = "") -> RefusedValueError:
-    """Return the refusal of a value that is of its kind, and not allowed all the same.
-
-    Args:
-        allowed: Description of allowed values, to follow "must be".
-        hint: Suggestion of a next step.
-    """
-    return RefusedValueError(Problem("", "", allowed, hint))
-
-
-def join(key: str, inner: str) -> str:
-    """Join a key with the name of a key inside it, or with an index (`[1]`)."""
-    if not key or not inner:
-        return key or inner
-    return f"{key}{inner}" if inner.startswith("[") else f"{key}.{inner}"
 
 
 class JobError(UsageError):
@@ -82,7 +65,7 @@ class JobError(UsageError):
         """Create the error.
 
         Args:
-            path: Path of the job file, or what else the job is from.
+            path: Path of the job file, or the name of another source of the job.
             problems: Mistakes found in it.
         """
         self.path = path
@@ -96,6 +79,23 @@ class JobError(UsageError):
         count = len(self.problems)
         lines = [f"{self.path} has {count} mistake{'s' if count != 1 else ''}:"]
         return "\n  ".join([*lines, *map(str, self.problems)])
+
+
+def must_be(allowed: str, hint: str = "") -> RefusedValueError:
+    """Return the refusal of a value of the right type that is not allowed.
+
+    Args:
+        allowed: Description of allowed values, to follow "must be".
+        hint: Suggestion of a next step.
+    """
+    return RefusedValueError(Problem("", "", allowed, hint))
+
+
+def join(key: str, inner: str) -> str:
+    """Join a key with the name of a key inside it, or with an index (`[1]`)."""
+    if not key or not inner:
+        return key or inner
+    return f"{key}{inner}" if inner.startswith("[") else f"{key}.{inner}"
 
 
 def given(value: Any) -> str:
@@ -112,9 +112,5 @@ def hint_of_name(name: object) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a question that suggests the nearest known name; empty if none is near."""
-    return ask_for(get_close_matches(name, list(known), n=1, cutoff=0.6))
-
-
-def ask_for(names: Sequence[str]) -> str:
-    """Return a question that suggests these names; empty if there are none."""
-    return f"did you mean {' or '.join(names)}?" if names else ""
+    near = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else ""

@@ -1,6 +1,6 @@
-"""Reference page of the job file, generated from the sections that define it.
+"""Reference page of the job file, generated from the models that define it.
 
-``python -m flstream.job.reference > docs/job.md`` regenerates it.
+``python -m flstream.job.reference > docs/job.md`` writes it anew.
 """
 
 from __future__ import annotations
@@ -9,14 +9,18 @@ import sys
 from collections.abc import Iterator
 from inspect import cleandoc
 
-from flstream.job.filter_sections import BUILT_IN
-from flstream.job.filters import FiltersSection
+from flstream.job.codecs import CodecSection
+from flstream.job.fields import Section
+from flstream.job.filters import FilterSection
 from flstream.job.job import Job
-from flstream.job.key import WORKFLOW, Key, keys_at, keys_of, section_at
-from flstream.job.rules import Section
+from flstream.job.keys import WORKFLOW, Key, section_at
+from flstream.job.sections import ServerOptimizerSection
 from flstream.job.stage import Stage
-from flstream.job.workflow_args import WorkflowArgs
-from flstream.job.workflow_code import built_in_args, built_ins
+from flstream.job.typed import TypedSection
+from flstream.job.values import render_value
+from flstream.job.workflow_args import COMMON_ARGS, WorkflowArgs
+
+AnyTyped = type[TypedSection]
 
 EXAMPLE = """\
 name = mine
@@ -44,81 +48,84 @@ checkpoints { keep = 3 }                  # the last three, and the best one bes
 _HEAD = f"""\
 # The job file
 
-Written by `make docs` from the sections in `flstream/job`, where each key has its one definition;
-a workflow's own arguments are defined beside it, in `flstream/workflows`.
-
-A job is one file of HOCON: JSON with comments, units, includes and substitutions. Two keys have to
-be given, `name` and `rounds`, and so have the number or the names of the clients, and where the
-model and the training code are. All else has a default.
+A job file has to give `name`, `rounds`, `clients.count` (or `clients.names`), `model.factory` (or
+`model.initial`) and `train.script` (or `train.learner`); all other keys have defaults. It is HOCON:
+JSON with comments, units, includes and substitutions.
 
 ```hocon
 {EXAMPLE}```
 
-- `a.b = 1` and `a {{ b = 1 }}` are the same.
-- Paths start at the folder of the job file.
+- `a.b = 1` and `a {{ b = 1 }}` are the same. Paths start at the folder of the job file.
 - Sizes: `2 MiB`, `2M` and `2097152` are the same; `2 MB` is 2,000,000 bytes. Durations: `600 s`,
   `10 minutes`, `500 ms`; a bare number is in seconds.
 - `null` stands for no value; the entry of a key says what that means.
 - `${{seed}}` takes the value of another key, as it is after all overrides: `--set`, `-n` and `-r`.
-  These may use it, too.
-- `${{?HOME}}` takes a variable of the environment, if there is one.
+  These may use it, too. `${{?HOME}}` takes a variable of the environment, if there is one.
 - `include required(file("base.conf"))` takes in another file.
 - `--set clients.count=4` on the command line overrides the file, and goes through the same checks.
+- What has a type has its arguments in `args`: `{{ type = topk, args {{ fraction = 0.05 }} }}`. The
+  name of the type alone stands for one without arguments.
 
 `flstream validate JOB` names every mistake at once, an unknown key among them, and of a sound job
-what it would do and need. The `job.conf` in a run directory has every key written out, with its
-meaning.
+what it would do and need; `flstream validate --schema` prints the JSON schema, for editors. The
+`job.conf` in a run directory has every key written out, with its meaning. `make docs` writes this
+page from `flstream/job`, where each key has its one definition; a workflow's own arguments are
+defined beside it, in `flstream/workflows`.
 """
 
 
 def render_reference() -> str:
     """Return the page, in Markdown."""
-    parts = [_HEAD, *_section("", Job)]
-    return "\n".join(parts)
+    return "\n".join([_HEAD, "## At the top", "", *_keys(Job, ""), *_sections(Job, "")]) + "\n"
 
 
-def _section(name: str, section: type[Section]) -> Iterator[str]:
-    """Yield the page's parts for a section: its keys, then the sections in it."""
-    if name:
-        yield f"## `{name}`\n\n{cleandoc(section.__doc__ or '')}\n"
-    else:
-        yield "## At the top\n"
-    inner: list[tuple[str, type[Section]]] = []
-    for field, info in section.model_fields.items():
-        path = f"{name}.{field}".lstrip(".")
-        within = Stage if path == "stages" else section_at(info)
-        if within is None:
-            yield from map(_entry, keys_at(info, tuple(path.split("."))))
-        else:
-            inner.append((WORKFLOW if within is Stage else path, within))
-    for path, each in inner:
-        yield from _section(path, each)
-    if section is Stage:
-        yield from _arguments_of_built_ins()
-    if section is FiltersSection:
-        yield from _built_in_filters()
+def _sections(section: type[Section], above: str) -> Iterator[str]:
+    """Yield the lines of the sections in a section."""
+    for name, field in section.model_fields.items():
+        name = field.alias or name
+        inner = section_at(section, name, {})
+        if inner is None or name == "args":
+            continue
+        dotted = f"{above}{name}"
+        yield from ("", f"## `{dotted}`", "", *cleandoc(inner.__doc__ or "").splitlines(), "")
+        yield from _keys(inner, f"{dotted}.")
+        if inner is Stage:
+            yield from _keys(WorkflowArgs, f"{WORKFLOW}.args.")
+            yield from _kinds(Stage, WORKFLOW, COMMON_ARGS)
+        if inner is ServerOptimizerSection:
+            yield from _kinds(ServerOptimizerSection, dotted)
+        yield from _sections(inner, f"{dotted}.")
+        if dotted == "filters":
+            yield from _kinds(FilterSection)
+        if dotted == "streaming.codecs":
+            yield from _kinds(CodecSection)
 
 
-def _arguments_of_built_ins() -> Iterator[str]:
-    """Yield the parts for each built-in workflow's own arguments."""
-    for name in built_ins():
-        args = built_in_args(name)
-        keys = keys_of(args, (WORKFLOW, "args"))
-        if own := [key for key in keys if key.path[2] not in WorkflowArgs.model_fields]:
-            yield f"## `{WORKFLOW}.args` of {name}\n"
-            yield from map(_entry, own)
+def _kinds(section: AnyTyped, key: str = "", without: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the lines of the arguments of each built-in type of a section, or of items of a list.
+
+    Args:
+        section: The section.
+        key: Dotted name of the section; empty for an item of a list.
+        without: Arguments that are described already.
+    """
+    for name, args in section.built_in().items():
+        lines = [*_keys(args, f"{key or name}.args.", without)]
+        if lines or not key:
+            meaning = "" if key else " ".join(cleandoc(args.__doc__ or "").split())
+            yield from ("", f"With `type = {name}`: {meaning}".rstrip(), "", *lines)
 
 
-def _built_in_filters() -> Iterator[str]:
-    """Yield the parts for each built-in filter: what it does, and its keys."""
-    for name, section in BUILT_IN.items():
-        yield f"## `filters`: {name}\n\n{cleandoc(section.__doc__ or '')}\n"
-        yield from map(_entry, keys_of(section, (name,)))
-
-
-def _entry(key: Key) -> str:
-    default = "has to be given" if key.required else f"default `{key.render(key.default)}`"
-    return f"### `{key.name}`\nTakes {key.allowed}; {default}.\n\n{key.meaning}\n"
+def _keys(section: type[Section], above: str, without: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield a line for each key of a section that is no section itself."""
+    for name, field in section.model_fields.items():
+        name = field.alias or name
+        if name in without or section_at(section, name, {}) is not None:
+            continue
+        key = Key(f"{above}{name}", field)
+        default = "required" if key.required else f"default `{render_value(key.default)}`"
+        meaning = " ".join(key.meaning.split())
+        yield f"- **`{key.name}`** ({key.allowed}; {default}): {meaning}"
 
 
 if __name__ == "__main__":

@@ -4,35 +4,30 @@ Each key is defined here only. The text under a field is its meaning; its first 
 comment in a resolved job file. The annotation defines the allowed values.
 """
 
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from flstream.job.aggregation_method import (
-    CHOOSING,
-    WEIGHTED,
-    MethodName,
-    check_args,
-    find_own_rule,
-    is_own,
-)
+from flstream.job.aggregation_method import MethodName, checked_method
 from flstream.job.codecs import CodecsSection
-from flstream.job.files import Checkpoint, CodeName
-from flstream.job.free_values import FreeArgs
-from flstream.job.problems import MISSING, Problem, RefusedValueError, must_be
-from flstream.job.rules import (
+from flstream.job.fields import (
+    Allowed,
+    Bytes,
     ChunkSize,
+    Count,
     Flag,
-    FrameSize,
+    FreeArgs,
     Patterns,
     Real,
     Seconds,
     Section,
-    Size,
+    SomePatterns,
     Whole,
 )
+from flstream.job.files import Checkpoint, CodeName
+from flstream.job.problems import MISSING, Problem, RefusedValueError
 from flstream.job.site_names import SiteFactors
+from flstream.job.typed import Sections, TypedSection
 
 MIB = 1024**2
 
@@ -40,7 +35,7 @@ _FACTORY = CodeName()
 
 
 class ModelSection(Section):
-    """Where the initial weights come from: a factory, a file, or both.
+    """Source of the initial weights: a factory, a file, or both.
 
     Where both are given, the factory gives names, ties and dtypes, and the file the values.
     """
@@ -55,7 +50,7 @@ class ModelSection(Section):
     args: FreeArgs = Field(default_factory=dict)
     """Keyword arguments of the factory, as written."""
 
-    initial: Checkpoint | None = Field(default=None, validate_default=True)
+    initial: Checkpoint | None = None
     """A file with the initial weights; null takes those the factory builds.
 
     The index of a sharded checkpoint is a .json file. Files of torch are loaded as weights only. A
@@ -69,20 +64,18 @@ class ModelSection(Section):
     as a new head; leaves out those that the model lacks; and rounds values to the model's dtypes.
     """
 
-    @field_validator("initial")
-    @classmethod
-    def _one_of_the_two(cls, value: Path | None, info: ValidationInfo) -> Path | None:
-        # A factory that was refused is not in info.data: that mistake is reported already.
-        if value is None and info.data.get("factory", "refused") is None:
+    @model_validator(mode="after")
+    def _has_weights(self) -> Self:
+        if self.factory is None and self.initial is None:
             allowed = f"{_FACTORY.allowed}, unless model.initial is given"
-            raise RefusedValueError(Problem("model.factory", MISSING, allowed))
-        return value
+            raise RefusedValueError(Problem("factory", MISSING, allowed))
+        return self
 
 
 class AggregationSection(Section):
-    """How updates become the next model."""
+    """Rule that combines updates into the next model."""
 
-    method: MethodName = "mean"
+    method: Annotated[MethodName, AfterValidator(checked_method)] = "mean"
     """How updates are folded: mean (weighted by number of examples), another rule, or one's own.
 
     norm_bounded_mean is the mean with a limit, `clip_norm`. median and trimmed_mean rank the values
@@ -92,7 +85,7 @@ class AggregationSection(Section):
     imported when the job is loaded.
     """
 
-    args: FreeArgs = Field(default_factory=dict, validate_default=True)
+    args: FreeArgs = Field(default_factory=dict)
     """Keyword arguments of a class of your own, as written."""
 
     byzantine: Annotated[Whole, Field(ge=0)] | None = None
@@ -102,7 +95,7 @@ class AggregationSection(Section):
     down. Fewer updates than that asks for fail the fold.
     """
 
-    selected: Annotated[Whole, Field(ge=1)] | None = None
+    selected: Count | None = None
     """How many updates multi_krum averages; null is all but aggregation.byzantine."""
 
     weights: SiteFactors = Field(default_factory=dict)
@@ -115,16 +108,14 @@ class AggregationSection(Section):
     trim: Annotated[Real, Field(ge=0, lt=0.5)] = 0.1
     """The fraction of values that trimmed_mean leaves out at either end, rounded down."""
 
-    clip_norm: Annotated[Real, Field(gt=0)] | Literal["median"] | None = Field(
-        default=None, validate_default=True
-    )
+    clip_norm: Annotated[Real, Field(gt=0)] | Literal["median"] | None = None
     """The most an update may differ from the global model (L2 norm); null is any distance.
 
     A larger difference is scaled down to it. The norm is over all aggregated floats of the update.
     `median` is the median of the norms of the updates that are folded together.
     """
 
-    include: Annotated[Patterns, Field(min_length=1)] = Field(default_factory=lambda: [".*"])
+    include: SomePatterns = Field(default_factory=lambda: [".*"])
     """Regular expressions: a tensor is aggregated only if one is found in its name.
 
     Others keep their old value. A whole name is matched by `^name$`.
@@ -136,54 +127,63 @@ class AggregationSection(Section):
     on_nonfinite: Literal["reject", "allow"] = "reject"
     """What becomes of an update with an infinity or a NaN: reject leaves its site out."""
 
-    memory_budget: Annotated[Size, Field(ge=MIB)] = 48 * MIB
+    memory_budget: Annotated[
+        Bytes, Field(ge=MIB), Allowed("a size of at least 1 MiB", ("string", "integer"))
+    ] = 48 * MIB
     """The most memory the server's fold buffers may take (bytes)."""
 
-    @field_validator("method")
-    @classmethod
-    def _can_be_imported(cls, value: str) -> str:
-        if is_own(value):
-            find_own_rule(value)
-        return value
 
-    @field_validator("args")
-    @classmethod
-    def _of_a_rule_of_ones_own(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        # A method that was refused is not in info.data: that mistake is reported already.
-        if "method" in info.data:
-            check_args(info.data["method"], value)
-        return value
+class MomentumSection(Section):
+    """Momentum of the server (FedAvgM: Hsu et al. 2019, arXiv:1909.06335)."""
 
-    @field_validator("byzantine", "selected")
-    @classmethod
-    def _of_a_rule_that_chooses(cls, value: int | None, info: ValidationInfo) -> int | None:
-        method = info.data.get("method", "krum")
-        takes = CHOOSING if info.field_name == "byzantine" else ("multi_krum",)
-        if value is not None and "method" in info.data and method not in takes:
-            raise must_be(f"null, as aggregation.method is {method}; it is of {', '.join(takes)}")
-        return value
+    learning_rate: Annotated[Real, Field(gt=0)] = 1.0
+    """The server's learning rate."""
 
-    @field_validator("clip_norm")
-    @classmethod
-    def _given_where_norms_are_bounded(
-        cls, value: float | str | None, info: ValidationInfo
-    ) -> float | str | None:
-        if value is None and info.data.get("method") == "norm_bounded_mean":
-            allowed = "a number above 0, or median, as aggregation.method is norm_bounded_mean"
-            raise RefusedValueError(Problem("", MISSING, allowed))
-        return value
-
-    @field_validator("weights")
-    @classmethod
-    def _only_in_a_mean(cls, value: dict[str, float], info: ValidationInfo) -> dict[str, float]:
-        method = info.data.get("method", "mean")
-        if value and method not in WEIGHTED and not is_own(method):
-            raise must_be(f"left out where aggregation.method is {method}, which counts all alike")
-        return value
+    beta_1: Annotated[Real, Field(ge=0, lt=1)] = 0.9
+    """How much of the momentum a round keeps."""
 
 
-class ServerOptimizerSection(Section):
-    """What the server makes of the aggregate's difference from the global model."""
+class FedAdagradSection(Section):
+    """FedAdagrad (Reddi et al. 2021, arXiv:2003.00295)."""
+
+    learning_rate: Annotated[Real, Field(gt=0)] = 0.1
+    """The server's learning rate."""
+
+    beta_1: Annotated[Real, Field(ge=0, lt=1)] = 0.0
+    """How much of the momentum a round keeps."""
+
+    tau: Annotated[Real, Field(gt=0)] = 0.001
+    """How adaptive the optimiser is: the smaller, the more."""
+
+
+class AdaptiveSection(Section):
+    """FedAdam or FedYogi (Reddi et al. 2021, arXiv:2003.00295)."""
+
+    learning_rate: Annotated[Real, Field(gt=0)] = 0.1
+    """The server's learning rate."""
+
+    beta_1: Annotated[Real, Field(ge=0, lt=1)] = 0.9
+    """How much of the momentum a round keeps."""
+
+    beta_2: Annotated[Real, Field(ge=0, lt=1)] = 0.99
+    """How much of the second moment a round keeps."""
+
+    tau: Annotated[Real, Field(gt=0)] = 0.001
+    """How adaptive the optimiser is: the smaller, the more."""
+
+
+OPTIMIZERS: Sections = {
+    "none": Section,
+    "fedavgm": MomentumSection,
+    "fedadagrad": FedAdagradSection,
+    "fedadam": AdaptiveSection,
+    "fedyogi": AdaptiveSection,
+}
+"""Sections of the arguments of server optimizers, by type."""
+
+
+class ServerOptimizerSection(TypedSection):
+    """Optimiser of the server, which steps along the aggregate's difference from the model."""
 
     type: Literal["none", "fedavgm", "fedadagrad", "fedadam", "fedyogi"] = "none"
     """The optimiser: none takes the aggregate as it is, or fedavgm, fedadagrad, fedadam, fedyogi.
@@ -191,25 +191,17 @@ class ServerOptimizerSection(Section):
     Integers and bools always take the aggregate.
     """
 
-    learning_rate: Annotated[Real, Field(gt=0)] | None = None
-    """The server's learning rate; null is 1.0 for fedavgm and 0.1 for the others."""
-
-    beta_1: Annotated[Real, Field(ge=0, lt=1)] | None = None
-    """How much of the momentum a round keeps; null is 0.9, and 0 for fedadagrad."""
-
-    beta_2: Annotated[Real, Field(ge=0, lt=1)] = 0.99
-    """How much of the second moment a round of fedadam or fedyogi keeps."""
-
-    tau: Annotated[Real, Field(gt=0)] = 0.001
-    """How adaptive the adaptive optimisers are: the smaller, the more."""
+    @classmethod
+    def built_in(cls) -> Sections:
+        """Return the sections of the arguments of the optimizers."""
+        return OPTIMIZERS
 
 
 class StreamingSection(Section):
-    """How models move between the server and its clients."""
+    """Transfer of models between the server and its clients."""
 
     mode: Literal["pull", "native", "map"] = "pull"
-    """How a model moves: in chunks that its receiver asks for (pull), whole (native), or not at all
-    (map).
+    """How a model moves: in chunks on request (pull), whole (native), or not at all (map).
 
     The model that results is the same, bit for bit. In native mode the model is serialised into one
     message. In map mode the clients of this machine map the server's checkpoint, and pay for what
@@ -230,12 +222,6 @@ class StreamingSection(Section):
     streaming_per_request_timeout: Seconds = 600.0
     """How long one request may go unanswered (duration) before the download fails."""
 
-    request_size: Annotated[FrameSize, Field(ge=16)] = 64 * MIB
-    """How much of a model one request asks for (bytes)."""
-
-    window: Annotated[Whole, Field(ge=1, le=64)] = 2
-    """How many requests may be in flight at once."""
-
     codecs: CodecsSection = CodecsSection()
 
     reuse: Literal["auto", "off"] = "auto"
@@ -254,9 +240,9 @@ class StreamingSection(Section):
 
 
 class CheckpointsSection(Section):
-    """Which models of its rounds a run keeps."""
+    """Retention of the models of a run's rounds."""
 
-    keep: Annotated[Whole, Field(ge=1)] | Literal["all"] = "all"
+    keep: Count | Literal["all"] = "all"
     """How many rounds' checkpoints stay on disk: the last ones, and the best one besides; or all.
 
     The initial model goes like any other: the job and its seed give it again.

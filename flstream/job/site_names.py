@@ -8,10 +8,16 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticKnownError
 
-from flstream.job.annotations import ValueKind
-from flstream.job.free_values import FreeArgs
+from flstream.job.fields import (
+    EACH_ONCE,
+    NOT_EMPTY,
+    Allowed,
+    FreeArgs,
+    Real,
+    first_twice,
+    folder_of,
+)
 from flstream.job.problems import Problem, RefusedValueError, did_you_mean, hint_of_name
-from flstream.job.rules import EACH_ONCE, NOT_EMPTY, Real, first_twice, folder_of
 
 # What a cell means as it does in a section; all others are texts.
 _CONSTANTS = {"true": True, "false": False, "null": None}
@@ -39,15 +45,15 @@ def site_of(quoted: str) -> str:
     return site
 
 
-def site_problems(key: str, found: Iterable[str], sites: Sequence[str]) -> Iterator[Problem]:
+def site_problems(key: str, names: Iterable[str], sites: Sequence[str]) -> Iterator[Problem]:
     """Yield the problem of names that no site of the job has, all in one.
 
     Args:
         key: Key that has the names.
-        found: The names.
+        names: The names.
         sites: Names of the job's sites.
     """
-    if unknown := sorted(set(found).difference(sites)):
+    if unknown := sorted(set(names).difference(sites)):
         allowed = f"sites of the job, which are {sites[0]} to {sites[-1]}"
         hint = did_you_mean(unknown[0], sites)
         yield Problem(key, f"given {', '.join(unknown)}", allowed, hint)
@@ -78,16 +84,16 @@ def _rows(value: Any, info: ValidationInfo) -> Any:
         raise ValueError(f"{path} is no CSV file with a head") from error
     if twice := first_twice(head[1:]):
         raise ValueError(f"{path} has the column {twice} twice")
-    found: dict[str, dict[str, Any]] = {}
+    sites: dict[str, dict[str, Any]] = {}
     for number, row in enumerate(rows, 2):
         if len(row) != len(head):
             reason = f"{path}, line {number}, has {len(row)} columns instead of {len(head)}"
             raise ValueError(reason)
-        if row[0] in found:
+        if row[0] in sites:
             raise ValueError(f"{path}, line {number}: {row[0]} is in it twice")
         columns = zip(head[1:], row[1:], strict=True)
-        found[row[0]] = {name: _CONSTANTS.get(text, text) for name, text in columns if text}
-    return found
+        sites[row[0]] = {name: _CONSTANTS.get(text, text) for name, text in columns if text}
+    return sites
 
 
 def _gpus(value: Any) -> str:
@@ -102,7 +108,7 @@ SiteNames = Annotated[
     NOT_EMPTY,
     AfterValidator(_usable),
     EACH_ONCE,
-    ValueKind(_SITE_NAMES, "[ward, clinic]"),
+    Allowed(_SITE_NAMES, ("array",), "[ward, clinic]"),
 ]
 """A list of names of sites."""
 
@@ -111,26 +117,30 @@ _Site = Annotated[str, AfterValidator(site_of)]
 SiteArgs = Annotated[
     dict[_Site, FreeArgs],
     BeforeValidator(_rows),
-    ValueKind("a section for each site, or the path of a CSV file whose first column is the site"),
+    Allowed(
+        "a section for each site, or the path of a CSV file whose first column is the site",
+        ("object", "string"),
+    ),
 ]
 """Arguments by site: a section each, or a CSV file with a row each."""
 
 _RANGE = f"{_LEAST_FACTOR:g} to {_MOST_FACTOR:g}"
 
+_Factor = Annotated[
+    Real,
+    Field(ge=_LEAST_FACTOR, le=_MOST_FACTOR),
+    Allowed(f"a number from {_RANGE}", ("number",)),
+]
+
 SiteFactors = Annotated[
-    dict[
-        _Site,
-        Annotated[
-            Real, Field(ge=_LEAST_FACTOR, le=_MOST_FACTOR), ValueKind(f"a number from {_RANGE}")
-        ],
-    ],
-    ValueKind(f"a section with a number from {_RANGE} for each site", "{ ward = 2.0 }"),
+    dict[_Site, _Factor],
+    Allowed(f"a section with a number from {_RANGE} for each site", ("object",), "{ ward = 2.0 }"),
 ]
 """A positive number by site."""
 
 GpuGroups = Annotated[
     list[Annotated[str, BeforeValidator(_gpus)]],
     NOT_EMPTY,
-    ValueKind("a list of GPUs, or of groups of them as texts with commas", '["0", "1"]'),
+    Allowed("a list of GPUs, or of groups of them as texts with commas", ("array",), '["0", "1"]'),
 ]
 """A list of the GPUs of one process each, such as `["0", "1"]` or `["0,1", "2,3"]`."""

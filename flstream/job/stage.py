@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, SerializeAsAny
 
-from flstream.job.rules import Section
+from flstream.job.typed import AnySection, Sections, TypedSection
 from flstream.job.workflow_args import FreeWorkflowArgs, WorkflowArgs
 from flstream.job.workflow_code import (
     DEFAULT_WORKFLOW,
     WorkflowType,
+    built_in_args,
     built_ins,
     find_workflow,
-    validate_args,
 )
 
 
-class Stage(Section):
-    """What the job does round by round: a workflow, or a list of them, one after another.
+def _can_be_imported(kind: str) -> str:
+    find_workflow(kind)
+    return kind
+
+
+class Stage(TypedSection):
+    """Work of the job, round by round: a workflow, or a list of them, one after another.
 
     In a list, the keys of one are `workflow[0].type` and so on, also for `--set`; `rounds` counts
     for each of them, and they agree on `key_metric` and `key_metric_mode`.
     """
 
-    type: WorkflowType = Field(default=DEFAULT_WORKFLOW, validate_default=True)
+    type: Annotated[WorkflowType, AfterValidator(_can_be_imported)] = DEFAULT_WORKFLOW
     """The workflow: one that comes with flstream, or a function of your own beside the job file.
 
     fedavg averages the clients' updates, weighted by number of examples, and cyclic hands the model
@@ -39,21 +43,20 @@ class Stage(Section):
     args: SerializeAsAny[WorkflowArgs] = Field(default_factory=WorkflowArgs, validate_default=True)
     """Arguments of the workflow, in the section that it declares."""
 
-    @field_validator("type")
     @classmethod
-    def _can_be_imported(cls, value: str) -> str:
-        find_workflow(value)
-        return value
+    def built_in(cls) -> Sections:
+        """Return the sections of the arguments of the built-in workflows."""
+        return {name: built_in_args(name) for name in built_ins()}
 
-    @field_validator("args", mode="plain")
     @classmethod
-    def _as_the_workflow_takes_them(cls, value: Any, info: ValidationInfo) -> Any:
-        if "type" not in info.data:
-            return value  # the type's mistake is reported; the arguments cannot be checked
-        section = find_workflow(info.data["type"]).args
-        if isinstance(value, WorkflowArgs):
-            value = value.model_dump(exclude_unset=True)
-        return validate_args(section, value, (info.context or {}).get("folder"))
+    def section_of(cls, kind: str) -> AnySection:
+        """Return the section of the arguments of a workflow, after its import."""
+        return find_workflow(kind).args
+
+    @classmethod
+    def known_section(cls, kind: str) -> AnySection:
+        """Return the section of a built-in workflow's arguments, else that of all workflows."""
+        return built_in_args(kind) if kind in built_ins() else WorkflowArgs
 
     @property
     def program(self) -> str:
@@ -64,12 +67,6 @@ class Stage(Section):
     def is_own(self) -> bool:
         """Whether the workflow is the user's, and not one that comes with flstream."""
         return self.type not in built_ins()
-
-    @property
-    def name(self) -> str:
-        """Name of the workflow for messages: `fedavg`, or `relay.py:relay` without a folder."""
-        where, colon, name = self.type.rpartition(":")
-        return f"{Path(where).name}{colon}{name}"
 
     @property
     def has_rounds(self) -> bool:

@@ -2,15 +2,13 @@
 
 import importlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from flstream.job.fields import FreeArgs, Section
 from flstream.job.files import CodeName, check_installed
-from flstream.job.free_values import FreeArgs
-from flstream.job.problems import must_be
-from flstream.job.rules import Section
+from flstream.job.typed import short_name
 
 RUN = "global"
 """Name that stands for the whole run in a tracker, beside those of the sites."""
@@ -19,8 +17,8 @@ RUN = "global"
 def built_ins() -> Mapping[str, Any]:
     """Return the trackers that come with flstream, by name."""
     # Imported on demand, since the package of trackers is above this one.
-    found: Mapping[str, Any] = importlib.import_module("flstream.tracking.registry").BUILT_IN
-    return found
+    registry: Mapping[str, Any] = importlib.import_module("flstream.tracking.registry").BUILT_IN
+    return registry
 
 
 def _is_installed(name: str) -> str:
@@ -30,7 +28,7 @@ def _is_installed(name: str) -> str:
 
 
 class TrackingSection(Section):
-    """Where the run's numbers and text go besides its own files."""
+    """Tracker of the run's numbers and text, beside its own files."""
 
     type: Annotated[str, CodeName("Class", built_ins), AfterValidator(_is_installed)] | None = None
     """The tracker: tensorboard, mlflow, or a class of your own beside the job file; null is none.
@@ -43,25 +41,20 @@ class TrackingSection(Section):
     args: FreeArgs = Field(default_factory=dict)
     """Keyword arguments of a tracker of your own, as written."""
 
-    @field_validator("args")
+    @model_validator(mode="before")
     @classmethod
-    def _of_a_class(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        # A type that was refused is not in info.data: that mistake is reported already.
-        kind = info.data.get("type", "refused:")
-        if value and (kind is None or ":" not in kind):
-            raise must_be(f"none, as tracking.type is {kind or 'null'}")
-        return value
+    def _a_name_alone(cls, value: Any) -> Any:
+        return {"type": value} if isinstance(value, str) else value
 
     @property
     def name(self) -> str:
         """Name of the tracker for messages: `tensorboard`, or `mine.py:Tracker`."""
-        where, colon, name = (self.type or "").rpartition(":")
-        return f"{Path(where).name}{colon}{name}"
+        return short_name(self.type or "")
 
     @property
     def place(self) -> str | None:
         """Place of the tracker's class: `package.module:name` or `/abs/path.py:name`."""
         if self.type is None:
             return None
-        found = built_ins().get(self.type)
-        return self.type if found is None else found.place
+        tracker = built_ins().get(self.type)
+        return self.type if tracker is None else tracker.place

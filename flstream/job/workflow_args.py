@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from flstream.job.annotations import ValueKind
-from flstream.job.free_values import PlainValue
+from flstream.job.fields import Allowed, Section, Whole
 from flstream.job.problems import Problem, RefusedValueError
-from flstream.job.rules import Section, Whole
+from flstream.job.typed import FreeSection
 
 if TYPE_CHECKING:
     from flstream.job.clients_section import ClientsSection
@@ -30,9 +29,6 @@ class WorkflowArgs(Section):
     bodies: ClassVar[Sequence[str]] = ()
     """Names of the bodies that travel and are folded with the model, for what is foretold."""
 
-    takes_bodies: ClassVar[bool] = True
-    """Whether its models are folds of the server's, so that bodies may be folded with them."""
-
     has_own_models: ClassVar[bool] = False
     """Whether each site trains and scores a model of its own, too, in tasks of their own."""
 
@@ -49,19 +45,19 @@ class WorkflowArgs(Section):
         return ()
 
     evaluate: Literal["auto", "task", "received"] = "auto"
-    """What scores a model: tasks of their own, or metrics sent with updates; auto asks the script.
+    """What scores a model: tasks of their own, or metrics that come with updates.
 
     task: sites are asked to evaluate the new global model. received: metrics that come with an
     update score the model that the site had received, as in NVFlare. So nothing is sent or trained
-    twice, the best model may be the initial one, and the last one has no score. auto is received
-    for a script that never asks which kind of task it was given (is_evaluate, is_train,
-    get_task_name, is_submit_model, or a decorator evaluate), else task.
+    twice, the best model may be the initial one, and the last one has no score. auto is task for
+    sites whose code asks in its first task which kind of task it has (is_evaluate, is_train,
+    get_task_name, a decorator evaluate, or a learner's method evaluate); received if none asks.
     """
 
     evaluate_every: Annotated[Whole, Field(ge=0)] = 1
     """With evaluate = task: every so many rounds, and after the last; 0 is never."""
 
-    key_metric: Annotated[str, Field(pattern=r"^\S(.*\S)?$"), ValueKind("the name of a metric")] = (
+    key_metric: Annotated[str, Field(pattern=r"^\S(.*\S)?$"), Allowed("the name of a metric")] = (
         "accuracy"
     )
     """The metric that decides which round was the best."""
@@ -89,12 +85,14 @@ class WorkflowArgs(Section):
         yield from ()
 
 
-class FreeWorkflowArgs(WorkflowArgs):
+COMMON_ARGS = tuple(WorkflowArgs.model_fields)
+"""Names of the arguments that every workflow has."""
+
+
+class FreeWorkflowArgs(FreeSection, WorkflowArgs):
     """Arguments of a workflow that declares none: the common ones, and any others as written."""
 
     model_config = ConfigDict(extra="allow")
-
-    __pydantic_extra__: dict[str, PlainValue]
 
     @model_validator(mode="after")
     def _names_are_free(self) -> Self:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from pydantic import ValidationError
 
 from flstream.errors import UsageError
-from flstream.job.code import first_on_path, import_once
+from flstream.job.code import import_once, load
+from flstream.job.explain import explain
 from flstream.job.files import CodeName
-from flstream.job.key import keys_of, named
-from flstream.job.mistakes import problems_of
 from flstream.job.own_code import import_named
 from flstream.job.problems import Problem, RefusedValueError, given
 from flstream.job.workflow_args import (
@@ -93,9 +92,7 @@ def load_program(stage: Stage) -> Program:
         code = find_workflow(stage.type)
     except RefusedValueError as error:
         raise _unusable("workflow.type", error) from error
-    where = stage.program.rpartition(":")[0]
-    if where.endswith(".py"):
-        first_on_path(Path(where))
+    load(stage.program)  # with the files beside it importable from then on
 
     def program(run: Any, args: WorkflowArgs) -> Any:
         return code.function(run, _as(code.args, args)) if code.takes_args else code.function(run)
@@ -123,8 +120,7 @@ def validate_args(section: type[WorkflowArgs], values: Any, folder: Path | None)
     try:
         return section.model_validate(values, context={"folder": folder})
     except ValidationError as error:
-        problems = problems_of(error, named(keys_of(section)), values)
-        raise RefusedValueError(*problems) from None
+        raise RefusedValueError(*explain(error, section, values)) from None
 
 
 def _as(section: type[WorkflowArgs], args: WorkflowArgs) -> WorkflowArgs:
@@ -138,7 +134,7 @@ def _as(section: type[WorkflowArgs], args: WorkflowArgs) -> WorkflowArgs:
 
 
 def _unusable(key: str, error: RefusedValueError) -> UsageError:
-    found = "; ".join(map(str, error.below(key)))
+    found = "; ".join(str(problem.below(key)) for problem in error.problems)
     return UsageError(f"the workflow was changed while it was started: {found}; start it again")
 
 

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from flstream.errors import LayoutError
 from flstream.model.body import Extent, Scratch, Source
 from flstream.model.digests import BodyDigest
 from flstream.model.layout import Layout
-
-if TYPE_CHECKING:
-    from flstream.job.bodies import BodyKind
 
 SEPARATOR = "::"
 """Text between the name of a body and that of its tensor."""
@@ -254,19 +251,14 @@ def float_layout(layout: Layout, codes: Iterable[str]) -> Layout:
     )
 
 
-def zeros_beside(layout: Layout, kind: BodyKind, codes: Iterable[str]) -> ZeroSource:
+def zeros_beside(layout: Layout, codes: Iterable[str]) -> ZeroSource:
     """A body that begins beside a model.
 
     Args:
         layout: Layout of the model.
-        kind: What it has of each of the model's tensors.
         codes: Element types of these tensors as safetensors codes.
     """
-    floats = float_layout(layout, codes)
-    if kind == "scalars":
-        # Counts are not to be rounded as the model's own numbers may be.
-        return ZeroSource(Layout.of((spec.name, "F32", ()) for spec in floats.tensors))
-    return ZeroSource(floats)
+    return ZeroSource(float_layout(layout, codes))
 
 
 class WritesRanges(Protocol):

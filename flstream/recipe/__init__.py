@@ -4,45 +4,37 @@ The names are those of NVFlare's recipes and job API, so that a program of it ru
 imports: ``from flstream.recipe import FedAvgRecipe, SimEnv``.
 """
 
+from flstream.recipe.arguments import ExchangeFormat, FrameworkType, TransferType
 from flstream.recipe.components import (
-    ExchangeFormat,
+    ExcludeVars,
     FedAvg,
-    FrameworkType,
+    FilterType,
+    Gaussian,
     IntimeModelSelector,
+    PercentilePrivacy,
     PTFedAvg,
     PTModel,
     ScriptRunner,
+    SVTPrivacy,
     TensorClientStreamer,
     TensorServerStreamer,
-    TransferType,
 )
 from flstream.recipe.fed_job import FedJob
-from flstream.recipe.fedavg_recipes import (
+from flstream.recipe.recipes import (
+    CyclicRecipe,
     FedAvgRecipe,
+    FedEvalRecipe,
     FedOptRecipe,
     FedProxRecipe,
     NumpyFedAvgRecipe,
-)
-from flstream.recipe.filters import (
-    ExcludeVars,
-    FilterType,
-    Gaussian,
-    PercentilePrivacy,
-    SVTPrivacy,
-)
-from flstream.recipe.recipes import (
     Recipe,
+    ScaffoldRecipe,
+    SwarmLearningRecipe,
     add_cross_site_evaluation,
     add_experiment_tracking,
 )
 from flstream.recipe.run_result import RunFailedError, RunResult
 from flstream.recipe.sim_env import SimEnv
-from flstream.recipe.workflow_recipes import (
-    CyclicRecipe,
-    FedEvalRecipe,
-    ScaffoldRecipe,
-    SwarmLearningRecipe,
-)
 
 __all__ = [
     "CyclicRecipe",

@@ -1,41 +1,44 @@
-"""A job put together in Python, which becomes the same validated job as a job file's."""
+"""A job put together in Python: the values of a job file, resolved as a file is."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from flstream.errors import UsageError
-from flstream.job import Job, job_keys
-from flstream.job.problems import did_you_mean
-from flstream.job.workflow_code import DEFAULT_WORKFLOW
-from flstream.recipe.checks import checked, notice
-from flstream.recipe.components import ScriptRunner
-from flstream.recipe.filters import (
-    BuiltInFilter,
-    Direction,
-    FilterType,
-    check_use,
-    filter_section,
+from flstream.job import Job, make_job
+from flstream.recipe.arguments import (
+    STREAMING_KEYS,
+    UNNEEDED,
+    argument_types,
+    by_name,
+    component,
+    key_of,
+    metric_mode,
+    notice,
+    put,
+    recipe_values,
 )
-from flstream.recipe.initial_model import initial_model
-from flstream.recipe.job_folder import write_job_folder
-from flstream.recipe.job_parts import JobParts
-from flstream.recipe.nvflare_names import STREAMING_KEYS, UNNEEDED_KEYS
+from flstream.recipe.components import FilterType
+from flstream.recipe.initial_model import WEIGHTS, write_weights
+from flstream.recipe.job_folder import INITIAL, check_replaceable, copy_job, whole_folder
 from flstream.recipe.run_result import RunResult
+from flstream.recipe.sim_env import SimEnv
+from flstream.simulation.factory import MadeModel
 
 SERVER, ALL_SITES = "server", "@ALL"
-
-Clients = Sequence[str] | int | Mapping[str, Any] | None
-"""Names or number of a job's sites, or keys of its section ``clients``; None for what it says."""
+_DEFAULT_METRIC = "accuracy"
 
 
 class FedJob:
-    """A federated job: settings, a model, and the script that each site runs.
+    """A federated job: keys of a job file, a model, and the script that each site runs.
 
-    Nothing is checked before the job is run or exported; then all mistakes are named at once, by
-    the keys that they have in a job file.
+    Keys are checked when the job is run or exported; then all mistakes are named at once, by the
+    keys that they have in a job file.
 
     Args:
         name: Name of the job, and of its run directories.
@@ -45,55 +48,55 @@ class FedJob:
         name: Name of the job.
     """
 
-    @checked
     def __init__(self, name: str = "fed_job", min_clients: int | None = None) -> None:
         self.name = name
-        self._parts = JobParts(name)
+        self._values: dict[str, Any] = {"clients": {}, "train": {"alias": "nvflare"}}
+        self._weights: MadeModel | None = None
+        self._stages: list[dict[str, Any]] = []
         self._files: list[Path] = []
-        self.set({"clients.min_updates": min_clients})
+        self._site_args: dict[str, str | Mapping[str, Any]] = {}
+        if min_clients is not None:
+            self.configure({"clients.min_updates": min_clients})
 
-    @checked
     def to(
         self,
         obj: Any,
         target: str,
         id: str | None = None,
-        filter_type: FilterType | None = None,
+        filter_type: FilterType = FilterType.TASK_RESULT,
         tasks: Sequence[str] | None = None,
     ) -> None:
         """Add something to the server or to a site.
 
         Args:
-            obj: A component of :mod:`flstream.recipe`, a model, a dict of settings, or the path of
-                a file that the job's folder is to have.
+            obj: A component or filter of :mod:`flstream.recipe`, a dict of settings, a model, or
+                the path of a file that the job's folder is to have.
             target: ``"server"``, ``"@ALL"`` for all sites, or the name of one.
             id: Accepted for NVFlare's sake.
-            filter_type: Whether a filter is applied to what sites receive, or to their answers.
+            filter_type: Values that a filter is applied to.
             tasks: Names of the tasks that a filter is for; None for all.
 
         Raises:
             UsageError: There is no counterpart of it.
         """
-        if isinstance(obj, BuiltInFilter):
-            check_use(tasks, None if target in (SERVER, ALL_SITES) else [target])
-            self.add_filter("down" if filter_type is FilterType.TASK_DATA else "up", obj)
-            return
+        is_dict = isinstance(obj, Mapping) and all(isinstance(key, str) for key in obj)
         site = None if target in (SERVER, ALL_SITES) else target
-        is_script = isinstance(obj, ScriptRunner)
-        if (target == SERVER and is_script) or (site is not None and not is_script):
-            what = type(obj).__name__
+        is_script = is_dict and "train_script" in obj
+        if is_script if target == SERVER else site is not None and not is_script:
             raise UsageError(
-                f"a {what} cannot be added to {target}: sites have scripts, and all else is the "
+                f"{obj!r} cannot be added to {target}: sites have scripts, and all else is the "
                 "server's or of all sites"
             )
-        if hasattr(obj, "add_to"):
-            obj.add_to(self, site)
-        elif isinstance(obj, Mapping) and all(isinstance(key, str) for key in obj):
+        if is_dict and "type" in obj:
+            self._add_filter("up" if filter_type is FilterType.TASK_RESULT else "down", obj, tasks)
+        elif is_dict and obj.keys() <= argument_types().keys():
+            self._apply("FedJob", obj, site)
+        elif is_dict:
             self.configure(obj)
         elif isinstance(obj, str):
             self._files.append(Path(obj))
-        elif target == SERVER and hasattr(obj, "state_dict"):
-            self.set_model(obj)
+        elif hasattr(obj, "state_dict"):
+            self._apply("FedJob", {"model": obj})
         else:
             kind = type(obj)
             raise UsageError(
@@ -109,94 +112,26 @@ class FedJob:
         """Add something to all sites: see :meth:`to`."""
         self.to(obj, ALL_SITES, id, **how)
 
-    def add_filter(self, direction: Direction, given: Any) -> None:
-        """Add a filter after those that there are.
-
-        Args:
-            direction: Whether it is of updates (``up``), or of models that sites receive.
-            given: The filter.
-        """
-        key = f"filters.{direction}"
-        listed = self._parts.settings.get(key, [])
-        self.set({key: [*listed, filter_section(given)]})
-
-    @checked
     def configure(self, settings: Mapping[str, Any]) -> None:
         """Set keys of the job.
 
         Args:
-            settings: Values by the dotted name of a job file's key (``streaming.window``), or by
+            settings: Values by the dotted name of a job file's key (``checkpoints.keep``), or by
                 the flat name of NVFlare's (``tensor_download_chunk_size``).
-
-        Raises:
-            UsageError: There is no such key.
         """
-        known = [*job_keys(), *STREAMING_KEYS]
         for name, value in settings.items():
-            if name in UNNEEDED_KEYS:
-                notice(f"{name} is not needed: {UNNEEDED_KEYS[name]}")
-                continue
-            key = STREAMING_KEYS.get(name, name)
-            if key not in known and not key.startswith(("workflow.args.", "model.args.")):
-                hint = did_you_mean(name, known) or "docs/job.md lists all keys"
-                raise UsageError(f"{name} is no key of a job; {hint}")
-            self.set({key: value})
+            if name in UNNEEDED:
+                notice(f"{name} is not needed: {UNNEEDED[name]}")
+            else:
+                put(self._values, f"streaming.{name}" if name in STREAMING_KEYS else name, value)
 
-    def set(self, values: Mapping[str, Any]) -> None:
-        """Set keys by their dotted names; one whose value is None keeps what it has."""
-        self._parts.settings |= {key: value for key, value in values.items() if value is not None}
-
-    def add_cross_site(self, args: Mapping[str, Any]) -> None:
-        """Have the workflow followed by cross_site.
+    def export_job(self, job_root: str | Path, clients: Sequence[str] | int | None = None) -> Path:
+        """Write a job folder ``<job_root>/<name>``, which ``flstream simulate`` runs.
 
         Args:
-            args: Arguments of cross_site; those that are None keep their defaults.
-
-        Raises:
-            UsageError: The workflow does not train, or is followed by it already.
-        """
-        before = self._parts.settings.get("workflow.type", DEFAULT_WORKFLOW)
-        if before in ("cross_site", "evaluate"):
-            raise UsageError(
-                f"the job {self.name} has the workflow {before}, and cross-site evaluation comes "
-                "once, after a training"
-            )
-        self.set({"workflow.type": "cross_site", "workflow.args.after": before})
-        self.set({f"workflow.args.{name}": value for name, value in args.items()})
-
-    @checked
-    def set_model(self, model: Any, initial_ckpt: str | None = None) -> None:
-        """Set the initial model.
-
-        Args:
-            model: See :func:`~flstream.recipe.initial_model.initial_model`; None where the weights
-                alone make the model.
-            initial_ckpt: Path of a file with its weights; None to take those that it has.
-        """
-        self._parts.model = None if model is None else initial_model(model)
-        self._parts.initial = initial_ckpt
-
-    def set_runner(self, runner: ScriptRunner, site: str | None = None) -> None:
-        """Set the script of a site, or of all of them."""
-        self._parts.runners[site] = runner
-
-    def set_site_args(self, site: str, script_args: str) -> None:
-        """Give a site arguments of its own, instead of those of the others."""
-        self._parts.site_args[site] = script_args
-
-    @checked
-    def export_job(self, job_root: str | Path, clients: Clients = None) -> Path:
-        """Write the job's folder, ``<job_root>/<name>``: see :meth:`export`."""
-        return self.export(Path(job_root) / self.name, clients)
-
-    @checked
-    def export(self, folder: str | Path, clients: Clients = None) -> Path:
-        """Write a job folder, which ``flstream simulate`` runs: job.conf, and all that it names.
-
-        Args:
-            folder: A new or empty folder, or one that this has written.
-            clients: Names or number of the sites, or keys of the section ``clients``. By default
-                those that have something of their own, or as many as a round needs.
+            job_root: Folder for the folder.
+            clients: Names or number of the sites. By default those that have something of their
+                own, or as many as a round needs.
 
         Returns:
             The path of the folder.
@@ -205,11 +140,8 @@ class FedJob:
             JobError: The job has mistakes; the message names all of them.
             UsageError: The folder has something else in it, or cannot be written.
         """
-        if not isinstance(clients, Mapping):
-            clients = _sites(self._parts.known_sites(clients))
-        return write_job_folder(Path(folder), self._parts.resolve, clients, self._files)
+        return self._export(Path(job_root) / self.name, self._client_settings(clients))
 
-    @checked
     def simulator_run(
         self,
         workspace: str | Path = "runs",
@@ -219,35 +151,144 @@ class FedJob:
         gpu: str | None = None,
     ) -> RunResult:
         """Run the job on this machine: see :class:`~flstream.recipe.sim_env.SimEnv`."""
-        from flstream.recipe.sim_env import SimEnv
-
-        known = self._parts.known_sites(clients if clients is not None else n_clients)
+        known = self._client_settings(clients if clients is not None else n_clients)
         env = SimEnv(
-            num_clients=known if isinstance(known, int) else 0,
-            clients=None if isinstance(known, int) else known,
+            num_clients=known.get("clients.count", 0),
+            clients=known.get("clients.names"),
             num_threads=threads,
             gpu_config=gpu,
-            workspace_root=str(workspace),
+            workspace_root=workspace,
         )
         return env.run(self)
 
-    def resolve(
-        self, clients: Mapping[str, Any], weights_root: Path, settings: Mapping[str, Any]
-    ) -> Job:
+    def resolve(self, settings: Mapping[str, Any], weights_root: Path) -> Job:
         """Resolve the job, as a job file is.
 
         Args:
-            clients: Keys of the section ``clients``.
-            weights_root: Folder for the initial weights, where the model is an instance.
             settings: Settings of where it runs, by the dotted name of a key.
+            weights_root: Folder for the initial weights, where the model is an instance.
 
         Raises:
             JobError: The job has mistakes; the message names all of them.
         """
-        return self._parts.resolve(
-            clients, lambda weights: weights.write_once(weights_root), settings
-        )
+        values, folder = self._job_values(settings, weights_root)
+        return make_job(values, folder, f"the job {self.name}")
+
+    def _export(self, folder: Path, settings: Mapping[str, Any]) -> Path:
+        """Write the job's folder, with the Python files below the one that its paths start in."""
+        folder = Path(os.path.abspath(folder))
+        check_replaceable(folder)
+        with whole_folder(folder) as scratch:
+            values, origin = self._job_values(settings, scratch / INITIAL)
+            make_job(values, origin, f"the job {self.name}")
+            copy_job(values, origin, scratch, [origin / path for path in self._files], folder)
+        return folder
+
+    def _add_filter(
+        self,
+        direction: Literal["up", "down"],
+        section: Mapping[str, Any] | str,
+        tasks: Sequence[str] | None = None,
+        clients: Sequence[str] | None = None,
+    ) -> None:
+        """Add a filter of updates (up) or of models that sites receive, after those before it."""
+        if clients is not None or not {"train", "*"} & {*(tasks or "*")}:
+            raise UsageError(
+                f"a filter is for the tasks {tasks} of {clients}; a job's filters are those of all "
+                'sites and of trainings: leave out clients, and give tasks=["train"]'
+            )
+        filters = self._values.setdefault("filters", {}).setdefault(direction, [])
+        try:
+            filters.append(component(section))
+        except (TypeError, ValueError) as error:
+            kind = type(section)
+            name = f"{kind.__module__}.{kind.__qualname__}"
+            raise UsageError(f"a {name} is no filter here; {error}") from None
+
+    def _apply(self, owner: str, arguments: Mapping[str, Any], site: str | None = None) -> None:
+        """Set the keys that arguments of a recipe become, for all sites or for one."""
+        values = recipe_values(owner, arguments)
+        if {"model", "initial_model"} <= values.keys():
+            raise UsageError(f"{owner}: model and initial_model are given; leave out initial_model")
+        if not values.pop("launch_external_process", False):
+            values.pop("command", None)
+        if site is not None:
+            self._site_args[site] = values.pop("train_args", "")
+        for name, value in values.items():
+            key = key_of(name)
+            if key == "model":
+                self._weights = value.pop(WEIGHTS, None)
+            before = self._values["train"].get(key.removeprefix("train."), value)
+            if site is not None and before != value:
+                raise UsageError(
+                    f"{owner}: {name} of {site} is {value}, and that of others {before}; give all "
+                    "the same, and tell them apart by their arguments"
+                )
+            if key:
+                put(self._values, key, value)
+        for site, own in values.get("per_site_config", {}).items():
+            if own.keys() - {"train_args", "script_args"}:
+                raise UsageError(
+                    f"{site} has {', '.join(own)}; sites have their own train_args alone"
+                )
+            self._site_args[site] = next(iter(own.values()), "")
+        self.configure(values.get("config", {}))
+
+    def _client_settings(self, clients: Sequence[str] | int | None) -> dict[str, Any]:
+        """Return the names or number of the sites, by the dotted names of keys."""
+        known = self._values["clients"]
+        numbers = [known.get(key) for key in ("count", "min_updates", "per_round")]
+        if clients is None:
+            counts = [number for number in numbers if isinstance(number, int)]
+            clients = [*self._site_args] or next(iter(counts), None)
+        if clients is None:
+            raise UsageError(
+                f"the job {self.name} has no number of clients; give min_clients=..., or name them "
+                "where it is run or exported"
+            )
+        return {"clients.count" if isinstance(clients, int) else "clients.names": clients}
+
+    def _job_values(
+        self, settings: Mapping[str, Any], weights_root: Path
+    ) -> tuple[dict[str, Any], Path]:
+        """Return the values of the job file, and the folder in which its paths start."""
+        values: dict[str, Any] = {"name": self.name, **deepcopy(self._values)}
+        for key, value in settings.items():
+            put(values, key, value)
+        train, clients = values["train"], values["clients"]
+        if self._site_args:
+            sites = clients.get("names") or [f"site-{n + 1}" for n in range(clients["count"])]
+            args = {**dict.fromkeys(sites, train.pop("args", "")), **self._site_args}
+            named = {
+                site: by_name(words, f"the arguments of {site}")
+                if isinstance(words, str)
+                else words
+                for site, words in args.items()
+            }
+            clients["args"] = {site: words for site, words in named.items() if words}
+        workflow = values.setdefault("workflow", {})
+        args = workflow.setdefault("args", {})
+        metric = args.get("key_metric", _DEFAULT_METRIC)
+        if metric_mode(metric, values.get("stop_when")) == "min":
+            args.setdefault("key_metric_mode", "min")
+        if self._stages:
+            shared = {name: args[name] for name in args if name.startswith("key_metric")}
+            later = [{**stage, "args": {**shared, **stage["args"]}} for stage in self._stages]
+            values["workflow"] = [workflow, *later]
+        if self._weights is not None and "initial" not in values["model"]:
+            values["model"]["initial"] = str(write_weights(self._weights, weights_root))
+        return values, _folder_of(train.get("script") or train.get("learner", ""))
 
 
-def _sites(known: list[str] | int) -> dict[str, Any]:
-    return {"count": known} if isinstance(known, int) else {"names": known}
+def _folder_of(code: str) -> Path:
+    """Return where a job's paths start: beside an absolute script, here, or by the program."""
+    where, colon, _ = code.rpartition(":")
+    file = code if not colon else where if where.endswith(".py") else f"{where}.py"
+    program = getattr(sys.modules["__main__"], "__file__", None)
+    if os.path.isabs(file):
+        return Path(file).parent
+    if not Path(file).is_file() and program is not None:
+        beside = Path(os.path.abspath(program)).parent
+        if (beside / file).is_file():
+            return beside
+    return Path.cwd()

@@ -1,42 +1,47 @@
-"""Recipes, which are jobs with NVFlare's arguments, and what can be added to any of them."""
+"""Recipes: jobs with NVFlare's arguments, which a table turns into keys of a job file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self, Unpack
 
 from flstream.errors import UsageError
-from flstream.job.problems import did_you_mean
-from flstream.recipe.checks import checked, notice
-from flstream.recipe.components import say_that_streaming_is_on
+from flstream.recipe.arguments import RecipeArguments, nearest, notice
+from flstream.recipe.components import TensorServerStreamer
 from flstream.recipe.fed_job import FedJob
-from flstream.recipe.filters import check_use
 from flstream.recipe.run_result import RunResult
 from flstream.recipe.sim_env import SimEnv
 
-_SITE_KEYS = ("train_args", "script_args")
 
-
-class Recipe:
+class Recipe(FedJob):
     """A job that can be configured further, run and exported.
 
     Args:
-        job: The job.
+        **arguments: See :class:`~flstream.recipe.arguments.RecipeArguments`.
 
-    Attributes:
-        job: The job.
+    Raises:
+        UsageError: An argument is unknown, of another type, or has no counterpart.
     """
 
-    def __init__(self, job: FedJob) -> None:
-        self.job = job
+    workflow: ClassVar[str] = "fedavg"
+    """Type of the workflow."""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Arguments that the recipe has unless they are given."""
+
+    def __init__(self, **arguments: Unpack[RecipeArguments]) -> None:
+        values = {"name": self.workflow, "num_rounds": 2, **self.defaults, **arguments}
+        super().__init__(str(values.pop("name")))
+        self.configure({"workflow.type": self.workflow})
+        self._apply(type(self).__name__, values)
+        if arguments.get("do_cross_site_eval"):
+            add_cross_site_evaluation(self, 600, arguments.get("cross_site_eval_timeout", 300))
 
     @property
-    def name(self) -> str:
-        """Name of the job."""
-        return self.job.name
+    def job(self) -> Self:
+        """The job, as NVFlare's recipes have it beside them."""
+        return self
 
-    @checked
     def execute(self, env: SimEnv) -> RunResult:
         """Run the job.
 
@@ -48,11 +53,12 @@ class Recipe:
             RunFailedError: The run failed.
             KeyboardInterrupt: It was stopped by Ctrl-C; what it had completed is kept.
         """
-        return env.run(self.job)
+        if not isinstance(env, SimEnv):
+            raise UsageError(f"env is {env!r}; give SimEnv(num_clients=2)")
+        return env.run(self)
 
     run = execute
 
-    @checked
     def export(self, job_dir: str | Path, env: SimEnv | None = None) -> Path:
         """Write a job folder that ``flstream simulate`` runs to the same bits.
 
@@ -62,65 +68,52 @@ class Recipe:
 
         Returns:
             The path of the folder.
+
+        Raises:
+            JobError: The job has mistakes; the message names all of them.
+            UsageError: The folder has something else in it, or cannot be written.
         """
-        return self.job.export(job_dir, None if env is None else env.keys)
+        settings = self._client_settings(None) if env is None else env.client_settings
+        return self._export(Path(job_dir), settings)
 
     def add_server_config(self, config: Mapping[str, Any]) -> None:
         """Set keys of the job: see :meth:`~flstream.recipe.fed_job.FedJob.configure`."""
-        self.job.configure(config)
+        self.configure(config)
 
-    def add_client_config(self, config: Mapping[str, Any]) -> None:
-        """Set keys of the job, which has one file for the server and its sites."""
-        self.job.configure(config)
+    add_client_config = add_server_config
 
-    @checked
     def add_client_output_filter(
         self,
-        filter: Any,
+        filter: Mapping[str, Any] | str,
         tasks: Sequence[str] | None = None,
         clients: Sequence[str] | None = None,
     ) -> None:
         """Filter updates before they leave their site (``filters.up``).
 
         Args:
-            filter: A filter of :mod:`flstream.recipe`; or a job file's, as a name or a section.
+            filter: A filter of :mod:`flstream.recipe`, or ``{"type": ..., "args": {...}}``.
             tasks: Names of its tasks, ``train`` among them; None for all.
             clients: None, since the filters of a job are those of all sites.
         """
-        check_use(tasks, clients)
-        self.job.add_filter("up", filter)
+        self._add_filter("up", filter, tasks, clients)
 
-    @checked
     def add_client_input_filter(
         self,
-        filter: Any,
+        filter: Mapping[str, Any] | str,
         tasks: Sequence[str] | None = None,
         clients: Sequence[str] | None = None,
     ) -> None:
-        """Filter models before a site's code sees them (``filters.down``).
+        """Filter models before a site's code sees them: see :meth:`add_client_output_filter`."""
+        self._add_filter("down", filter, tasks, clients)
 
-        See :meth:`add_client_output_filter` for the arguments.
-        """
-        check_use(tasks, clients)
-        self.job.add_filter("down", filter)
-
-    @checked
-    def add_server_input_filter(self, filter: Any, tasks: Sequence[str] | None = None) -> None:
-        """Filter updates; it is done at the sites: see :meth:`add_client_output_filter`."""
-        check_use(tasks)
-        self.job.add_filter("up", filter)
-
-    @checked
-    def add_server_output_filter(self, filter: Any, tasks: Sequence[str] | None = None) -> None:
-        """Filter models for sites; it is done there: see :meth:`add_client_input_filter`."""
-        check_use(tasks)
-        self.job.add_filter("down", filter)
+    # Both ends are filtered at the site.
+    add_server_input_filter = add_client_output_filter
+    add_server_output_filter = add_client_input_filter
 
     def enable_tensor_streaming(self) -> None:
         """Say that tensor streaming is on, as it always is."""
-        say_that_streaming_is_on()
+        self.configure(TensorServerStreamer())
 
-    @checked
     def set_per_site_config(self, config: Mapping[str, Mapping[str, Any]]) -> None:
         """Give sites arguments of their own, instead of those of the others.
 
@@ -130,23 +123,63 @@ class Recipe:
         Raises:
             UsageError: Something else is given for a site.
         """
-        for site, values in config.items():
-            for key, value in values.items():
-                if key not in _SITE_KEYS:
-                    raise UsageError(
-                        f"{key} is given for {site}; a site of its own has train_args alone, so "
-                        "give the others for all sites"
-                    )
-                self.job.set_site_args(site, value)
+        self._apply(type(self).__name__, {"per_site_config": config})
 
 
-@checked
+class FedAvgRecipe(Recipe):
+    """Federated averaging (McMahan et al. 2017, arXiv:1602.05629)."""
+
+
+class NumpyFedAvgRecipe(Recipe):
+    """Federated averaging of NumPy arrays; a list or an array is the tensor ``numpy_key``."""
+
+    defaults: ClassVar = {"framework": "numpy"}
+
+
+class FedProxRecipe(Recipe):
+    """FedProx (Li et al. 2020, arXiv:1812.06127); the script adds the proximal term."""
+
+    defaults: ClassVar = {"name": "fedprox", "fedprox_mu": 0.01}
+
+
+class FedOptRecipe(Recipe):
+    """Federated averaging with an optimizer on the server (Reddi et al. 2021, arXiv:2003.00295)."""
+
+    defaults: ClassVar = {"name": "fedopt"}
+
+
+class ScaffoldRecipe(Recipe):
+    """SCAFFOLD (Karimireddy et al. 2020, arXiv:1910.06378)."""
+
+    workflow: ClassVar = "scaffold"
+
+
+class CyclicRecipe(Recipe):
+    """Cyclic weight transfer (Chang et al. 2018, doi:10.1093/jamia/ocy017)."""
+
+    workflow: ClassVar = "cyclic"
+
+
+class SwarmLearningRecipe(Recipe):
+    """Swarm learning (Warnat-Herresthal et al. 2021, doi:10.1038/s41586-021-03583-3)."""
+
+    workflow: ClassVar = "swarm"
+    defaults: ClassVar = {"start_task_timeout": 300, "progress_timeout": 3600}
+
+
+class FedEvalRecipe(Recipe):
+    """Evaluation of one model at every site, without any training."""
+
+    workflow: ClassVar = "evaluate"
+    defaults: ClassVar = {"name": "eval", "num_rounds": 1, "validation_timeout": 6000}
+
+
 def add_experiment_tracking(
     recipe: Recipe,
     tracking_type: str = "tensorboard",
     tracking_config: Mapping[str, Any] | None = None,
 ) -> None:
-    """Have a recipe's runs tracked, with what scripts log through a ``SummaryWriter``.
+    """Track a recipe's runs, with what scripts log through a ``SummaryWriter``.
 
     Args:
         recipe: The recipe.
@@ -158,22 +191,21 @@ def add_experiment_tracking(
     """
     known = ("tensorboard", "mlflow")
     if tracking_type not in known and ":" not in tracking_type:
-        hint = did_you_mean(tracking_type, known) or f"it must be {', '.join(known)} or a class"
-        raise UsageError(f"there is no tracker {tracking_type}; {hint}")
-    if tracking_config and ":" not in tracking_type:
+        raise UsageError(f"there is no tracker {tracking_type}; {nearest(tracking_type, known)}")
+    recipe.configure({"tracking.type": tracking_type})
+    if tracking_config and ":" in tracking_type:
+        recipe.configure({"tracking.args": tracking_config})
+    elif tracking_config:
         notice(f"tracking_config is not needed: {tracking_type}'s files are in the run directory")
-        tracking_config = None
-    recipe.job.set({"tracking.type": tracking_type, "tracking.args": tracking_config})
 
 
-@checked
 def add_cross_site_evaluation(
     recipe: Recipe,
     submit_model_timeout: float = 600,
     validation_timeout: float = 6000,
     participating_clients: Sequence[str] | None = None,
 ) -> None:
-    """Have every site score every model once a recipe's training is over.
+    """Score every model at every site once a recipe's training is over.
 
     Args:
         recipe: The recipe.
@@ -184,10 +216,12 @@ def add_cross_site_evaluation(
     Raises:
         UsageError: The recipe does not train, or was given this already.
     """
-    recipe.job.add_cross_site(
-        {
-            "submit_model_timeout": submit_model_timeout,
-            "eval_task_timeout": validation_timeout,
-            "participating_sites": participating_clients and list(participating_clients),
-        }
-    )
+    if recipe._stages or recipe.workflow == "evaluate":
+        raise UsageError(
+            f"{recipe.name} cannot have cross_site here; it comes once, after training"
+        )
+    args: dict[str, Any] = {"eval_task_timeout": validation_timeout}
+    args["submit_model_timeout"] = submit_model_timeout
+    if participating_clients is not None:
+        args["participating_sites"] = list(participating_clients)
+    recipe._stages.append({"type": "cross_site", "args": args})

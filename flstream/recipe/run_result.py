@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 class RunFailedError(SimulationError):
-    """A run that failed.
-
-    Attributes:
-        run: The run.
-    """
+    """A run that failed, which is its attribute ``run``."""
 
     def __init__(self, run: RunResult) -> None:
         super().__init__(f"{run.summary.error}\n  in the run directory {run.directory}")
@@ -30,29 +26,25 @@ class RunFailedError(SimulationError):
 
 
 class RunResult:
-    """A run that has ended. In a notebook it shows its result, with charts.
+    """A run that has ended, also one of the command line. A notebook shows it with charts.
 
     Args:
-        directory: Path of the run directory.
-        summary: Content of its ``summary.json``.
+        path: Path of the run directory.
 
     Attributes:
         directory: Absolute path of the run directory.
-        summary: What the run was, what came of it and what it cost.
+        summary: Content of ``summary.json``: what the run was, its results and its cost.
+        digest: Digest of the final model: equal digests are equal bits.
+        metrics: For each round its number, its scores, and under ``train`` what sites reported.
+        model: Path of the final model, a safetensors file.
+        best_model: Path of the best model by the key metric; None where no model was scored.
+        report: Path of the page about the run.
+
+    Raises:
+        UsageError: It has no sound ``summary.json``.
     """
 
-    def __init__(self, directory: Path, summary: Summary) -> None:
-        self.directory = directory
-        self.summary = summary
-        self._files = RunDirectory(directory)
-
-    @classmethod
-    def open(cls, path: str | Path) -> RunResult:
-        """Open the directory of a run that has ended, also one of the command line.
-
-        Raises:
-            UsageError: It has no sound ``summary.json``.
-        """
+    def __init__(self, path: str | Path) -> None:
         files = RunDirectory(Path(path).absolute())
         try:
             summary = msgspec.json.decode(files.summary.read_bytes(), type=Summary)
@@ -61,7 +53,12 @@ class RunResult:
                 f"{path} is not the directory of a run that has ended: its summary.json cannot be "
                 f"read ({error}); name one such as runs/<job>-<time>"
             ) from error
-        return cls(files.path, summary)
+        self.directory: Path = files.path
+        self.summary = summary
+        self.digest = summary.model.digest
+        self.metrics: Sequence[Mapping[str, Any]] = summary.metrics
+        self.model, self.report = files.final_model, files.report
+        self.best_model = files.best_model if files.best_model.exists() else None
 
     def get_job_id(self) -> str:
         """Return the name of the run directory."""
@@ -72,44 +69,11 @@ class RunResult:
         return self.summary.status
 
     def get_result(self, timeout: float = 0.0) -> str:
-        """Return the path of the run directory.
-
-        Args:
-            timeout: Accepted for NVFlare's sake: the run has ended.
-        """
+        """Return the path of the run directory; the run has ended, so nothing is waited for."""
         return str(self.directory)
 
-    @property
-    def digest(self) -> str:
-        """Digest of the final model: equal digests are equal bits."""
-        return self.summary.model.digest
-
-    @property
-    def metrics(self) -> Sequence[Mapping[str, Any]]:
-        """For each round its number, its scores, and under ``train`` what sites reported."""
-        return self.summary.metrics
-
-    @property
-    def model(self) -> Path:
-        """Path of the final model, a safetensors file."""
-        return self._files.final_model
-
-    @property
-    def best_model(self) -> Path | None:
-        """Path of the best model by the key metric; None where no model was scored."""
-        return self._files.best_model if self._files.best_model.exists() else None
-
-    @property
-    def report(self) -> Path:
-        """Path of the page about the run."""
-        return self._files.report
-
     def load(self, path: Path | None = None) -> dict[str, torch.Tensor]:
-        """Return the tensors of a model by name, in memory.
-
-        Args:
-            path: Path of the model; None for the final one.
-        """
+        """Return the tensors of a model by name, in memory; those of the final one for None."""
         from safetensors.torch import load_file
 
         return load_file(path or self.model)

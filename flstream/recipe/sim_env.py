@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flstream.engines.processes import OF_A_RUN
 from flstream.errors import UsageError
-from flstream.recipe.checks import checked, notice
-from flstream.recipe.fed_job import FedJob
+from flstream.recipe.arguments import notice
 from flstream.recipe.run_result import RunFailedError, RunResult
 from flstream.report.console import make_console
 from flstream.report.running import run_and_show
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.places import this_place
+
+if TYPE_CHECKING:
+    from flstream.recipe.fed_job import FedJob
 
 MODELS = "models"
 """Folder below a workspace's root that has the initial weights of models given as instances."""
@@ -28,8 +30,7 @@ _WITHIN_A_RUN = (
     "a process of a run would start a run itself, since it imports the program; "
     'put what runs the job under: if __name__ == "__main__":'
 )
-_GPUS = re.compile(r"\s*(\[[^\[\]]*\]\s*,\s*)*\[[^\[\]]*\]\s*|[^\[\]]*")
-_GROUP = re.compile(r"\[([^\[\]]*)\]")
+_GPUS = re.compile(r"\s*\[[^][]+\](\s*,\s*\[[^][]+\])*\s*|[^][,]+(,[^][,]+)*")
 
 
 class SimEnv:
@@ -47,11 +48,13 @@ class SimEnv:
             ``breakpoint()`` works; None for what the job has.
         pdb: Whether an exception in training code opens pdb there, with the engine inline.
 
+    Attributes:
+        client_settings: Keys of a job's section ``clients``, by their dotted names.
+
     Raises:
         UsageError: The clients or the GPUs are not given as above.
     """
 
-    @checked
     def __init__(
         self,
         *,
@@ -72,31 +75,24 @@ class SimEnv:
                 f"SimEnv has num_clients={num_clients} and {len(clients)} names of clients; "
                 "leave num_clients out"
             )
+        is_text = isinstance(gpu_config, str)
+        if gpu_config is not None and not (is_text and _GPUS.fullmatch(gpu_config)):
+            raise UsageError(
+                f"gpu_config is {gpu_config!r}: write 0,1 for a GPU each, or [0,1],[2]"
+            )
         if log_config is not None:
             notice("log_config is not needed: sites/<name>/log.txt has what a site prints")
-        self.num_clients = num_clients or len(clients or ())
-        self.clients = list(clients) if clients else None
-        self.num_threads = num_threads
-        self.gpus = None if gpu_config is None else _gpu_groups(gpu_config)
+        text = gpu_config or ""
+        groups = re.findall(r"\[([^]]*)\]", text) or text.split(",")
+        settings = {
+            "clients.names" if clients else "clients.count": list(clients or ()) or num_clients,
+            "clients.parallel": num_threads,
+            "clients.gpus": [re.sub(r"\s", "", group) for group in groups if group] or None,
+        }
+        self.client_settings = {k: value for k, value in settings.items() if value is not None}
         self.workspace_root = Path(workspace_root)
-        self.quiet = quiet
-        self.engine = engine
-        self.pdb = pdb
+        self.quiet, self.engine, self.pdb = quiet, engine, pdb
 
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Settings of the engine, by the dotted name of a job file's key."""
-        given = {"engine.type": self.engine, "engine.pdb": self.pdb or None}
-        return {key: value for key, value in given.items() if value is not None}
-
-    @property
-    def keys(self) -> Mapping[str, Any]:
-        """Keys of a job's section ``clients``."""
-        names = {"count": self.num_clients} if self.clients is None else {"names": self.clients}
-        given = {"parallel": self.num_threads, "gpus": self.gpus}
-        return {**names, **{key: value for key, value in given.items() if value is not None}}
-
-    @checked
     def run(self, job: FedJob) -> RunResult:
         """Run a job, and show its progress and its result.
 
@@ -111,26 +107,21 @@ class SimEnv:
         """
         if this_place() is not None:  # whose run has the lock
             raise UsageError(_WITHIN_A_RUN)
+        settings: dict[str, Any] = dict(self.client_settings)
+        settings |= {"engine.type": self.engine} if self.engine is not None else {}
+        settings |= {"engine.pdb": True} if self.pdb else {}
         with _one_run:
             # Another thread's run sets it while its processes start, so it is looked at in here.
             if OF_A_RUN in os.environ:
                 raise UsageError(_WITHIN_A_RUN)
-            resolved = job.resolve(self.keys, self.workspace_root / MODELS, self.settings)
+            resolved = job.resolve(settings, self.workspace_root / MODELS)
             directory = RunDirectory.create(resolved.name, root=self.workspace_root)
             console = make_console()
             console.quiet = self.quiet
             summary = run_and_show(resolved, directory, console)
         if summary.status == "stopped":
             raise KeyboardInterrupt
-        run = RunResult.open(directory.path)
+        run = RunResult(directory.path)
         if summary.status == "failed":
             raise RunFailedError(run)
         return run
-
-
-def _gpu_groups(text: str) -> list[str]:
-    groups = _GROUP.findall(text)
-    groups = ["".join(group.split()) for group in groups or text.split(",")]
-    if not _GPUS.fullmatch(text) or not all(groups):
-        raise UsageError(f"gpu_config = {text!r}: write 0,1 for a GPU each, or [0,1],[2,3]")
-    return groups

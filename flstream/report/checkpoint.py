@@ -1,158 +1,185 @@
-"""Text of ``flstream inspect``: a checkpoint's tensors, totals and streaming cost."""
+"""Text of ``flstream inspect``."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import Any
 
-from rich.cells import cell_len
+import msgspec
+from msgspec import structs
 from rich.console import Console
 
-from flstream.inspection.examine import Findings
+from flstream.inspection.difference import Difference
+from flstream.inspection.examine import Count, Findings
 from flstream.inspection.export import Export
-from flstream.inspection.overview import Count, Inspection, StreamingCost
-from flstream.inspection.tree import Module
-from flstream.model.formats.file import CheckpointFile
-from flstream.report.checkpoint_findings import (
-    difference_lines,
-    run_lines,
-    statistics_lines,
-    verification_lines,
-)
-from flstream.report.columns import GAP, column_lines, section, wrapped
-from flstream.report.text import counted
+from flstream.inspection.runs import InspectedRun
+from flstream.inspection.statistics import TensorRow
+from flstream.report.table import Column, Row, Table, ends
+from flstream.report.text import GAP, counted, format_metrics, section, wrapped
 from flstream.text import printable
 from flstream.units import format_bytes
 
-# Width of a shape on a terminal, in columns, from which on it is folded.
-_SHAPE_WIDTH = 26
-# Lines, or pieces of JSON of a few characters each, that are printed at a time.
-_BATCH = 4096
+_DIGEST_WIDTH = 12
+_NAME = Column("name", "name", least=16)
+_BYTES, _FAILURES = Column("bytes", "bytes"), Column("failures", "count", 1)
+_TENSORS = (_NAME, Column("dtype"), Column("shape"), _BYTES)
+_MODELS = (Column("model", "name"), _BYTES, Column("digest"), Column("metrics"))
+_MOVED = (Column("down", "bytes"), Column("up", "bytes"), Column("reused", "bytes"))
+_ROUNDS = (Column("round", "count"), Column("seconds", "seconds", 2), *_MOVED, _FAILURES)
+_SITES = (Column("site", "name"), Column("updates", "count"), Column("weight", "number"), _FAILURES)
+_STATISTICS = (
+    _NAME,
+    *(Column(head, "number", 1) for head in ("min", "max", "mean", "std", "norm")),
+    *(Column(head, "count", 2) for head in ("zeros", "NaN", "inf")),
+)
+_RESHAPED = (_NAME, Column("was"), Column("is"))
+_CHANGED = (
+    _NAME,
+    *(Column(head, "number") for head in ("L2", "max")),
+    *(Column(head, "bytes") for head in ("bytes", "differ")),
+    Column("non-finite", "count", 1),
+)
+_STATISTICS_NOTE = (
+    "Of finite elements; std is the population's; complex min and max are of absolute values."
+)
 
 
 def print_findings(console: Console, findings: Findings) -> None:
     """Print the results of an examination.
 
-    On a terminal names and shapes are folded to fit its width. Elsewhere they are whole, so that
+    On a terminal long names are shortened to fit its width. Elsewhere they are whole, so that
     programs can search them.
     """
     width = console.width if console.is_terminal else None
-    inspection = findings.inspection
-    lines = run_lines(findings.run, width)
-    if findings.tree is not None:
-        lines += _tree_lines(findings.tree, width)
-    else:
-        lines += _tensor_lines(inspection, width)
-    if findings.statistics is not None:
-        lines += ["", *statistics_lines(inspection.tensors, findings.statistics, width)]
-    lines += _total_lines(inspection, width)
-    if findings.difference is not None:
-        lines += difference_lines(findings.difference, str(inspection.file.path), width)
-    if findings.verified is not None:
-        lines += verification_lines(findings.verified, width)
-    while lines and not lines[0]:
-        del lines[0]
+    lines = _run_lines(findings.run, width) if findings.run else []
+    lines += _tensor_table(findings.tensors).lines(width)
+    if findings.tensors and findings.tensors[0].stats:
+        statistics = _statistics_table(findings.tensors)
+        lines += ["", *statistics.lines(width), *wrapped([_STATISTICS_NOTE], width)]
+    lines += _total_lines(findings, width)
+    if findings.diff:
+        lines += _difference_lines(findings.diff, str(findings.path), width)
+    for file in findings.verified or ():
+        checks = [printable(check) for check in file.checks]
+        lines += section(f"verified {printable(str(file.path))}", checks, width)
     _print(console, lines)
 
 
 def print_export(console: Console, export: Export) -> None:
     """Print where a model was written, and which files."""
-    tensors = f"{counted(export.tensors, 'tensor')} of {printable(str(export.source))}"
+    tensors = f"{counted(export.tensors, 'tensor')} of {printable(str(export.path))}"
     lines = [f"exported {tensors}, {format_bytes(export.bytes)} in"]
     lines += [f"  {printable(str(path))}" for path in export.files]
-    console.out("\n".join(lines), highlight=False)
-
-
-def _print(console: Console, lines: Sequence[str]) -> None:
-    for start in range(0, len(lines), _BATCH):
-        console.out("\n".join(lines[start : start + _BATCH]), highlight=False)
+    _print(console, lines)
 
 
 def print_json(console: Console, document: Mapping[str, Any]) -> None:
-    """Print a document as JSON, in pieces, since its whole text may need much memory."""
-    encoder = json.JSONEncoder(indent=2, allow_nan=False)
-    pieces = encoder.iterencode(document)
-    while batch := "".join(islice(pieces, _BATCH)):
-        console.out(batch, highlight=False, end="")
-    console.out("", highlight=False)
+    """Print a document as JSON."""
+    _print(console, [msgspec.json.format(json.dumps(document, allow_nan=False), indent=2)])
 
 
-def _tensor_lines(inspection: Inspection, width: int | None) -> list[str]:
-    rows = [
-        (printable(spec.name), spec.dtype, str(list(spec.shape)), format_bytes(spec.nbytes))
-        for spec in inspection.tensors
+def _print(console: Console, lines: Sequence[str]) -> None:
+    """Print lines past rich, which takes a second for a megabyte."""
+    try:
+        console.file.writelines(f"{line}\n" for line in lines)
+        console.file.flush()
+    except BrokenPipeError:
+        console.on_broken_pipe()
+
+
+def _run_lines(run: InspectedRun, width: int | None) -> list[str]:
+    planned = f" of {run.rounds_planned}" if run.rounds_planned else ""
+    job = printable(run.job) or "a run without a journal"
+    status = f" {run.status} after" if run.status else ""
+    lines = wrapped([f"{job}:{status} {run.rounds_completed}{planned} rounds"], width)
+    models = (
+        Row(
+            [
+                str(model.round) if model.step is None else f"{model.round}.{model.step}",
+                model.bytes,
+                model.digest if width is None else model.digest[:_DIGEST_WIDTH],
+                format_metrics(model.metrics),
+            ]
+        )
+        for model in run.checkpoints
+    )
+    rounds = (Row(list(sums.values())) for sums in run.rounds)
+    sites = (Row(list(sums.values())) for sums in run.sites)
+    for columns, rows in ((_MODELS, models), (_ROUNDS, rounds), (_SITES, sites)):
+        table = Table(columns, ends(rows))
+        lines += ["", *table.lines(width)] if table.rows else []
+    return [*lines, "", f"the {'final model' if run.final_model else 'latest checkpoint'}:", ""]
+
+
+def _tensor_table(tensors: Sequence[TensorRow]) -> Table:
+    rows = [Row([row.name, row.dtype, str(list(row.shape)), row.bytes]) for row in tensors]
+    return Table(_TENSORS, rows)
+
+
+def _statistics_table(tensors: Sequence[TensorRow]) -> Table:
+    rows = []
+    for tensor in tensors:
+        assert tensor.stats
+        _, non_finite, nan, zeros, *numbers = structs.astuple(tensor.stats)
+        rows.append(Row([tensor.name, *map(_rounded, numbers), zeros, nan, non_finite - nan]))
+    return Table(_STATISTICS, rows)
+
+
+def _total_lines(findings: Findings, width: int | None) -> list[str]:
+    lines, cost = [""], findings.streaming
+    if findings.shown != findings.total:
+        lines.append(f"shown: {_counted(findings.shown)}; the whole model has:")
+    lines.append(f"{_counted(findings.total)}, header of {format_bytes(findings.header_bytes)}")
+    if len(findings.dtypes) > 1:
+        lines += [f"  {code}: {_counted(count)}" for code, count in findings.dtypes.items()]
+    files, size = counted(len(findings.files), "file"), format_bytes(findings.file_bytes)
+    layout = "a run needs it as one .safetensors file, and lays it out anew"
+    chunks = f"{counted(cost.chunks, 'chunk')} of {format_bytes(cost.chunk_size)}"
+    streaming = [chunks, "streams as it lies" if cost.as_it_lies else layout]
+    ties = [f"{printable(alias)} = {printable(name)}" for alias, name in findings.tied.items()]
+    pairs = [f"{printable(key)}: {printable(text)}" for key, text in findings.metadata.items()]
+    return [
+        *wrapped([*lines, f"{findings.format}, {files}, {size}"], width),
+        *section("streaming", streaming, width),
+        *section("tied", ties, width),
+        *section("metadata", pairs, width),
     ]
-    head = ("name", "dtype", "shape", "bytes")
-    return column_lines(head, rows, width, left=3, limits={2: _SHAPE_WIDTH})
 
 
-def _tree_lines(root: Module, width: int | None) -> list[str]:
-    """Return a line for each module and each tensor, indented below its parent module."""
-    rows: list[tuple[str, ...]] = []
-
-    def add(module: Module, depth: int) -> None:
-        for label, spec in module.tensors:
-            what = f"{spec.dtype} {list(spec.shape)}"
-            rows.append(_row(label, depth, what, Count.of([spec])))
-
-    add(root, 0)
-    for depth, module in root.walk():
-        what = counted(module.total.tensors, "tensor")
-        rows.append(_row(f"{module.label}.", depth, what, module.total))
-        add(module, depth + 1)
-    head = ("module", "holds", "parameters", "bytes")
-    return column_lines(head, rows, width, left=2, limits={1: _SHAPE_WIDTH})
-
-
-def _row(label: str, depth: int, what: str, count: Count) -> tuple[str, ...]:
-    # Indentation ends at a dozen levels, since a terminal has no room for more.
-    name = GAP * min(depth, 12) + printable(label)
-    return name, what, f"{count.parameters:,}", format_bytes(count.bytes)
-
-
-def _total_lines(inspection: Inspection, width: int | None) -> list[str]:
-    file = inspection.file
-    lines = [""]
-    if inspection.shown != inspection.total:
-        lines.append(f"shown: {_counted(inspection.shown)}; the whole model has:")
-    lines.append(f"{_counted(inspection.total)}, header of {format_bytes(file.header_bytes)}")
-    if len(inspection.dtypes) > 1:
-        lines += [f"  {code}: {_counted(count)}" for code, count in inspection.dtypes.items()]
-    lines.append(
-        f"{file.format}, {counted(len(file.files), 'file')}, {format_bytes(file.file_bytes)}"
-    )
-    lines = wrapped(lines, width)
-    lines += section("streaming", _streaming_lines(inspection.streaming, file), width)
-    ties = inspection.ties.items()
-    lines += section(
-        "tied", [f"{printable(alias)} = {printable(name)}" for alias, name in ties], width
-    )
-    pairs = file.metadata.items()
-    return lines + section(
-        "metadata", [f"{printable(key)}: {printable(value)}" for key, value in pairs], width
-    )
-
-
-def _streaming_lines(streaming: StreamingCost, file: CheckpointFile) -> list[str]:
-    layout = "streams as it lies"
-    if file.format != "safetensors":
-        layout = "a run can start from it once it is saved as one .safetensors file"
-    elif not streaming.as_it_lies:
-        layout = "laid out anew when a run starts from it"
-    chunk, request = format_bytes(streaming.chunk_size), format_bytes(streaming.request_size)
-    calls = counted(streaming.per_tensor_calls, "call")
-    rows = {
-        f"chunks of {chunk}": f"{streaming.chunks:,}; the largest tensor has bytes in "
-        f"{streaming.largest_tensor_chunks:,}",
-        f"requests of {request}": f"{streaming.requests:,}; tensor by tensor it would be {calls}",
-        "layout": layout,
+def _difference_lines(difference: Difference, path: str, width: int | None) -> list[str]:
+    reshaped = []
+    for row in difference.reshaped:
+        name, dtype, shape, other_dtype, other_shape = structs.astuple(row)
+        reshaped.append(Row([name, f"{dtype} {[*shape]}", f"{other_dtype} {[*other_shape]}"]))
+    changed = []
+    for tensor in difference.changed:
+        name, size, equal, *numbers, non_finite = structs.astuple(tensor)
+        changed.append(Row([name, *map(_rounded, numbers), size, size - equal, non_finite]))
+    tables = {
+        "added": _tensor_table(difference.added),
+        "removed": _tensor_table(difference.removed),
+        "reshaped": Table(_RESHAPED, reshaped),
+        "changed": Table(_CHANGED, changed),
     }
-    first = max(map(cell_len, rows))
-    return [f"{name.ljust(first)}{GAP}{value}" for name, value in rows.items()]
+    room = None if width is None else width - len(GAP)
+    lines = wrapped(["", f"from {printable(path)}", f"to   {printable(difference.other)}"], width)
+    for head, table in tables.items():
+        lines += section(head, table.lines(room) if table.rows else [], width)
+    counts = ", ".join(f"{len(table.rows):,} {kind}" for kind, table in tables.items())
+    differing = format_bytes(difference.compared_bytes - difference.equal_bytes)
+    compared = (
+        f"of {counted(difference.compared, 'tensor')} of both, {differing} of "
+        f"{format_bytes(difference.compared_bytes)} differ, L2 {difference.l2:.4g}"
+    )
+    return [*lines, "", *wrapped([counts, compared], width)]
 
 
 def _counted(count: Count) -> str:
     numbers = f"{counted(count.tensors, 'tensor')}, {counted(count.parameters, 'parameter')}"
     return f"{numbers}, {format_bytes(count.bytes)}"
+
+
+def _rounded(value: complex | None) -> complex | None:
+    """Round a float to three digits; an integer stays exact."""
+    return float(f"{value:.3g}") if isinstance(value, float) else value

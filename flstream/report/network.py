@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from flstream.telemetry.events import LinkFacts
-from flstream.units import format_rate, format_seconds
+from flstream.units import format_bits, format_seconds
 
 
 def describe_links(links: Collection[LinkFacts]) -> str:
@@ -15,8 +15,8 @@ def describe_links(links: Collection[LinkFacts]) -> str:
         links: Those of all sites, at least one.
     """
     parts = [
-        _range("up", [each.up for each in links], format_rate),
-        _range("down", [each.down for each in links], format_rate),
+        _range("up", [each.up for each in links], format_bits),
+        _range("down", [each.down for each in links], format_bits),
         _range("latency", [each.latency or None for each in links], _delay),
         _range("jitter", [each.jitter or None for each in links], _delay),
         _range("loss", [each.loss or None for each in links], lambda loss: f"{100 * loss:.3g} %"),

@@ -20,11 +20,11 @@ from flstream.client.site_folder import SPLIT
 from flstream.errors import SimulationError, UsageError
 from flstream.job import JobError
 from flstream.job.hocon import read_hocon
-from flstream.job.keys import keys_in
+from flstream.job.keys import flat, keys_in
+from flstream.job.values import render_value
 from flstream.report.text import counted
 from flstream.runs.history import History
 from flstream.runs.job_facts import JobFacts
-from flstream.runs.job_match import as_written
 from flstream.runs.journal import Journal
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.site_record import SiteRecord
@@ -251,12 +251,12 @@ def _read_settings(run: RunDirectory, notes: list[str]) -> dict[str, Setting]:
         hocon = read_hocon(run.job_file)
         if hocon.problems:
             raise JobError(run.job_file, hocon.problems)
-        settings = {}
-        for key in keys_in(hocon.values).values():
-            if key.is_in(hocon.values):
-                value = as_written(key, hocon.values, run)
-                is_default = not key.required and value == key.render(key.default)
-                settings[key.name] = Setting(value, key.meaning.partition("\n")[0], is_default)
+        settings, keys = {}, keys_in(hocon.values)
+        for name, value in flat(hocon.values):
+            key = keys.get(name)
+            is_default = key is not None and not key.required and value == key.default
+            meaning = "An argument of the workflow, as written." if key is None else key.meaning
+            settings[name] = Setting(render_value(value), meaning.partition("\n")[0], is_default)
         return settings
     except JobError as error:
         notes.append(f"job.conf is damaged, so no settings are shown: {error.problems[0]}.")

@@ -35,11 +35,10 @@ from flstream.report.text import (
     counted,
     elide,
     format_metric,
-    format_throughput,
     wrapped,
 )
 from flstream.text import printable
-from flstream.units import format_bytes, format_rate, format_seconds
+from flstream.units import format_bits, format_bytes, format_rate, format_seconds
 
 Kind = Literal[
     "name",  # str; a long one lacks its middle
@@ -300,8 +299,8 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "bytes": format_bytes,
     "seconds": lambda seconds: f"{seconds:,.2f}",
     "duration": format_seconds,
-    "rate": format_throughput,
-    "bits": format_rate,
+    "rate": format_rate,
+    "bits": format_bits,
     "metric": format_metric,
     "shade": lambda cell: f"{cell[0]:,}" if isinstance(cell[0], int) else format_metric(cell[0]),
     "share": lambda share: f"{share:.0%}",

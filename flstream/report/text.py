@@ -86,11 +86,6 @@ def privacy_words(spent: PrivacySpent) -> str:
     return f"epsilon {format_epsilon(spent)}, {spent.clipped:.0%} clipped to {spent.clip_norm:.4g}"
 
 
-def format_throughput(bytes_per_second: float) -> str:
-    """Format a throughput in bytes a second: ``310.5 MiB/s``."""
-    return f"{format_bytes(round(bytes_per_second))}/s"
-
-
 def format_elapsed(seconds: float) -> str:
     """Format elapsed seconds with one decimal always, so that the width is stable: ``5.0 s``."""
     return f"{seconds:.1f} s" if 0 <= seconds < 59.95 else format_seconds(max(seconds, 0.0))

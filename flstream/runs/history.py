@@ -60,6 +60,7 @@ class History:
         models: Models, oldest first; the initial one is version 0.
         rounds: Rounds that came to their end, in order, from round 1.
         scores: Metrics of the last evaluation of each round, in order.
+        is_received: Whether the last evaluation was by metrics that came with updates.
         site_scores: Each site's metrics of that evaluation, where they are known.
         failures: Sites that had no part in a round, in order.
         suspended: Sites that are asked no more, in the order in which that came about.
@@ -83,6 +84,7 @@ class History:
         self.models: list[ModelRecord] = []
         self.rounds: list[RoundRecord] = []
         self.scores: dict[int, Metrics] = {}
+        self.is_received = False
         self.site_scores: dict[int, Columns] = {}
         self.failures: list[SiteFailed] = []
         self.suspended: list[str] = []
@@ -205,6 +207,7 @@ class History:
     def _evaluate(self, event: Evaluated) -> None:
         self.has_provisional_scores = event.is_provisional
         self.scores[event.round] = event.metrics
+        self.is_received = event.received
         self.site_scores[event.round] = packed(event.sites)
         self.down += event.down
         if 0 < event.round <= len(self.rounds):

@@ -11,7 +11,6 @@ from flstream.telemetry.events import LinkFacts, RunStarted, default_site_names
 
 if TYPE_CHECKING:
     from flstream.job import Job
-    from flstream.job.scoring import ScoreSource
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,6 @@ class JobFacts:
         workers: Names of the processes that share the sites; none where each has one of its own.
         key_metric: Metric that decides which round is the best.
         key_metric_mode: Whether its best value is the largest or the smallest.
-        score_sources: For each workflow, what scores its models; empty where that is not known.
         network: Emulated links of the sites by name; empty where there are none.
     """
 
@@ -37,7 +35,6 @@ class JobFacts:
     workers: tuple[str, ...] = ()
     key_metric: str = "accuracy"
     key_metric_mode: Mode = "max"
-    score_sources: tuple[ScoreSource, ...] = ()
     network: Mapping[str, LinkFacts] = field(default_factory=dict)
 
     @classmethod
@@ -62,18 +59,12 @@ class JobFacts:
             name=event.job,
             seed=event.seed,
             workers=tuple(event.workers),
-            score_sources=tuple(event.evaluate),
             network=event.network,
             clients=event.clients,
             names=tuple(event.names),
             key_metric=event.key_metric,
             key_metric_mode=event.key_metric_mode,
         )
-
-    @property
-    def leaves_last_unscored(self) -> bool:
-        """Whether the last model has no score, since no site receives it any more."""
-        return self.score_sources[-1:] == ("received",)
 
     @property
     def processes(self) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ import xxhash
 
 from flstream.errors import CheckpointError, UsageError
 from flstream.job import Job
+from flstream.job.checks import workflow_name
 from flstream.job.imports import own_files
-from flstream.job.key import workflow_name
 from flstream.model.formats.opening import open_checkpoint
 from flstream.runs.run_directory import RunDirectory
 

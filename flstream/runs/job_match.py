@@ -8,15 +8,10 @@ from contextlib import suppress
 from typing import Any
 
 from flstream.errors import UsageError
-from flstream.job import Job, JobError, Key, job_keys, render_job
-from flstream.job.codecs import CODECS
+from flstream.job import Job, JobError, render_job
 from flstream.job.engine_section import EngineSection
-from flstream.job.filters import FILTERS
-from flstream.job.free_values import AS_WRITTEN
 from flstream.job.hocon import read_hocon
-from flstream.job.key import WORKFLOW
-from flstream.job.keys import keys_in, workflow_sections
-from flstream.job.problems import RefusedValueError
+from flstream.job.keys import WORKFLOW, flat
 from flstream.job.values import render_value
 from flstream.runs.job_files import changes, files_of, read_files
 from flstream.runs.run_directory import RunDirectory
@@ -26,6 +21,8 @@ from flstream.runs.run_directory import RunDirectory
 _FREE = {"checkpoints.keep", "tracking.type", "tracking.args"} | {
     f"engine.{name}" for name in EngineSection.model_fields
 }
+# Keys that list files with code, which are compared by contents.
+_LISTS = ("filters.up", "filters.down", "streaming.codecs.up", "streaming.codecs.down")
 _NOT_GIVEN = "not given"
 _FOLDER = re.compile(r'"/[^"]*/(?=[^"/]+\.py:)')
 
@@ -75,18 +72,21 @@ def _different_keys(
         run: The run directory.
         files: Keys that name a file in both jobs; the file's path is not compared.
     """
-    count = len(workflow_sections(values))
-    if count != len(job.stages):
-        yield f"{WORKFLOW} is {_stages(count)} there and {_stages(len(job.stages))} here"
-    own = job_keys(job)
-    for name, key in {**keys_in(values), **own}.items():
-        if name in _FREE or (count != len(job.stages) and name.startswith(WORKFLOW)):
+    written = job.written()
+    count, here_too = _sections(values), _sections(written)
+    if count != here_too:
+        yield f"{WORKFLOW} is {_stages(count)} there and {_stages(here_too)} here"
+    run_values, job_values = dict(flat(values)), dict(flat(written))
+    for name in {**run_values, **job_values}:
+        if name in _FREE or (count != here_too and name.startswith(WORKFLOW)):
             continue
-        there = as_written(key, values, run)
-        here = key.render(key.value_in(job)) if name in own else _NOT_GIVEN
+        there, here = (
+            render_value(flat_values[name]) if name in flat_values else _NOT_GIVEN
+            for flat_values in (run_values, job_values)
+        )
         if name in files:
             is_same = _inside_file(there) == _inside_file(here)
-        elif key.kind in (FILTERS, CODECS):
+        elif name in _LISTS:
             # Their files are compared by contents.
             is_same = _without_folders(here) == _without_folders(there)
         else:
@@ -98,6 +98,12 @@ def _different_keys(
             is_same = here == there or has_more_rounds
         if not is_same:
             yield f"{name} is {there} there and {here} here"
+
+
+def _sections(values: Mapping[str, Any]) -> int:
+    """Return the number of workflows of a job file."""
+    sections = values.get(WORKFLOW)
+    return len(sections) if isinstance(sections, list) else 1
 
 
 def _inside_file(rendered: str) -> str:
@@ -126,22 +132,3 @@ def _sentence(run: RunDirectory, differences: Sequence[str], changed: Sequence[s
         "(its rounds may be more, and its checkpoints.keep, tracking and engine others), or leave "
         "out --resume to start a new run"
     )
-
-
-def as_written(key: Key, values: Mapping[str, Any], run: RunDirectory) -> str:
-    """Return a key's value in a run's job file, rendered as in a resolved job.
-
-    Args:
-        key: The key.
-        values: Values of the run's job file.
-        run: The run directory.
-    """
-    if not key.is_in(values):
-        # It is a workflow's own argument.
-        return _NOT_GIVEN if key.kind is AS_WRITTEN else key.render(key.default)
-    raw = key.find(values)
-    try:
-        return key.render(None if raw is None else key.parse(raw, run.path))
-    except RefusedValueError:
-        # A value that was valid then may be invalid now, such as the path of a moved script.
-        return render_value(raw)

@@ -28,6 +28,8 @@ _GAP = "it does not follow the line before: lines are missing, doubled or swappe
 # Of any job, for a reader who does not know the number.
 _MOST_CLIENTS = 1_000_000
 
+# Beginnings of the lines about phases of sites, which are most lines of a journal.
+_PHASES = (b'{"kind":"site_state"', b'{"kind":"site_update"')
 # Only a journal with one of these has lines that may be void.
 _VOIDING = (b'"kind":"run_resumed"', b'"kind":"sites_began_anew"', b'"is_provisional":true')
 
@@ -56,6 +58,7 @@ class Journal:
         path: Path of the journal.
         tolerant: Whether damage is counted instead of refused. Damaged lines are skipped.
         last: Event after which nothing is read; None for all.
+        phases: Whether to read the phases of sites; else their lines are skipped unchecked.
 
     Attributes:
         damaged: Lines that could not be used.
@@ -66,8 +69,16 @@ class Journal:
             another place; the message names the line. Iterating raises it.
     """
 
-    def __init__(self, path: Path, *, tolerant: bool = False, last: AnyEvent | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        tolerant: bool = False,
+        last: AnyEvent | None = None,
+        phases: bool = True,
+    ) -> None:
         self._path = path
+        self._skipped = () if phases else _PHASES
         self._tolerant = tolerant
         self._last = last
         self.damaged = 0
@@ -102,6 +113,9 @@ class Journal:
         for line in lines:
             if lines.end > size:
                 return
+            if line.startswith(self._skipped):
+                before = None
+                continue
             checks, after = checks_of(line), before
             before = checks.check if checks is not None else None
             try:
@@ -140,7 +154,11 @@ class Journal:
 
 
 def read_history(
-    path: Path, *, assumed: JobFacts | None = None, last: AnyEvent | None = None
+    path: Path,
+    *,
+    assumed: JobFacts | None = None,
+    last: AnyEvent | None = None,
+    phases: bool = True,
 ) -> History:
     """Read a journal into a history.
 
@@ -148,12 +166,13 @@ def read_history(
         path: Path of the journal. A missing file is read as an empty journal.
         assumed: Facts about the job until the journal's first event gives them; None for none.
         last: Event after which nothing is read; None for all.
+        phases: Whether to read the phases of sites; without them, no seconds of theirs are known.
 
     Raises:
         SimulationError: The journal cannot be read, or is damaged; the message names the line.
     """
     history = History(assumed)
-    for line in Journal(path, last=last):
+    for line in Journal(path, last=last, phases=phases):
         history.apply(line.event, counts=line.counts)
     return history
 

@@ -10,7 +10,6 @@ import msgspec
 
 from flstream.errors import ResumeRefusedError, SimulationError
 from flstream.job import Job
-from flstream.job.scoring import ScoreSource
 from flstream.runs.history import History
 from flstream.runs.job_facts import JobFacts
 from flstream.runs.job_match import check_same_job
@@ -45,7 +44,6 @@ class ResumePoint(NamedTuple):
         records: The effects that count, in the order in which they were written.
         written: Round and step of every model that the run has written, or was about to write.
         stored: How many rounds have a checkpoint on disk.
-        score_sources: For each workflow, what scores its models; empty where nothing says it yet.
     """
 
     round: int | None
@@ -59,7 +57,6 @@ class ResumePoint(NamedTuple):
     records: Sequence[EffectDone] = ()
     written: frozenset[tuple[int, int]] = frozenset()
     stored: int = 1
-    score_sources: Sequence[ScoreSource] = ()
 
 
 def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
@@ -117,7 +114,6 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
         records=records,
         written=frozenset(history.written),
         stored=len(stored_rounds(run)),
-        score_sources=_score_sources(job, history),
     )
 
 
@@ -170,14 +166,6 @@ def _finished(history: History, effects: Sequence[EffectDone], run: RunDirectory
         is_finished=True,
         seconds=history.timeline.seconds,
     )
-
-
-def _score_sources(job: Job, history: History) -> Sequence[ScoreSource]:
-    """What scored the models of each workflow until now."""
-    if history.started is None:
-        return ()
-    # An earlier version of flstream knew of tasks alone.
-    return history.facts.score_sources or tuple("task" for _ in job.stages)
 
 
 def _check_nothing_is_there(run: RunDirectory) -> None:

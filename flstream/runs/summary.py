@@ -252,7 +252,7 @@ def summarize(history: History) -> Summary:
         model=ModelSummary(history.model_bytes, history.model_tensors, history.digest),
         metrics=_metrics(history),
         best=best and BestSummary(best.round, facts.key_metric, best.value),
-        evaluate="received" if facts.leaves_last_unscored else "task",
+        evaluate="received" if history.is_received else "task",
         failures=[
             SiteFailure(each.round, each.site, each.reason, each.signal, each.exit_status)
             for each in history.failures

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import WorkflowError
-from flstream.job.bodies import RESERVED_NAMES, BodyKind, is_body_name
+from flstream.job.bodies import RESERVED_NAMES, is_body_name
 from flstream.model.joined import MAIN
 from flstream.server.program_view import Model, SiteModel
 
@@ -76,7 +76,7 @@ def check_aggregators(sites: object) -> None:
     if not sites:
         raise WorkflowError(
             "run.fold() was given no site to fold at; those that may fold are asked no more "
-            "(clients.bench_after), so name others, or leave out at"
+            "(clients.suspend_after), so name others, or leave out at"
         )
 
 
@@ -113,22 +113,16 @@ def check_sites_and_timeout(method: str, sites: object, timeout: Any) -> None:
         )
 
 
-def check_bodies(bodies: Mapping[str, object], taken: Collection[str]) -> dict[str, BodyKind]:
-    """Refuse bodies that a model cannot have beside it, and return the others.
+def check_bodies(bodies: Mapping[str, object]) -> None:
+    """Refuse bodies that a model cannot have beside it.
 
     Args:
         bodies: What each is to begin with, by name.
-        taken: Names that bodies of the job have.
 
     Raises:
         WorkflowError: The message names the body and its value.
     """
     for name, value in bodies.items():
-        if name in taken:
-            raise WorkflowError(
-                f"run.initial_model() was given a body named {name!r}, which is one of "
-                "train.optimizer_moments; give it another name"
-            )
         if not is_body_name(name):
             raise WorkflowError(
                 f"run.initial_model() was given a body named {name!r}; a name has small letters "
@@ -139,7 +133,6 @@ def check_bodies(bodies: Mapping[str, object], taken: Collection[str]) -> dict[s
                 f"run.initial_model({name}={value!r}): a body beside a model begins with zeros; "
                 f'write {name}="zeros"'
             )
-    return dict.fromkeys(bodies, "zeros")
 
 
 def fold_rules(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -20,10 +20,9 @@ from flstream.client.messages import SiteAnswer
 from flstream.errors import SimulationError, UpdateRefusedError
 from flstream.model.digests import ChunkDigester
 from flstream.runs.site_states import discard_site_state_after
-from flstream.server.body_forms import trained_updates
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
-from flstream.server.context import Emit, ServerContext
+from flstream.server.context import ServerContext
 from flstream.server.failures import brief, site_failed
 from flstream.server.folding import FoldProgress, UpdateFold
 from flstream.server.last_models import FoldKeeper, LastModels
@@ -33,7 +32,7 @@ from flstream.server.task_run import TaskRun
 from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining
 from flstream.server.worker_monitor import SiteLost
-from flstream.telemetry.events import SERVER, ModelRecord, Transfer
+from flstream.telemetry.events import ModelRecord, Transfer
 
 
 class FoldOutcome(NamedTuple):
@@ -80,18 +79,6 @@ def training_label(cohort: FoldedUpdates, site: str) -> str:
     """What tells a site's training from others."""
     training = cohort.training_of(site)
     return f"{training.number} {training.effect.arguments}"
-
-
-def _record(
-    emit: Emit,
-    cohort: FoldedUpdates,
-    bodies: Sequence[str],
-    receiver: str,
-    updates: Sequence[CollectedUpdate],
-) -> None:
-    owned = [(cohort.training_of(each.answer.site), each) for each in updates]
-    if owned:
-        emit(*trained_updates(owned, receiver, bodies))
 
 
 class CohortFold:
@@ -183,17 +170,8 @@ class CohortFold:
         return FoldedModel(outcome, record, folded - began, checkpoint, draft.digester)
 
     def new_fold(self) -> UpdateFold:
-        """A fold of all the updates at once, of which nothing is recorded yet."""
-        return self._fold_into(None, lambda _: None)
-
-    def record(self, updates: Sequence[CollectedUpdate], receiver: str) -> None:
-        """Record how updates came to where they were folded.
-
-        Args:
-            updates: The updates.
-            receiver: Who has folded them: the server, or a site.
-        """
-        _record(self._context.emit, self._cohort, self._rule.bodies, receiver, updates)
+        """Return a fold of all the updates at once."""
+        return self._fold_into(None)
 
     def outcome(self, fold: UpdateFold, digest: str) -> FoldOutcome:
         """What came of a fold, given the model's digest."""
@@ -273,20 +251,11 @@ class CohortFold:
                     results[update.answer.site] = None
             run.folded(settled)
 
-    def _fold_into(
-        self,
-        sums: PartialSum | None,
-        on_folded: Callable[[Sequence[CollectedUpdate]], None] | None = None,
-    ) -> UpdateFold:
+    def _fold_into(self, sums: PartialSum | None) -> UpdateFold:
         budget = self._context.job.aggregation.memory_budget
         walk = adopt_update if self._adopts else fold_updates
         keep = None if self._keeper is None else self._keeper.keep
-        if on_folded is None:
-            # Nothing of this object: in a circle, the models that it refers to would stay.
-            emit, cohort = self._context.emit, self._cohort
-            on_folded = partial(_record, emit, cohort, self._rule.bodies, SERVER)
-        base, rule = self._base, self._rule
-        return UpdateFold(base, rule, budget, self.progress, sums, walk, keep, on_folded)
+        return UpdateFold(self._base, self._rule, budget, self.progress, sums, walk, keep)
 
     def refuse(self, error: UpdateRefusedError) -> None:
         """Leave out a site whose update has turned out to be of no use.

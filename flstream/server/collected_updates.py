@@ -13,13 +13,11 @@ from typing import Any, NamedTuple
 from flstream.aggregation.remote_body import RemoteBody
 from flstream.aggregation.update import UpdateSource
 from flstream.client.messages import SiteAnswer
-from flstream.codecs.lossy import part_layout_of
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import LayoutError, StreamingError, UpdateRefusedError
 from flstream.model.body import Source
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody, Params
-from flstream.server.stream_settings import way_of
 from flstream.server.worker_handle import WorkerHandle
 from flstream.streaming.download import AtHand, download
 from flstream.streaming.receiver import StreamSettings
@@ -54,13 +52,11 @@ class CollectedUpdate:
         body: Its bytes, as they were sent.
         cost: Cost of fetching it.
         form: How they were encoded, and what they are an update of.
-        way: How it came here, as the journal has it.
 
     Attributes:
         answer: What the site answered beside it.
         body: As given.
         form: As given.
-        way: As given.
         has_changed: Whether a fold has found that it is not the model that was received.
         is_clipped: Whether the last fold has scaled it down.
     """
@@ -68,35 +64,16 @@ class CollectedUpdate:
     has_changed = False
     is_clipped = False
 
-    def __init__(
-        self,
-        answer: SiteAnswer,
-        body: Source,
-        cost: Transfer,
-        form: UpdateForm,
-        way: str = "pulled",
-    ) -> None:
+    def __init__(self, answer: SiteAnswer, body: Source, cost: Transfer, form: UpdateForm) -> None:
         self.answer = answer
         self.body = body
         self.form = form
-        self.way = way
         self._cost = cost
 
     @property
     def cost(self) -> Transfer:
         """The cost of fetching it so far."""
         return self._cost
-
-    @property
-    def part(self) -> Layout | None:
-        """Layout of the model's tensors that it has; None where that is not known here, or yet."""
-        sent = self._sent_layout
-        return None if sent is None else part_layout_of(self.form.model.layout, sent)
-
-    @property
-    def _sent_layout(self) -> Layout | None:
-        """Layout of what was sent; None where that is not known."""
-        return self.body.layout
 
     @property
     def reads_ahead(self) -> bool:
@@ -164,7 +141,6 @@ class RemoteUpdate(CollectedUpdate):
         self.collection = collection
         worker, token, settings, form = collection
         self.form = form
-        self.way = way_of(settings)
 
         def check(layout: Layout) -> None:
             check_fits(answer, layout, form)
@@ -172,10 +148,6 @@ class RemoteUpdate(CollectedUpdate):
         same = collection.base_of(answer)
         decoder = form.decoder_for
         self._remote = RemoteBody(answer.site, worker.up, token, settings, same, check, decoder)
-
-    @property
-    def _sent_layout(self) -> Layout | None:
-        return self._remote.layout
 
     @property
     def cost(self) -> Transfer:
@@ -245,7 +217,7 @@ def fetch_into_memory(
         own = MemoryBody.of(tensors[index], tied=ties)
         first = cost if index == 0 else Transfer()
         counted = share + Transfer(0, first.requests, first.chunks, first.retries)
-        collected.append(CollectedUpdate(answer, own, counted, form, way_of(settings)))
+        collected.append(CollectedUpdate(answer, own, counted, form))
     return collected
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from flstream.codecs.update_form import UpdateForm
 from flstream.errors import AbortedError, UpdateRefusedError, WorkflowError
 from flstream.model.checkpoint import FileSource
 from flstream.runs.small_files import temporary_of
-from flstream.server.body_forms import submitted_model
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
@@ -62,34 +61,40 @@ class ModelCollection:
         self._sources: dict[str, FileSource] = {}
 
     def collect(
-        self, effect: Effect, base: Model, tasks: Mapping[str, SiteTask], seconds: float
+        self,
+        effect: Effect,
+        base: Model,
+        sites: Sequence[str],
+        tasks: Mapping[str, SiteTask],
+        seconds: float,
     ) -> dict[str, Any]:
         """Collect the model of each site.
 
         Args:
             effect: The effect.
             base: The newest model of the run, whose layout theirs have.
-            tasks: Each site's own part, in order.
+            sites: The sites, in order.
+            tasks: The parts of those that may know of the task.
             seconds: How long a site may take.
 
         Returns:
-            Digests of the ``models`` and ``failures``, by site, as the journal keeps them.
+            Digests of the ``models`` and ``failures``, by site, and the sites that ``failed`` in
+            the task, as the journal keeps them.
 
         Raises:
             UnsoundModelError: The last model of a site is damaged or gone.
         """
         began = time.monotonic()
         self._sources.clear()
-        models: dict[str, str] = {}
-        failures: dict[str, str] = {}
-        if self._context.job.submits_models:
-            models, failures = self._submitted(effect, base, tasks, seconds)
-        else:
-            for site in tasks:
-                if site in self._last.digests:
-                    models[site] = self._last_of(site)
-                else:
-                    failures[site] = _NONE_SENT
+        submitted, failures = self._submitted(effect, base, tasks, seconds)
+        failed, models = list(failures), {}
+        for site in sites:
+            if site in submitted:
+                models[site] = submitted[site]
+            elif site in self._last.digests and site not in failures:
+                models[site] = self._last_of(site)
+            else:
+                failures.setdefault(site, _NONE_SENT)
         self._context.emit(
             ModelsCollected(
                 round=effect.round,
@@ -98,7 +103,7 @@ class ModelCollection:
                 seconds=time.monotonic() - began,
             )
         )
-        return {"models": models, "failures": failures}
+        return {"models": models, "failures": failures, "failed": failed}
 
     def found(self, plain: Mapping[str, Any], effect: int) -> SiteModels:
         """The models of an effect on record."""
@@ -139,6 +144,8 @@ class ModelCollection:
         self, effect: Effect, base: Model, tasks: Mapping[str, SiteTask], seconds: float
     ) -> tuple[dict[str, str], dict[str, str]]:
         """Ask sites for models of their own; return the digests and the failures, by site."""
+        if not tasks:
+            return {}, {}
         context, source, sites = self._context, self._store.source(base), list(tasks)
         self._trainer.free(sites)
         collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
@@ -156,7 +163,6 @@ class ModelCollection:
             kind=SUBMIT_MODEL,
             effect=effect.number,
             round=effect.round,
-            made=base.round,
             total_rounds=context.job.planned_rounds,
             model=source,
             sites=tasks,
@@ -183,7 +189,6 @@ class ModelCollection:
                 run.fail(site, str(error))
                 update.release(str(error))
             else:
-                context.emit(submitted_model(spec, update))
                 update.release()
         context.run.discard_updates(effect.number)
         return digests, dict(collector.failures)

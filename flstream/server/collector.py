@@ -151,7 +151,7 @@ class ResultCollector(Generic[AnswerT]):
         if len(self.cohort) < self.least:
             raise SimulationError(
                 f"{len(self.cohort)} sites are left to {self.task}, and {self.least} have to "
-                "(clients.min_updates); the others failed too often (clients.bench_after), and "
+                "(clients.min_updates); the others failed too often (clients.suspend_after), and "
                 "summary.json says why"
             )
 

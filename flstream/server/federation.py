@@ -9,7 +9,6 @@ from flstream.aggregation.fold_rule import FoldRule
 from flstream.client.meta import pack_values
 from flstream.client.personal_part import part_of
 from flstream.errors import WorkflowError
-from flstream.job.bodies import optimizer_bodies
 from flstream.server.arguments import (
     check_bodies,
     check_model,
@@ -213,9 +212,8 @@ class Federation:
             version: Its version.
             bodies: What the bodies beside it are to be, by name.
         """
-        job = self._context.job
-        averaged = optimizer_bodies(job.train)
-        return self._store.begin(version, averaged | check_bodies(bodies, averaged))
+        check_bodies(bodies)
+        return self._store.begin(version, list(bodies))
 
     def finish(self, version: int) -> None:
         """End the run with a model: its file gets its second name, and what waits is let go of."""

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from flstream.client.messages import SiteAnswer
 from flstream.debugging import code_failed
 from flstream.errors import FlstreamError, WorkflowError
-from flstream.job.scoring import ScoreSource
 from flstream.runs.stopping import EarlyStopping
+from flstream.server.asked_kinds import AskedKinds
 from flstream.server.collector import UNLIMITED
 from flstream.server.context import ServerContext
 from flstream.server.effects import EffectFailedError, EffectJournal
@@ -18,7 +19,7 @@ from flstream.server.last_models import LastModels
 from flstream.server.model_store import ModelStore
 from flstream.server.privacy import PrivateFolds
 from flstream.server.round_totals import RoundTotals
-from flstream.server.sampling import check_sites
+from flstream.server.sampling import brief_names, check_sites
 from flstream.server.scores import Scores
 from flstream.server.site_tasks import SiteTasks
 from flstream.server.trainer import Trainer
@@ -41,6 +42,7 @@ class FederationState:
         trainer: Has sites train, and knows which updates are not settled.
         tasks: Makes the sites' parts of tasks, and follows their states.
         scores: What sites have found of models.
+        asked: Kinds of task that the sites' code tells apart.
         sent: What its workflows have sent for training code to use.
         last: The last model that each site has sent, where a workflow collects it.
         private: Makes folds private; None where the job is not.
@@ -58,6 +60,7 @@ class FederationState:
         self.trainer = Trainer(context, store)
         self.tasks = SiteTasks(job.seed, job.clients.site_names)
         self.scores = Scores(job)
+        self.asked = AskedKinds()
         self.sent = SentValues()
         self.last = LastModels(context.run)
         self.private: PrivateFolds | None = None
@@ -69,7 +72,7 @@ class FederationState:
         self.totals: RoundTotals | None = None
         self.failure: FlstreamError | None = None
         self._names = job.clients.site_names
-        self._failures = FailureRecord(job.clients.bench_after)
+        self._failures = FailureRecord(job.clients.suspend_after)
 
     @property
     def sites(self) -> list[str]:
@@ -77,17 +80,22 @@ class FederationState:
         benched = set(self._failures.benched)
         return [name for name in self._names if name not in benched]
 
-    def begin_stage(self, place: int, source: ScoreSource, stopping: EarlyStopping) -> None:
+    @property
+    def evaluators(self) -> list[str]:
+        """Sites to send an evaluation, where one is due."""
+        return self.asked.evaluators(self.sites)
+
+    def begin_stage(self, place: int, stopping: EarlyStopping) -> None:
         """Begin with the next workflow.
 
         Args:
             place: Its place among those of the job, from 0.
-            source: What scores its models.
             stopping: Judges by their scores whether it goes on.
         """
         self.stage = place
         self.trainer.waits = UNLIMITED
-        self.scores.begin_stage(source, stopping)
+        self.asked.source = self.context.job.stages[place].args.evaluate
+        self.scores.begin_stage(stopping)
         if self.private is not None:
             self.private.begin_stage(stopping)
 
@@ -141,12 +149,24 @@ class FederationState:
             contributed: Sites whose updates are part of a model that was made; None without one.
         """
         for site in self._failures.settle(contributed):
-            count = self.context.job.clients.bench_after
+            count = self.context.job.clients.suspend_after
             self.emit_live(SiteSuspended(round=self.round, site=site, failures=count))
 
     def retire_models(self) -> None:
         """Remove the files of models that nothing needs any more."""
         self.store.retire(self.scores.best_version, self.trainer.versions_in_use)
+
+    def warn_of_late(self, answers: Iterable[SiteAnswer]) -> None:
+        """Warn of sites whose code asks about evaluations after its first task."""
+        if late := self.asked.late(answers):
+            first = "its first task" if len(late) == 1 else "their first tasks"
+            self.warn(
+                [
+                    f"the code of {brief_names(late)} asked in round {self.round}, and not in "
+                    f"{first}, which task it has, so it is sent no evaluations; ask in every task, "
+                    "or set workflow.args.evaluate = task"
+                ]
+            )
 
     def warn(self, messages: Iterable[str]) -> None:
         """Emit warnings, a sentence each, unless they are replayed."""

@@ -99,7 +99,6 @@ class UpdateFold:
         sums: Where the sum of updates is kept if they come a few at a time.
         walk: Makes the next model of updates without a sum.
         keep: Takes each update before it is folded; None where nothing is kept of it.
-        on_folded: Takes updates once they were folded.
 
     Attributes:
         answers: What the sites answered whose updates were folded, in order.
@@ -117,7 +116,6 @@ class UpdateFold:
         sums: PartialSum | None = None,
         walk: Walk = fold_updates,
         keep: Keep | None = None,
-        on_folded: Callable[[Sequence[CollectedUpdate]], None] = lambda _: None,
     ) -> None:
         self.answers: dict[str, SiteAnswer] = {}
         self.cost = Transfer()
@@ -130,7 +128,6 @@ class UpdateFold:
         self._sums = sums
         self._walk = walk
         self._keep = keep
-        self._on_folded = on_folded
 
     def take_up(
         self, answers: Mapping[str, SiteAnswer], cost: Transfer, clipped: Sequence[str] = ()
@@ -233,7 +230,6 @@ class UpdateFold:
         self.clipped += [each.answer.site for each in sound if each.is_clipped]
         self.answers |= {each.answer.site: each.answer for each in sound}
         self.cost = sum((each.cost for each in sound), start=self.cost)
-        self._on_folded(sound)
         return sound
 
     def _steps(self, updates: Sequence[CollectedUpdate]) -> Steps:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.optimizers import stage_optimizer
 from flstream.errors import WorkflowError
-from flstream.job.bodies import optimizer_bodies
 from flstream.runs.site_scores import columns_of
 from flstream.server.arguments import check_aggregators, fold_rules
 from flstream.server.cohort import FoldedUpdates
@@ -23,11 +22,6 @@ from flstream.server.scores import received_score
 from flstream.server.scoring import weighted_metrics
 from flstream.server.training_effects import TrainingEffects
 from flstream.telemetry.events import EffectDone
-
-_AVERAGED = (
-    "train.optimizer_state is global, which takes the mean of all in the server's process; "
-    "set it to reset or local"
-)
 
 
 class UnchangedUpdates:
@@ -86,13 +80,7 @@ class ModelEffects:
             at: Sites of which one folds; None for the server.
         """
         state = self._state
-        # The optimizers' states are averaged with the weights that the model is folded with.
-        mean = FoldRule(rule.weights if isinstance(rule, FoldRule) else None, normalise=True)
-        averaged = optimizer_bodies(state.context.job.train)
-        if at is not None and averaged:
-            raise WorkflowError(f"run.fold() was given at, and {_AVERAGED}")
-        given = dict.fromkeys(averaged, mean) | dict(bodies)
-        rules = fold_rules(state.context.rule, state.store.bodies(model), rule, given)
+        rules = fold_rules(state.context.rule, state.store.bodies(model), rule, bodies)
         cohort = FoldedUpdates.of(updates).under(rules)
         cohort.check_base(model)
         if cohort.rules and state.private is not None:
@@ -128,8 +116,6 @@ class ModelEffects:
             )
         cohort = FoldedUpdates.of(found, "adopt")
         model = found[0].base
-        if optimizer_bodies(state.context.job.train):
-            raise WorkflowError(f"run.adopt() takes the update of one site, and {_AVERAGED}")
         if beside := state.store.bodies(model):
             raise WorkflowError(
                 f"run.adopt() was given an update of a model with the body {beside[0]!r} beside "
@@ -204,11 +190,8 @@ class ModelEffects:
 
     def _kept_models(self) -> LastModels | None:
         """What keeps the models that sites send; None where no workflow from here on needs them."""
-        job, stage = self._state.context.job, self._state.stage
-        # Whether code submits models is read from it, so that comes last.
-        if not any(each.collects_models for each in job.stages[stage:]) or job.submits_models:
-            return None
-        return self._state.last
+        stages = self._state.context.job.stages[self._state.stage :]
+        return self._state.last if any(each.collects_models for each in stages) else None
 
     def _make(
         self, effect: Effect, model: Model, cohort: FoldedUpdates, fold: CohortFold | PeerFold
@@ -220,6 +203,7 @@ class ModelEffects:
         for training in cohort.trainings:
             if not training.is_done:
                 self._trainings.do(training, fold)
+            training.settle()
         made = fold.make(state.round)
         outcome = made.outcome
         result = FoldResult(
@@ -234,7 +218,7 @@ class ModelEffects:
             at=made.at,
             privacy=private.record(cohort, state.round, step, outcome) if private else None,
         )
-        if result.metrics and state.scores.is_received(model, state.round):
+        if result.metrics and self._is_score(model):
             # Before the record that makes it final, so that it counts as soon as that does.
             found = {site: answer.metrics for site, answer in outcome.answers.items()}
             columns = columns_of(context.job.clients.site_names, found)
@@ -244,6 +228,11 @@ class ModelEffects:
         handle = self._replay(done, model, cohort, is_verified=True)
         store.keep_digests(made.record, made.digester)
         return handle
+
+    def _is_score(self, model: Model) -> bool:
+        """Whether metrics that come with updates of a model are its score."""
+        state = self._state
+        return state.asked.is_received and state.scores.is_received(model, state.round)
 
     def _replay(
         self, done: EffectDone, base: Model, cohort: FoldedUpdates, *, is_verified: bool = False
@@ -256,12 +245,14 @@ class ModelEffects:
         state.last.add(result.kept, done.effect)
         if state.private is not None and result.privacy is not None:
             state.private.take(result.privacy, state.round)
-        if state.scores.is_received(base, state.round):
+        for training in cohort.trainings:
+            training.settle()
+        if self._is_score(base):
             state.warn(state.scores.add_received(base, result.metrics))
         if state.totals is not None:
             # Scores of the model that was received are no facts of the one that is being made.
-            is_score = state.scores.source == "received"
-            state.totals.add_model(result._replace(metrics={}) if is_score else result)
+            is_received = state.asked.is_received
+            state.totals.add_model(result._replace(metrics={}) if is_received else result)
         for site in result.refused:
             # What it kept for itself goes back to what it was before, too.
             before = {site: cohort.state_before(site)}

@@ -20,7 +20,6 @@ from flstream.streaming.coding import EncoderFor
 from flstream.streaming.opening import MOST_EAGER_BYTES
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Delivery, Ref
-from flstream.telemetry.events import SERVER
 
 
 def is_worth_mapping(nbytes: int) -> bool:
@@ -99,7 +98,6 @@ class ModelOffer(NamedTuple):
     Attributes:
         token: Token of the model.
         host: Name of the worker's process that offers it; empty for the server.
-        origin: Name of that worker, or of the server.
         delivery: What the worker was sent so far; nothing is known of what a peer sends.
         is_mapped: Whether the worker has the model's checkpoint, to map it.
         layout: Token of the model's layout, where what is offered is its encoded form; else empty.
@@ -107,7 +105,6 @@ class ModelOffer(NamedTuple):
 
     token: bytes
     host: str
-    origin: str
     delivery: Delivery
     is_mapped: bool = False
     layout: bytes = b""
@@ -146,7 +143,7 @@ def offers_by_server(
         ref = service.offer(sent, [worker.receiver], encoder=encoder)
         refs.append(ref)
         is_mapped = settings.chunk_size > 0 and hand_over(context, model, worker, ref.token)
-        yield ModelOffer(ref.token, "", SERVER, ref.deliveries[worker.receiver], is_mapped, layout)
+        yield ModelOffer(ref.token, "", ref.deliveries[worker.receiver], is_mapped, layout)
     finally:
         for each in refs:
             each.abort("the task is over")
@@ -180,7 +177,7 @@ def offers_by_peers(
         except StreamingError:
             continue  # it has just died
         try:
-            yield ModelOffer(token, host.receiver, name, Delivery())
+            yield ModelOffer(token, host.receiver, Delivery())
         finally:
             with suppress(StreamingError):
                 host.peers.ask(Withdraw(token, "the task is over"), PeerDone)

@@ -14,7 +14,6 @@ from flstream.codecs.coded_frames import encoder_for
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.rounded_writer import RoundedWriter
 from flstream.errors import CheckpointError, SimulationError
-from flstream.job.bodies import BodyKind
 from flstream.model.body import Source
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.descriptors import is_ours_alone
@@ -120,7 +119,7 @@ class ModelStore:
             self._opened.add(model.version)
         return stored.source
 
-    def begin(self, version: int, bodies: Mapping[str, BodyKind]) -> Model:
+    def begin(self, version: int, bodies: Sequence[str]) -> Model:
         """A model with which a workflow begins.
 
         Args:
@@ -160,9 +159,7 @@ class ModelStore:
             if stored.begun is None:
                 stored.beside = {name: self._body(stored, name) for name in stored.record.bodies}
             else:
-                stored.beside = {
-                    name: zeros_beside(layout, kind, FLOATS) for name, kind in stored.begun.items()
-                }
+                stored.beside = {name: zeros_beside(layout, FLOATS) for name in stored.begun}
         return stored.beside
 
     def _body(self, stored: StoredModel, name: str) -> FileSource:

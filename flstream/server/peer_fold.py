@@ -34,7 +34,6 @@ from flstream.errors import (
     UpdateRefusedError,
     WorkerLostError,
 )
-from flstream.model.layout import Layout
 from flstream.runs.model_files import OPTIMIZER
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.cohort_fold import CohortFold, FoldedModel, training_label
@@ -64,21 +63,13 @@ class PlacedUpdate(CollectedUpdate):
 
     Args:
         update: The update, where it lies.
-        worker: The process that folds it.
     """
 
-    def __init__(self, update: CollectedUpdate, worker: WorkerHandle) -> None:
+    def __init__(self, update: CollectedUpdate) -> None:
         self.answer = update.answer
         self.form = update.form
         self.placed = update
-        is_there = isinstance(update, RemoteUpdate) and update.collection.worker is worker
-        self.way = "local" if is_there else update.way
         self._cost = update.cost
-
-    @property
-    def part(self) -> Layout | None:
-        """Layout of the model's tensors that it has; None where it is not known here."""
-        return self.placed.part
 
     @property
     def frame_size(self) -> int:
@@ -180,17 +171,16 @@ class PeerFold:
     ) -> FoldedModel:
         files = self._store.prepare(self._model, round_number, optimizes=True)
         began, fold, digest = time.monotonic(), self._fold.new_fold(), ""
-        placed = {each.answer.site: PlacedUpdate(each, worker) for each in updates}
+        placed = {each.answer.site: PlacedUpdate(each) for each in updates}
 
         def walk(sound: Sequence[UpdateSource], steps: Steps) -> None:
             nonlocal digest
             digest = self._walk(worker, files, [(each, placed[each.site]) for each in sound], steps)
 
-        sound = fold.fold_sound(list(placed.values()), walk, self._fold.refuse)
+        fold.fold_sound(list(placed.values()), walk, self._fold.refuse)
         folded = time.monotonic()
         record = self._store.finish(partial(_keep, worker), round_number, digest)
         checkpoint = time.monotonic() - folded
-        self._fold.record(sound, site)
         outcome = self._fold.outcome(fold, digest)._replace(kept=self._kept)
         return FoldedModel(outcome, record, folded - began, checkpoint, None, site)
 

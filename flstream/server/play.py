@@ -16,16 +16,11 @@ from flstream.errors import (
     WorkflowError,
 )
 from flstream.job import Job
-from flstream.job.scoring import ScoreSource
 from flstream.job.workflow_code import load_program, program_file
 from flstream.runs.journal import read_effects, read_history
 from flstream.runs.needed_states import with_sound_states
 from flstream.runs.retention import stored_rounds
-from flstream.runs.site_states import (
-    discard_site_state_after,
-    set_aside_work_folder,
-    state_bytes,
-)
+from flstream.runs.site_states import state_bytes
 from flstream.runs.sound_effects import sound_effects
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.collector import ResultCollector
@@ -38,7 +33,6 @@ from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model
 from flstream.server.reporting import report_message, report_replaced
 from flstream.server.run import Run
-from flstream.server.scoring import AnsweredWithModelError
 from flstream.server.stored_model import UnsoundModelError
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import plan_disk
@@ -90,14 +84,12 @@ class Replay(NamedTuple):
         records: The effects that count, in the order in which they were written.
         written: Round and step of every model that the run has written, or was about to write.
         stored: How many rounds have a checkpoint on disk.
-        score_sources: For each workflow, what scores its models.
     """
 
     initial: str | None = None
     records: Sequence[EffectDone] = ()
     written: frozenset[tuple[int, int]] = frozenset()
     stored: int = 1
-    score_sources: Sequence[ScoreSource] = ()
 
 
 def prepare(context: ServerContext) -> None:
@@ -160,23 +152,18 @@ def play(context: ServerContext, initial: str, replay: Replay) -> None:
         version = store.add(record, 0, is_verified=replay.initial is None).version
         _check_disk(context, store, record, records, replay)
         try:
-            for place, source in enumerate(replay.score_sources):
-                version = _play_stage(federation, place, source, version)
+            for place in range(len(context.job.stages)):
+                version = _play_stage(federation, place, version)
             federation.finish(version)
         except UnsoundModelError as error:
             # It, and all that came after it, is void: the programs are replayed without it.
             federation.state.trainer.release_all("the workflow is replayed")
-            replay = _go_back(context, error, replay.score_sources)
-        except AnsweredWithModelError as error:
-            federation.state.trainer.release_all("the workflow is replayed")
-            replay = _begin_again(context, error)
+            replay = _go_back(context, error)
         else:
             return
 
 
-def _go_back(
-    context: ServerContext, error: UnsoundModelError, score_sources: Sequence[ScoreSource]
-) -> Replay:
+def _go_back(context: ServerContext, error: UnsoundModelError) -> Replay:
     """Take the run back to before an unsound model was made, as a resume would.
 
     Raises:
@@ -204,49 +191,16 @@ def _go_back(
     for path in run.leftovers(models, history.written):
         path.unlink(missing_ok=True)
     stored = len(stored_rounds(run))
-    written = frozenset(history.written)
-    return Replay(history.models[0].digest, records, written, stored, score_sources)
+    return Replay(history.models[0].digest, records, frozenset(history.written), stored)
 
 
-def _begin_again(context: ServerContext, error: AnsweredWithModelError) -> Replay:
-    """Take the run back to its initial model, to score models by what comes with updates.
-
-    The workers begin anew, too, with nothing of what the script kept in variables and files.
-    """
-    run, job = context.run, context.job
-    history = read_history(run.events)
-    context.pool.kill_all()
-    for site in job.clients.site_names:
-        discard_site_state_after(run.site(site), 0)
-        set_aside_work_folder(run.site(site))
-    warning = (
-        f"{error.script} answered an evaluation with a model, so the run began again at round 0, "
-        "and takes the metrics that come with an update as the score of the model that the site "
-        "had received; to keep to that, set workflow.args.evaluate = received"
-    )
-    sources = _received_where_auto(job)
-    context.emit(RunResumed(round=0, warnings=[warning], effect=0), run_started(job, sources))
-    for path in run.leftovers([history.models[0]], history.written):
-        path.unlink(missing_ok=True)
-    prepare(context)
-    stored = len(stored_rounds(run))
-    return Replay(history.models[0].digest, (), frozenset(history.written), stored, sources)
-
-
-def _received_where_auto(job: Job) -> Sequence[ScoreSource]:
-    return [
-        "received" if stage.args.evaluate == "auto" else source
-        for stage, source in zip(job.stages, job.score_sources, strict=True)
-    ]
-
-
-def _play_stage(federation: Federation, place: int, source: ScoreSource, start: int) -> int:
+def _play_stage(federation: Federation, place: int, start: int) -> int:
     """Run one workflow from a version of the model, and return that which it ended with."""
     state, context = federation.state, federation.state.context
     stage = context.job.stages[place]
     is_last = place == len(context.job.stages) - 1
     stopping = EarlyStopping(context.job)
-    state.begin_stage(place, source, stopping)
+    state.begin_stage(place, stopping)
     run = Run(federation, stage.args, stopping, start, is_last)
     try:
         returned = load_program(stage)(run, stage.args)
@@ -315,13 +269,8 @@ def dismiss(context: ServerContext, seconds: float) -> None:
             report_message(event, context.emit)
 
 
-def run_started(job: Job, score_sources: Sequence[ScoreSource]) -> RunStarted:
-    """The event for a job.
-
-    Args:
-        job: The job.
-        score_sources: For each of its workflows, what scores its models.
-    """
+def run_started(job: Job) -> RunStarted:
+    """The event for a job."""
     settings = stream_settings(job, job.train.exchange_format)
     clients = job.clients
     return RunStarted(
@@ -335,7 +284,6 @@ def run_started(job: Job, score_sources: Sequence[ScoreSource]) -> RunStarted:
         workers=clients.worker_names if clients.workers < clients.count else [],
         key_metric=job.key_metric,
         key_metric_mode=job.key_metric_mode,
-        evaluate=list(score_sources),
         network={
             site: link.facts
             for site, link in job.network.links(clients.site_names, job.seed).items()

@@ -82,7 +82,7 @@ class Run:
     def sites(self) -> list[str]:
         """The names of the sites that are still asked, in their fixed order.
 
-        Sites that failed too often in a row (``clients.bench_after``) are not among them.
+        Sites that failed too often in a row (``clients.suspend_after``) are not among them.
         """
         return self._state.sites
 
@@ -316,11 +316,12 @@ class Run:
     def evaluate(
         self, model: Model, *, personal: Sequence[str] = (), beside: bool = False
     ) -> dict[str, float] | None:
-        """Have all sites score a model, if its round is due for it.
+        """Have sites score a model, if its round is due for it.
 
-        It is due every ``workflow.args.evaluate_every`` rounds, and after the last one. None is
-        due where the metrics that sites send with their updates score the model that they had
-        received (``workflow.args.evaluate``): the fold of these updates is what scores it then.
+        It is due every ``workflow.args.evaluate_every`` rounds, and after the last one. The sites
+        are those whose code asks which task it has, and those of which nobody knows yet. None is
+        due where no site's code asks (``workflow.args.evaluate``): then the metrics of updates
+        score the model that their sites had received, once they are folded.
 
         Args:
             model: The model.
@@ -334,7 +335,7 @@ class Run:
         """
         self._federation.check_model("evaluate", model)
         every = self._args.evaluate_every
-        if not every or not model.round or self._state.scores.source == "received":
+        if not every or not model.round or not self._state.evaluators:
             return None
         is_regular = model.round % every == 0
         is_last = self._is_last_stage and model.round == self._last_round
@@ -347,9 +348,10 @@ class Run:
     def collect(self, name: str, sites: Sequence[str], timeout: float | None = None) -> SiteModels:
         """Collect a model of each site: one that its code submits, or the last one that it sent.
 
-        Code that names the task (``is_submit_model``, or a learner's method ``submit_model``) is
-        asked. For other code it is what the site's last update, of those that were folded or
-        adopted, makes of the model that it was trained from.
+        Sites whose code tells tasks apart are asked for it. Where that answers without asking
+        ``is_submit_model``, or is a learner without a method ``submit_model``, it is what the
+        site's last update, of those that were folded or adopted, makes of the model that it was
+        trained from; so it is where updates pass filters, which a submitted model would not.
 
         Args:
             name: Kind of the task: ``"submit_model"``.

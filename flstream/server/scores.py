@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flstream.job import Job
-from flstream.job.scoring import ScoreSource
 from flstream.runs.best import BestEvaluation, BestRound
 from flstream.runs.site_scores import Columns
 from flstream.runs.stopping import EarlyStopping
@@ -40,12 +39,10 @@ class Scores:
 
     Attributes:
         best_version: Version of the best model so far; None before there is one.
-        source: What scores the models of the current workflow.
     """
 
     def __init__(self, job: Job) -> None:
         self.best_version: int | None = None
-        self.source: ScoreSource = "task"
         self._best = BestRound(job.key_metric, job.key_metric_mode)
         self._stopping = EarlyStopping(job)
         # The best by an evaluation that is void once an effect follows.
@@ -54,14 +51,12 @@ class Scores:
         # Version of the newest model that was scored by those who received it.
         self._newest_received = -1
 
-    def begin_stage(self, source: ScoreSource, stopping: EarlyStopping) -> None:
+    def begin_stage(self, stopping: EarlyStopping) -> None:
         """Begin with the models of the next workflow.
 
         Args:
-            source: What scores them.
             stopping: Judges whether the workflow goes on.
         """
-        self.source = source
         self._stopping = stopping
 
     @property
@@ -75,9 +70,9 @@ class Scores:
         return self.best_version if self._provisional is None else self._provisional_version
 
     def is_received(self, model: Model, number: int) -> bool:
-        """Whether metrics that come with updates of a model are its score.
+        """Whether metrics that come with updates may be the score of the model.
 
-        So they are of the model that a round began with, and once; not of those in between, which
+        They are for the model that a round began with, and once; not for those in between, which
         sites hand on to each other within a round.
 
         Args:
@@ -85,7 +80,7 @@ class Scores:
             number: Number of the current round.
         """
         is_new = model.version > self._newest_received
-        return self.source == "received" and model.round < number and is_new
+        return model.round < number and is_new
 
     def add_received(self, model: Model, metrics: Metrics) -> Sequence[str]:
         """Add what came with the updates of a model; return warnings, a sentence each."""

@@ -8,24 +8,21 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from flstream.client.messages import SiteAnswer, SiteTask
+from flstream.client.messages import EVALUATE, SiteAnswer, SiteTask
 from flstream.client.meta import pack_values
 from flstream.client.personal_part import PersonalPart
 from flstream.codecs.update_form import UpdateForm
-from flstream.errors import FlstreamError
 from flstream.model.checkpoint import FileSource
 from flstream.model.order import ORDER
 from flstream.runs.site_scores import columns_of
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
-from flstream.server.context import ServerContext
+from flstream.server.federation_state import FederationState
 from flstream.server.model_offers import ModelHosts
-from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model, SiteModel
 from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
-from flstream.server.trainer import Trainer
 from flstream.telemetry.events import Evaluated, ModelScored, Transfer, Warned
 from flstream.telemetry.exact import decode_exact, encode_exact
 
@@ -36,18 +33,6 @@ _TRAINS_TO_EVALUATE = (
     "the code answers evaluation tasks with a model too, so it may train where it need not; "
     "branch on is_evaluate(), or set workflow.args.evaluate = received"
 )
-
-
-class AnsweredWithModelError(FlstreamError):
-    """A script was asked to score a model, and has trained it.
-
-    Attributes:
-        script: Name of its file.
-    """
-
-    def __init__(self, script: str) -> None:
-        super().__init__(f"{script} answered an evaluation with a model")
-        self.script = script
 
 
 class ScoringTask(NamedTuple):
@@ -72,15 +57,14 @@ class Scoring:
     """Has sites score models.
 
     Args:
-        context: The server.
-        store: The models.
-        trainer: Knows which workers still hold updates.
+        state: The state of the run.
     """
 
-    def __init__(self, context: ServerContext, store: ModelStore, trainer: Trainer) -> None:
-        self._context = context
-        self._store = store
-        self._trainer = trainer
+    def __init__(self, state: FederationState) -> None:
+        self._context = state.context
+        self._store = state.store
+        self._trainer = state.trainer
+        self._asked = state.asked
         self._has_warned = False
 
     def evaluate(
@@ -89,7 +73,6 @@ class Scoring:
         tasks: Mapping[str, SiteTask],
         effect: int,
         *,
-        is_auto: bool,
         personal: PersonalPart | None = None,
     ) -> dict[str, Any]:
         """Have sites score a model of the run, and tell of it.
@@ -98,18 +81,17 @@ class Scoring:
             model: The model.
             tasks: Each site's own part, in order.
             effect: Number of the effect; 0 for an evaluation that is none.
-            is_auto: Whether nobody has said that this is how models are to be scored.
             personal: What each site has a version of its own of. Models beside the global one are
                 scored after it, and their metrics are named ``personal_<name>``.
 
         Returns:
-            The mean of each ``metrics``, weighted by the sites' own weights, and ``failures`` by
-            site, as the journal keeps them.
+            The mean of each ``metrics``, weighted by the sites' own weights, ``failures`` by site,
+            and what the code ``asks`` about of sites that answer for the first time, as the
+            journal keeps them.
 
         Raises:
             SimulationError: Too few sites are left; the message names the others.
             ResumeRefusedError: One has failed for want of its state.
-            AnsweredWithModelError: ``is_auto``, and the script does not tell evaluations apart.
         """
         began, source = time.monotonic(), self._store.source(model)
         clients = self._context.job.clients
@@ -119,7 +101,7 @@ class Scoring:
         hosts = self._store.hosts(model)
         is_beside = personal is not None and personal.is_beside
         shared = None if is_beside else personal
-        ask = partial(self._ask, model, source, tasks, task, hosts, is_auto=is_auto)
+        ask = partial(self._ask, model, source, tasks, task, hosts)
         run = ask(personal=shared)
         found = {site: dict(answer.metrics) for site, answer in run.in_order.items()}
         metrics = weighted_metrics(list(run.in_order.values()))
@@ -130,7 +112,8 @@ class Scoring:
                 found.setdefault(site, {}).update(_of_own_models(answer.metrics))
             metrics |= _of_own_models(weighted_metrics(list(other.in_order.values())))
             failures, down = {**other.collector.failures, **failures}, down + other.down
-        plain = {"metrics": metrics, "failures": failures}
+        asks = self._asked.new(run.in_order.values())
+        plain = {"metrics": metrics, "failures": failures, "asks": asks}
         return self._evaluated(model, plain, found, down, time.monotonic() - began, effect)
 
     def score(
@@ -155,7 +138,8 @@ class Scoring:
 
         Returns:
             What each of the ``sites`` has found, a column for each metric; the means are
-            ``metrics``; and ``failures`` by site. As the journal keeps them.
+            ``metrics``; ``failures`` by site; and ``asks`` as for :meth:`evaluate`. As the journal
+            keeps them.
 
         Raises:
             SimulationError: Too few sites are left; the message names the others.
@@ -164,7 +148,7 @@ class Scoring:
         began = time.monotonic()
         hosts = self._store.hosts(model) if isinstance(model, Model) else None
         meta = pack_values(_meta_of(owner))
-        run = self._ask(model, source, tasks, task, hosts, is_auto=False, meta=meta)
+        run = self._ask(model, source, tasks, task, hosts, is_due=False, meta=meta)
         for site, answer in run.in_order.items():
             if not answer.metrics:
                 run.fail(site, "it has answered an evaluation without metrics")
@@ -174,6 +158,7 @@ class Scoring:
             "sites": columns_of(list(tasks), metrics),
             "metrics": weighted_metrics(list(answers.values())),
             "failures": dict(run.collector.failures),
+            "asks": self._asked.new(answers.values()),
         }
         seconds = time.monotonic() - began
         if counts and isinstance(model, Model):
@@ -199,7 +184,7 @@ class Scoring:
         task: ScoringTask,
         hosts: ModelHosts | None,
         *,
-        is_auto: bool,
+        is_due: bool = True,
         meta: bytes = b"",
         personal: PersonalPart | None = None,
     ) -> TaskRun:
@@ -214,7 +199,6 @@ class Scoring:
             kind="evaluate",
             effect=task.effect,
             round=task.round,
-            made=model.round if isinstance(model, Model) else task.round,
             total_rounds=context.job.planned_rounds,
             model=source,
             sites=tasks,
@@ -234,9 +218,14 @@ class Scoring:
         for _ in run.progress():
             pass
         self._trainer.check_states(tasks, collector.failures)
-        if not self._has_warned and any(each.has_params for each in run.answers.values()):
-            if is_auto and context.job.train.script is not None:
-                raise AnsweredWithModelError(context.job.train.script.name)
+        is_expected = is_due and self._asked.source == "auto"
+        unaware = [
+            site
+            for site, kinds in self._asked.new(run.answers.values()).items()
+            if is_expected and EVALUATE not in kinds
+        ]
+        trained = [site for site, each in run.answers.items() if each.has_params]
+        if not self._has_warned and set(trained) - set(unaware):
             self._has_warned = True
             context.emit(Warned(message=_TRAINS_TO_EVALUATE))
         return run

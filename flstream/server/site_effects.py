@@ -34,7 +34,7 @@ class SiteEffects:
 
     def __init__(self, state: FederationState) -> None:
         self._state = state
-        self._scoring = Scoring(state.context, state.store, state.trainer)
+        self._scoring = Scoring(state)
         self._collection = ModelCollection(state.context, state.store, state.trainer, state.last)
 
     def evaluate(self, model: Model, part: PersonalPart | None) -> dict[str, float]:
@@ -47,7 +47,7 @@ class SiteEffects:
         state = self._state
         state.scores.drop_provisional()
         request = f"evaluate(model {model.version})"
-        sites = state.sites
+        sites = state.evaluators
         arguments: dict[str, Any] = {"model": [model.version, model.digest], "sites": sites}
         if part is not None:
             arguments["personal"] = [part.patterns, part.is_beside]
@@ -58,8 +58,7 @@ class SiteEffects:
             plain = self._score(model, tasks, effect.number, part)
             record = state.journal.record(effect, plain, is_final=True)
         plain = result_of(record)
-        state.note_failures(plain["failures"])
-        state.settle_failures()
+        self._note(plain)
         metrics: dict[str, float] = plain["metrics"]
         state.warn(state.scores.add(model, metrics))
         if state.journal.is_live:
@@ -76,7 +75,7 @@ class SiteEffects:
             part: What each site has a version of its own of; None for nothing.
         """
         state = self._state
-        tasks = state.tasks.new("evaluate", state.sites, model.round)
+        tasks = state.tasks.new("evaluate", state.evaluators, model.round)
         metrics: dict[str, float] = self._score(model, tasks, 0, part)["metrics"]
         state.warn(state.scores.add_provisional(model, metrics))
         return metrics
@@ -106,13 +105,14 @@ class SiteEffects:
         tasks = state.tasks.new("submit_model", sites, state.round)
         record = effect.record
         if record is None:
-            plain = self._collection.collect(effect, base, tasks, seconds)
+            asked = state.asked.submitters(sites) if not state.context.job.filters.up else []
+            tasks = {site: tasks[site] for site in asked}
+            plain = self._collection.collect(effect, base, sites, tasks, seconds)
             record = state.journal.record(effect, plain, is_final=True)
-        found = self._collection.found(result_of(record), effect.number)
-        if state.context.job.submits_models:
-            state.note_failures(found.failures)
-            state.settle_failures()
-        return found
+        found = result_of(record)
+        state.note_failures(found["failed"])
+        state.settle_failures()
+        return self._collection.found(found, effect.number)
 
     def score(
         self,
@@ -164,8 +164,7 @@ class SiteEffects:
             record = state.journal.record(effect, plain, is_final=True)
         found = result_of(record)
         scores = SiteScores(by_site(sites, found["sites"]), found["failures"])
-        state.note_failures(scores.failures)
-        state.settle_failures()
+        self._note(found)
         if counts and isinstance(model, Model):
             state.warn(state.scores.add(model, found["metrics"]))
         return scores
@@ -214,9 +213,14 @@ class SiteEffects:
         effect: int,
         part: PersonalPart | None,
     ) -> dict[str, Any]:
-        stage = self._state.context.job.stages[self._state.stage]
-        is_auto = stage.args.evaluate == "auto"
-        return self._scoring.evaluate(model, tasks, effect, is_auto=is_auto, personal=part)
+        return self._scoring.evaluate(model, tasks, effect, personal=part)
+
+    def _note(self, plain: Mapping[str, Any]) -> None:
+        """Take in who failed in scoring a model, and what sites' code asked about."""
+        state = self._state
+        state.asked.note(plain["asks"])
+        state.note_failures(plain["failures"])
+        state.settle_failures()
 
 
 def _finite(value: Any) -> Any:

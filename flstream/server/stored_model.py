@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from flstream.aggregation.optimizers import Optimization
 from flstream.codecs.rounded_writer import RoundedWriter
 from flstream.errors import CheckpointError
-from flstream.job.bodies import BodyKind
 from flstream.model.body import Source
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.digests import ChunkDigester, ChunkDigests, body_digest
@@ -57,7 +56,7 @@ class StoredModel:
     is_verified: bool = False
     verified: set[str] = field(default_factory=set)
     source: FileSource | None = None
-    begun: Mapping[str, BodyKind] | None = None
+    begun: Sequence[str] | None = None
     beside: dict[str, Source] | None = None
     joined: Source | None = None
     chunk_digests: ChunkDigests = field(default_factory=ChunkDigests)

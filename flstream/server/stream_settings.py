@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 from flstream.job import Job
 from flstream.model.memory import Framework
@@ -11,14 +10,6 @@ from flstream.streaming.receiver import StreamSettings
 
 # Seconds after which nobody waits any more who may wait as long as it takes.
 _FOREVER = 1e9
-
-Way = Literal["pulled", "native"]
-"""How a body travels: chunk by chunk, or the whole of it as one message."""
-
-
-def way_of(settings: StreamSettings) -> Way:
-    """Return how a body travels that is streamed with these settings."""
-    return "pulled" if settings.chunk_size else "native"
 
 
 def stream_settings(job: Job, framework: Framework) -> StreamSettings:
@@ -37,8 +28,6 @@ def stream_settings(job: Job, framework: Framework) -> StreamSettings:
     silence = max((link.silence for link in links), default=0.0)
     settings = StreamSettings(
         chunk_size=0 if streaming.mode == "native" else chunk_size,
-        request_size=streaming.request_size,
-        window=streaming.window,
         request_timeout=streaming.streaming_per_request_timeout,
         ping_timeout=StreamSettings.ping_timeout + silence,
         reuse=streaming.mode != "native" and streaming.reuse == "auto",

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+import msgspec
+
 from flstream.client.messages import MODEL, Answered, SiteAnswer
 from flstream.errors import SimulationError, UpdateRefusedError
 from flstream.runs.site_states import discard_site_state_after
-from flstream.server.body_forms import model_received
 from flstream.server.collected_updates import (
     CollectedUpdate,
     RemoteUpdate,
@@ -224,10 +225,13 @@ class TaskRun:
             return
         if self._spec.kind == "train":
             self._copied[answer.sites[0].site] = answer.copied
-        if not self._spec.has_updates:
-            results = [SiteResult(each) for each in answer.sites]
-            report(ResultsDelivered(results), *(each.site for each in answer.sites))
+        sent = [each for each in answer.sites if each.has_params and self._spec.has_updates]
+        if others := [each for each in answer.sites if each not in sent]:
+            results = [SiteResult(each) for each in others]
+            report(ResultsDelivered(results), *(each.site for each in others))
+        if not sent:
             return
+        answer = msgspec.structs.replace(answer, sites=sent)
         began = time.monotonic()
         try:
             updates = self._collect(worker, answer, len(sites))
@@ -267,8 +271,6 @@ class TaskRun:
                 self._report.given(event)
             case ModelArrived():
                 self._report.arrived(event)
-                codec = self._context.model_codecs.frames
-                self._context.emit(model_received(self._spec, event, codec))
             case ResultsDelivered(results, seconds):
                 self._fetching += seconds
                 self._take_results(results)
@@ -303,6 +305,7 @@ class TaskRun:
                         round=number, site=each.site, weight=each.weight, metrics=each.metrics
                     )
                     for each in taken
+                    if each.has_params
                 )
             )
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from time import monotonic
 from typing import NamedTuple
 
@@ -52,7 +51,6 @@ class TaskSpec:
         kind: What the sites do.
         effect: Number of the workflow's effect that asks for it.
         round: Number of the round, from 1; of an evaluation, that of the model.
-        made: Number of the round that made the model; 0 for the initial one.
         total_rounds: Rounds of the job.
         model: The model that the sites receive.
         sites: Each site's own part, in the order in which updates are folded.
@@ -75,7 +73,6 @@ class TaskSpec:
     kind: TaskKind
     effect: int
     round: int
-    made: int
     total_rounds: int
     model: Source
     sites: Mapping[str, SiteTask]
@@ -106,11 +103,6 @@ class TaskSpec:
         if self.lossy is not None and self.hosts is None:
             layout = self.lossy.encoded(layout)
         return layout.nbytes
-
-    @cached_property
-    def loses_bits(self) -> bool:
-        """Whether the model has tensors that are encoded with a loss where the server sends it."""
-        return self.lossy is not None and bool(self.lossy.coded(self.model.layout).coded)
 
     @property
     def cohort(self) -> Sequence[str]:
@@ -179,15 +171,11 @@ class ModelArrived(NamedTuple):
         worker: Name of the worker.
         sites: The sites.
         cost: Cost of the model's way.
-        origin: Who has sent it: the server, or another worker.
-        is_mapped: Whether the worker maps its checkpoint.
     """
 
     worker: str
     sites: SiteBatch
     cost: Transfer
-    origin: str
-    is_mapped: bool
 
 
 def ask(
@@ -243,8 +231,7 @@ def ask(
                     turn.begun, turn.since = turn.begun + 1, time.time()
                 case Received(effect, cost=cost) if effect == spec.effect:
                     cost = cost or _cost(offer.delivery, message, began)
-                    arrived = worker.name, sites, cost, offer.origin, offer.is_mapped
-                    report(ModelArrived(*arrived))
+                    report(ModelArrived(worker.name, sites, cost))
                 case Failed(site, _, reason, code) if site in sites and site not in failed:
                     failed.add(site)
                     report(SiteLost(site, reason, code), site)
@@ -282,7 +269,8 @@ def _check(spec: TaskSpec, answer: Answered, due: set[str]) -> None:
         if not is_weight(each.weight):
             raise WorkerLostError(f"it gave the update of {each.site} the weight {each.weight:g}")
     has_update = MODEL in answer.bodies or (bool(spec.folder) and answer.written is not None)
-    if spec.has_updates and due and not has_update:
+    is_due = any(each.has_params for each in answer.sites) or (spec.kind == "train" and due)
+    if spec.has_updates and is_due and not has_update:
         raise WorkerLostError(f"it answered a {spec.kind} task without a model")
 
 

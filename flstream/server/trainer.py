@@ -216,7 +216,6 @@ class Trainer:
             kind="train",
             effect=training.number,
             round=training.effect.round,
-            made=training.base.round,
             total_rounds=context.job.planned_rounds,
             model=source,
             sites=sites,

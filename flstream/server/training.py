@@ -47,6 +47,7 @@ class TrainResult(NamedTuple):
         late: Those of them that were merely not waited for.
         cost: What it cost.
         bases: Versions of the state that sites began with, where they had any.
+        asks: Kinds of task that their code asked about, of sites that answered for the first time.
     """
 
     answers: Mapping[str, tuple[float, Mapping[str, float], bytes]]
@@ -55,6 +56,7 @@ class TrainResult(NamedTuple):
     late: Sequence[str]
     cost: TaskCost
     bases: Mapping[str, StateVersion] = {}
+    asks: Mapping[str, Sequence[str]] = {}
 
     @classmethod
     def of(
@@ -64,6 +66,7 @@ class TrainResult(NamedTuple):
         late: Sequence[str],
         cost: TaskCost,
         tasks: Mapping[str, SiteTask],
+        asks: Mapping[str, Sequence[str]],
     ) -> TrainResult:
         """The result of a task that is over."""
         return cls(
@@ -73,6 +76,7 @@ class TrainResult(NamedTuple):
             list(late),
             cost,
             {site: task.state for site, task in tasks.items() if task.state is not None},
+            asks,
         )
 
     def plain(self) -> dict[str, Any]:
@@ -90,6 +94,7 @@ class TrainResult(NamedTuple):
             "failures": dict(self.failures),
             "late": list(self.late),
             "cost": plain_cost(self.cost),
+            "asks": dict(self.asks),
         }
 
     @classmethod
@@ -104,6 +109,7 @@ class TrainResult(NamedTuple):
             plain["late"],
             cost_from_plain(plain["cost"]),
             _states_from_plain(plain["bases"]),
+            plain["asks"],
         )
 
 
@@ -182,10 +188,17 @@ class SiteTraining:
         """Whether its sites have trained."""
         return self.result is not None
 
-    def updates(self) -> Sequence[Update]:
-        """The updates, in the cohort's order; the sites train now if they have not."""
+    def settle(self) -> None:
+        """Train at the sites if that is not done, and note what their code asked about."""
         if self.result is None:
             self.effects.do(self)
+        assert self.result is not None
+        # Not before it is read, also on replay: until then the workflow cannot know.
+        self.effects.state.asked.note(self.result.asks)
+
+    def updates(self) -> Sequence[Update]:
+        """The updates, in the cohort's order; the sites train now if they have not."""
+        self.settle()
         assert self.result is not None
         # Each refers to this object, which does not keep them: a model's file stays as long as one
         # of them refers to it, and not until a collector comes.
@@ -196,7 +209,6 @@ class SiteTraining:
 
     def failures(self) -> Mapping[str, str]:
         """Why each site that has no update has none; the sites train now if they have not."""
-        if self.result is None:
-            self.effects.do(self)
+        self.settle()
         assert self.result is not None
         return self.result.failures

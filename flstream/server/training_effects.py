@@ -136,9 +136,12 @@ class TrainingEffects:
         training.bodies |= run.updates
         trainer.forget_empty(training)
         failures = run.collector.failures
-        result = TrainResult.of(run.in_order, failures, run.late, run.cost, training.tasks)
+        answers = run.in_order
+        state.warn_of_late(answers.values())
+        asks = state.asked.new(answers.values())
+        result = TrainResult.of(answers, failures, run.late, run.cost, training.tasks, asks)
         stage, number = state.context.job.stages[state.stage], training.effect.round
-        state.warn(state.sent.unread(stage, number, run.in_order.values()))
+        state.warn(state.sent.unread(stage, number, answers.values()))
         record = state.journal.record(training.effect, result.plain(), is_final=False)
         self._finish(training, record)
 

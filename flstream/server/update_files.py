@@ -21,7 +21,6 @@ from flstream.model.copy import copy
 from flstream.model.digests import BodyDigest, body_digest
 from flstream.model.layout import Layout
 from flstream.server.collected_updates import CollectedUpdate, UpdateCollection, check_fits
-from flstream.server.stream_settings import way_of
 from flstream.streaming.download import AtHand, download
 from flstream.telemetry.events import Transfer
 
@@ -37,14 +36,12 @@ class UpdateRecord(msgspec.Struct, frozen=True):
         base: Digest of the arguments of the training that the update answers.
         digest: Digest of the update's body.
         cost: Cost of the update's download.
-        way: How it came here, as the journal has it.
     """
 
     answer: SiteAnswer
     base: str
     digest: str
     cost: Transfer
-    way: str = "pulled"
 
 
 class UpdateFile(CollectedUpdate):
@@ -61,7 +58,7 @@ class UpdateFile(CollectedUpdate):
 
     def __init__(self, record: UpdateRecord, path: Path, form: UpdateForm) -> None:
         body = FileSource(path, immutable=True)
-        super().__init__(record.answer, body, record.cost, form, record.way)
+        super().__init__(record.answer, body, record.cost, form)
         self.path = path
 
     def release(self, failure: str = "") -> None:
@@ -118,7 +115,7 @@ class UpdateFiles:
                 receiver, token, settings, sink_for, finish=FileSink.finish, at_hand=at_hand
             )
         digest = body_digest(FileSource(path))
-        return self._keep(UpdateRecord(answer, self._base, digest, cost, way_of(settings)))
+        return self._keep(UpdateRecord(answer, self._base, digest, cost))
 
     def take(self, answer: SiteAnswer, written: WrittenUpdate) -> UpdateFile:
         """Take an update that its worker has written to its file in this folder.
@@ -132,7 +129,7 @@ class UpdateFiles:
             CheckpointError: A file cannot be read or written.
         """
         check_fits(answer, FileSource(self._path(answer.site)).layout, self._form)
-        record = UpdateRecord(answer, self._base, written.digest, written.cost, "written")
+        record = UpdateRecord(answer, self._base, written.digest, written.cost)
         return self._keep(record)
 
     def store(self, update: CollectedUpdate) -> UpdateFile:
@@ -142,9 +139,7 @@ class UpdateFiles:
         with FileSink(path, source.layout, durable=False) as sink:
             copy(source, sink, digest=digest)
             sink.finish()
-        record = UpdateRecord(
-            update.answer, self._base, digest.hexdigest(), update.cost, update.way
-        )
+        record = UpdateRecord(update.answer, self._base, digest.hexdigest(), update.cost)
         return self._keep(record)
 
     def _keep(self, record: UpdateRecord) -> UpdateFile:

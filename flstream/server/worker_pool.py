@@ -209,12 +209,6 @@ class WorkerPool:
         """Kill a worker, even while it is being spawned."""
         self._supervisors[name].end()
 
-    def kill_all(self) -> None:
-        """Kill all workers; :meth:`prepare` starts others. No task may be under way."""
-        for supervisor in self._supervisors.values():
-            supervisor.drop()
-            supervisor.open()
-
     def dismiss(self, seconds: float) -> Iterator[PoolEvent | None]:
         """Send every worker :class:`~flstream.client.messages.Stop`, and wait until it has ended.
 

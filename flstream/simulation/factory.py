@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flstream.client.seeding import seed_everything
 from flstream.debugging import code_failed
-from flstream.errors import FlstreamError, ModelError
-from flstream.job.code import find_named
+from flstream.errors import FlstreamError, ModelError, UsageError
+from flstream.job.code import load
 from flstream.model.checkpoint_header import expect_in_format
 from flstream.model.dtypes import code_of
 from flstream.model.layout import Layout
@@ -80,10 +80,12 @@ def make_model(
 
 
 def _find(factory: str) -> Callable[..., Any]:
-    found = find_named(factory)
+    try:
+        found = load(factory)
+    except UsageError as error:
+        raise ModelError(f"model.factory {error}") from error
     if not callable(found):
-        where, _, name = factory.rpartition(":")
-        raise ModelError(f"model.factory {factory}: {where} has no callable {name!r}")
+        raise ModelError(f"model.factory {factory} is a {type(found).__name__}; name a function")
     made: Callable[..., Any] = found
     return made
 

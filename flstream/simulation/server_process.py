@@ -20,7 +20,6 @@ from flstream.runs.resume import ResumePoint
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.accountant_process import AccountantProcess
 from flstream.server.context import ServerContext
-from flstream.server.lost_variables import watch_variables
 from flstream.server.play import (
     BuildReport,
     Replay,
@@ -157,7 +156,7 @@ def _run(
         reporter.emit(ProcessReady(process=SERVER, pid=os.getpid(), idle_rss=own_rss()))
         expect_no_threads()
         replay = _replay_of(job, resume)
-        reporter.emit(run_started(job, replay.score_sources))
+        reporter.emit(run_started(job))
         names, seconds = job.clients.worker_names, job.clients.round_timeout
         own = len(names) == job.clients.count
         settings = stream_settings(job, job.train.exchange_format)
@@ -184,7 +183,7 @@ def _run(
                 if not replay.records:
                     process.begin(first_request(job))  # while the workers start
             rule = rule_for(job.aggregation)
-            emit = watch_variables(job, reporter.emit, is_resumed=bool(replay.records))
+            emit = reporter.emit
             context = ServerContext(job, run, pool, service, rule, emit, abort, accountant)
             prepare(context)
             initial = replay.initial
@@ -220,9 +219,8 @@ def _is_synced(event: AnyEvent) -> bool:
 
 def _replay_of(job: Job, resume: ResumePoint | None) -> Replay:
     if resume is None:
-        return Replay(score_sources=job.score_sources)
-    sources = resume.score_sources or job.score_sources
-    return Replay(resume.initial, resume.records, resume.written, resume.stored, sources)
+        return Replay()
+    return Replay(resume.initial, resume.records, resume.written, resume.stored)
 
 
 def _reports(builder: socket.socket) -> MessageChannel[BuildReport]:

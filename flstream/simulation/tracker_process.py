@@ -15,7 +15,7 @@ from typing import Self
 
 from flstream.debugging import code_failed, waiting
 from flstream.engines.processes import ProcessHost
-from flstream.job.code import find_named
+from flstream.job.code import check, make
 from flstream.job.tracking import TrackingSection
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.child import end_with_peer, ignore_interrupts, redirect_output
@@ -75,10 +75,8 @@ def _is_woken(wake: socket.socket) -> bool:
 
 def _made(tracking: TrackingSection, tracked: TrackedRun) -> Tracker:
     assert tracking.place is not None
-    found = find_named(tracking.place)
-    if not callable(found):
-        raise TypeError(f"{tracking.name} is no class")
-    tracker: Tracker = found(tracked, **tracking.args)
+    tracker: Tracker = make(tracking.place, tracking.args, tracked)
+    check(tracker, f"tracking.type {tracking.name}", Tracker)
     return tracker
 
 

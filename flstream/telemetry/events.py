@@ -99,8 +99,6 @@ class RunStarted(Event, tag="run_started"):
         workers: Names of the processes that the sites share; empty where each site has its own.
         key_metric: Metric that decides which round is the best.
         key_metric_mode: Whether its best value is the largest or the smallest.
-        evaluate: For each workflow of the job, what scores its models: tasks of their own, or
-            metrics that come with updates.
         network: Emulated links of the sites by name; empty where there are none.
     """
 
@@ -112,7 +110,6 @@ class RunStarted(Event, tag="run_started"):
     clients: int
     key_metric: str
     key_metric_mode: Literal["max", "min"]
-    evaluate: list[Literal["task", "received"]]
     names: list[str] = []
     workers: list[str] = []
     network: dict[str, LinkFacts] = {}
@@ -193,88 +190,6 @@ class SiteUpdate(Event, tag="site_update"):
     site: str
     weight: float
     metrics: Metrics
-
-
-class ModelReceived(Event, tag="model_received", omit_defaults=True):
-    """A worker has received the model of a task, for one site or for several.
-
-    What was sent is kept for a body, and not for each of its tensors: their keys follow from the
-    model's layout and the codecs (:func:`flstream.runs.body_records.tensor_keys`).
-
-    Attributes:
-        round: Round of the task; of an evaluation, that of the model.
-        effect: Number of the effect that asked for the task; 0 for an evaluation that is none.
-        task: What the sites do with the model.
-        sites: The sites. It came once for all of them.
-        digest: Digest of the model.
-        made: Round that made it; 0 for the initial one.
-        origin: Who sent it: the server, or the worker of a peer.
-        tags: Form in which it came: ``pulled``, ``native`` or ``mapped``; names of the exact codecs
-            of its frames, where any frame was encoded; and ``reused``, where bytes of it were here.
-        size: Bytes of the model, with those of the bodies that travel with it.
-        cost: What that took.
-        bodies: Names of these bodies.
-    """
-
-    round: int
-    effect: int
-    task: Literal["train", "evaluate"]
-    sites: list[str]
-    digest: str
-    made: int
-    origin: str
-    tags: list[str]
-    size: int
-    cost: Transfer
-    bodies: list[str] = []
-
-
-class SentUpdate(msgspec.Struct, frozen=True, array_like=True):
-    """An update of one site, as it was sent.
-
-    Attributes:
-        size: Bytes of the tensors that it stands for, as the model has them.
-        bytes: Bytes that moved.
-        reused: Bytes of what was sent that did not, since the receiver had them.
-        encoded: Bytes of what was sent that came as fewer, in frames that an exact codec had
-            encoded.
-        with_base: Bytes of these whose frames were encoded with the model.
-    """
-
-    size: int
-    bytes: int
-    reused: int = 0
-    encoded: int = 0
-    with_base: int = 0
-
-
-class UpdatesReceived(Event, tag="updates_received", omit_defaults=True):
-    """Updates of sites have come to where they are folded, all of them in the same form.
-
-    Attributes:
-        round: Round of the task.
-        effect: Number of the effect that asked for it.
-        task: What the sites were asked for.
-        base: Digest of the model that the sites had received.
-        receiver: Who has taken them: the server, or the site that folds.
-        tags: Form in which they came: ``pulled``, ``native``, ``written`` to a file, or ``local``
-            where they did not travel; ``FULL`` or ``DIFF``; ``partial``; the name of the
-            codec with a loss, where it encoded any tensor; names of the exact codecs of their
-            frames, where any was encoded; and ``reused``, where bytes were here.
-        updates: The updates by site.
-        part: For partial updates, which tensors of the model they have: the bits of a number in
-            hexadecimal digits, the lowest for the first tensor of its layout. Empty for all, and
-            where that is not known.
-    """
-
-    round: int
-    effect: int
-    task: Literal["train", "submit_model"]
-    base: str
-    receiver: str
-    tags: list[str]
-    updates: Mapping[str, SentUpdate]
-    part: str = ""
 
 
 class SiteLog(Event, tag="site_log", omit_defaults=True):
@@ -637,8 +552,6 @@ AnyEvent = (
     | RoundStarted
     | SitePhaseChanged
     | SiteUpdate
-    | ModelReceived
-    | UpdatesReceived
     | SiteLog
     | UpdateTakenUp
     | SitesBeganAnew

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import AfterValidator
 
-from flstream.job.annotations import ValueKind
+from flstream.job.fields import Allowed, Seconds
 from flstream.job.problems import Problem, did_you_mean
-from flstream.job.rules import Seconds
 from flstream.job.workflow_code import built_in_args, built_ins
 from flstream.workflows import Model, Run, SiteModel, WorkflowArgs, workflow
 from flstream.workflows.site_list import SiteList, unknown_sites
@@ -37,7 +36,7 @@ def _trains(name: str) -> str:
 EarlierWorkflow = Annotated[
     str,
     AfterValidator(_trains),
-    ValueKind(
+    Allowed(
         lambda: f"one of {', '.join(_that_train())}; write others in a list, one after another"
     ),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from flstream.job.problems import Problem
 from flstream.server.run import SiteOrder
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 class CyclicArgs(WorkflowArgs):
     """Arguments of cyclic."""
-
-    takes_bodies: ClassVar[bool] = False
 
     order: SiteOrder | SiteList = "fixed"
     """Whose turn it is when: fixed, random, random_without_same_in_a_row, or a list of sites.

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from flstream.job.rules import Real
+from flstream.job.fields import Real
 from flstream.workflows import Model, Run, WorkflowArgs, workflow
 
 

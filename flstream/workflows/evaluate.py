@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
+from flstream.job.fields import Seconds
 from flstream.job.files import Checkpoint
 from flstream.job.problems import Problem
-from flstream.job.rules import Seconds
 from flstream.workflows import Model, Run, WorkflowArgs, workflow
 from flstream.workflows.cross_site import FINAL, RESULTS
 from flstream.workflows.site_list import SiteList, unknown_sites

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
-from pydantic import Field
-
-from flstream.job.rules import Patterns
+from flstream.job.fields import SomePatterns
 from flstream.workflows import Model, Run, WorkflowArgs, workflow
 
 
 class FedPerArgs(WorkflowArgs):
     """Arguments of fedper."""
 
-    personal: Annotated[Patterns, Field(min_length=1)]
+    personal: SomePatterns
     """Regular expressions: a tensor in whose name one is found stays with its site, as its own.
 
     Such as `["^head"]`. A site trains and scores the model with its own last values of it. In the

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from flstream.job.annotations import ValueKind
+from flstream.job.fields import EACH_ONCE, NOT_EMPTY, Allowed
 from flstream.job.problems import Problem, did_you_mean, given
-from flstream.job.rules import EACH_ONCE, NOT_EMPTY
 
 if TYPE_CHECKING:
     from flstream.job import ClientsSection
@@ -17,7 +16,7 @@ SiteList = Annotated[
     list[str],
     NOT_EMPTY,
     EACH_ONCE,
-    ValueKind("a list of sites, each of them once", "[site-1, site-2]"),
+    Allowed("a list of sites, each of them once", ("array",), "[site-1, site-2]"),
 ]
 """A list of sites' names; whether the job has these sites is not known here."""
 

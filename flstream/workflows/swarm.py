@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
+from flstream.job.fields import Seconds
 from flstream.job.problems import Problem
-from flstream.job.rules import Seconds
 from flstream.workflows import Model, Run, WorkflowArgs, workflow
 from flstream.workflows.site_list import SiteList, unknown_sites
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 class SwarmArgs(WorkflowArgs):
     """Arguments of swarm."""
 
-    takes_bodies: ClassVar[bool] = False
     folds_at_sites: ClassVar[bool] = True
 
     aggregators: SiteList | None = None

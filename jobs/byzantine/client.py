@@ -12,13 +12,11 @@ import flstream.client as flare
 from flstream.client import partition
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--alpha", type=float)
-parser.add_argument("--split_seed", type=int)
-parser.add_argument("--epochs", type=int)
-parser.add_argument("--lr", type=float)
-parser.add_argument("--batch_size", type=int)
+for name in ("alpha", "lr", "scale"):
+    parser.add_argument(f"--{name}", type=float)
+for name in ("split_seed", "epochs", "batch_size"):
+    parser.add_argument(f"--{name}", type=int)
 parser.add_argument("--attack", choices=["none", "sign_flip", "noise", "label_flip"])
-parser.add_argument("--scale", type=float, default=1.0)
 args = parser.parse_args()
 
 
@@ -31,9 +29,8 @@ def my_data():
     order = rng.permutation(len(labels))
     test, train = order[:360], order[360:]
     site, sites = flare.system_info()["site_index"], flare.system_info()["clients"]
-    least = args.batch_size  # drawn again rather than starve a site
-    parts = partition.dirichlet(
-        digits.target[train], sites, args.alpha, seed=rng, min_examples=least
+    parts = partition.dirichlet(  # drawn again rather than starve a site
+        digits.target[train], sites, args.alpha, seed=rng, min_examples=args.batch_size
     )
     mine = train[parts[site]]
     partition.record(digits.target[mine])  # the report draws the split
@@ -64,11 +61,9 @@ def accuracy(net, images, labels):
     return (net(images).argmax(dim=1) == labels).float().mean().item()
 
 
-def attacked(received, trained):
-    """What an attacker sends: its update flipped, or noise, `scale` times as large; else `trained`.
-
-    Honest sites and those that have learned flipped labels send what they have trained.
-    """
+def attacked(net, received):
+    """What a site sends: what it has trained, or, `scale` times as large, its opposite or noise."""
+    trained = net.state_dict()
     match args.attack:
         case "sign_flip":
             return {n: received[n] - args.scale * (trained[n] - received[n]) for n in trained}
@@ -88,11 +83,5 @@ while flare.is_running():
         flare.send(flare.FLModel(metrics=metrics, meta={"num_examples": len(unseen_labels)}))
     else:
         received = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-        loss = train(net, images, labels)
-        flare.send(
-            flare.FLModel(
-                params=attacked(received, net.state_dict()),
-                metrics={"loss": loss},
-                meta={"num_examples": len(labels)},
-            )
-        )
+        metrics, meta = {"loss": train(net, images, labels)}, {"num_examples": len(labels)}
+        flare.send(flare.FLModel(params=attacked(net, received), metrics=metrics, meta=meta))

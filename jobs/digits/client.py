@@ -12,20 +12,16 @@ import flstream.client as flare
 from flstream.client import partition
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--alpha", type=float)
-parser.add_argument("--split_seed", type=int)
-parser.add_argument("--epochs", type=int)
-parser.add_argument("--lr", type=float)
-parser.add_argument("--batch_size", type=int)
-parser.add_argument("--test", choices=["common", "own"], default="common")
+for name in ("alpha", "lr", "momentum"):
+    parser.add_argument(f"--{name}", type=float)
+for name in ("split_seed", "epochs", "batch_size"):
+    parser.add_argument(f"--{name}", type=int)
+parser.add_argument("--test", choices=["common", "own"])
 args = parser.parse_args()
 
 
 def my_data():
-    """This site's training images, and those that it scores a model on.
-
-    The latter are its part of a test set that no site trains on, or a fifth of its own images.
-    """
+    """This site's training images, and those that it scores a model on."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(digits.target)
@@ -33,9 +29,8 @@ def my_data():
     order = rng.permutation(len(labels))
     test, train = order[:360], order[360:]
     site, sites = flare.system_info()["site_index"], flare.system_info()["clients"]
-    least = args.batch_size  # drawn again rather than starve a site
-    parts = partition.dirichlet(
-        digits.target[train], sites, args.alpha, seed=rng, min_examples=least
+    parts = partition.dirichlet(  # drawn again rather than starve a site
+        digits.target[train], sites, args.alpha, seed=rng, min_examples=args.batch_size
     )
     mine = train[parts[site]]
     partition.record(digits.target[mine])  # the report draws the split
@@ -45,10 +40,10 @@ def my_data():
     return images[mine], labels[mine], images[unseen], labels[unseen]
 
 
-def train(net, images, labels):
+def train(net, images, labels, control):
     """A few epochs of stochastic gradient descent; returns the mean loss of the last one."""
     net.train()
-    optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9)
+    optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=args.momentum)
     regulariser = flare.DynamicRegulariser(net)
     for _ in range(args.epochs):
         losses = []
@@ -58,6 +53,8 @@ def train(net, images, labels):
             loss = loss + flare.proximal_term(net) + regulariser.term()
             optimizer.zero_grad()
             loss.backward()
+            if control:
+                control.correct()
             optimizer.step()
             losses.append(loss.item())
     return sum(losses) / len(losses)
@@ -75,16 +72,14 @@ flare.init()
 images, labels, unseen_images, unseen_labels = my_data()
 
 while flare.is_running():
-    flare.receive(into=net)  # the bytes go straight into the network's own parameters
+    model = flare.receive(into=net)  # the bytes go straight into the network's own parameters
     if flare.is_evaluate():
         metrics = {"accuracy": accuracy(net, unseen_images, unseen_labels)}
         flare.send(flare.FLModel(metrics=metrics, meta={"num_examples": len(unseen_labels)}))
     else:
-        loss = train(net, images, labels)
-        flare.send(
-            flare.FLModel(
-                params=net.state_dict(),
-                metrics={"loss": loss},
-                meta={"num_examples": len(labels)},
-            )
-        )
+        # With SCAFFOLD alone, a control comes along with the model.
+        control = flare.ScaffoldControl(net, model) if "control" in model.meta else None
+        metrics, meta = {"loss": train(net, images, labels, control)}, {"num_examples": len(labels)}
+        if control:
+            meta["control"] = control.difference(args.lr)
+        flare.send(flare.FLModel(params=net.state_dict(), metrics=metrics, meta=meta))

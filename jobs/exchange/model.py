@@ -10,12 +10,7 @@ BLOCKS = 8
 
 
 def build(size: str | int, tensors: int | None = None) -> dict[str, torch.Tensor]:
-    """Zeros in float32: exactly ``size`` bytes (a multiple of 4) of them.
-
-    Args:
-        size: bytes of all tensors together, as a number or as ``"256 MiB"``.
-        tensors: how many tensors of equal size to make instead of the mix.
-    """
+    """Zeros in float32: ``size`` bytes, a multiple of 4, in the mix or in so many equal tensors."""
     elements = parse_bytes(size) // 4
     if tensors is not None:
         each, more = divmod(elements, tensors)

@@ -1,53 +1,63 @@
-"""What each site does: fine-tune the received model with TRL, and score it."""
+"""What each site does: fine-tune the received model with TRL on its own texts, and score it."""
 
 import argparse
+import ast
+import sysconfig
 from pathlib import Path
 
+from datasets import Dataset, load_from_disk
 from model import get_model
-from trainer import get_dataset, get_training_arguments, make_trainer, preprocess
-from transformers import TrainerCallback
+from trl import SFTConfig, SFTTrainer
 
 import flstream.client.hf as flare
-from flstream.client.tracking import SummaryWriter
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--data", help="a data set with a column text, as save_to_disk writes it")
+parser.add_argument("--learning_rate", type=float, default=2e-3)
+parser.add_argument("--max_steps", type=int, default=-1, help="steps of a round; -1: an epoch")
+args = parser.parse_args()
 
 
-class LossWriter(TrainerCallback):
-    """Writes the loss of each step for the report and for TensorBoard."""
-
-    def __init__(self):
-        self.writer = SummaryWriter()
-
-    def on_log(self, args, state, control, logs=None, **_):
-        """Write the loss of a step; at the end of a training there is none."""
-        if "loss" in logs:
-            self.writer.add_scalar("loss", logs["loss"], state.global_step)
+def my_data(site, sites):
+    """This site's texts, split into those to train on and those to score with."""
+    if args.data:  # a site works in a folder of its own; paths start in that of the job
+        data = load_from_disk(Path(flare.system_info()["job_dir"]) / args.data).shard(sites, site)
+    else:
+        files = sorted(Path(sysconfig.get_path("stdlib")).glob("[a-z]*.py"))[site::sites]
+        data = Dataset.from_dict({"text": [text for file in files for text in docstrings(file)]})
+    return data.train_test_split(0.1, seed=0)
 
 
-def main():
-    """Train or score, task after task."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--data", help="a data set on disk; see get_dataset in trainer.py")
-    parser.add_argument("--learning_rate", type=float, default=2e-3)
-    parser.add_argument("--max_steps", type=int, default=-1, help="steps of a round; -1: an epoch")
-    args = parser.parse_args()
-
-    flare.init()
-    info = flare.system_info()
-    model, tokenizer = get_model(**info["model_args"])
-    # A site works in a folder of its own; paths start in that of the job.
-    data = args.data and str(Path(info["job_dir"]) / args.data)
-    dataset = get_dataset(info["site_index"], info["clients"], data)
-    arguments = get_training_arguments(flare.get_site_name(), args.learning_rate, args.max_steps)
-    trainer = make_trainer(model, tokenizer, preprocess(dataset, tokenizer), arguments)
-    trainer.add_callback(LossWriter())
-    flare.patch(trainer)  # receives before it trains or scores, and sends after it
-
-    while flare.is_running():
-        if flare.is_evaluate():
-            trainer.evaluate()
-        else:
-            trainer.train()
+def docstrings(file):
+    """The longer docstrings of a file."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, kinds)]
+    return [text for node in nodes if len(text := ast.get_docstring(node) or "") >= 60]
 
 
-if __name__ == "__main__":
-    main()
+flare.init()
+info = flare.system_info()
+model, tokenizer = get_model(**info["model_args"])
+data = my_data(info["site_index"], info["clients"])
+settings = SFTConfig(
+    per_device_train_batch_size=8,
+    num_train_epochs=1,
+    max_steps=args.max_steps,
+    learning_rate=args.learning_rate,
+    bf16=False,
+    gradient_checkpointing=False,
+    max_length=128,
+    save_strategy="no",
+    logging_steps=1,
+    disable_tqdm=True,
+    report_to="none",
+)
+trainer = SFTTrainer(model, settings, None, data["train"], data["test"], tokenizer)
+# It then receives before it trains or scores, sends after it, and records the loss of each step.
+flare.patch(trainer, stream_metrics=True)
+
+while flare.is_running():
+    if flare.is_evaluate():
+        trainer.evaluate()
+    else:
+        trainer.train()

@@ -6,13 +6,7 @@ import flstream.client as flare
 
 
 class Line(flare.Learner):
-    """One object works for many sites; what belongs to one of them is made in setup().
-
-    Args:
-        examples: how many points each site has.
-        steps: of gradient descent over all of them, each round.
-        lr: of these steps.
-    """
+    """One object works for many sites; what belongs to one of them is made in setup()."""
 
     def __init__(self, examples, steps, lr):
         self.examples, self.steps, self.lr = examples, steps, lr

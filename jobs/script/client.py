@@ -60,11 +60,5 @@ while flare.is_running():
     if flare.is_evaluate():
         flare.send(flare.FLModel(metrics={"accuracy": accuracy(net)}))
     else:
-        loss = train(net, places, labels)
-        flare.send(
-            flare.FLModel(
-                params=net.state_dict(),
-                metrics={"loss": loss},
-                meta={"num_examples": len(labels)},
-            )
-        )
+        metrics, meta = {"loss": train(net, places, labels)}, {"num_examples": len(labels)}
+        flare.send(flare.FLModel(params=net.state_dict(), metrics=metrics, meta=meta))

@@ -7,15 +7,7 @@ import flstream.client as flare
 
 
 class Digits(flare.Learner):
-    """One object works for hundreds of sites, so what all of them share is loaded once.
-
-    Args:
-        split_seed: the same seed gives every site the same digits again.
-        examples: how many each site has.
-        held_out: how many no site trains on.
-        steps: of gradient descent over all of a site's examples, each round.
-        lr: of these steps.
-    """
+    """One object works for hundreds of sites, so what all of them share is loaded once."""
 
     def __init__(self, split_seed, examples, held_out, steps, lr):
         digits = load_digits()

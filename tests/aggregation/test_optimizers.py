@@ -140,7 +140,8 @@ def test_the_job_files_defaults_are_the_papers():
     for kind in ("fedadam", "fedyogi"):
         found = optimizer_for(ServerOptimizerSection(type=kind))
         assert found == ServerOptimizer(kind, 0.1, 0.9, 0.99, 1e-3)
-    given = ServerOptimizerSection(type="fedadam", learning_rate=0.5, beta_1=0, beta_2=0.5, tau=0.1)
+    args = {"learning_rate": 0.5, "beta_1": 0, "beta_2": 0.5, "tau": 0.1}
+    given = ServerOptimizerSection(type="fedadam", args=args)
     assert optimizer_for(given) == ServerOptimizer("fedadam", 0.5, 0.0, 0.5, 0.1)
 
 

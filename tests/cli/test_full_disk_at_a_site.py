@@ -11,7 +11,7 @@ from flstream.client import site_folder
 
 # Neither file systems nor processes of others are touched.
 OF_ITS_OWN = ["unshare", "--user", "--map-root-user", "--mount"]
-SETTINGS = ["clients.min_updates=1", "clients.bench_after=0"]
+SETTINGS = ["clients.min_updates=1", "clients.suspend_after=0"]
 
 HEAD = "import errno, os, subprocess, sys, torch\n"
 # What a site whose log is on a full disk has for its output, whatever it is that is full there.

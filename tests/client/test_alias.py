@@ -2,7 +2,7 @@
 
 from safetensors.torch import load_file
 
-from flstream.job.code_check import code_problems
+from flstream.job.missing_modules import missing_modules
 
 MODEL = """
 import torch
@@ -77,7 +77,7 @@ def test_learners_and_factories_may_import_its_names(jobs):
     run = jobs.run(LEARNS, *learner, model=BUILDS)
     assert run.summary.status == "finished", run.summary.error
     assert load_file(run.directory.final_model)["numpy_key"].tolist() == [3.0, 3.0]
-    assert code_problems(jobs.make(LEARNS, *learner, model=BUILDS)) == []
+    assert list(missing_modules(jobs.make(LEARNS, *learner, model=BUILDS))) == []
 
 
 def test_what_the_alias_has_not_fails_with_a_sentence(jobs):

@@ -107,7 +107,7 @@ def test_where_every_site_fails_the_answer_says_so_and_names_what_is_missing(lea
         assert [("define train(self, model)" in reason) for reason in reasons] == [True] * 2
         assert serving.server.evaluate(model(), "site-1").sites == []
         [(_, _, reason)] = serving.server.failures()
-        assert "define evaluate(self, model)" in reason
+        assert "has no method evaluate(self, model); define it" in reason
 
 
 def test_a_model_that_does_not_arrive_is_asked_for_once_and_fails_every_site(learner):
@@ -187,7 +187,7 @@ def test_tied_tensors_travel_once_as_they_were_when_train_returned(learner):
     [
         ("class Mine:\n def __init__(self): raise OSError('no data')", "client.py, line 2 raised"),
         ("class Mine:\n def __init__(self, lr): pass", "client.py raised TypeError"),
-        ("Mine = 3", "there is no such class"),
+        ("Mine = 3", "Mine is a int; name a class"),
         ("import nowhere_to_be_found\nclass Mine: pass", "client.py, line 1 raised ModuleNotFound"),
     ],
 )

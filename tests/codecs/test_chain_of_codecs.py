@@ -5,7 +5,8 @@ import re
 import pytest
 
 from flstream.codecs.chain import BLOCK_CODECS, COMPRESSORS, STEPS, chain_of
-from flstream.job import codec_sections, job_keys
+from flstream.job import codecs as codec_sections
+from flstream.job import parse_value
 from flstream.job.codecs import CodecPlan, CodecSpec
 from flstream.job.problems import RefusedValueError
 
@@ -42,12 +43,18 @@ class Failing:
 '''
 
 
+def of(kind, **args):
+    """A codec's section."""
+    return {"type": kind, "args": args}
+
+
 @pytest.fixture
 def parse(tmp_path):
     (tmp_path / "mine.py").write_text(OWN)
 
     def parse(direction, *listed):
-        return job_keys()[f"streaming.codecs.{direction}"].parse(list(listed), tmp_path)
+        key = f"streaming.codecs.{direction}"
+        return [each.spec for each in parse_value(key, list(listed), tmp_path)]
 
     return parse
 
@@ -69,7 +76,12 @@ def test_every_built_in_codec_is_registered_once_and_made_of_its_defaults(parse)
 
 
 def test_a_list_is_a_codec_with_a_loss_and_then_one_of_frames(parse):
-    specs = parse("up", {"type": "topk", "fraction": 0.05}, "shuffle", {"type": "zstd", "level": 3})
+    specs = parse(
+        "up",
+        {"type": "topk", "args": {"fraction": 0.05}},
+        "shuffle",
+        {"type": "zstd", "args": {"level": 3}},
+    )
     assert specs[0] == CodecSpec("topk", {"fraction": 0.05})
     assert specs[2] == CodecSpec("zstd", {"level": 3})
     chain = chain_of(CodecPlan(specs, ["norm"]))
@@ -91,9 +103,21 @@ def test_a_list_is_a_codec_with_a_loss_and_then_one_of_frames(parse):
     ("direction", "listed", "line"),
     [
         ("up", ["zst"], r'\[0\].type: given "zst"; must be cast, int8, .*; did you mean "?zstd"?'),
-        ("up", [{"type": "zstd", "level": 20}], r"\[0\].level: given 20; must be a whole number"),
-        ("up", [{"type": "zstd", "lvl": 2}], r"\[0\].lvl: unknown key; did you mean level?"),
-        ("up", [{"type": "int8", "group": 100}], "given 100; must be a power of two from 2 to 655"),
+        (
+            "up",
+            [{"type": "zstd", "args": {"level": 20}}],
+            r"\[0\].args.level: given 20; must be a whole number",
+        ),
+        (
+            "up",
+            [{"type": "zstd", "args": {"lvl": 2}}],
+            r"\[0\].args.lvl: unknown key; did you mean level?",
+        ),
+        (
+            "up",
+            [{"type": "int8", "args": {"group": 100}}],
+            "given 100; must be a power of two from 2 to 655",
+        ),
         ("up", ["zstd", "int8"], r"\[1\]: given \"?int8\"?; must be an exact codec; what loses"),
         ("up", ["zstd", "delta"], r"\[0\]: given \"?zstd\"?; must be the last of the list"),
         ("up", ["delta", "delta", "zstd"], r"\[1\]: .* not in the list already"),
@@ -103,7 +127,7 @@ def test_a_list_is_a_codec_with_a_loss_and_then_one_of_frames(parse):
         ("up", ["int8", "delta", "zstd"], "must be left out; int8 encodes differences already"),
         ("up", [{"type": "mine.py:NoCodec"}], "a class with the methods nbytes, encode and decode"),
         ("up", [{"type": "mine.py:Failing"}], "mine.py line 30 raised RuntimeError: no device"),
-        ("up", [{"type": "mine.py:Halves", "scal": 1}], "a class that takes these arguments"),
+        ("up", [of("mine.py:Halves", scal=1)], "a class that takes these arguments"),
         ("up", [{"type": "mine.py:Other"}], "the name of a Class"),
     ],
 )
@@ -115,7 +139,7 @@ def test_a_list_that_cannot_be_is_refused_in_a_sentence(parse, direction, listed
 
 
 def test_codecs_of_the_user_are_made_with_their_arguments(parse):
-    specs = parse("up", {"type": "mine.py:Halves", "scale": 2.0})
-    assert str(specs[0]) == "mine.py:Halves (scale = 2.0)"
+    specs = parse("up", of("mine.py:Halves", scale=2.0))
+    assert specs[0].name == "mine.py:Halves"
     assert CodecPlan(specs).is_lossy
     assert chain_of(CodecPlan(specs)).lossy.codec.scale == 2.0

@@ -13,13 +13,14 @@ from typer.testing import CliRunner
 
 import flstream
 from flstream import recipe, streaming
-from flstream.bench.codec_cases import STANDARD, parse_codecs
-from flstream.bench.codec_compare import CodecMeasurement
-from flstream.bench.measurement import Ratios
+from flstream.bench.cases import CODECS, MODES, make_plan
+from flstream.bench.measuring import Figures
 from flstream.cli.app import app
 from flstream.filters.block import Passage
 from flstream.filters.chain import filtered
-from flstream.job import Job, codec_sections, filter_sections, job_keys, load_job
+from flstream.job import Job, job_keys, load_job
+from flstream.job import codecs as codec_sections
+from flstream.job import filters as filter_sections
 from flstream.job.engine_section import Engine
 from flstream.job.reference import EXAMPLE, render_reference
 from flstream.job.workflow_code import find_workflow
@@ -28,7 +29,6 @@ from flstream.streaming.fetching import DownloadOptions
 from flstream.streaming.refs import OfferOptions
 from flstream.workflows.cyclic import cyclic
 from flstream.workflows.fedavg import fedavg
-from flstream.workflows.swarm import swarm
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -86,7 +86,7 @@ OTHERS = ("model.current_round", "model.total_rounds", "model.m", "model.p", "mo
 
 @pytest.mark.parametrize("name", PAGES)
 def test_keys_that_a_page_names_are_those_of_a_job_file(name):
-    entries = set(re.findall(r"^### `(.*)`$", page("job"), flags=re.MULTILINE))
+    entries = set(re.findall(r"^- \*\*`(.*?)`\*\* \(", page("job"), flags=re.MULTILINE))
     sections = {key.partition(".")[0] for key in entries if "." in key}
     spans = re.findall(r"`(?:--set )?([a-z_]+(?:\.[a-z_0-9]+)+)(?: ?= [^`]*)?`", PAGES[name])
     keys = {each for each in spans if each.partition(".")[0] in sections}
@@ -100,9 +100,9 @@ def test_the_reference_of_the_job_file_is_current_and_has_every_key():
     text = render_reference()
     assert page("job") == text, "docs/job.md is out of date; run: make docs"
     for key in job_keys().values():
-        entry = text.partition(f"### `{key.name}`\n")[2].partition("\n### ")[0]
+        entry = text.partition(f"- **`{key.name}`** (")[2].partition("\n")[0]
         assert key.allowed in entry, key.name
-        assert key.meaning in entry, key.name
+        assert " ".join(key.meaning.split()) in entry, key.name
 
 
 def loaded(folder: Path, text: str, **files: str) -> Job:
@@ -132,6 +132,7 @@ def test_the_filter_of_ones_own_on_its_page_works(tmp_path):
     [own] = blocks(page("filters"), "python")
     [line] = re.findall(r"^    (filters \{ up = .*)$", page("filters"), flags=re.MULTILINE)
     specs = loaded(tmp_path, JOB + line, **{"signs.py": own}).filters.up
+    specs = [each.spec for each in specs]
     source = filtered(MemoryBody.of({"w": np.ones(9)}), specs, Passage("site-1", 1, "up", 3))
     assert set(np.abs(np.frombuffer(body_of(source)))) == {0.001}
 
@@ -153,13 +154,11 @@ def test_tables_have_whatever_there_is():
 
 
 def test_the_page_on_the_bench_names_every_figure():
-    spans = re.findall(r"`([^`\n]+)`", page("bench"))
-    words = {*spans, *(part for span in spans for part in span.split("."))}
-    assert ",".join(STANDARD) in words
-    entries = [word for word in spans if re.match(r"[a-z0-9]+:[0-9a-z.]+", word)]
-    assert len(parse_codecs(",".join(entries))) == len(entries) + 1
-    named = {field.name for kind in (CodecMeasurement, Ratios) for field in fields(kind)}
-    assert named <= words
+    spans = set(re.findall(r"`([^`\n]+)`", page("bench")))
+    assert {",".join(CODECS), *MODES, *(field.name for field in fields(Figures))} <= spans
+    entries = [span for span in spans if re.match(r"[a-z0-9]+:[0-9a-z.]+", span)]
+    plan = make_plan(1 << 20, clients=1, codecs=",".join(entries))
+    assert len([plan.job(case) for case in plan.cases]) == len(entries) + 1 > 6
 
 
 def test_workflows_stand_on_their_pages_as_they_are(tmp_path):
@@ -167,7 +166,6 @@ def test_workflows_stand_on_their_pages_as_they_are(tmp_path):
     for function, found in ((fedavg, shown), (cyclic, shown)):
         source = inspect.getsource(function)
         assert source[source.index("def ") :] in found
-    assert inspect.getsource(swarm).endswith(blocks(page("workflows/swarm"), "python")[0])
     for text in shown:
         name = re.findall(r"^def (\w+)\(", text, flags=re.MULTILINE)[-1]
         if name not in ("fedavg", "cyclic"):

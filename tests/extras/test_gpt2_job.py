@@ -17,9 +17,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def job(tmp_path):
-    """A copy of the job's folder, where the tokenizer may be kept."""
+    """A copy of the job's folder, for data beside it."""
     folder = tmp_path / "gpt2"
-    shutil.copytree(ROOT / "jobs" / "gpt2", folder, ignore=shutil.ignore_patterns(".*", "__py*"))
+    shutil.copytree(ROOT / "jobs" / "gpt2", folder, ignore=shutil.ignore_patterns("__py*"))
     return folder
 
 
@@ -50,8 +50,7 @@ def test_the_job_learns_and_is_exported(jobs, job, libraries, tmp_path, more):
 @first_and_nightly(
     ("setting", "message"),
     [
-        ("train.args.data=none.jsonl", "none.jsonl: give a folder"),
-        ("train.args.data=requirements.txt", "at least 4 rows"),
+        ("train.args.data=nowhere", "Directory"),
         ("model.args.size=small", "size = small: give tiny, 124M, 774M, or a folder"),
         ("model.args.peft=qlora", "peft = qlora: give lora"),
     ],
@@ -79,14 +78,21 @@ def test_at_124m_the_adapter_takes_at_most_two_percent_of_the_bytes(job):
     line = [sys.executable, "-m", "flstream", "validate", str(job), "--json"]
     line += ["--set", "model.args.size=124M"]
     said = [command(*line, "--set", f"model.args.peft={kind}") for kind in ("null", "lora")]
-    whole, adapter = (json.loads(text)["model"]["bytes"] for text in said)
+    whole, adapter = (json.loads(text)["model_bytes"] for text in said)
     assert whole >= 4 * 124_439_808
     assert adapter <= 0.02 * whole
 
 
+def save_texts(folder):
+    from datasets import Dataset
+
+    texts = [f"line {number} of a data set on disk" for number in range(40)]
+    Dataset.from_dict({"text": texts}).save_to_disk(folder)
+
+
 @pytest.mark.nightly
-def test_training_alone_takes_a_data_set_on_disk(job, tmp_path):
-    lines = [json.dumps({"text": f"line {number} of a data set on disk"}) for number in range(40)]
-    (tmp_path / "texts.jsonl").write_text("\n".join(lines))
-    out = command(sys.executable, str(job / "trainer.py"), "--data", "texts.jsonl", cwd=tmp_path)
-    assert "eval_loss = " in out
+def test_the_job_takes_a_data_set_on_disk(jobs, job, libraries):
+    libraries(save_texts, job / "texts")
+    summary, _ = run_of(jobs, job, "train.args.data=texts", "rounds=1")
+    assert list(summary.failures) == []
+    assert summary.metrics[-1]["eval_loss"] > 0

@@ -10,7 +10,7 @@ import torch
 from flstream.errors import ClientError, UsageError
 from flstream.filters.block import Passage
 from flstream.filters.chain import filtered, remaining
-from flstream.job import job_keys
+from flstream.job import parse_value
 from flstream.model.body import Scratch
 from flstream.model.memory import MemoryBody
 from tests.support import FLOATS, assert_same_tensors, body_of, every_kind, tensors_of
@@ -20,7 +20,12 @@ MANY = 1_000_000
 
 
 def specs(*sections, folder=None):
-    return job_keys()["filters.up"].parse(list(sections), folder)
+    return [each.spec for each in parse_value("filters.up", list(sections), folder)]
+
+
+def without(names):
+    """The section of a filter that leaves tensors out."""
+    return {"type": "exclude_vars", "args": {"exclude_vars": names}}
 
 
 def model_and_update(size=50_000, spread=0.01):
@@ -50,7 +55,7 @@ def change(model, found, name):
 def test_percentile_privacy_is_that_of_numpy(steps):
     model, update = model_and_update()
     passage = Passage("site-1", 2, "up", 99, steps)
-    chain = specs({"type": "percentile_privacy", "percentile": 30, "gamma": 0.004})
+    chain = specs({"type": "percentile_privacy", "args": {"percentile": 30, "gamma": 0.004}})
     found = tensors_of(filtered(MemoryBody.of(update), chain, passage, MemoryBody.of(model)))
     changes = {name: change(model, update, name) for name in ("w", "half", "scale")}
     cutoff = np.percentile(np.abs(np.concatenate(list(changes.values()))), 30)
@@ -67,7 +72,7 @@ def test_percentile_privacy_is_that_of_numpy(steps):
 
 
 def test_gaussian_noise_has_its_variance_and_no_correlation_between_places():
-    chain = specs({"type": "gaussian", "sigma": 0.5})
+    chain = specs({"type": "gaussian", "args": {"sigma": 0.5}})
     sent = {"a": np.zeros(MANY), "b": np.zeros(MANY)}
     found = tensors_of(filtered(MemoryBody.of(sent), chain, UP), 2 << 20)
     a, b = found["a"].numpy(), found["b"].numpy()
@@ -79,14 +84,14 @@ def test_gaussian_noise_has_its_variance_and_no_correlation_between_places():
 
 def test_noise_differs_by_seed_direction_and_place_and_is_repeated_with_a_task():
     zeros = MemoryBody.of({"w": np.zeros(100)})
-    noise = {"type": "gaussian", "sigma": 1.0}
+    noise = {"type": "gaussian", "args": {"sigma": 1.0}}
     seen = [
         tensors_of(filtered(zeros, specs(*chain), passage))["w"].numpy()
         for passage, chain in (
             (UP, [noise]),
             (replace(UP, seed=98), [noise]),
             (replace(UP, direction="down"), [noise]),
-            (UP, [{"type": "exclude_vars", "exclude_vars": "nothing"}, noise]),
+            (UP, [without("nothing"), noise]),
         )
     ]
     assert len({each.tobytes() for each in seen}) == 4
@@ -100,7 +105,7 @@ def test_svt_shares_the_fraction_with_noise_and_prefers_large_changes():
     sent[: size // 2] = 1.0  # counts as gamma
     given_values = {"w": sent, "scalar": np.array(3.0)}
     args = {"fraction": 0.1, "epsilon": 50.0, "noise_var": 40.0, "gamma": gamma, "tau": 0.009}
-    chain = specs({"type": "svt_privacy", **args})
+    chain = specs({"type": "svt_privacy", "args": {**args}})
     found = tensors_of(filtered(MemoryBody.of(given_values), chain, UP), 2 << 20)
     assert found["scalar"] == 3.0
     out = found["w"].numpy()
@@ -123,28 +128,30 @@ def test_excluded_tensors_are_gone_with_their_tied_names():
     model, _ = model_and_update(100)
     tied = {**model, "head": model["w"], "other": torch.ones(3)}
     body = MemoryBody.of(tied)
-    by_name = filtered(body, specs({"type": "exclude_vars", "exclude_vars": ["w", "mask"]}), UP)
+    by_name = filtered(body, specs(without(["w", "mask"])), UP)
     assert list(by_name.layout.by_name) == ["steps", "other", "scale", "half"]
     assert by_name.layout.aliases == {}
     assert by_name.layout.is_canonical
-    by_pattern = filtered(body, specs({"type": "exclude_vars", "exclude_vars": "^(ot|st|w)"}), UP)
+    by_pattern = filtered(body, specs(without("^(ot|st|w)")), UP)
     assert_same_tensors(
         tensors_of(by_pattern, 16), {name: model[name] for name in ("scale", "half", "mask")}
     )
     for wrong in (["w", "absent"], "^absent$"):
-        chain = specs({"type": "exclude_vars", "exclude_vars": wrong})
-        with pytest.raises(UsageError, match=r"filters.up\[0\].exclude_vars: .*absent.* no tensor"):
+        chain = specs(without(wrong))
+        with pytest.raises(
+            UsageError, match=r"filters.up\[0\].args.exclude_vars: .*absent.* no tensor"
+        ):
             remaining(body.layout, chain, "up")
-    everything = specs({"type": "exclude_vars", "exclude_vars": "."})
-    with pytest.raises(UsageError, match=r"filters.up\[0\].exclude_vars leaves no tensor"):
+    everything = specs(without("."))
+    with pytest.raises(UsageError, match=r"filters.up\[0\].args.exclude_vars leaves no tensor"):
         remaining(body.layout, everything, "up")
 
 
 ALL = [
-    {"type": "percentile_privacy", "percentile": 20},
-    {"type": "svt_privacy", "fraction": 0.5, "gamma": 0.01},
-    {"type": "exclude_vars", "exclude_vars": ["half"]},
-    {"type": "gaussian", "sigma": 0.001},
+    {"type": "percentile_privacy", "args": {"percentile": 20}},
+    {"type": "svt_privacy", "args": {"fraction": 0.5, "gamma": 0.01}},
+    without(["half"]),
+    {"type": "gaussian", "args": {"sigma": 0.001}},
 ]
 
 
@@ -166,7 +173,7 @@ def test_a_chain_gives_the_same_bytes_in_any_chunks_and_order(is_difference):
 @pytest.mark.parametrize("code", FLOATS)
 def test_every_float_is_filtered_and_nothing_else(code):
     values = every_kind()
-    chain = specs({"type": "gaussian", "sigma": 8.0})
+    chain = specs({"type": "gaussian", "args": {"sigma": 8.0}})
     found = tensors_of(filtered(MemoryBody.of(values), chain, UP))
     assert not torch.equal(found[f"{code}.matrix"].double(), values[f"{code}.matrix"].double())
     rest = {name: each for name, each in values.items() if name[0] in "IUB" and name[1] != "F"}
@@ -176,7 +183,7 @@ def test_every_float_is_filtered_and_nothing_else(code):
 
 def test_a_number_that_is_not_finite_stays_for_the_server_to_refuse():
     sent = np.array([1.0, math.inf, math.nan, -math.inf, 0.2])
-    chain = specs({"type": "percentile_privacy", "percentile": 0, "gamma": 0.5})
+    chain = specs({"type": "percentile_privacy", "args": {"percentile": 0, "gamma": 0.5}})
     found = tensors_of(filtered(MemoryBody.of({"w": sent}), chain, UP))["w"].numpy()
     np.testing.assert_array_equal(found, [0.5, math.inf, math.nan, -math.inf, 0.2])
 
@@ -200,7 +207,7 @@ class Wrong:
 def test_a_filter_of_ones_own_is_a_class_that_is_called_with_blocks(tmp_path):
     (tmp_path / "mine.py").write_text(OWN)
     model, update = model_and_update()
-    chain = specs({"type": "mine.py:Halve", "factor": 0.25}, folder=tmp_path)
+    chain = specs({"type": "mine.py:Halve", "args": {"factor": 0.25}}, folder=tmp_path)
     found = tensors_of(filtered(MemoryBody.of(update), chain, UP, MemoryBody.of(model)))
     np.testing.assert_allclose(
         change(model, found, "w"), 0.25 * change(model, update, "w"), atol=3e-7

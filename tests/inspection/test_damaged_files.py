@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from flstream.errors import FlstreamError
-from flstream.inspection.examine import Request, examine
+from flstream.inspection.examine import examine
 
 Write = Callable[[Path], object]
 
@@ -159,6 +159,10 @@ def run(events: str) -> Write:
     return write
 
 
+def loop_in(folder: Path) -> None:
+    (folder / "round-0000.safetensors").symlink_to("round-0000.safetensors")
+
+
 READY = f'{{"kind": "model_ready", "bytes": 64, "tensors": 1, "digest": "{"01234567" * 4}"}}\n'
 OTHERS: dict[str, Write] = {
     "pipe": lambda path: os.mkfifo(path),
@@ -166,6 +170,7 @@ OTHERS: dict[str, Write] = {
     "device": lambda path: path.symlink_to("/dev/zero"),
     # A regular file that even root cannot read at its beginning.
     "unreadable": lambda path: path.symlink_to("/proc/self/mem"),
+    "run with a link to itself": lambda path: (run("")(path), loop_in(path / "checkpoints")),
     "run with a damaged journal": run('{"kind": 1}\n'),
     "run with another digest": run(READY),
 }
@@ -192,7 +197,7 @@ def test_every_damaged_file_has_a_sentence_of_its_own(tmp_path):
         write(path)
         tracemalloc.start()
         with pytest.raises(FlstreamError) as refusal:
-            examine(Request(path, stats=True, verify=True))
+            examine(path, stats=True, verify=True)
         # What is said to be large is not made: there is room for the longest header.
         assert tracemalloc.get_traced_memory()[1] < 128 << 20, flaw
         tracemalloc.stop()
@@ -222,14 +227,14 @@ def test_a_file_cut_or_changed_anywhere_is_refused_or_harmless(tmp_path):
         for size in range(0, len(sound), max(1, len(sound) // 40)):
             path.write_bytes(sound[:size])
             with pytest.raises(FlstreamError, match=name):
-                examine(Request(path, stats=True, verify=True))
+                examine(path, stats=True, verify=True)
         for _ in range(70):
             data = bytearray(sound)
             for _ in range(random.choice([1, 1, 3])):
                 data[random.randrange(len(data))] = random.choice([0, 255, random.randrange(256)])
             path.write_bytes(data)
             try:
-                examine(Request(path, stats=True, verify=random.random() < 0.5))
+                examine(path, stats=True, verify=random.random() < 0.5)
             except FlstreamError as error:
                 sentences.append(str(error))
     assert len(sentences) > 100

@@ -1,6 +1,6 @@
-"""Run directories, filters, orders, modules and what streaming takes."""
+"""Run directories, filters and the cost of streaming."""
 
-import json
+import os
 
 import msgspec
 import pytest
@@ -8,11 +8,9 @@ import torch
 from journal_support import flip, record, run_started
 
 from flstream.errors import CheckpointError, UsageError
-from flstream.inspection.examine import Request, examine, read_run
-from flstream.inspection.overview import StreamingCost, inspect_checkpoint
-from flstream.inspection.tree import build_tree
+from flstream.inspection.examine import Count, StreamingCost, as_document, examine
+from flstream.inspection.runs import read_run
 from flstream.model.checkpoint import write_checkpoint
-from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.event_log import EventLog
@@ -24,6 +22,9 @@ from flstream.telemetry.events import (
     RoundFinished,
     RunFinished,
     RunResumed,
+    SiteFailed,
+    SitePhaseChanged,
+    SiteUpdate,
     Transfer,
     decode_event,
     encode_lines,
@@ -47,7 +48,7 @@ def write_events(run, events):
 
 
 def verified_in(path):
-    return examine(Request(path, verify=True)).verified or ()
+    return examine(path, verify=True).verified or ()
 
 
 @pytest.fixture
@@ -56,12 +57,15 @@ def run(tmp_path):
     paths = [tmp_path / "checkpoints" / f"round-{number:04d}.safetensors" for number in range(4)]
     first, *others = [write_checkpoint(path, model_of(n)) for n, path in enumerate(paths)]
     seconds = dict.fromkeys(("download", "train", "upload_and_fold", "checkpoint"), 1.0)
-    more = {"weights": {}, "metrics": {"loss": None}, "down": Transfer(), "up": Transfer()}
+    more = {"weights": {"site-1": 2.0, "site-2": 1.0}, "metrics": {"loss": None}}
+    more |= {"down": Transfer(320, reused=40), "up": Transfer(300, reused=20)}
     write_events(
         tmp_path,
         [
             run_started(job="mini"),
             ModelReady(bytes=160, tensors=1, digest=first),
+            SitePhaseChanged(round=1, site="site-1", state="training"),
+            SiteUpdate(round=1, site="site-1", weight=2.0, metrics={}),
             *(
                 event
                 for n, digest in enumerate(others, 1)
@@ -70,7 +74,10 @@ def run(tmp_path):
                     RoundFinished(round=n, digest=digest, **seconds, **more),
                 )
             ),
-            Evaluated(round=3, metrics={"accuracy": 0.5}, seconds=1.0, down=Transfer(), version=3),
+            SiteFailed(round=3, site="site-2", reason="it was lost"),
+            Evaluated(
+                round=3, metrics={"accuracy": 0.5}, seconds=1.0, down=Transfer(80), version=3
+            ),
             RunFinished(status="finished"),
         ],
     )
@@ -79,13 +86,33 @@ def run(tmp_path):
 
 
 def test_a_run_directory_shows_its_rounds_and_stands_for_the_final_model(run):
-    findings = examine(Request(run))
-    assert findings.inspection.file.path == run / "global.safetensors"
-    found = findings.run
+    found = examine(run).run
+    assert examine(run).path == run / "global.safetensors"
     assert (found.job, found.status, found.rounds_planned) == ("mini", "finished", 3)
     assert [each.round for each in found.checkpoints] == [0, 1, 2, 3]
     assert found.checkpoints[3].metrics == {"accuracy": 0.5}
     assert len({each.digest for each in found.checkpoints}) == 4
+
+
+def test_a_run_adds_up_what_moved_in_each_round_and_what_each_site_did(run):
+    found = as_document(read_run(run))
+    sums = {"seconds": 4.0, "down": 320, "up": 300, "reused": 60, "failures": 0}
+    assert found["rounds"][:2] == [{"round": number, **sums} for number in (1, 2)]
+    evaluated = {"round": 3, **sums, "seconds": 5.0, "down": 400, "failures": 1}
+    assert found["rounds"][2:] == [evaluated]
+    assert found["sites"] == [
+        {"site": "site-1", "updates": 3, "weight": 6.0, "failures": 0},
+        {"site": "site-2", "updates": 3, "weight": 3.0, "failures": 1},
+    ]
+
+
+def test_a_folder_without_a_journal_shows_its_checkpoints(run):
+    (run / "events.jsonl").unlink()
+    os.mkfifo(run / "events.jsonl")  # nobody waits for what it is not
+    found = read_run(run)
+    assert (found.job, found.status, found.rounds_completed) == ("", "", 3)
+    assert [(each.round, each.digest) for each in found.checkpoints] == [(n, "") for n in range(4)]
+    assert "no run directory" in verified_in(run)[0].checks[-1]
 
 
 def test_verifying_a_run_compares_every_checkpoint_with_the_journal(run):
@@ -113,7 +140,8 @@ def test_verifying_a_run_reads_what_its_optimizer_remembered(run):
     state = run / "checkpoints" / "round-0002.optimizer.safetensors"
     digest = write_checkpoint(state, MemoryBody.of({"momentum.w": torch.ones(40)}))
     events = list(map(decode_event, (run / "events.jsonl").read_bytes().splitlines()))
-    events[4].model = msgspec.structs.replace(events[4].model, optimizer_state=digest)
+    (fold,) = [event for event in events if isinstance(event, EffectDone) and event.round == 2]
+    fold.model = msgspec.structs.replace(fold.model, optimizer_state=digest)
     (run / "events.jsonl").write_bytes(encode_lines(events))
     last = verified_in(run)[-1]
     assert (last.path, last.round, "is the one that" in last.checks[-1]) == (state, 2, True)
@@ -122,20 +150,11 @@ def test_verifying_a_run_reads_what_its_optimizer_remembered(run):
         verified_in(run)
 
 
-@pytest.mark.parametrize(
-    ("resumed", "left"),
-    [
-        (RunResumed(round=3, effect=3), {0, 1, 2, 3}),
-        (RunResumed(round=1, effect=1), {0, 1}),
-        (RunResumed(round=None, effect=0), set()),
-    ],
-)
-def test_what_came_after_what_a_run_went_on_from_is_void(run, resumed, left):
-    write_events(run, [resumed])
+def test_what_came_after_what_a_run_went_on_from_is_void(run):
+    write_events(run, [RunResumed(round=1, effect=1)])
     found = read_run(run)
-    assert found.status == "unfinished"
-    assert {each.round for each in found.checkpoints if each.digest} == left
-    # Scores of a last round are void once there are more rounds.
+    left = {each.round for each in found.checkpoints if each.digest}
+    assert (found.status, left) == ("unfinished", {0, 1})
     assert {"accuracy": 0.5} not in [each.metrics for each in found.checkpoints]
 
 
@@ -163,43 +182,18 @@ def test_every_model_of_a_round_is_known_by_its_file(run):
         verified_in(paths[0])
 
 
-def test_the_summary_serves_where_there_is_no_journal(run):
-    final, digest = run / "global.safetensors", read_run(run).checkpoints[3].digest
-    (run / "events.jsonl").unlink()
-    summary = {"job": "mini", "status": "finished", "rounds_completed": 3}
-    (run / "summary.json").write_text(json.dumps({**summary, "model": {"digest": digest}}))
-    assert [each.round for each in verified_in(final)] == [3]
-    (run / "summary.json").write_text(json.dumps({**summary, "model": {"digest": "0" * 32}}))
-    with pytest.raises(CheckpointError, match=r"summary\.json has 0000"):
-        verified_in(final)
-
-
-def test_a_checkpoint_has_its_tensors_by_module_and_name(tmp_path):
-    sizes = {"head.weight": 9, "body.0.attention.weight": 100, "body.0.attention.bias": 2}
-    sizes |= {"body.1.weight": 50, "scale": 1}
+def test_tensors_are_filtered_and_counted_and_a_file_of_no_run_is_confirmed_by_none(tmp_path):
+    sizes = {"head.weight": 9, "body.0.attention.weight": 100, "scale": 1}
     path = tmp_path / "model.safetensors"
     body = MemoryBody.of({name: torch.zeros(size) for name, size in sizes.items()})
     digest = write_checkpoint(path, body)
     with pytest.raises(UsageError, match=r"--filter 'nothing' or '\?'"):
-        inspect_checkpoint(path, filters=["nothing", "?"])
-    assert [s.name for s in inspect_checkpoint(path, order="name").tensors] == sorted(sizes)
-    # Modules have the totals of all below, and are joined where alone.
-    rows = build_tree(inspect_checkpoint(path).tensors).document()
-    assert {row["name"]: (row["tensors"], row["parameters"], row["bytes"]) for row in rows} == {
-        "body": (3, 152, 608),
-        "body.0.attention": (2, 102, 408),
-        "body.1": (1, 50, 200),
-        "head": (1, 9, 36),
-    }
-    # No run confirms its digest.
-    (verified,) = examine(Request(path, verify=True)).verified or ()
+        examine(path, filters=["nothing", "?"])
+    found = examine(path, filters=["*.weight"])
+    assert {row.name for row in found.tensors} == {"head.weight", "body.0.attention.weight"}
+    assert (found.shown, found.total) == (Count(2, 109, 436), Count(3, 110, 440))
+    (verified,) = verified_in(path)
     assert (verified.digest, verified.round) == (digest, None)
     assert "no run directory" in verified.checks[-1]
-
-
-def test_chunks_and_requests_are_those_of_a_download():
-    sizes = {(0, 16): (0, 0), (1, 16): (1, 1), (64 << 20, 2 << 20): (32, 1)}
-    for (nbytes, chunk), due in {**sizes, ((64 << 20) + 1, 3 << 20): (22, 2)}.items():
-        layout = Layout.of([("a", "U8", (nbytes,)), ("none", "U8", (0,))])
-        _, _, *cost, _ = StreamingCost.of(layout, chunk, as_it_lies=True)
-        assert cost == [*due, 2, due[0]]  # calls tensor by tensor, and chunks of the largest
+    for chunk, chunks in {16: 28, 432: 2, 448: 1}.items():
+        assert examine(path, chunk_size=chunk).streaming == StreamingCost(chunk, chunks, True)

@@ -4,24 +4,29 @@ A row is what is written after a correct job of eight clients, the key that is t
 words of the answer.
 """
 
+import json
 import pickle
+import re
+import subprocess
+import sys
 
 import pytest
 from pyparsing import ParserElement
 
 from flstream.errors import UsageError
-from flstream.job import JobError, load_job
+from flstream.job import JobError, job_keys, job_schema, load_job
 from flstream.workflows.registry import BUILT_IN
 
 UNIFORM = "network.up { distribution = uniform, low = "
 ADAPTIVE = "privacy { type = central, clipping.type = adaptive }"
 PRIVATE = "clients.per_round = 4, privacy.type = central, "
+FEDADAM = "server_optimizer { type = fedadam, args."
 NEVER = "workflow.args { evaluate = task, evaluate_every = 0 }, "
 
 ROWS = [
     # Names of keys.
     ("clients.cuont = 1", "clients.cuont", "did you mean clients.count?"),
-    ("request_size = 1", "request_size", "did you mean streaming.request_size?"),
+    ("request_timeout = 1", "request_timeout", "did you mean streaming.streaming_per_request_t"),
     ("chunk_size = 1", "chunk_size", "did you mean streaming.tensor_download_chunk_size or"),
     ("client { count = 1 }", "client", "did you mean clients?"),
     ("workflow.key_metric = a", "workflow.key_metric", "did you mean workflow.args.key_metric?"),
@@ -31,9 +36,9 @@ ROWS = [
     ("privacy.clipping.tpye = fixed", "privacy.clipping.tpye", "unknown key"),
     ('train.args { a b = 1 }', "train.args", 'key "a b"; must be letters, digits, _ and -'),
     # Numbers, sizes, durations and their bounds.
-    ("rounds = true", "rounds", "given true; must be a whole number of at least 1"),
+    ("rounds = true", "rounds", "given true; must be a whole number from 1 to 1000000000"),
     ("rounds = null", "rounds", "given null"),
-    ("rounds = 100000000000000000000", "rounds", "1000000000 is most"),
+    ("rounds = 100000000000000000000", "rounds", "from 1 to 1000000000"),
     ("seed = 18446744073709551616", "seed", "from 0 to 18446744073709551615"),
     ("clients.round_timeout = 1e300", "clients.round_timeout", "10000000000 s is most"),
     ("clients.round_timeout = 0 s", "clients.round_timeout", "longer than 0"),
@@ -118,24 +123,32 @@ ROWS = [
     ("aggregation.weights { site-1 = 1e7 }", "aggregation.weights.site-1", "from 1e-06 to 1e+06"),
     ("aggregation.weights = 3", "aggregation.weights", "a section with a number from"),
     ("server_optimizer.type = adam", "server_optimizer.type", "did you mean fedadam?"),
-    ("server_optimizer.beta_2 = 1", "server_optimizer.beta_2", "at least 0 and below 1"),
-    ("server_optimizer.learning_rate = 1e999", "server_optimizer.learning_rate", "given Infinity"),
+    (FEDADAM + "beta_2 = 1 }", "server_optimizer.args.beta_2", "at least 0 and below 1"),
+    (FEDADAM + "mu = 1 }", "server_optimizer.args.mu", "unknown key"),
     # Filters.
     ("filters.up = 3", "filters.up", "given 3; must be a list of filters"),
     ("filters.up = [gausian]", "filters.up[0].type", 'given "gausian"; must be percentile_privacy'),
-    ("filters.up = [gaussian]", "filters.up[0].sigma", "missing; must be a number above 0"),
-    ("filters.up = [{ type = gaussian, sigma = 0 }]", "filters.up[0].sigma", "given 0; must be a"),
+    ("filters.up = [gaussian]", "filters.up[0].args.sigma", "missing; must be a number above 0"),
     (
-        "filters.up = [svt_privacy, { type = percentile_privacy, percentil = 3 }]",
-        "filters.up[1].percentil",
+        "filters.up = [{ type = gaussian, args { sigma = 0 } }]",
+        "filters.up[0].args.sigma",
+        "given 0; must be a number above 0",
+    ),
+    (
+        "filters.up = [svt_privacy, { type = percentile_privacy, args { percentil = 3 } }]",
+        "filters.up[1].args.percentil",
         "did you mean percentile?",
     ),
-    ("filters.up = [{ percentile = 3 }]", "filters.up[0].type", "missing"),
-    ("filters.down = [{ type = svt_privacy, fraction = 1.5 }]", "filters.down[0].fraction", "1.5"),
-    ("filters.up = [exclude_vars]", "filters.up[0].exclude_vars", "missing; must be a list of nam"),
+    ("filters.up = [{ args.percentile = 3 }]", "filters.up[0].type", "missing"),
     (
-        'filters.up = [{ type = exclude_vars, exclude_vars = "(" }]',
-        "filters.up[0].exclude_vars",
+        "filters.down = [{ type = svt_privacy, args.fraction = 1.5 }]",
+        "filters.down[0].args.fraction",
+        "given 1.5",
+    ),
+    ("filters.up = [exclude_vars]", "filters.up[0].args.exclude_vars", "missing; must be a list "),
+    (
+        'filters.up = [{ type = exclude_vars, args { exclude_vars = "(" } }]',
+        "filters.up[0].args.exclude_vars",
         'given "("',
     ),
     # Links.
@@ -148,15 +161,15 @@ ROWS = [
     ("network.loss = 1", "network.loss", "a fraction from 0 to below 1, such as 0.01"),
     ("network.loss = 100%", "network.loss", "a fraction from 0"),
     ("network.loss = nan", "network.loss", "a fraction from 0"),
-    ("network.sites { site-1 { upp = 1 } }", "network.sites.site-1.upp", "did you mean up?"),
-    ("network.sites { site-1 = 3 }", "network.sites.site-1", "a section with any of up"),
+    ("network.sites { site-1 { upp = 1 } }", "network.sites.site-1.upp", "did you mean"),
+    ("network.sites { site-1 = 3 }", "network.sites.site-1", "a section { up, down,"),
     ("network.sites { ward { up = 1 Mbit } }", "network.sites", "must be sites of the job"),
     ("network.sites { site-1 { loss = 2 } }", "network.sites.site-1.loss", "a fraction"),
-    ("network.up { median = 1 Mbit }", "network.up.distribution", "one of lognormal"),
-    ("network.up { distribution = normal }", "network.up.distribution", "must be one of"),
+    ("network.up { median = 1 Mbit }", "network.up", "{ distribution = lognormal, median"),
+    ("network.up { distribution = normal }", "network.up", "{ distribution = uniform, low, high"),
     (UNIFORM + "1 Mbit }", "network.up.high", "missing"),
     (UNIFORM + "2 Mbit, high = 1 Mbit }", "network.up.high", "must be at least low"),
-    (UNIFORM + "1 Mbit, high = 2 Mbit, sigma = 1 }", "network.up.sigma", "uniform has low and hig"),
+    (UNIFORM + "1 Mbit, high = 2 Mbit, sigma = 1 }", "network.up.sigma", "unknown key"),
     (
         "network.up { distribution = lognormal, median = 1 Mbit, sigma = -1 }",
         "network.up.sigma",
@@ -199,6 +212,22 @@ ROWS = [
     (PRIVATE + NEVER + 'stop_when = "a > 0.9"', "stop_when", "null where workflow.args.evaluate_e"),
     (NEVER + 'stop_when = "epsilon > 3"', "stop_when", "null where workflow.args.evaluate_every i"),
     (NEVER + "patience = 2", "patience", "null where workflow.args.evaluate_every is 0"),
+    # Machines and codecs.
+    ("engine.type = rya", "engine.type", "did you mean ray?"),
+    ("engine.wait = never", "engine.wait", "a duration such as 600 s"),
+    ("engine.gpus = 100", "engine.gpus", "a whole number from 0 to 64"),
+    ("engine.type = inline, clients.gpus = [0]", "engine.type", "leave clients.gpus out, or take"),
+    ("streaming.codecs.down = [topk]", "streaming.codecs.down[0]", "a codec of whole models"),
+    ("streaming.codecs.up = [shuffle]", "streaming.codecs.up[0]", "followed by zstd"),
+    ("streaming.codecs.up = [int7]", "streaming.codecs.up[0].type", "did you mean int8?"),
+    ('streaming.codecs.require_lossless = ["("]', "streaming.codecs.require_lossless", "given"),
+    ("train.optimizer_state = global", "train.optimizer_state", "one of reset, local"),
+    ("train.exchange_format = np", "train.exchange_format", "one of pytorch, numpy"),
+    ("clients.suspend_after = -1", "clients.suspend_after", "a whole number of at least 0"),
+    ("clients.bench_after = 1", "clients.bench_after", "unknown key"),
+    ("clients.wait_after_min = soon", "clients.wait_after_min", "a duration such as"),
+    ("clients.min_updates = 9", "clients.min_updates", "at most the clients of a round, which"),
+    ("streaming.window = 2", "streaming.window", "unknown key"),
     # Trackers.
     ("tracking.type = tensorbord", "tracking.type", "did you mean tensorboard?"),
     ("tracking.type = wandb", "tracking.type", "must be tensorboard, mlflow, path/to/file.py:Clas"),
@@ -211,7 +240,7 @@ ROWS = [
     ("workflow = [{}, 3]", "workflow[1]", "must be a section { type, "),
     ("workflow.args = 3", "workflow.args", "must be a section { evaluate, "),
     ("workflow.type = cyclic, order = 1", "order", "did you mean workflow.args.order?"),
-    ("workflow = [{ type = cyclic, args.ordr = 1 }]", "workflow.args.ordr", "did you mean workflo"),
+    ("workflow = [{ type = cyclic, args.ordr = 1 }]", "workflow.args.ordr", "did you mean order?"),
     ("workflow { type = cyclic, args.order = Random }", "workflow.args.order", "did you mean rand"),
     (
         "workflow { type = cyclic, args.order = [site-1, site-1] }",
@@ -225,6 +254,8 @@ ROWS = [
     ),
     ("workflow { type = gossip, args.peers = 3 }", "workflow.type", ", ".join(BUILT_IN)),
     ("workflow.type = fedavgg", "workflow.type", "did you mean fedavg?"),
+    ("workflow { type = swarm, args.aggregator = 3 }", "workflow.args.aggregator", "mean aggregat"),
+    ("workflow { type = ditto, args.mu = 1 }", "workflow.args.mu", "key_metric_mode, ditto_lambda"),
     ("workflow.type = feddyn, aggregation.method = median", "aggregation.method", "must be left o"),
     (
         "workflow.type = feddyn, server_optimizer.type = fedadam",
@@ -288,12 +319,35 @@ def test_mistakes_are_all_named_in_one_message_and_survive_pickling(write, folde
     assert str(error) == str(caught.value)
     head, rounds, count, script, *stages = str(error).splitlines()
     assert head == f"{path} has 5 mistakes:"
-    assert rounds == '  rounds: given "ten"; must be a whole number of at least 1'
+    assert rounds == '  rounds: given "ten"; must be a whole number from 1 to 1000000000'
     # A section with a misspelt key is not also said to lack the right one.
     assert count == "  clients.cuont: unknown key; did you mean clients.count?"
     assert script.endswith(f"there is no {folder}/clinet.py; did you mean client.py?")
     names = [line.partition(":")[0].strip() for line in stages]
     assert names == ["workflow[0].typ", "workflow[1].args.ordr"]
+
+
+def test_a_wrong_job_file_ends_the_command_with_status_2_and_no_traceback(write):
+    path = write("rounds = ten, clients.cuont = 1")
+    command = [sys.executable, "-m", "flstream", "validate", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "clients.cuont: unknown key; did you mean clients.count?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_schema_of_job_files_has_every_key_and_no_reference_that_leads_nowhere():
+    schema = job_schema()
+    for name in job_keys():
+        section, _, key = name.rpartition(".")
+        if section.count(".") == 0 and section != "workflow.args":
+            there = schema["properties"][section or key]
+            there = schema["$defs"][there["$ref"].rpartition("/")[2]] if "$ref" in there else there
+            assert not section or key in there.get("properties", {key: 0}), name
+    text = json.dumps(schema)
+    for name in re.findall(r'"#/\$defs/(\w+)"', text):
+        assert name in schema["$defs"]
+    assert text.count('"$defs"') == 1
 
 
 def test_everything_an_empty_file_lacks_is_named(mistakes):

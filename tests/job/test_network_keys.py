@@ -103,7 +103,7 @@ def test_a_trace_says_how_a_link_changes(load, folder):
         ("site,seconds,latency\nsite-1,0,2 h\n", "line 2: latency is '2 h'"),
         ("site,seconds,up\nsite-1,0,5\n\nsite-1,0,5\n", "line 4: seconds of site-1 is 0 after 0"),
         ("site,seconds,up\nsite-1,0,0\nsite-1,1,0\n", "up of site-1 is 0 at all times"),
-        ("site,seconds,up\nsite-1,0,5\nward,0,5\n", "line 3: ward is no site of the job"),
+        ("site,seconds,up\nsite-1,0,5\nward,0,5\n", "given ward; must be sites of the job"),
         ("\ud800", "cannot be read"),
     ],
 )

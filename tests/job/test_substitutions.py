@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flstream.job import JobError, load_job, render_job
-from flstream.job.hocon import ParsedOverride, parse_value, read_hocon
+from flstream.job.hocon import parse_value, read_hocon
 
 
 def parsed(key, text):
     """An override as the loading of a job file parses it."""
     value, problems = parse_value(text)
     assert not problems
-    return ParsedOverride(key, value)
+    return key, value
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """What a job trains with: a script, a command or a learner, and the arguments of its sites."""
 
 import sys
+from typing import Protocol
 
 import pytest
 
 from flstream.client.code import LearnerCode, ScriptCode, train_code
-from flstream.job.code import find_named
+from flstream.errors import UsageError
+from flstream.job import code
 
 LEARNS = 'name = a, rounds = 1, clients.count = 1, model.factory = "model:build"\n'
 TWO = 'clients { count = null, names = [a, "b.c"], args { a { data = "a.csv", fast = true }, '
@@ -98,8 +100,9 @@ def test_what_a_file_needs_from_beside_it_is_found(folder, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (folder / "beside_it.py").write_text("VALUE = 3\n")
     (folder / "needs.py").write_text("from beside_it import VALUE\nclass Mine:\n    a = VALUE\n")
-    assert find_named(f"{folder}/needs.py:Mine").a == 3
-    assert find_named(f"{folder}/needs.py:Other") is None
+    assert code.load("needs.py:Mine", folder).a == 3
+    with pytest.raises(UsageError, match=r"has no 'Mines' at its top level; did you mean Mine\?"):
+        code.load("needs.py:Mines", folder)
     for name in ("needs", "beside_it"):
         del sys.modules[name]
 
@@ -129,3 +132,39 @@ def test_a_program_is_beside_the_interpreter_on_the_path_or_beside_the_job_file(
     due = words.format(python=sys.executable, folder=folder).split("|")
     assert code.command is not None
     assert list(code.command) == due
+
+
+class Rule(Protocol):
+    """What code is to follow in these tests."""
+
+    def fold(self, values, weights): ...
+
+
+class Function(Protocol):
+    """Likewise, for a function."""
+
+    def __call__(self, run): ...
+
+
+def _fold(self, values, weights, more=None): ...
+
+
+@pytest.mark.parametrize(
+    ("value", "is_sound"),
+    [
+        (type("Folds", (), {"fold": _fold}), True),
+        (type("Folds", (), {"fold": _fold})(), True),
+        (type("Folds", (), {"fold": lambda self, values: 0}), False),
+        (type("Folds", (), {"fold": 3}), False),
+        (lambda run, more=0: 0, True),
+        (lambda: 0, False),
+        (3, False),
+    ],
+)
+def test_code_that_does_not_follow_its_protocol_is_told_which_methods_it_needs(value, is_sound):
+    if is_sound:
+        assert code.check(value, "mine.py:It", Rule, Function) is value
+        return
+    words = r"mine.py:It is a .+; it must be a class with fold\(values, weights\) or a function"
+    with pytest.raises(UsageError, match=words):
+        code.check(value, "mine.py:It", Rule, Function)

@@ -47,7 +47,7 @@ def method(name: str, *more: str) -> Row:
 
 def optimizer(kind: str) -> Row:
     """A row with a server optimizer."""
-    return Row((f"server_optimizer={{type={kind}, learning_rate=0.5}}",))
+    return Row((f"server_optimizer={{type={kind},args{{learning_rate=0.5}}}}",))
 
 
 def private(*settings: str) -> Row:
@@ -91,9 +91,6 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "numpy": Row(("train.exchange_format=numpy",)),
         "learner": Row(('train.learner="learner.py:Line"', "train.script=null")),
         "local optimizer": Row(("train.optimizer_state=local",)),
-        "global optimizer": Row(
-            ("train.optimizer_state=global", "train.optimizer_moments=[momentum_buffer]")
-        ),
         "sampled": Row(("clients.per_round=2", "clients.count=5", "checkpoints.keep=1")),
         "stopped": Row(('stop_when="accuracy >= 0.6"', "rounds=6", "patience=2")),
         # Ways of combining updates.
@@ -119,7 +116,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "cast up": codecs("up", "cast"),
         "int8 up": codecs("up", "int8"),
         "int4 up": codecs("up", "int4"),
-        "topk up": Row(("streaming.codecs.up=[{type=topk, fraction=0.25}]", SMALL_FOLD)),
+        "topk up": Row(("streaming.codecs.up=[{type=topk,args{fraction=0.25}}]", SMALL_FOLD)),
         "ternary up": codecs("up", "ternary", "zstd", modes=("pull",)),
         "own codec up": codecs("up", '"own.py:Sixteenths"'),
         "cast down": codecs("down", "cast"),
@@ -131,12 +128,14 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "lossy both": Row(("streaming.codecs={down=[int8, shuffle, zstd], up=[topk, zstd]}",)),
         "own compressor": codecs("down", "shuffle", '"own.py:Deflate"', **EXACT),
         # Filters.
-        "percentile_privacy": Row(("filters.up=[{type=percentile_privacy, percentile=50}]",)),
-        "svt_privacy": Row(("filters.up=[{type=svt_privacy, fraction=0.5, gamma=1}]",)),
-        "exclude_vars": Row(("filters.up=[{type=exclude_vars, exclude_vars=[head]}]",)),
-        "gaussian": Row(("filters.up=[{type=gaussian, sigma=0.125}]",)),
-        "gaussian down": Row(("filters.down=[{type=gaussian, sigma=0.125}]",)),
-        "filters": Row(("filters.up=[{type=percentile_privacy}, {type=gaussian, sigma=0.125}]",)),
+        "percentile_privacy": Row(("filters.up=[{type=percentile_privacy,args{percentile=50}}]",)),
+        "svt_privacy": Row(("filters.up=[{type=svt_privacy,args{fraction=0.5,gamma=1}}]",)),
+        "exclude_vars": Row(("filters.up=[{type=exclude_vars,args{exclude_vars=[head]}}]",)),
+        "gaussian": Row(("filters.up=[{type=gaussian,args{sigma=0.125}}]",)),
+        "gaussian down": Row(("filters.down=[{type=gaussian,args{sigma=0.125}}]",)),
+        "filters": Row(
+            ("filters.up=[{type=percentile_privacy}, {type=gaussian,args{sigma=0.125}}]",)
+        ),
         "own filter": Row(('filters.up=["own.py:Signs"]',)),
         # Links.
         "thin links": Row(

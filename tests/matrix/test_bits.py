@@ -20,7 +20,7 @@ from nightly_cases import first_and_nightly
 
 from flstream.codecs.chain import BLOCK_CODECS, COMPRESSORS, STEPS
 from flstream.job.aggregation_method import METHODS
-from flstream.job.filter_sections import BUILT_IN as FILTERS
+from flstream.job.filters import BUILT_IN as FILTERS
 from flstream.job.sections import ServerOptimizerSection
 from flstream.workflows.registry import BUILT_IN
 

@@ -3,11 +3,12 @@
 import subprocess
 import sys
 import textwrap
+from functools import partialmethod
 
 import pytest
 from run_fixtures import shared_host_for
 
-from flstream.recipe import SimEnv, checks
+from flstream.recipe import SimEnv, arguments
 
 SCRIPT = """
 import argparse
@@ -55,7 +56,7 @@ def folder(tmp_path, monkeypatch, fork_server, request):
     start from the fork server that others have left.
     """
     engine = "local" if "processes" in request.fixturenames else "inline"
-    monkeypatch.setattr(SimEnv, "settings", property(lambda env: {"engine.type": engine}))
+    monkeypatch.setattr(SimEnv, "__init__", partialmethod(SimEnv.__init__, engine=engine))
     monkeypatch.setattr("flstream.simulation.launcher.host_for", shared_host_for)
     monkeypatch.setattr("flstream.report.running.leave_page", lambda *_, **__: None)
     (tmp_path / "client.py").write_text(SCRIPT)
@@ -63,7 +64,7 @@ def folder(tmp_path, monkeypatch, fork_server, request):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "model", raising=False)
-    checks.notice.cache_clear()
+    arguments.notice.cache_clear()
     yield tmp_path
     sys.modules.pop("model", None)
 

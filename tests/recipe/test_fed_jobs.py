@@ -26,7 +26,9 @@ def test_the_documents_job_snippet_runs_once_it_has_a_script(folder):
         model=MyLargeModel(),
     )
     job.to(controller, "server")
-    with pytest.raises(UsageError, match=r"the job pt-fedavg lacks a training script"):
+    with pytest.raises(
+        UsageError, match=r"the job pt-fedavg has 1 mistake:\n  train.script: missing"
+    ):
         job.simulator_run("runs", n_clients=2)
     (folder / "labels.txt").write_text("a b c")
     job.to_clients("labels.txt")
@@ -42,7 +44,9 @@ def test_the_documents_settings_of_a_job_are_taken(folder):
     sizes = ("np_download_chunk_size", "tensor_download_chunk_size")
     job.to_server({**dict.fromkeys(sizes, 2097152), "streaming_per_request_timeout": 600})
     job.to_server(dict.fromkeys(sizes, 0))
-    with pytest.raises(UsageError, match=r"lacks a training script.*; and a model"):
+    with pytest.raises(
+        UsageError, match=r"(?s)rounds: missing.*model.factory: missing.*train.script: missing"
+    ):
         job.export_job("jobs", clients=2)
     job.to_server(PTModel("model:Net"))
     job.to_server(FedAvg(num_clients=2, num_rounds=1))

@@ -13,7 +13,7 @@ from flstream.recipe import (
     PercentilePrivacy,
     SVTPrivacy,
 )
-from flstream.recipe.nvflare.convert import convert
+from flstream.recipe.nvflare import convert
 
 OWN = "class Mine:\n    def __call__(self, values, block):\n        return values\n"
 
@@ -44,10 +44,10 @@ def test_filters_of_a_recipe_are_those_of_its_exported_job(recipe, tmp_path):
         "svt_privacy",
         "exclude_vars",
     ]
-    assert filters.up[0].args == {"percentile": 10.0, "gamma": 0.5}
+    assert filters.up[0].spec.args == {"percentile": 10.0, "gamma": 0.5}
     assert filters.up[1].place == folder / "mine.py"
-    assert filters.up[2].args["fraction"] == 0.2
-    assert [each.args for each in filters.down] == [
+    assert filters.up[2].args.fraction == 0.2
+    assert [each.spec.args for each in filters.down] == [
         {"sigma": 0.1},
         {"exclude_vars": ["b"]},
         {"exclude_vars": "^c"},
@@ -71,9 +71,9 @@ def test_nvflares_filters_become_those_of_the_job_once_for_all_sites(tmp_path, p
     (tmp_path / "meta.json").write_text(json.dumps(meta))
     conversion = convert(tmp_path)
     assert conversion.values["filters"] == {
-        "up": [{"type": "percentile_privacy", "percentile": 20}],
-        "down": [{"type": "exclude_vars", "exclude_vars": ["head.w"]}],
+        "up": [{"type": "percentile_privacy", "args": {"percentile": 20}}],
+        "down": [{"type": "exclude_vars", "args": {"exclude_vars": ["head.w"]}}],
     }
-    words = " ".join(note.word for note in conversion.notes if note.is_lost)
+    words = str(conversion.notes)
     assert "applied to trainings" in words
     assert ("all sites have the same filters" in words) == (percentile == 30)

@@ -8,7 +8,6 @@ from recipe_support import quiet, recipe
 from flstream.errors import UsageError
 from flstream.recipe import (
     FedAvg,
-    FedAvgRecipe,
     FedJob,
     FedOptRecipe,
     FedProxRecipe,
@@ -16,7 +15,6 @@ from flstream.recipe import (
     PTModel,
     ScriptRunner,
     SimEnv,
-    SVTPrivacy,
     add_experiment_tracking,
 )
 
@@ -56,6 +54,12 @@ def weights_below_a_file():
     recipe(model=__import__("model").Net()).execute(quiet(workspace_root="file"))
 
 
+def filtered(section):
+    made = recipe()
+    made.add_client_output_filter(section)
+    made.export("x")
+
+
 SCHEDULED = {"optimizer_args": {"lr": 1}, "lr_scheduler_args": {"path": "x"}}
 MISTAKES = [
     # A model.
@@ -63,21 +67,29 @@ MISTAKES = [
     (lambda: recipe(model={"Net": 3}), "class_path"),
     (lambda: recipe(model=lambda: None), "top level of a file"),
     (lambda: recipe(model=3), "give a torch module"),
-    (lambda: recipe(initial_model="model:Net"), "initial_model are both given"),
+    (lambda: recipe(initial_model="model:Net"), "leave out initial_model"),
     (weights_below_a_file, "initial weights cannot be written to file"),
     # Arguments of a recipe.
     (lambda: recipe(num_round=3), "no argument num_round; did you mean num_rounds"),
-    (lambda: recipe(aggregator=object()), "should be 'mean', 'median', 'trimmed_mean', 'krum'"),
-    (lambda: recipe().add_server_config({"chunk": 3}), "chunk is no key of a job"),
-    (lambda: add_experiment_tracking(recipe(), "tensorbord"), "did you mean tensorboard"),
+    (lambda: recipe(aggregator=object()), "aggregator is <object object"),
+    (lambda: recipe(patience="soon"), "patience is 'soon': Input should be a valid integer"),
     (lambda: recipe(min_clients=None).export("x"), "no number of clients"),
     (lambda: recipe(min_clients=3).execute(quiet(2)), "clients.per_round: given 3"),
-    (lambda: recipe(train_args="-a", config={"train.args": {}}).export("x"), "train.args"),
-    (lambda: FedAvgRecipe(model="model:Net", train_args="--step 1"), "without train_script"),
-    (lambda: FedProxRecipe(fedprox_mu=-1), "fedprox_mu is -1; it must be a number of at"),
+    (lambda: FedProxRecipe(fedprox_mu=-1), "fedprox_mu is -1: Input should be greater"),
     (lambda: FedOptRecipe(optimizer_args={"path": "torch.optim.Adam"}), "formulas of its own"),
-    (lambda: FedOptRecipe(optimizer_args={"lr": 1, "nesterov": True}), "has no nesterov; give"),
-    (lambda: FedOptRecipe(**SCHEDULED), "lr_scheduler_args has no counterpart"),
+    (lambda: FedOptRecipe(optimizer_args={"lr": 1, "nesterov": 1}), "lr and momentum of torch"),
+    (lambda: FedOptRecipe(**SCHEDULED), "lr_scheduler_args is .* one number; leave it out"),
+    (lambda: add_experiment_tracking(recipe(), "tensorbord"), "did you mean tensorboard"),
+    # Keys that they become.
+    *(
+        (lambda given=given: recipe(**given).export("x"), message)
+        for given, message in (
+            ({"aggregator": "medain"}, 'method: given "medain"; must be .*median'),
+            ({"config": {"aggregation.methud": 3}}, "did you mean aggregation.method"),
+            ({"learner": "client:Own"}, 'train.learner: given "client:Own"'),
+            ({"model": None, "train_script": None}, "(?s)model.factory: m.*train.script: m"),
+        )
+    ),
     # Where it runs.
     (lambda: recipe().execute(3), "job|env"),
     (lambda: SimEnv(), "has no clients"),
@@ -88,25 +100,21 @@ MISTAKES = [
     (lambda: FedJob().to_clients(PercentilePrivacy()), "PercentilePrivacy has no counterpart"),
     (lambda: FedJob("it").to({"seed": 3}, "site-1"), "cannot be added to site-1"),
     (lambda: FedJob("it").to_server(ScriptRunner("client.py")), "cannot be added to server"),
-    (lambda: ScriptRunner(3), "ScriptRunner: script is 3"),
+    (lambda: job_with(a=(3,)), "train_script is 3"),
     (
         lambda: job_with(a=("client.py",), b=("model.py",)).export_job("x"),
-        "script client.py and model.py",
-    ),
-    (
-        lambda: job_with(**{"site-1": ("client.py",)}).simulator_run("runs", n_clients=2),
-        "has no script for site-2",
+        "train_script of b is model.py, and that of others client.py",
     ),
     (another_job_file, r"would both be job\.conf"),
     (with_arguments("data.csv --step 1"), "data.csv belongs to no --name"),
-    (with_arguments("--step 1 --step 2"), "has --step twice"),
+    (with_arguments("--step 1 --step 2"), "--step belongs to no --name, or comes twice"),
     (with_arguments("--step 'a"), "quoted"),
     (with_arguments("--step 1 -v"), "-v belongs to no --name"),
     # Filters.
-    (lambda: recipe().add_client_output_filter(SVTPrivacy(), clients=["a"]), "single clients"),
-    (lambda: recipe().add_client_input_filter(SVTPrivacy(), tasks=["validate"]), "tasks validate"),
+    (lambda: recipe().add_client_output_filter("svt_privacy", clients=["a"]), "of all sites"),
+    (lambda: recipe().add_client_input_filter("gaussian", tasks=["test"]), "tasks .'test'"),
     (lambda: recipe().add_server_input_filter(object()), r"builtins\.object is no filter here"),
-    (lambda: Gaussian(sigma="a"), "sigma is 'a'"),
+    (lambda: filtered(Gaussian(sigma="a")), r'up\[0\]\.sigma: given "a"'),
 ]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pyhocon import ConfigFactory
 from recipe_support import quiet, recipe, resolved
 from run_fixtures import INLINE
 from safetensors.torch import load_file
@@ -22,6 +23,7 @@ from flstream.recipe import (
     NumpyFedAvgRecipe,
     RunFailedError,
     RunResult,
+    ScaffoldRecipe,
     SwarmLearningRecipe,
     TensorClientStreamer,
     TensorServerStreamer,
@@ -77,11 +79,11 @@ def test_recipe_exported_folder_and_job_by_hand_end_in_equal_bits(folder, write,
         again = jobs_in(place, engine=INLINE).run_files(files)
         assert again.summary.model.digest == run.digest
 
-    opened = RunResult.open(run.directory)
+    opened = RunResult(run.directory)
     assert (opened.digest, opened.metrics) == (run.digest, run.metrics)
     assert "finished after 2 rounds" in repr(opened)
     with pytest.raises(UsageError, match="not the directory of a run"):
-        RunResult.open("exported")
+        RunResult("exported")
 
 
 def kept_by(run):
@@ -107,12 +109,9 @@ def test_an_instance_keeps_its_weights_and_goes_on_from_its_job_file(folder):
     with directory.in_use():
         more = simulate(job, directory, resume=plan_resume(job, directory))
     assert more.model.digest == whole.digest
-    # It may have the weights of a checkpoint of its own names.
+    # A checkpoint's weights take the place of an instance's.
     torch.save(other.state_dict(), "pretrained.pt")
     assert same(kept_by(recipe(model=net, initial_ckpt="pretrained.pt").execute(quiet())), other)
-    torch.save({"weight": torch.ones(1)}, "other.pt")
-    with pytest.raises(UsageError, match=r"initial_ckpt: .*other.pt lacks"):
-        recipe(model=net, initial_ckpt="other.pt").execute(quiet())
     # initial_model is an older spelling of model.
     older = recipe(model=None, initial_model="model:Net", initial_ckpt="pretrained.pt")
     assert same(kept_by(older.execute(quiet())), other)
@@ -146,43 +145,142 @@ def test_a_key_metric_is_minimised_where_its_name_or_the_condition_says_so(folde
     assert resolved(recipe(**given)).key_metric_mode == mode
 
 
-def test_all_arguments_become_keys_of_the_job(folder):
-    made = recipe(
-        min_clients=1,
-        train_args="--step 2",
-        key_metric="loss",
-        stop_cond="loss < 0.1",
-        patience=3,
-        exclude_vars="bias",
-        aggregation_weights={"a": 2.0},
-        params_transfer_type=TransferType.DIFF,
-        config={"clients.round_timeout": "5 s"},
-    )
-    made.add_server_config({"tensor_download_chunk_size": 1 << 20, "streaming.window": 3})
+TRAIN = {"alias": "nvflare", "script": "client.py"}
+TRIMMED = {"type": "trimmed_mean", "args": {"trim": 0.2}}
+LOSS = {"key_metric": "loss", "key_metric_mode": "min"}
+WAITS = {"start_task_timeout": 60, "progress_timeout": 3600}
+SCORES = {"eval_task_timeout": 300, "submit_model_timeout": 600}
+ADAM = {"type": "fedadam", "args": {"learning_rate": 0.5}}
+SGD = {"path": "torch.optim.SGD", "args": {"lr": 0.5, "momentum": 0.6}}
+# Recipes with arguments, and keys that they become beside those of a plain job.
+ARGUMENTS = [
+    (
+        recipe,
+        {"key_metric": "loss", "stop_cond": "loss < 0.1", "patience": 3, "exclude_vars": "bias"},
+        {
+            "stop_when": "loss < 0.1",
+            "patience": 3,
+            "workflow": {
+                "type": "fedavg",
+                "args": {"key_metric": "loss", "key_metric_mode": "min"},
+            },
+            "aggregation": {"exclude": ["bias"]},
+        },
+    ),
+    (
+        recipe,
+        {
+            "aggregation_weights": {"site-1": 2.0},
+            "server_optimizer": ADAM,
+            "train_args": "--step 2",
+        },
+        {
+            "aggregation": {"weights": {"site-1": 2.0}},
+            "server_optimizer": {"type": "fedadam", "learning_rate": 0.5},
+            "train": {**TRAIN, "args": "--step 2"},
+        },
+    ),
+    (
+        recipe,
+        {"config": {"seed": 7, "train.alias": None}, "framework": "numpy", "initial_ckpt": "a.npz"},
+        {
+            "seed": 7,
+            "model": {"factory": "model:Net", "initial": "a.npz"},
+            "train": {**TRAIN, "alias": None, "exchange_format": "numpy"},
+        },
+    ),
+    (
+        recipe,
+        {"launch_external_process": True, "command": "torchrun --nproc_per_node=2"},
+        {"train": {**TRAIN, "command": "torchrun --nproc_per_node=2"}},
+    ),
+    (recipe, {"aggregator": TRIMMED}, {"aggregation": {"method": "trimmed_mean", "trim": 0.2}}),
+    (recipe, {"params_transfer_type": TransferType.DIFF, "command": "python3 -u"}, {}),
+    (
+        FedOptRecipe,
+        {"optimizer_args": SGD},
+        {
+            "server_optimizer": {"type": "fedavgm", "learning_rate": 0.5, "beta_1": 0.6},
+            "workflow": {"type": "fedavg", "args": {}},
+        },
+    ),
+    (FedProxRecipe, {}, {"workflow": {"type": "fedavg", "args": {"fedprox_mu": 0.01}}}),
+    (ScaffoldRecipe, {}, {"workflow": {"type": "scaffold", "args": {}}}),
+    (
+        CyclicRecipe,
+        {"order": "RANDOM"},
+        {"workflow": {"type": "cyclic", "args": {"order": "random"}}},
+    ),
+    (
+        SwarmLearningRecipe,
+        {"do_cross_site_eval": True, "start_task_timeout": 60, "key_metric": "loss"},
+        {
+            "workflow": [
+                {"type": "swarm", "args": {**WAITS, **LOSS}},
+                {"type": "cross_site", "args": {**LOSS, **SCORES}},
+            ]
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "arguments", "keys"), ARGUMENTS)
+def test_arguments_of_recipes_become_keys_of_the_job(folder, kind, arguments, keys):
+    np.savez("a.npz", **{"0.weight": np.ones((3, 2))})
+    plain = {"model": "model:Net", "min_clients": 2, "num_rounds": 2, "train_script": "client.py"}
+    made = kind(**{**plain, **arguments})
+    job_file = made.export("exported") / "job.conf"
+    values = ConfigFactory.parse_file(job_file).as_plain_ordered_dict()
+    assert values == {
+        "name": made.name,
+        "rounds": 2,
+        "clients": {"count": 2, "per_round": 2},
+        "model": {"factory": "model:Net"},
+        "train": TRAIN,
+        "workflow": {"type": "fedavg", "args": {}},
+        **keys,
+    }
+
+
+def test_an_environment_and_settings_of_the_server_become_keys_of_the_job(folder):
+    made = recipe(min_clients=1, config={"clients.round_timeout": "5 s"})
+    made.add_server_config({"tensor_download_chunk_size": 1 << 20, "checkpoints.keep": 2})
     add_experiment_tracking(made, tracking_type="tensorboard")
     job = resolved(made, quiet(0, clients=["a", "b"], num_threads=1, gpu_config="[0,1],[2]"))
-    assert job.clients.names == ["a", "b"]
-    assert (job.clients.parallel, job.clients.gpus) == (1, ["0,1", "2"])
+    assert (job.clients.names, job.clients.parallel) == (["a", "b"], 1)
+    assert job.clients.gpus == ["0,1", "2"]
     assert (job.clients.per_round, job.clients.round_timeout) == (1, 5.0)
-    assert (job.stop_when, job.patience) == ("loss < 0.1", 3)
-    assert job.aggregation.exclude == ["bias"]
-    assert job.aggregation.weights == {"a": 2.0}
-    assert (job.streaming.tensor_download_chunk_size, job.streaming.window) == (1 << 20, 3)
+    assert job.streaming.tensor_download_chunk_size == 1 << 20
     assert job.tracking.type == "tensorboard"
-    assert job.train.args == "--step 2"
 
 
-def test_workflows_of_sites_among_themselves_have_recipes(folder):
-    given = {"model": "model:build", "train_script": "client.py", "min_clients": 2}
-    how = {"do_cross_site_eval": True, "num_rounds": 3, "start_task_timeout": 60}
-    job = resolved(SwarmLearningRecipe(**given, **how))
-    assert ([stage.type for stage in job.stages], job.rounds) == (["swarm", "cross_site"], 3)
-    waits = job.stages[0].args.model_dump()
-    assert (waits["start_task_timeout"], waits["progress_timeout"]) == (60.0, 3600.0)
-    assert job.stages[1].args.model_dump()["eval_task_timeout"] == 300.0
-    job = resolved(CyclicRecipe(**given, order="RANDOM_WITHOUT_SAME_IN_A_ROW"))
-    assert job.stages[0].type == "cyclic"
-    assert job.stages[0].args.model_dump()["order"] == "random_without_same_in_a_row"
+LEARNER = """
+import flstream.client as flare
+
+
+class Mover(flare.Learner):
+    def __init__(self, step):
+        self.step = step
+
+    def train(self, model):
+        moved = {name: each + self.step for name, each in model.params.items()}
+        return flare.FLModel(params=moved)
+
+    def evaluate(self, model):
+        return flare.FLModel(metrics={"loss": 1.0})
+"""
+
+
+def test_a_recipe_runs_a_learner_named_by_its_place_or_its_class(folder, write):
+    write("moving.py", LEARNER)
+    moved = []
+    for learner in ("moving:Mover", __import__("moving").Mover):
+        how = {"train_script": None, "learner": learner, "train_args": {"step": 2}}
+        run = recipe(**how).execute(quiet())
+        after, before = run.load(), kept_by(run)
+        moved.append({name: float((after[name] - before[name]).mean()) for name in after})
+    assert moved[0] == moved[1]
+    assert all(value == pytest.approx(4, abs=1e-5) for value in moved[0].values())
 
 
 def test_sites_may_have_arguments_and_weights_of_their_own(folder):
@@ -192,7 +290,9 @@ def test_sites_may_have_arguments_and_weights_of_their_own(folder):
     before, after = kept_by(run), run.load()
     # (factor 3 x 3 examples x step 3 + 1 x 1 x 1) / (9 + 1)
     assert all(torch.allclose(after[name], before[name] + 2.8) for name in before)
-    with pytest.raises(UsageError, match="train_script is given for a"):
+    with pytest.raises(
+        UsageError, match="a has train_script; sites have their own train_args alone"
+    ):
         made.set_per_site_config({"a": {"train_script": "other.py"}})
 
 
@@ -211,7 +311,7 @@ while flare.is_running():
 
 def test_the_numpy_recipe_trains_an_array_or_nested_lists(folder, write):
     write("client.py", NUMPY)
-    given = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    given = [[1, 2, 3], [4, 5, 6]]
     for model in (given, np.array(given, dtype=np.float32)):
         how = {"min_clients": 2, "num_rounds": 3, "model": model, "train_script": "client.py"}
         after = NumpyFedAvgRecipe(name="hello-numpy", **how).execute(quiet()).load()["numpy_key"]
@@ -226,7 +326,7 @@ def test_streamers_and_unneeded_arguments_say_so_once(folder, capsys):
         made.job.to_clients(TensorClientStreamer(), "tensor_client_streamer")
     made.add_client_config({"get_task_timeout": 300})
     out = capsys.readouterr().out
-    assert out.count("tensor streaming is always on") == 1
+    assert out.count("models move in chunks, always and both ways") == 1
     assert "cuda_empty_cache is not needed" in out
     assert "get_task_timeout is not needed" in out
 
@@ -286,24 +386,13 @@ def test_ctrl_c_of_a_recipe_ends_the_program_and_keeps_the_rounds(folder, write,
     assert json.loads((run / "summary.json").read_text())["status"] == "stopped"
 
 
-def test_fedprox_and_fedopt_are_keys_of_the_job(folder):
-    given = {"model": "model:Net", "train_script": "client.py", "min_clients": 2}
-    assert resolved(FedProxRecipe(**given)).stages[0].args.fedprox_mu == 0.01
-    optimizer = {"path": "torch.optim.SGD", "args": {"lr": 0.5, "momentum": 0.6}}
-    made = FedOptRecipe(optimizer_args=optimizer, num_rounds=3, **given)
-    job = resolved(made)
-    found = job.server_optimizer
-    assert (job.name, job.rounds) == ("fedopt", 3)
-    assert (found.type, found.learning_rate, found.beta_1) == ("fedavgm", 0.5, 0.6)
-
-
 def test_cross_site_evaluation_is_added_to_a_recipe_and_its_model_is_evaluated_alone(folder):
     made = recipe(num_rounds=1, key_metric="loss")
     add_cross_site_evaluation(made, submit_model_timeout=30, validation_timeout=40)
     first, second = resolved(made).stages
     assert (first.type, second.type) == ("fedavg", "cross_site")
     assert (second.args.submit_model_timeout, second.args.eval_task_timeout) == (30, 40)
-    with pytest.raises(UsageError, match="once, after a training"):
+    with pytest.raises(UsageError, match="once, after training"):
         add_cross_site_evaluation(made)
     model = recipe(num_rounds=1).execute(quiet()).directory / "global.safetensors"
     alone = FedEvalRecipe(eval_ckpt=model, eval_script="client.py", min_clients=2)

@@ -10,7 +10,7 @@ from msgspec import structs
 from rich.cells import cell_len
 from runs import round_finished
 
-from flstream.inspection.examine import Request, examine
+from flstream.inspection.examine import examine
 from flstream.model.checkpoint import write_checkpoint
 from flstream.model.memory import MemoryBody
 from flstream.report.checkpoint import print_findings
@@ -45,14 +45,13 @@ def run(tmp_path):
 
 
 @pytest.mark.parametrize("width", [80, 200])
-@pytest.mark.parametrize("tree", [False, True])
-def test_every_line_fits_the_terminal(run, width, tree, monkeypatch):
+def test_every_line_fits_the_terminal(run, width, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.chdir(run)
     other = Path("checkpoints") / "round-0000.safetensors"
     file = Terminal()
-    request = Request(Path(), tree=tree, stats=True, verify=True, diff=other)
-    print_findings(make_console(file=file, width=width), examine(request))
+    findings = examine(Path(), stats=True, verify=True, diff=other)
+    print_findings(make_console(file=file, width=width), findings)
     text = file.getvalue()
     assert max(map(cell_len, text.splitlines())) <= width
     assert "\x1b" not in text
@@ -63,8 +62,8 @@ def test_every_line_fits_the_terminal(run, width, tree, monkeypatch):
 
 def test_through_a_pipe_everything_is_whole(run):
     file = io.StringIO()
-    findings = examine(Request(run, stats=True, verify=True))
+    findings = examine(run, stats=True, verify=True)
     print_findings(make_console(file=file), findings)
-    assert findings.run is not None
+    assert findings.run
     for whole in ("a." * 60 + "weight", findings.run.checkpoints[29].digest):
         assert file.getvalue().count(str(whole)) == 2

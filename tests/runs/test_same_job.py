@@ -16,7 +16,7 @@ name = test, rounds = 3, clients.count = 2
 model.factory = "model:build"
 train.script = client.py
 workflow { type = "relay.py:relay", args.hops = 3 }
-filters.up = [{ type = "mine.py:Mine", size = 1 }, percentile_privacy]
+filters.up = [{ type = "mine.py:Mine", args { size = 1 } }, percentile_privacy]
 """
 RELAY = '{ type = "relay.py:relay", args.hops = 3 }'
 FILES = {

@@ -34,7 +34,6 @@ TASK = TaskSpec(
     "train",
     3,
     2,
-    1,
     9,
     MODEL_BODY,
     {site: SiteTask(site, 0, 7) for site in SITES},

@@ -84,7 +84,7 @@ def test_an_update_loses_only_what_it_may_and_only_what_is_sent_is_counted(jobs)
 
 
 def test_what_topk_leaves_out_comes_with_later_updates(jobs):
-    topk = "streaming.codecs.up=[{type=topk,fraction=0.25}]"
+    topk = "streaming.codecs.up=[{type=topk,args{fraction=0.25}}]"
     run = finished(jobs.run(PLAIN, QUIET, "rounds=10", topk, model=MODEL))
     change = torch.linspace(1, 2, 90_000).view(300, 300)
     moved = load_file(run.directory.final_model)["w"].double() - built()["w"].double()

@@ -139,7 +139,7 @@ def test_a_site_that_fails_twice_in_a_row_is_asked_no_more_unless_the_job_says_s
     script = adding(deeds).replace(
         "if flare.is_evaluate():", f"if flare.is_evaluate():\n        {fails}"
     )
-    how = ["clients.min_updates=3", "rounds=6", f"clients.bench_after={after}"]
+    how = ["clients.min_updates=3", "rounds=6", f"clients.suspend_after={after}"]
     run = finished(jobs.run(script, "clients.count=4", *how))
     assert "KeyError: 'score'" in reasons(run)[2, "site-2"]
     others = [site for site in FOUR if site != "site-3"]

@@ -30,9 +30,9 @@ while flare.is_running():
 
 
 def test_the_change_is_filtered_also_where_code_trains_in_the_received_memory(jobs):
-    up = "filters.up=[{ type = percentile_privacy, percentile = 0, gamma = 0.25 }"
-    up += ", { type = exclude_vars, exclude_vars = [b] }]"
-    down = "filters.down=[{ type = exclude_vars, exclude_vars = [b] }]"
+    up = "filters.up=[{ type = percentile_privacy, args { percentile = 0, gamma = 0.25 } }"
+    up += ", { type = exclude_vars, args { exclude_vars = [b] } }]"
+    down = "filters.down=[{ type = exclude_vars, args { exclude_vars = [b] } }]"
     link = "network={ up = 400 Mbit, down = 800 Mbit, latency = 3 ms }"
     run = jobs.run(IN_PLACE, up, down, link, LARGE, QUIET)
     assert run.summary.status == "finished", run.summary.error
@@ -55,8 +55,8 @@ def test_the_change_is_filtered_also_where_code_trains_in_the_received_memory(jo
     ("setting", "does", "sentence"),
     [
         ('"mine.py:Broken"', "return values[1:]", "mine.py:Broken returned ndarray"),
-        ("{ type = exclude_vars, exclude_vars = [nix] }", "pass",
-         "filters.up[0].exclude_vars: 'nix' is no tensor's name"),
+        ("{ type = exclude_vars, args { exclude_vars = [nix] } }", "pass",
+         "filters.up[0].args.exclude_vars: 'nix' is no tensor's name"),
         ('"mine.py:Broken"', "return values / absent",
          "mine.py:Broken raised NameError at tensor 'b': name 'absent'"),
     ],

@@ -20,8 +20,8 @@ def test_a_built_in_workflow_is_defined_under_its_name_and_explains_its_argument
     text = render_reference()
     for field, info in code.args.model_fields.items():
         assert info.description
-        assert f"### `workflow.args.{field}`\n" in text
-        assert info.description in text
+        assert f"args.{field}`** (" in text
+        assert " ".join(info.description.split()) in text
 
 
 def test_what_a_workflow_of_ones_own_imports_is_light():

@@ -77,7 +77,7 @@ def test_a_fold_takes_updates_of_several_trainings_or_a_part_of_one(flows):
 def test_updates_that_fail_or_turn_out_unsound_in_a_relay_change_nothing(jobs):
     deeds = {(site, 1): "raise KeyError('oops')" for site in ("site-1", "site-2")}
     deeds["site-1", 2] = "params['w'][3] = float('nan')"
-    how = ["workflow.type=cyclic", "rounds=3", "checkpoints.keep=1", "clients.bench_after=0"]
+    how = ["workflow.type=cyclic", "rounds=3", "checkpoints.keep=1", "clients.suspend_after=0"]
     run = finished(jobs.run(adding(deeds), *how, QUIET))
     failed = [(each.round, each.site) for each in run.summary.failures]
     assert failed == [(1, "site-1"), (1, "site-2"), (2, "site-1")]

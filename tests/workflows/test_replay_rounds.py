@@ -82,7 +82,7 @@ def flow(run):
 
 
 def test_who_is_still_asked_follows_from_final_records(flows):
-    how = ["clients.count=3", "clients.bench_after=2", "rounds=4"]
+    how = ["clients.count=3", "clients.suspend_after=2", "rounds=4"]
     run = flows.broken(SITES, *how, place="3", script=adding(FAILING))
     live = flows.seen()
     resumed = flows.resume(run, SITES, *how, script=adding(FAILING))
@@ -115,5 +115,5 @@ def test_too_few_sites_that_are_left_end_the_run(flows, asked, words):
             model = run.fold(model, run.train(model, sites, min_updates=least))
         return model
     """
-    how = ["clients.count=3", "clients.bench_after=1", "clients.min_updates=3"]
+    how = ["clients.count=3", "clients.suspend_after=1", "clients.min_updates=3"]
     assert words in flows.fail(text, *how, script=adding(FAILING))

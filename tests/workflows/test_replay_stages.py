@@ -79,7 +79,7 @@ def flow(run):
 
 
 def test_draws_and_orders_are_the_same_on_replay_and_a_value_is_logged_once(flows):
-    how = ["clients.count=3", "clients.bench_after=1", QUIET]
+    how = ["clients.count=3", "clients.suspend_after=1", QUIET]
     script = adding({("site-2", 4): "raise KeyError('oops')"})
     run = flows.broken(DRAWS, *how, "rounds=6", place="5", script=script)
     live = flows.seen()

@@ -21,14 +21,13 @@ from flstream.report.text import (
     format_elapsed,
     format_left,
     format_metrics,
-    format_throughput,
     pieces,
 )
 from flstream.report.views import rounds_table
 from flstream.telemetry.events import SERVER, RunStarted
 from flstream.telemetry.memory import ProcessMemory
 from flstream.text import printable
-from flstream.units import format_bytes
+from flstream.units import format_bytes, format_rate
 
 # Lines of a terminal below which only the title, the bars, the workers and the rates are shown.
 _ROOMY = 15
@@ -228,8 +227,8 @@ def _worker(run: Snapshot, work: Activity, memory: LiveMemory, now: float) -> li
 
 def _footer(run: Snapshot, memory: LiveMemory, down: float, up: float, width: int) -> list[Text]:
     # Rates have a fixed width, so that the text after them does not move.
-    received = f"{format_throughput(down):>12}, {format_bytes(run.down)} in all"
-    sent = f"{format_throughput(up):>12}, {format_bytes(run.up)} in all"
+    received = f"{format_rate(down):>12}, {format_bytes(run.down)} in all"
+    sent = f"{format_rate(up):>12}, {format_bytes(run.up)} in all"
     held = f"server {format_bytes(memory.rss.get(SERVER, 0))} RSS"
     held += f", all processes at most {format_bytes(memory.peak_total)} so far"
     lines = [("down", f"{received:<32}up  {sent}"), ("memory", held)]

@@ -19,7 +19,7 @@ while flare.is_running():
         flare.send(flare.FLModel(metrics={"accuracy": accuracy(net, aims)}))
         continue
     optimizer = torch.optim.SGD(net.parameters(), lr=0.125, momentum=0.5)
-    flare.restore_optimizer(optimizer, model=net)
+    flare.restore_optimizer(optimizer)
     control = flare.ScaffoldControl(net, model) if "control" in model.meta else None
     regulariser = flare.DynamicRegulariser(net)
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}

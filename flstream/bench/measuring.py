@@ -1,0 +1,262 @@
+"""Runs of a bench's cases in temporary folders, and the figures of each."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+import numpy as np
+import psutil
+
+from flstream.bench.cases import ROUNDS, BenchPlan, Case, Need
+from flstream.errors import AbortedError, SimulationError, UsageError
+from flstream.model.checkpoint import FileSource
+from flstream.runs.journal import read_history
+from flstream.runs.round_record import RoundRecord
+from flstream.runs.run_directory import RunDirectory
+from flstream.runs.summary import Summary
+from flstream.simulation.interruption import undisturbed
+from flstream.simulation.launcher import simulate
+from flstream.telemetry.events import SERVER
+from flstream.telemetry.memory import ProcessMemory, Sample
+from flstream.units import format_bytes
+
+# Weights of two models that are compared at a time: 4 MiB of each.
+_STEP = 1 << 20
+
+Traces = dict[str, list[tuple[float, int]]]
+"""Seconds since the first round began, and RSS over idle in bytes, by process."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures of one run. Seconds, bytes and requests are those of the measured round.
+
+    Attributes:
+        seconds: seconds of the whole round.
+        download: seconds until every client had the model.
+        train: seconds in which the clients changed it.
+        upload_and_fold: seconds until every update was folded.
+        checkpoint: seconds until the next model was durable.
+        down_bytes: bytes that moved to all clients.
+        up_bytes: bytes that moved from all clients.
+        requests: requests of all clients, both ways.
+        rate: bytes a second, both ways, while models and updates moved.
+        server_over_idle: peak RSS of the server over that after its imports, in bytes.
+        client_over_idle: the same of the client with the highest peak.
+        total_pss: highest PSS of all processes at one time, in bytes.
+        wall_seconds: seconds of the whole run, from its first process to its last.
+    """
+
+    seconds: float
+    download: float
+    train: float
+    upload_and_fold: float
+    checkpoint: float
+    down_bytes: float
+    up_bytes: float
+    requests: float
+    rate: float
+    server_over_idle: float
+    client_over_idle: float
+    total_pss: float
+    wall_seconds: float
+
+
+@dataclass
+class Result:
+    """Measurements of a case.
+
+    Attributes:
+        case: the case.
+        need: predicted memory and disk of a run.
+        runs: figures of each run.
+        reason: why it was not run as often as planned; empty if it was.
+        has_failed: whether that was a failure, and not a lack of memory or disk.
+        digest: digest of the final model; empty without runs.
+        error: L2 norm of the difference of the final model from the first case's, divided by that
+            of all changes of the first case's; None where codecs are not compared.
+        traces: memory over time in the first run, of the server and the client with the highest
+            peak.
+    """
+
+    case: Case
+    need: Need
+    runs: list[Figures] = field(default_factory=list)
+    reason: str = ""
+    has_failed: bool = False
+    digest: str = ""
+    error: float | None = None
+    traces: Traces = field(default_factory=dict)
+
+    @property
+    def median(self) -> Figures | None:
+        """Median of each figure over the runs; None without runs."""
+        if not self.runs:
+            return None
+        rows = [asdict(run) for run in self.runs]
+        return Figures(**{name: statistics.median(row[name] for row in rows) for name in rows[0]})
+
+
+def measure(plan: BenchPlan, folder: Path, tell: Callable[[str], None]) -> list[Result]:
+    """Run the cases of a plan in turn, as often as it repeats them.
+
+    A case for which there is not enough memory or disk is not run. One that fails is not repeated.
+
+    Args:
+        plan: cases to run.
+        folder: folder for the temporary run directories, on the disk to be measured.
+        tell: function called with a line of progress after each run.
+
+    Returns:
+        The results of all cases, in the order of the plan.
+
+    Raises:
+        UsageError: a case makes no valid job, no case fits this machine, or the folder cannot be
+            written.
+        AbortedError: Ctrl-C stopped a run.
+        KeyboardInterrupt: Ctrl-C came between two runs.
+    """
+    results = [Result(case, plan.need(case)) for case in plan.cases]
+    with _temporary_folder(folder) as work:
+        for number in range(1, plan.repeat + 1):
+            for result in results:
+                # Other processes may take memory or disk at any time.
+                result.reason = result.reason or _lack(result.need, work)
+                if result.reason:
+                    continue
+                try:
+                    _run(plan, result, work)
+                except SimulationError as error:
+                    result.reason, result.has_failed = str(error), True
+                    tell(f"{result.case.name}: failed: {error}")
+                    continue
+                seconds = f"{result.runs[-1].seconds:.2f} s a round"
+                tell(f"{result.case.name}, run {number} of {plan.repeat}: {seconds}")
+            if not any(result.runs or result.has_failed for result in results):
+                reasons = "; ".join(f"{result.case.name} {result.reason}" for result in results)
+                raise UsageError(f"nothing fits here, name a smaller --model-size: {reasons}")
+    return results
+
+
+def _lack(need: Need, folder: Path) -> str:
+    """Return the memory or disk that a case lacks; empty if it fits."""
+    memory, disk = psutil.virtual_memory().available, shutil.disk_usage(folder).free
+    if need.memory > memory:
+        return f"needs about {format_bytes(need.memory)}, {format_bytes(memory)} available"
+    if need.disk > disk:
+        return f"needs about {format_bytes(need.disk)} of disk, {format_bytes(disk)} free"
+    return ""
+
+
+def _run(plan: BenchPlan, result: Result, work: Path) -> None:
+    """Run a case once, and add its figures to its result.
+
+    Raises:
+        AbortedError: Ctrl-C stopped the run.
+        SimulationError: the run failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="run-", dir=work) as path:
+        run = RunDirectory.create("exchange", Path(path))
+        summary = simulate(plan.job(result.case), run)
+        if summary.status != "finished":
+            kind = AbortedError if summary.status == "stopped" else SimulationError
+            raise kind(str(summary.error))
+        history, memory = read_history(run.events), summary.memory
+        clients = memory.clients or {SERVER: memory.server}  # inline, there is one process
+        largest = max(clients, key=lambda name: clients[name].over_idle)
+        peaks = {SERVER: memory.server, largest: clients[largest]}
+        result.runs.append(_figures(history.rounds[-1], summary, peaks[largest]))
+        if len(result.runs) == 1:
+            result.digest = summary.model.digest
+            result.traces = _traces(run, history.timeline.spans[0].begin, peaks)
+            if plan.with_codecs:
+                result.error = _error(run, work)
+
+
+def _figures(measured: RoundRecord, summary: Summary, client: ProcessMemory) -> Figures:
+    """Return the figures of a run, of its last round and of its largest client."""
+    moved = measured.down.bytes + measured.up.bytes
+    return Figures(
+        seconds=measured.seconds,
+        download=measured.download,
+        train=measured.train,
+        upload_and_fold=measured.upload_and_fold,
+        checkpoint=measured.checkpoint,
+        down_bytes=measured.down.bytes,
+        up_bytes=measured.up.bytes,
+        requests=measured.down.requests + measured.up.requests,
+        rate=moved / (measured.download + measured.upload_and_fold),
+        server_over_idle=summary.memory.server.over_idle,
+        client_over_idle=client.over_idle,
+        total_pss=summary.memory.peak_total_pss,
+        wall_seconds=summary.wall_seconds,
+    )
+
+
+def _traces(run: RunDirectory, began: float, peaks: Mapping[str, ProcessMemory]) -> Traces:
+    """Return the memory over time of some processes, since the first round began."""
+    decode = msgspec.json.Decoder(Sample).decode
+    samples = [decode(line) for line in run.memory.read_bytes().splitlines()]
+    return {
+        process: [
+            (sample.time - began, max(sample.rss - memory.idle_rss, 0))
+            for sample in samples
+            # A zombie process has no memory.
+            if sample.process == process and sample.time >= began and sample.rss
+        ]
+        for process, memory in peaks.items()
+    }
+
+
+def _error(run: RunDirectory, work: Path) -> float:
+    """Return the relative error of a run's final model; the first case's models are kept."""
+    initial, final = work / "initial.safetensors", work / "final.safetensors"
+    if not final.exists():
+        os.replace(run.checkpoint(0), initial)
+        os.replace(run.checkpoint(ROUNDS), final)
+        return 0.0
+    return _distance(run.checkpoint(ROUNDS), final) / _distance(initial, final)
+
+
+def _distance(one: Path, other: Path) -> float:
+    """Return the L2 norm of the difference of two models of the same float32 tensors."""
+    ours, theirs = (
+        np.memmap(path, np.float32, "r", FileSource(path).header_bytes) for path in (one, other)
+    )
+    total = 0.0
+    for start in range(0, len(ours), _STEP):
+        lost = ours[start : start + _STEP].astype(np.float64) - theirs[start : start + _STEP]
+        total += float(lost @ lost)
+    return math.sqrt(total)
+
+
+@contextmanager
+def _temporary_folder(folder: Path) -> Iterator[Path]:
+    """Create a folder in another, and remove it at the end of the block.
+
+    The other one is created if it does not exist, and then removed too if it is empty.
+    """
+    work, existed = folder / f"bench-{uuid4().hex[:8]}", folder.exists()
+    try:
+        try:
+            work.mkdir(parents=True)
+        except OSError as error:
+            what = f"the folder {folder.absolute()} cannot be written: {error.strerror}"
+            raise UsageError(f"{what}; begin the bench in another") from error
+        yield work
+    finally:
+        with undisturbed():
+            shutil.rmtree(work, ignore_errors=True)
+            if not existed:
+                with suppress(OSError):  # other runs began there
+                    folder.rmdir()

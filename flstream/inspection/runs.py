@@ -1,0 +1,220 @@
+"""A run directory: its models, the sums of its rounds and sites, and their verification."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from flstream.errors import CheckpointError
+from flstream.model.checkpoint_header import regular_size
+from flstream.model.digests import body_digest
+from flstream.model.formats.file import CheckpointFile
+from flstream.model.formats.opening import open_checkpoint
+from flstream.runs.history import History
+from flstream.runs.journal import read_history
+from flstream.runs.model_files import ModelFile, bodies_beside, body_file
+from flstream.runs.run_directory import RunDirectory
+from flstream.telemetry.events import Metrics, ModelRecord
+from flstream.text import natural_key
+
+
+class RunCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint in a run directory."""
+
+    round: int  # 0 for the initial model
+    path: Path
+    bytes: int  # of the file
+    digest: str  # in the journal; empty if that has none
+    metrics: Metrics  # of the model's evaluation, or else of the training that made it
+    bodies: Mapping[str, str]  # digests of bodies beside it, such as the optimizer's state
+    step: int | None  # models that the round had written before; None for the newest
+
+
+class InspectedRun(msgspec.Struct, frozen=True):
+    """A run directory."""
+
+    path: Path
+    job: str  # empty without a journal
+    status: str  # finished, failed, stopped or unfinished; empty without a journal
+    rounds_planned: int  # 0 if not known
+    rounds_completed: int  # number of the last one
+    checkpoints: Sequence[RunCheckpoint]  # existing ones, by rising round
+    final_model: Path | None
+    rounds: Sequence[Mapping[str, float]]  # seconds, bytes down, up and reused, failed sites
+    sites: Sequence[Mapping[str, Any]]  # updates, their weight, failed rounds
+
+
+class Verification(msgspec.Struct, frozen=True):
+    """A checkpoint that was found sound."""
+
+    path: Path
+    digest: str  # xxh3-128 of the body, without metadata, in hexadecimal digits
+    round: int | None  # with this digest in the run's journal; None without one
+    checks: Sequence[str]  # descriptions of the checks, a sentence each
+
+
+def read_run(path: Path) -> InspectedRun:
+    """Read what a run directory has: its journal and its checkpoints."""
+    run = RunDirectory(path)
+    has_journal = run.events.is_file()
+    history = read_history(run.events, phases=False) if has_journal else History()
+    models = models_by_round(history)
+    metrics = {record.number: record.trained for record in history.rounds}
+    metrics |= history.scores
+    checkpoints = []
+    for file in checkpoint_files(run):
+        place, number = run.checkpoints / file.name, file.round
+        if not os.path.lexists(place):  # the run has just removed it
+            continue
+        model = record_of(models.get(number, ()), file, run)
+        digest, bodies = (model.digest, bodies_beside(model)) if model else ("", {})
+        scores = dict(metrics.get(number, {})) if model and file.step is None else {}
+        checkpoints.append(
+            RunCheckpoint(number, place, regular_size(place), digest, scores, bodies, file.step)
+        )
+    last = checkpoints[-1].round if checkpoints else 0
+    status = "unfinished" if history.status == "running" else history.status
+    return InspectedRun(
+        path=path,
+        job=history.facts.name,
+        status=status if has_journal else "",
+        rounds_planned=history.planned_rounds,
+        rounds_completed=last if history.last_round is None else history.last_round,
+        checkpoints=checkpoints,
+        final_model=run.final_model if run.final_model.is_file() else None,
+        rounds=[
+            {
+                "round": record.number,
+                "seconds": record.seconds,
+                "down": record.down.bytes,
+                "up": record.up.bytes,
+                "reused": record.down.reused + record.up.reused,
+                "failures": len(record.failures),
+            }
+            for record in history.rounds
+        ],
+        sites=[
+            {
+                "site": record.name,
+                "updates": record.updates,
+                "weight": record.weight,
+                "failures": record.failures,
+            }
+            for record in sorted(history.sites.values(), key=lambda site: natural_key(site.name))
+        ],
+    )
+
+
+def models_by_round(history: History) -> dict[int, list[ModelRecord]]:
+    """Group the models of a run by the rounds that made them, oldest first."""
+    models: dict[int, list[ModelRecord]] = {}
+    for model in history.models:
+        models.setdefault(model.round, []).append(model)
+    return models
+
+
+def record_of(
+    models: Sequence[ModelRecord], file: ModelFile, run: RunDirectory
+) -> ModelRecord | None:
+    """Return the record of a file among the models of its round; None without one."""
+    if file.step is not None:
+        return next((model for model in models if model.step == file.step), None)
+    if models and not os.path.lexists(run.step_checkpoint(file.round, models[-1].step)):
+        return models[-1]
+    # The run was cut off before it had recorded the one that the file has now.
+    return None
+
+
+def checkpoint_files(run: RunDirectory) -> list[ModelFile]:
+    """List the models in a run directory, oldest first; the newest of a round has no step."""
+    try:
+        names = os.listdir(run.checkpoints)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(
+            f"{run.checkpoints} cannot be listed: {error.strerror}; check its permissions"
+        ) from error
+    files = [file for name in names if (file := ModelFile.parse(name)) and file.is_model]
+    return sorted(files, key=lambda file: (file.round, file.step is None, file.step))
+
+
+def run_of(path: Path) -> tuple[RunDirectory, ModelFile | None] | None:
+    """Return the run that a file lies in as a model, and which one; None is the final model."""
+    folder = path.parent
+    if folder.name in ("", ".."):
+        folder = path.absolute().parent
+    file = ModelFile.parse(path.name)
+    run = RunDirectory(folder)
+    if file is not None and file.is_model and folder.name == "checkpoints":
+        run = RunDirectory(folder.parent)
+    elif path.name == run.final_model.name:
+        file = None
+    else:
+        return None
+    return (run, file) if run.events.is_file() else None
+
+
+def verify_checkpoint(file: CheckpointFile) -> Verification:
+    """Read all of a checkpoint, check it, and compare its digest with its run's journal."""
+    location = run_of(file.path)
+    if location is None:
+        return _verify(file, None, [])
+    run, model_file = location
+    history = read_history(run.events, phases=False)
+    # A workflow may end with an earlier model than its newest.
+    models = history.models
+    if model_file is not None:
+        record = record_of(models_by_round(history).get(model_file.round, ()), model_file, run)
+        models = [] if record is None else [record]
+    return _verify(file, run, [(model.round, model.digest) for model in models])
+
+
+def verify_run(run: InspectedRun, done: Path) -> list[Verification]:
+    """Verify the checkpoints of a run directory, and the bodies beside them.
+
+    A run resumes from these bodies, such as the server optimizer's state, too. The model at
+    ``done`` is verified already, under whichever name.
+    """
+    directory, models, bodies = RunDirectory(run.path), [], []
+    for checkpoint in run.checkpoints:
+        number = checkpoint.round
+        if not (checkpoint.path.exists() and checkpoint.path.samefile(done)):
+            digests = [(number, checkpoint.digest)] if checkpoint.digest else []
+            models.append(_verify(open_checkpoint(checkpoint.path), directory, digests))
+        # A body is removed before its checkpoint, so a run that was killed in between is sound.
+        for body, digest in checkpoint.bodies.items():
+            path = body_file(checkpoint.path, body)
+            if checkpoint is run.checkpoints[-1] or path.exists():
+                bodies.append(_verify(open_checkpoint(path), directory, [(number, digest)], body))
+    return [*models, *bodies]
+
+
+def _verify(
+    file: CheckpointFile,
+    run: RunDirectory | None,
+    digests: Sequence[tuple[int, str]],
+    body: str = "model",
+) -> Verification:
+    """Check a file and read all of it; of the digests by round, oldest first, one must be its."""
+    checks, digest = file.check(), body_digest(file)
+    checks.append(f"all {file.layout.nbytes} bytes of tensors can be read")
+    number = next((number for number, expected in digests[::-1] if expected == digest), None)
+    if number is not None and run is not None:
+        checks.append(f"the digest {digest} is the one that {run.events} has for round {number}")
+    elif run is None:
+        checks.append(f"the digest is {digest}; it lies in no run directory that could confirm it")
+    elif not digests:
+        checks.append(f"the digest is {digest}; {run.events} has none for this round")
+    else:
+        number, expected = digests[-1]
+        raise CheckpointError(
+            f"{file.path} has the digest {digest} where {run.events} has {expected} for round "
+            f"{number}, so it is not the {body} that the run wrote; take it from a copy or run the "
+            "job again"
+        )
+    return Verification(file.path, digest, number, checks)

@@ -1,0 +1,274 @@
+"""Annotated types of the keys of the job file.
+
+Ranges, lengths and choices are pydantic's own: ``Annotated[Whole, Field(ge=1)]``,
+``Literal["max", "min"]``. Other rules are validators, beside an :class:`Allowed` with their words.
+"""
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    AllowInfNan,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+    Strict,
+    ValidationInfo,
+)
+from pydantic.errors import PydanticInvalidForJsonSchema
+from pydantic_core import CoreSchema, PydanticKnownError
+
+from flstream import units
+from flstream.job.problems import Problem, RefusedValueError, given, join, must_be
+
+
+class Section(BaseModel):
+    """Section of the job file: immutable, and without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Words for the values of a type, in messages, the reference page and the JSON schema."""
+
+    words: str | Callable[[], str]
+    """Description to follow "must be"; a function is called when it is needed."""
+    types: tuple[str, ...] = ("string",)
+    """JSON types that a job file may give."""
+    example: str = ""
+    """An example in HOCON, shown to who gives another type."""
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        words = self.words if isinstance(self.words, str) else self.words()
+        try:
+            schema = handler(core)
+        except PydanticInvalidForJsonSchema:  # of a validator, whose types are not known
+            schema = {}
+        if not {"anyOf", "oneOf", "$ref"} & schema.keys():
+            schema["type"] = self.types[0] if len(self.types) == 1 else list(self.types)
+        return {**schema, "allowed": words, **({"example": self.example} if self.example else {})}
+
+
+_NUMBER = re.compile(
+    r"[+-]?(?:\d{1,40}(?P<fraction>\.\d*)?|(?P<point>\.\d+))(?P<exponent>[eE][+-]?\d+)?"
+)
+_FLAGS = {"true": True, "false": False}
+
+
+def read_number(value: Any) -> Any:
+    """Return the number that a text is, as of `${?N}`; any other value as it is."""
+    if isinstance(value, str) and (match := _NUMBER.fullmatch(value.strip())):
+        whole = not (match["fraction"] or match["point"] or match["exponent"])
+        return int(value) if whole else float(value)
+    return value
+
+
+def _read_flag(value: Any) -> Any:
+    return _FLAGS.get(value.lower(), value) if isinstance(value, str) else value
+
+
+def _read_size(value: Any) -> int:
+    try:
+        return units.parse_bytes(value)
+    except ValueError:
+        raise ValueError(f"write {units.SIZE_ALLOWED}") from None
+
+
+def _chunk_size(size: int) -> int:
+    if size % 16:
+        raise ValueError(f"nearest: {size - size % 16} or {size - size % 16 + 16}")
+    if size > 1 << 30:
+        raise ValueError("")  # the words of the type say all
+    return size
+
+
+# Three centuries, and a number that every way of writing it can hold.
+_MOST_SECONDS = 10**10
+
+
+def _read_seconds(value: Any) -> float:
+    try:
+        seconds = units.parse_seconds(value)
+    except ValueError:
+        seconds = 0.0
+    if seconds == 0:
+        raise ValueError("")  # the words of the type say all
+    if seconds > _MOST_SECONDS:
+        raise ValueError(f"{_MOST_SECONDS} s is most")
+    return seconds
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"it does not parse: {error}") from None
+    return pattern
+
+
+_ItemsT = TypeVar("_ItemsT", bound=Sequence[Any])
+
+
+def _refuse_empty(items: _ItemsT) -> _ItemsT:
+    if not items:
+        raise PydanticKnownError("list_type")
+    return items
+
+
+def _refuse_twice(names: _ItemsT) -> _ItemsT:
+    if twice := first_twice(names):
+        raise ValueError(f"{twice} is in it twice")
+    return names
+
+
+def first_twice(names: Iterable[str]) -> str | None:
+    """Return the first name that comes a second time; None if each is there once."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def folder_of(info: ValidationInfo) -> Path:
+    """Return the folder of the job file, in which relative paths start."""
+    return (info.context or {}).get("folder") or Path.cwd()
+
+
+_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def sound(value: Any) -> Any:
+    """Return a plain value, after a check of all its keys and numbers.
+
+    Raises:
+        RefusedValueError: HOCON cannot hold some of them.
+    """
+    if problems := [*_unsound("", value)]:
+        raise RefusedValueError(*problems)
+    return value
+
+
+def _unsound(key: str, value: Any) -> Iterable[Problem]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if not _KEY.fullmatch(name):
+                named = f"key {given(name).removeprefix('given ')}"
+                yield Problem(key, named, "letters, digits, _ and -")
+            yield from _unsound(join(key, name), inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _unsound(key, inner)
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield Problem(key, given(value), "a finite number")
+
+
+def _splits(text: str) -> str:
+    try:
+        shlex.split(text)
+    except ValueError as error:
+        raise must_be("quoted as on a shell", str(error)) from error
+    return text
+
+
+Flag = Annotated[bool, Strict(), BeforeValidator(_read_flag)]
+"""True or false, or the text of one."""
+
+Whole = Annotated[int, Strict(), BeforeValidator(read_number)]
+"""A whole number, or the text of one."""
+
+Count = Annotated[Whole, Field(ge=1)]
+"""A whole number of at least 1."""
+
+Real = Annotated[float, Strict(), AllowInfNan(False), BeforeValidator(read_number)]
+"""A finite number, or the text of one."""
+
+CountOrFraction = Annotated[
+    Annotated[int, Strict(), Field(ge=1)] | Annotated[float, Strict(), Field(gt=0, le=1)],
+    BeforeValidator(read_number),
+    Allowed("a whole number of at least 1, or a fraction above 0 and up to 1.0 (all)", ("number",)),
+]
+"""A number of things (an int, `1` is one) or a fraction of them (a float, `1.0` is all)."""
+
+_SIZE = (BeforeValidator(_read_size), PlainSerializer(units.format_bytes_exact, when_used="json"))
+
+Bytes = Annotated[int, *_SIZE, Allowed("a size", ("string", "integer"))]
+"""A size in bytes."""
+
+ChunkSize = Annotated[
+    int,
+    *_SIZE,
+    AfterValidator(_chunk_size),
+    Allowed(
+        "0 (streaming off) or a multiple of 16 bytes from 16 B to 1 GiB", ("string", "integer")
+    ),
+]
+"""The longest frame, in bytes; 0 for none."""
+
+Seconds = Annotated[
+    float,
+    BeforeValidator(_read_seconds),
+    PlainSerializer(units.format_seconds_exact, when_used="json"),
+    Allowed(f"{units.DURATION_ALLOWED}, longer than 0", ("string", "number")),
+]
+"""A duration in seconds, longer than zero."""
+
+Pattern = Annotated[str, AfterValidator(_compiles)]
+"""A regular expression."""
+
+Patterns = Annotated[
+    list[Pattern],
+    Allowed("a list of regular expressions", ("array",), '["first", "second"]'),
+]
+"""A list of regular expressions."""
+
+SomePatterns = Annotated[
+    list[Pattern],
+    Field(min_length=1),
+    Allowed("a list of regular expressions, at least 1", ("array",), '["first", "second"]'),
+]
+"""A list of regular expressions that is not empty."""
+
+NOT_EMPTY = AfterValidator(_refuse_empty)
+"""Refuses an empty list like a missing one."""
+
+EACH_ONCE = AfterValidator(_refuse_twice)
+"""Refuses a list in which a name comes twice."""
+
+FREE_ARGS = "a section of keys and plain values"
+"""Description of `FreeArgs`."""
+
+FreeArgs = Annotated[dict[str, Any], AfterValidator(sound), Allowed(FREE_ARGS, ("object",))]
+"""Arguments of the user's code: plain values under keys of any name.
+
+Values stay as HOCON gives them: `256 MiB` and `10 s` are texts, for the code to read.
+"""
+
+CodeArgs = Annotated[
+    FreeArgs | Annotated[str, AfterValidator(_splits)],
+    Allowed(f"{FREE_ARGS}, or the words of a command line as one text", ("object", "string")),
+]
+"""Arguments of a script or a learner: a section, or the words of a command line as one text."""
+
+PlainValue = Annotated[
+    Any,
+    AfterValidator(sound),
+    Allowed(
+        "a plain value: a text, a number, true, false, null, a list or a section of these",
+        ("string", "number", "boolean", "null", "array", "object"),
+    ),
+]
+"""A plain value of any kind, kept as HOCON gives it."""

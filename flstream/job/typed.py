@@ -1,0 +1,139 @@
+"""Sections with a type and its arguments: built-ins, and classes or functions of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    SerializeAsAny,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema
+
+from flstream.job.fields import PlainValue, Section
+from flstream.job.problems import RefusedValueError
+from flstream.job.values import render_value
+
+AnySection = type[Section]
+"""Class of a section."""
+
+Sections = Mapping[str, AnySection]
+"""Sections of the arguments of built-in types, by type."""
+
+
+class FreeSection(Section):
+    """Arguments of the user's own code: any names, with values as they are written."""
+
+    model_config = ConfigDict(extra="allow")
+
+    __pydantic_extra__: dict[str, PlainValue]
+
+
+@dataclass(frozen=True)
+class TypedSpec:
+    """A type with all of its arguments, as workers are sent it.
+
+    Attributes:
+        type: Name of a built-in, or the absolute place of a class of the user's own.
+        args: All of its arguments, by name.
+    """
+
+    type: str
+    args: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Name for messages: `gaussian`, or `mine.py:Filter` without a folder."""
+        return short_name(self.type)
+
+
+class TypedSection(Section):
+    """A section `{ type, args { ... } }`; the name of a type alone stands for one without args."""
+
+    type: str
+    args: SerializeAsAny[Section] = Field(default_factory=Section, validate_default=True)
+
+    @classmethod
+    def built_in(cls) -> Sections:
+        """Return the sections of the arguments of the built-in types, by type."""
+        raise NotImplementedError
+
+    @classmethod
+    def section_of(cls, kind: str) -> AnySection:
+        """Return the section of the arguments of a type; of the user's own, after its import."""
+        return cls.built_in().get(kind, FreeSection)
+
+    @classmethod
+    def known_section(cls, kind: str) -> AnySection:
+        """Return the section of the arguments of a type, without an import of the user's code."""
+        return cls.section_of(kind)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_name_alone(cls, value: Any) -> Any:
+        return {"type": value} if isinstance(value, str) else value
+
+    @field_validator("args", mode="plain")
+    @classmethod
+    def _of_the_type(cls, value: Any, info: ValidationInfo) -> Any:
+        if "type" not in info.data:
+            return value  # the type's mistake is reported; the arguments cannot be checked
+        if isinstance(value, Section):
+            value = value.model_dump(exclude_unset=True)
+        section = cls.section_of(info.data["type"])
+        try:
+            return section.model_validate(value, context=info.context)
+        except ValidationError as error:
+            # Only here is it known which section of the user's own code they are of.
+            from flstream.job.explain import explain
+
+            raise RefusedValueError(*explain(error, section, value)) from None
+
+    @property
+    def place(self) -> Path | None:
+        """Path of the file with the user's own class; None for others."""
+        where = self.type.rpartition(":")[0]
+        return Path(where) if where.endswith(".py") else None
+
+    @property
+    def name(self) -> str:
+        """Name for messages: `gaussian`, or `mine.py:Filter` without a folder."""
+        return short_name(self.type)
+
+    def __str__(self) -> str:
+        """Return the name with the arguments: `gaussian (sigma = 0.01)`."""
+        values = self.args.model_dump(mode="json")
+        args = ", ".join(f"{name} = {render_value(value)}" for name, value in values.items())
+        return f"{self.name} ({args})" if args else self.name
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Return the JSON schema, with the arguments of each built-in type."""
+        reference = handler(core)
+        schema = handler.resolve_ref_schema(reference)
+        schema["properties"]["args"] = {"type": "object"}
+        schema["allOf"] = [
+            {
+                "if": {"properties": {"type": {"const": kind}}, "required": ["type"]},
+                "then": {"properties": {"args": section.model_json_schema()}},
+            }
+            for kind, section in cls.built_in().items()
+        ]
+        return reference
+
+
+def short_name(place: str) -> str:
+    """Return the name of a built-in as it is, and `mine.py:Filter` of the place of own code."""
+    where, colon, name = place.rpartition(":")
+    return f"{Path(where).name}{colon}{name}"

@@ -1,0 +1,66 @@
+"""Kinds of task that each site's code tells apart, by its first answer, and who scores by that."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Literal
+
+from flstream.client.messages import EVALUATE, SUBMIT_MODEL, SiteAnswer
+
+ScoreSource = Literal["auto", "task", "received"]
+"""``task``: sites are asked to evaluate a model. ``received``: metrics that come with an update
+score the model that the site had received. ``auto``: as their code shows by what it asks."""
+
+
+class AskedKinds:
+    """Kinds of task that sites' code asked about in their first tasks.
+
+    They follow from the records of effects, so they are the same when a run is replayed. Sites
+    that ask whether a task is an evaluation are sent evaluations, and score models by them. Where
+    no site asks, the metrics of its update score the model that a site had received.
+
+    Attributes:
+        source: What scores the models of the current workflow.
+    """
+
+    def __init__(self) -> None:
+        self.source: ScoreSource = "auto"
+        self._by_site: dict[str, Collection[str]] = {}
+        self._warned: set[str] = set()
+
+    def new(self, answers: Iterable[SiteAnswer]) -> dict[str, list[str]]:
+        """Return the kinds by site, for the sites whose first answers these are."""
+        return {answer.site: answer.asks for answer in answers if answer.site not in self._by_site}
+
+    def note(self, recorded: Mapping[str, Sequence[str]]) -> None:
+        """Take the kinds by site from the record of an effect; a site's first one counts."""
+        for site, kinds in recorded.items():
+            self._by_site.setdefault(site, kinds)
+
+    def late(self, answers: Iterable[SiteAnswer]) -> list[str]:
+        """Return the sites that ask about evaluations now, and not in their first tasks, once."""
+        asking = [answer.site for answer in answers if EVALUATE in answer.asks]
+        late = [site for site in asking if not self._may_evaluate(site)]
+        new = [site for site in late if self.source == "auto" and site not in self._warned]
+        self._warned.update(new)
+        return new
+
+    @property
+    def is_received(self) -> bool:
+        """Whether the metrics of updates score the models that sites had received."""
+        if self.source != "auto":
+            return self.source == "received"
+        return bool(self._by_site) and not any(map(self._may_evaluate, self._by_site))
+
+    def evaluators(self, sites: Iterable[str]) -> list[str]:
+        """Return the sites to send an evaluation; none where the metrics of updates are scores."""
+        if self.is_received:
+            return []
+        return [site for site in sites if self.source == "task" or self._may_evaluate(site)]
+
+    def submitters(self, sites: Iterable[str]) -> list[str]:
+        """Return the sites that may know of the task to submit a model: they tell tasks apart."""
+        return [site for site in sites if self._by_site.get(site, (SUBMIT_MODEL,))]
+
+    def _may_evaluate(self, site: str) -> bool:
+        return EVALUATE in self._by_site.get(site, (EVALUATE,))
