@@ -11,7 +11,7 @@ from rich.text import Text
 from flstream.bench.cases import BenchPlan
 from flstream.bench.document import first_measured
 from flstream.bench.measuring import Result
-from flstream.report.console import print_section
+from flstream.report.console import print_tables
 from flstream.report.table import Column, Row, Table
 from flstream.report.text import counted, fold
 from flstream.text import printable
@@ -54,7 +54,7 @@ def print_bench(console: Console, plan: BenchPlan, results: Sequence[Result]) ->
     title = f"A model of {size}, {clients}: {runs}"
     for part in parts:
         cells = [Row([row[0], *row[part]]) for row in rows]
-        print_section(console, title, Table([columns[0], *columns[part]], cells))
+        print_tables(console, Table([columns[0], *columns[part]], cells, title))
         title = "Memory, and what was lost" if plan.with_codecs else "Memory"
     lines = [(_shortfall(result), "") for result in results if result.reason]
     lines.append((f"{_NOTES} {_ERROR_NOTE}" if plan.with_codecs else _NOTES, "dim"))

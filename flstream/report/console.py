@@ -6,14 +6,13 @@ import io
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import IO
 
-from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleDimensions, ConsoleOptions
 from rich.text import Text
 
-from flstream.report.columns import table_lines
 from flstream.report.table import Table
 from flstream.report.text import wrapped
 from flstream.text import MOST_ON_A_LINE, quotable
@@ -84,22 +83,6 @@ def print_tables(console: Console, *tables: Table) -> None:
             console.print(table)
             for line in wrapped([table.note] if table.note else [], console.width):
                 console.print(Text(line, style="dim"))
-
-
-def print_section(console: Console, title: str, *content: RenderableType) -> None:
-    """Print a blank line, a title, and the content below it."""
-    console.print()
-    console.print(Text(title, style="bold"))
-    for each in content:
-        console.print(each)
-
-
-def print_table(
-    console: Console, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]
-) -> None:
-    """Print a table below its title: row names in the first column, numbers in the others."""
-    lines = table_lines(head, rows, console.width)
-    print_section(console, title, *(Text(text, "dim" if dim else "") for text, dim in lines))
 
 
 def print_facts(console: Console, facts: Iterable[tuple[str, Text]], width: int | None) -> None:

@@ -189,16 +189,11 @@ def _worker_curves(values: Mapping[str, np.ndarray], step: float, run: RunRecord
 
 def _bridged(run: RunRecord, process: str) -> np.ndarray:
     """Return the RSS of a process at each step, with the gaps of late samples filled."""
-    step = run.memory.step
-    joints = {int(start / step) for start in run.resumed_at}
-    values: list[float] = []
-    last, late = math.nan, 0.0
-    for index, value in enumerate(run.memory.rss[process]):
-        last, late = (float(value), 0.0) if value else (last, late + step)
-        if late > _LATE_SECONDS or (index in joints and not value):
-            last = math.nan  # the process has ended
-        values.append(last)
-    return np.array(values)
+    rss = np.array(run.memory.rss[process], float)
+    steps = np.arange(len(rss))
+    last = np.maximum.accumulate(np.where(rss > 0, steps, -1))
+    is_known = (last >= 0) & ((steps - last) * run.memory.step <= _LATE_SECONDS)
+    return np.where(is_known, rss[last], math.nan)
 
 
 def logged_charts(run: RunRecord) -> list[Chart]:

@@ -44,11 +44,6 @@ def clip(text: str, width: int) -> str:
     return set_cell_size(set_cell_size(text, room).rstrip() + ELLIPSIS, width).rstrip()
 
 
-def pad(text: str, width: int) -> str:
-    """Shorten a name, or fill it up with blanks, to exactly ``width`` columns."""
-    return set_cell_size(elide(text, width), width)
-
-
 def format_metric(value: float | None) -> str:
     """Format a metric: ``0.9731``, ``12.4000``, ``1.23e+05``, ``3.2e-05``; None as ``-``."""
     if value is None:

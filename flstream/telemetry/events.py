@@ -5,6 +5,7 @@ The live view, the summary and later readers of ``events.jsonl`` all see the sam
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -584,6 +585,8 @@ NO_CHECK = b"0" * 16
 _FOLLOWS, _CHECK, _END = b',"follows":"', b'","check":"', b'"}'
 _FOLLOWS_AT = -len(NO_CHECK + _CHECK + NO_CHECK + _END)
 _CHECK_AT = -len(NO_CHECK + _END)
+_CHECKS_AT = _FOLLOWS_AT - len(_FOLLOWS)
+_CHECKS = re.compile(b"%b(.{16})%b(.{16})%b" % (_FOLLOWS, _CHECK, _END), re.DOTALL)
 
 
 class LineChecks(NamedTuple):
@@ -600,11 +603,8 @@ class LineChecks(NamedTuple):
 
 def checks_of(line: bytes) -> LineChecks | None:
     """Return the checks at the end of a line, which need not be whole; None without them."""
-    line = line[_FOLLOWS_AT - len(_FOLLOWS) - len(b"\r\n") :].rstrip()
-    follows, check = line[_FOLLOWS_AT:][: len(NO_CHECK)], line[_CHECK_AT : -len(_END)]
-    is_whole = len(follows) == len(check) == len(NO_CHECK)
-    end = b"".join((_FOLLOWS, follows, _CHECK, check, _END))
-    return LineChecks(follows, check) if is_whole and line.endswith(end) else None
+    match = _CHECKS.match(line[_CHECKS_AT - len(b"\r\n") :].rstrip()[_CHECKS_AT:])
+    return LineChecks(*match.groups()) if match is not None else None
 
 
 def encode_event(event: AnyEvent, follows: bytes = NO_CHECK) -> bytes:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from flstream.report.text import elide, format_clock, format_left, format_metric, pad
+from flstream.report.text import elide, format_clock, format_left, format_metric
 from flstream.text import printable
 
 
@@ -14,9 +14,8 @@ def test_what_is_printable_cannot_act_on_a_terminal(text):
 
 
 @given(st.text(), st.integers(0, 40))
-def test_elided_text_fits_and_padded_text_fills(text, width):
+def test_elided_text_fits(text, width):
     assert cell_len(elide(printable(text), width)) <= width
-    assert cell_len(pad(printable(text), width)) == width
 
 
 def test_both_ends_of_a_long_name_stay_and_metrics_are_short():

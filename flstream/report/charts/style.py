@@ -1,8 +1,7 @@
 """The common style of all charts: colours, type, and axes of bytes and seconds.
 
 Importing this module imports matplotlib, so it must be imported where charts are drawn, not at the
-top of commands. Figures are made and written inside ``styled()``. They are drawn for a light
-background; the style sheet of pages inverts them on a dark one.
+top of commands. Figures are made and written inside ``styled()``.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator, MultipleLocator
+from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 from flstream.units import format_bytes
 
@@ -118,12 +117,6 @@ def new_chart(width: float, height: float, x: str = "", y: str = "") -> tuple[Fi
     axes.set_xlabel(x)
     axes.set_title(y)
     return made, axes
-
-
-def count_axis(axis: Axis) -> None:
-    """Label an axis of rounds or steps at whole numbers: ``5``, ``200k``."""
-    axis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
-    axis.set_major_formatter(EngFormatter(sep=""))
 
 
 def byte_axis(axis: Axis, greatest: float) -> None:
