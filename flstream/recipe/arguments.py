@@ -209,8 +209,10 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
 
 
-def by_name(text: str, owner: str) -> dict[str, Any]:
+def by_name(text: str | Mapping[str, Any], owner: str) -> dict[str, Any]:
     """Return the words of a command line, such as ``--lr 0.1``, as arguments by name."""
+    if not isinstance(text, str):
+        return dict(text)
     values: dict[str, list[str]] = {}
     try:
         for word in shlex.split(text):

@@ -258,16 +258,11 @@ class FedJob:
         train, clients = values["train"], values["clients"]
         if self._site_args:
             sites = clients.get("names") or [f"site-{n + 1}" for n in range(clients["count"])]
-            args = {**dict.fromkeys(sites, train.pop("args", "")), **self._site_args}
-            named = {
-                site: by_name(words, f"the arguments of {site}")
-                if isinstance(words, str)
-                else words
-                for site, words in args.items()
-            }
-            clients["args"] = {site: words for site, words in named.items() if words}
+            words = {**dict.fromkeys(sites, train.pop("args", "")), **self._site_args}
+            named = {site: by_name(words[site], f"the arguments of {site}") for site in words}
+            clients["args"] = {site: args for site, args in named.items() if args}
         workflow = values.setdefault("workflow", {})
-        args = workflow.setdefault("args", {})
+        args = workflow.setdefault("args", {}) if isinstance(workflow, dict) else {}
         metric = args.get("key_metric", _DEFAULT_METRIC)
         if metric_mode(metric, values.get("stop_when")) == "min":
             args.setdefault("key_metric_mode", "min")
@@ -281,14 +276,12 @@ class FedJob:
 
 
 def _folder_of(code: str) -> Path:
-    """Return where a job's paths start: beside an absolute script, here, or by the program."""
+    """Return where a job's paths start: here, or else beside the program or an absolute script."""
     where, colon, _ = code.rpartition(":")
     file = code if not colon else where if where.endswith(".py") else f"{where}.py"
-    program = getattr(sys.modules["__main__"], "__file__", None)
+    here = Path.cwd()
     if os.path.isabs(file):
-        return Path(file).parent
-    if not Path(file).is_file() and program is not None:
-        beside = Path(os.path.abspath(program)).parent
-        if (beside / file).is_file():
-            return beside
-    return Path.cwd()
+        return here if Path(file).is_relative_to(here) else Path(file).parent
+    program = getattr(sys.modules["__main__"], "__file__", None)
+    beside = here if program is None else Path(os.path.abspath(program)).parent
+    return beside if not (here / file).is_file() and (beside / file).is_file() else here

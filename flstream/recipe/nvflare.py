@@ -41,6 +41,7 @@ _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
     "torch": lambda value: value if value == "pytorch" else None,
 }
 _INSTEAD = {"model:model": ("model.factory", "model.initial")}
+Arguments = Mapping[str, Any]
 _UNKNOWN = "it is not known here"
 ValueT = TypeVar("ValueT")
 
@@ -271,11 +272,11 @@ class _Draft:
         for place, section in sorted(classes, key=_rank):
             self._class(place, section)
         text = path.read_text(errors="replace")
-        for key, value in values.items():
+        for key in values:
             if key in arguments.STREAMING_KEYS:
-                self.values.setdefault(f"streaming.{key}", value)
+                self.values.setdefault(f"streaming.{key}", values[key])
             elif key not in arguments.UNNEEDED and f"{{{key}}}" not in text:
-                self._argument(key, key, value, {}, {})
+                self._argument(key, key, values, {})
 
     def finished(self) -> Conversion:
         """Copy the code, and put the keys together."""
@@ -323,27 +324,21 @@ class _Draft:
         self.stages += [] if workflow is None else [{"type": workflow, "args": {}}]
         rules = {**_ARGUMENTS, **_OF_A_WORKFLOW.get(workflow or "", {})}
         for key in sorted(args, key=lambda name: [*rules, name].index(name)):
-            self._argument(f"{path}.args.{key}", key, args[key], rules, args)
-        for key, value in _DEFAULTS.get(name, {}).items():
+            self._argument(f"{path}.args.{key}", key, args, rules)
+        defaults = _DEFAULTS.get(name, {})
+        for key in defaults:
             if key == "tracking.type" or not {key, *_INSTEAD.get(key, ())} & self.values.keys():
-                self._argument(f"{path} {named}", key, value, {key: key}, args)
+                self._argument(f"{path} {named}", key, defaults, {key: key})
 
-    def _argument(
-        self,
-        path: str,
-        name: str,
-        value: Any,
-        rules: Mapping[str, str],
-        args: Mapping[str, Any],
-    ) -> None:
+    def _argument(self, path: str, name: str, args: Arguments, rules: Mapping[str, str]) -> None:
         """Convert an argument, or a key at the top; the other arguments may belong to it."""
-        if value is None or value in ("", [], {}) or name in nvflare_table.NEEDLESS - rules.keys():
+        value = args[name]
+        asks_nothing = value is None or value in ("", [], {}) or (value is False and name in _LOST)
+        if asks_nothing or name in nvflare_table.NEEDLESS - rules.keys():
             return
         try:
             if name not in rules:
-                if value is not False:
-                    raise ValueError(_LOST.get(name, _UNKNOWN))
-                return
+                raise ValueError(_LOST.get(name, _UNKNOWN))
             key, _, converter = rules[name].partition(":")
             if converter in _CONVERTERS:
                 values = {"": _CONVERTERS[converter](value)}
@@ -435,7 +430,7 @@ class _Draft:
                 return {"": path.name}
         return {"": value}
 
-    def _script(self, value: Any, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _script(self, value: Any, args: Arguments) -> dict[str, Any]:
         """Convert a script in the folder custom, with its arguments."""
         custom, named = self.app / "custom", _CUSTOM.sub("", value)
         if not (custom / named).resolve().is_relative_to(custom.resolve()):
