@@ -41,19 +41,20 @@ def full(folder: Path, scale: int) -> Iterator[Row]:
 
 def adapters_over_links(folder: Path, scale: int) -> Iterator[Row]:
     """Measure rounds in which adapters are trained, over links."""
-    yield from compared(folder, "adapters", max(48 // scale, 17) * MIB, 4, *LINK)
+    yield from compared(folder, "adapters", 48 * MIB // scale, 4, *LINK)
 
 
 def full_over_links(folder: Path, scale: int) -> Iterator[Row]:
     """Measure rounds in which all is trained, over links."""
-    yield from compared(folder, "all", 17 * MIB, 2, *LINK)
+    yield from compared(folder, "all", 16 * MIB, 2, *LINK)
 
 
 def compared(folder: Path, trained: str, size: int, clients: int, *settings: str) -> Iterator[Row]:
     """Measure a round with both settings: what moves each way, and the seconds."""
     same = (f"train.args.size={size}", f"train.args.trained={trained}", *settings)
     cases = [Case(reuse, (f"streaming.reuse={reuse}", *same)) for reuse in ("off", "auto")]
-    plan = BenchPlan(size, clients, None, cases, 5, job_file=JOB)
+    # Whether there is anything to reuse is asked in the first three rounds, then in every eighth.
+    plan = BenchPlan(size, clients, None, cases, 5, job_file=JOB, rounds=6)
     off, auto = measure(plan, folder, lambda line: print(line, file=sys.stderr, flush=True))
     if off.median is None or auto.median is None or off.digest != auto.digest:
         raise SystemExit(f"models differ, or there is none: {off.reason} {auto.reason}")

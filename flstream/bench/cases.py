@@ -19,9 +19,6 @@ from flstream.units import format_bytes
 EXCHANGE = Path(flstream.__file__).parent / "templates" / "exchange" / "job.conf"
 """Job file of the exchange that is measured."""
 
-ROUNDS = 2
-"""Rounds of a run. The first one warms up, and the second is measured."""
-
 MODES = ("pull", "native", "map", "file")
 """Transfer modes. In `file`, clients pull the model into a file and send the update from it."""
 
@@ -46,8 +43,6 @@ _ARGUMENTS = {
 _EXACT = ("delta", "shuffle", "zstd")
 # Bodies of so many bytes go as they are, whatever the codecs.
 _NOT_ENCODED = 64 << 10
-# About as many tensors as the exchange job's mix has, which matters for the header's size alone.
-_TENSORS = 34
 
 
 class Case(NamedTuple):
@@ -83,6 +78,7 @@ class BenchPlan:
         repeat: number of runs of each case.
         with_codecs: whether codecs are compared, so that models differ by what was lost.
         job_file: job file whose key `model.args.size` is the size of the model.
+        rounds: rounds of a run, of which the last one is measured.
     """
 
     model_bytes: int
@@ -92,6 +88,7 @@ class BenchPlan:
     repeat: int
     with_codecs: bool = False
     job_file: Path = EXCHANGE
+    rounds: int = 2  # the first shares its time with the start of processes
 
     def job(self, case: Case) -> Job:
         """Load the job with the settings of a case.
@@ -100,7 +97,7 @@ class BenchPlan:
             UsageError: the settings make no valid job.
         """
         overrides = [
-            f"rounds={ROUNDS}",
+            f"rounds={self.rounds}",
             f"clients.count={self.clients}",
             f"clients.parallel={self.clients}",
             f"model.args.size={self.model_bytes}",
@@ -130,7 +127,7 @@ class BenchPlan:
             memory -= (self.clients - 1) * self.model_bytes
             disk += self.clients * self.model_bytes
         if self.with_codecs:
-            disk += self.model_bytes  # the first case's, which others are compared with
+            disk += 2 * self.model_bytes  # the first case's, which others are compared with
         return Need(memory, disk)
 
 
@@ -181,7 +178,7 @@ def make_plan(
             (mode, len(chosen) > 1 or len(entries) == 1),
             (format_bytes(size), len(chunk_sizes) > 1 and mode != "native"),
             (entry, len(entries) > 1),
-            (link, len(links) > 1),
+            ("no link" if link == NONE else link, len(links) > 1),
         )
         name = " ".join(part for part, differs in parts if differs)
         overrides = (
@@ -229,7 +226,8 @@ def _codec_section(entry: str, step: str) -> str:
         return "" if name in ("", NONE) else json.dumps(name)
     if name not in _ARGUMENTS:
         raise UsageError(f"--codecs {entry}: only {', '.join(_ARGUMENTS)} take a value, not {name}")
-    return f"{{ type = {json.dumps(name)}, {_ARGUMENTS[name]} = {json.dumps(value)} }}"
+    args = f"{_ARGUMENTS[name]} = {json.dumps(value)}"
+    return f"{{ type = {json.dumps(name)}, args {{ {args} }} }}"
 
 
 def _link_overrides(text: str, model_bytes: int) -> Iterable[str]:

@@ -7,18 +7,18 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from flstream.bench.cases import ROUNDS, BenchPlan
+from flstream.bench.cases import BenchPlan
 from flstream.bench.measuring import Result
 from flstream.telemetry.machine import this_machine
 
 
 def document(plan: BenchPlan, results: Sequence[Result]) -> dict[str, Any]:
     """Convert the results of a bench to JSON; bytes, seconds and bytes a second are numbers."""
-    keys = ("model_bytes", "clients", "tensors", "repeat")
+    keys = ("model_bytes", "clients", "tensors", "rounds", "repeat")
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": asdict(this_machine()),
-        "plan": {"rounds": ROUNDS, **{key: getattr(plan, key) for key in keys}},
+        "plan": {key: getattr(plan, key) for key in keys},
         "results": [_result(result, first_measured(results)) for result in results],
     }
 

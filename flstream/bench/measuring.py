@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import psutil
 
-from flstream.bench.cases import ROUNDS, BenchPlan, Case, Need
+from flstream.bench.cases import BenchPlan, Case, Need
 from flstream.errors import AbortedError, SimulationError, UsageError
 from flstream.model.checkpoint import FileSource
 from flstream.runs.journal import read_history
@@ -39,7 +39,7 @@ Traces = dict[str, list[tuple[float, int]]]
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures of one run. Seconds, bytes and requests are those of the measured round.
+    """Figures of one run. Seconds, bytes and requests are those of its last round.
 
     Attributes:
         seconds: seconds of the whole round.
@@ -180,7 +180,7 @@ def _run(plan: BenchPlan, result: Result, work: Path) -> None:
             result.digest = summary.model.digest
             result.traces = _traces(run, history.timeline.spans[0].begin, peaks)
             if plan.with_codecs:
-                result.error = _error(run, work)
+                result.error = _error(run, plan.rounds, work)
 
 
 def _figures(measured: RoundRecord, summary: Summary, client: ProcessMemory) -> Figures:
@@ -218,14 +218,14 @@ def _traces(run: RunDirectory, began: float, peaks: Mapping[str, ProcessMemory])
     }
 
 
-def _error(run: RunDirectory, work: Path) -> float:
+def _error(run: RunDirectory, last: int, work: Path) -> float:
     """Return the relative error of a run's final model; the first case's models are kept."""
     initial, final = work / "initial.safetensors", work / "final.safetensors"
     if not final.exists():
         os.replace(run.checkpoint(0), initial)
-        os.replace(run.checkpoint(ROUNDS), final)
+        os.replace(run.checkpoint(last), final)
         return 0.0
-    return _distance(run.checkpoint(ROUNDS), final) / _distance(initial, final)
+    return _distance(run.checkpoint(last), final) / _distance(initial, final)
 
 
 def _distance(one: Path, other: Path) -> float:

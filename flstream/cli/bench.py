@@ -124,7 +124,7 @@ def bench(
             except OSError as error:
                 raise UsageError(f"the results cannot be written: {error}") from error
     except (KeyboardInterrupt, AbortedError):
-        report_error("the bench was stopped; nothing of it is left")
+        report_error("the bench was stopped")
         raise typer.Exit(STOPPED) from None
     if json == _STDOUT:
         typer.echo(text, nl=False)

@@ -206,7 +206,9 @@ def _disorder(
             yield Problem(key, name, "followed by zstd", hint)
 
 
-_CODECS = Allowed("a list of codecs, each a name or a section { type, args }", ("array",), "[zstd]")
+_CODECS = Allowed(
+    "a list of codecs, each a name or a section { type, args }, such as [zstd]", ("array",)
+)
 
 
 class CodecsSection(Section):

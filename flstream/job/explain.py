@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from flstream.job.keys import (
     WORKFLOW,
     allowed,
-    choices,
     inside,
     is_section,
     keys_in,
@@ -98,23 +98,20 @@ def _item(values: Any, part: int | str) -> Any:
 
 def _problems(mistakes: Sequence[_Mistake], keys: Iterable[str]) -> Iterator[Problem]:
     """Yield the problems of a key; of a union, each type has made a mistake of its own."""
-    first, kinds = mistakes[0], [mistake.detail["type"] for mistake in mistakes]
+    first = mistakes[0]
     errors = [mistake.detail.get("ctx", {}).get("error") for mistake in mistakes]
     if refusals := [error for error in errors if isinstance(error, RefusedValueError)]:
         for problem in refusals[0].problems:
             written = value_at(first.written, problem.key) if problem.key else first.written
             text = problem.given or given(written)
             yield Problem(join(first.key, problem.key), text, problem.allowed, problem.hint)
-    elif kinds[0] == "extra_forbidden":
+    elif first.detail["type"] == "extra_forbidden":
         yield Problem(first.key, UNKNOWN, "", _question(first, keys))
-    elif kinds[0] == "missing":
+    elif first.detail["type"] == "missing":
         yield Problem(first.key, MISSING, allowed(first.annotation))
     else:
-        words = _message(first) if first.annotation is None else allowed(first.annotation)
-        hints = dict.fromkeys(map(_hint, mistakes))
-        is_type = any(kind.endswith("_type") for kind in kinds)
-        hint = "; ".join(filter(None, hints)) or (_example(first.annotation) if is_type else "")
-        yield Problem(first.key, given(first.written), words, hint)
+        hint = "; ".join(filter(None, dict.fromkeys(map(_hint, mistakes))))
+        yield Problem(first.key, given(first.written), allowed(first.annotation), hint)
 
 
 def _question(mistake: _Mistake, keys: Iterable[str]) -> str:
@@ -135,25 +132,8 @@ def _hint(mistake: _Mistake) -> str:
         case "value_error":
             return str(detail["ctx"]["error"])
         case "literal_error":
-            names = choices(_schema(mistake.annotation))
+            names = re.findall("'([^']*)'", detail["ctx"]["expected"])
             return did_you_mean(str(mistake.written).lower(), names) if len(names) > 1 else ""
         case "string_pattern_mismatch":
             return hint_of_name(mistake.written)
     return ""
-
-
-def _example(annotation: Any) -> str:
-    example = _schema(annotation).get("example", "")
-    return f"write {example}" if example else ""
-
-
-def _schema(annotation: Any) -> Mapping[str, Any]:
-    if annotation is None or is_section(annotation):
-        return {}
-    schema = TypeAdapter(annotation).json_schema()
-    options = [option for option in schema.get("anyOf", ()) if option.get("type") != "null"]
-    return options[0] if len(options) == 1 else schema
-
-
-def _message(mistake: _Mistake) -> str:
-    return str(mistake.detail["msg"]).replace("Input should be ", "")

@@ -45,8 +45,6 @@ class Allowed:
     """Description to follow "must be"; a function is called when it is needed."""
     types: tuple[str, ...] = ("string",)
     """JSON types that a job file may give."""
-    example: str = ""
-    """An example in HOCON, shown to who gives another type."""
 
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
@@ -58,7 +56,7 @@ class Allowed:
             schema = {}
         if not {"anyOf", "oneOf", "$ref"} & schema.keys():
             schema["type"] = self.types[0] if len(self.types) == 1 else list(self.types)
-        return {**schema, "allowed": words, **({"example": self.example} if self.example else {})}
+        return {**schema, "allowed": words}
 
 
 _NUMBER = re.compile(
@@ -231,14 +229,14 @@ Pattern = Annotated[str, AfterValidator(_compiles)]
 
 Patterns = Annotated[
     list[Pattern],
-    Allowed("a list of regular expressions", ("array",), '["first", "second"]'),
+    Allowed('a list of regular expressions, such as ["first", "second"]', ("array",)),
 ]
 """A list of regular expressions."""
 
 SomePatterns = Annotated[
     list[Pattern],
     Field(min_length=1),
-    Allowed("a list of regular expressions, at least 1", ("array",), '["first", "second"]'),
+    Allowed('a list of regular expressions, at least 1, such as ["first", "second"]', ("array",)),
 ]
 """A list of regular expressions that is not empty."""
 

@@ -191,6 +191,6 @@ ScriptFile = Annotated[Path, ExistingFile(what="Python"), AfterValidator(_compil
 
 Modules = Annotated[
     list[Annotated[str, AfterValidator(_is_module)]],
-    Allowed("a list of names of modules", ("array",), "[transformers, trl]"),
+    Allowed("a list of names of modules, such as [transformers, trl]", ("array",)),
 ]
 """A list of names of modules."""

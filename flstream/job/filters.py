@@ -125,9 +125,8 @@ class FilterSection(TypedSection):
 _Filters = Annotated[
     list[FilterSection],
     Allowed(
-        "a list of filters, each a name or a section { type, args }",
+        "a list of filters, each a name or a section { type, args }, such as [svt_privacy]",
         ("array",),
-        "[percentile_privacy]",
     ),
 ]
 

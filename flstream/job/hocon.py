@@ -128,9 +128,10 @@ class _Reader:
         with self._noting_failures():
             with self._in_place_of_pyhocon():
                 resolver = _Resolver(self.parse_path(path))
-            for key, value in overrides:
+            # A list of workflows may have to be resolved for its overrides, so they come last.
+            for key, value in sorted(overrides, key=lambda pair: pair[0].startswith("workflow")):
                 resolver.put(key, value)
-            values = resolver.resolved()
+            values = resolver.get(resolver.root)
             self._problems += resolver.problems
             values = _plain(values, "", unresolved)
         for key, name in unresolved.items():
@@ -285,7 +286,8 @@ class _Resolver:
         name, index = split_index(first)
         there: Any = dict.get(self.root, name)
         if name == "workflow" and isinstance(there, ConfigValues):
-            self.root[name] = there = self._get(there)  # it may be a list that has another name
+            self.root[name] = there = self.get(there)  # it may be a list that has another name
+            self._known.clear()
         is_list = isinstance(there, list)
         if is_list and (rest if index is None else index >= len(there)):
             allowed = f"one of {name}[0] to {name}[{len(there) - 1}], since {name} is a list"
@@ -316,26 +318,23 @@ class _Resolver:
             self._replaced[(name, *rest)] = replaced
         node[place[-1]] = value
 
-    def resolved(self) -> Any:
-        """Return the content without substitutions; those that nothing sets are `_Unset`.
+    def get(self, node: Any) -> Any:
+        """Return a part of the content without substitutions; `_Unset` for what nothing sets.
 
         Raises:
             ConfigException: A value needs itself, or parts of different kinds are joined.
         """
-        return self._get(self.root)
-
-    def _get(self, node: Any) -> Any:
         match node:
             case ConfigValues():
                 return self._joined(node)
             case ConfigTree():
                 tree = ConfigTree()
                 for key in node:
-                    if (value := self._get(dict.get(node, key))) is not _ABSENT:
+                    if (value := self.get(dict.get(node, key))) is not _ABSENT:
                         tree[key] = value
                 return tree
             case list():
-                return [each for each in map(self._get, node) if each is not _ABSENT]
+                return [each for each in map(self.get, node) if each is not _ABSENT]
         return node
 
     def _joined(self, node: ConfigValues) -> Any:
@@ -345,7 +344,7 @@ class _Resolver:
             if key in self._under_way:
                 if key != self._under_way[-1] or node.overridden_value is None:
                     raise _CycleError("Check for cycles.")
-                return self._get(node.overridden_value)  # as in `a = 1, a = ${a}2`
+                return self.get(node.overridden_value)  # as in `a = 1, a = ${a}2`
             self._under_way.append(key)
             try:
                 self._known[key] = self._whole(node)
@@ -357,21 +356,21 @@ class _Resolver:
         values: list[tuple[Any, str]] = []
         for token in node.tokens:
             is_name = isinstance(token, ConfigSubstitution)
-            value = self._named(token) if is_name else self._get(token)
+            value = self._named(token) if is_name else self.get(token)
             if value is not _ABSENT:
                 values.append((value, token.ws if is_name else ""))
         if unset := [value for value, _ in values if isinstance(value, _Unset)]:
             return unset[0]
         before = _ABSENT if node.overridden_value is None else node.overridden_value
         if not values:
-            return self._get(before)
+            return self.get(before)
         last, is_section = values[-1][0], isinstance(values[0][0], ConfigTree)
         if len(values) == 1 and not is_section:
             return values[0][0]
         tokens = [*(_with_space(value, ws) for value, ws in values[:-1]), _with_space(last, "")]
         joined = ConfigValues(tokens, node._instring, node._loc)
         if is_section and id(node) not in self._overriding:
-            joined.overridden_value = self._get(before)
+            joined.overridden_value = self.get(before)
         return joined.transform()
 
     def _named(self, name: ConfigSubstitution) -> Any:
@@ -396,7 +395,7 @@ class _Resolver:
         for name in names:
             node = self._joined(node) if isinstance(node, ConfigValues) else node
             node = dict.get(node, name, _ABSENT) if isinstance(node, ConfigTree) else _ABSENT
-        return self._get(node)
+        return self.get(node)
 
 
 def split_index(part: str) -> tuple[str, int | None]:
@@ -418,8 +417,9 @@ def _plain(value: Any, key: str, unresolved: dict[str, str]) -> Any:
         case dict():
             # Not items(), in which pyhocon splits keys at their dots.
             return {
-                _bare(name): _plain(dict.get(value, name), join(key, name), unresolved)
+                bare: _plain(dict.get(value, name), join(key, name), unresolved)
                 for name in value
+                for bare in [name[1:-1] if re.fullmatch('".+"', name) else name]
             }
         case list():
             return [_plain(inner, key, unresolved) for inner in value]
@@ -434,7 +434,3 @@ def _plain(value: Any, key: str, unresolved: dict[str, str]) -> Any:
             return str(value)
         case _:
             return value
-
-
-def _bare(key: str) -> str:
-    return key[1:-1] if len(key) > 1 and key[0] == key[-1] == '"' else key

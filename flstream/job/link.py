@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from flstream.errors import UsageError
+from flstream.job.csv_rows import csv_rows
 from flstream.telemetry.events import LinkFacts
 from flstream.units import parse_rate, parse_seconds
 
@@ -196,10 +196,15 @@ def read_traces(path: Path) -> dict[str, tuple[TracePoint, ...]]:
 
     Raises:
         ValueError: There is a mistake in it; the message names the file, and the line.
-        OSError: The file cannot be read.
     """
     traces: dict[str, list[TracePoint]] = {}
-    for where, cells in _rows(path):
+    for where, cells in csv_rows(path):
+        columns = {*cells}
+        if not {"site", "seconds"} <= columns <= {*_COLUMNS}:
+            raise ValueError(
+                f"{path}, line 1: the columns are {', '.join(cells)}; they have to be "
+                f"{', '.join(_COLUMNS[:2])}, and any of {', '.join(_COLUMNS[2:])}"
+            )
         site = cells["site"]
         if not site:
             raise ValueError(f"{where} the site is missing")
@@ -220,26 +225,6 @@ def read_traces(path: Path) -> dict[str, tuple[TracePoint, ...]]:
             if all(getattr(point, way) == 0 for point in points):
                 raise ValueError(f"{path}: {way} of {site} is 0 at all times; give it a rate once")
     return {site: tuple(points) for site, points in traces.items()}
-
-
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the cells of each row by column, after a text that names the file and the line."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file)
-        head = [cell.strip() for cell in next(reader, [])]
-        columns = set(head)
-        if len(columns) < len(head) or not {"site", "seconds"} <= columns <= {*_COLUMNS}:
-            raise ValueError(
-                f"{path}, line 1: the columns are {', '.join(head) or 'missing'}; they have to be "
-                f"{', '.join(_COLUMNS[:2])}, and any of {', '.join(_COLUMNS[2:])}, each once"
-            )
-        for row in reader:
-            where = f"{path}, line {reader.line_num}:"
-            cells = [cell.strip() for cell in row]
-            if any(cells) and len(cells) != len(head):
-                raise ValueError(f"{where} {len(cells)} columns instead of {len(head)}")
-            if any(cells):
-                yield where, dict(zip(head, cells, strict=True))
 
 
 def _point(cells: Mapping[str, str], where: str) -> TracePoint:

@@ -1,6 +1,5 @@
 """Kinds of values for the names of sites, and for what one site or process alone has."""
 
-import csv
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
@@ -8,13 +7,13 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticKnownError
 
+from flstream.job.csv_rows import csv_rows
 from flstream.job.fields import (
     EACH_ONCE,
     NOT_EMPTY,
     Allowed,
     FreeArgs,
     Real,
-    first_twice,
     folder_of,
 )
 from flstream.job.problems import Problem, RefusedValueError, did_you_mean, hint_of_name
@@ -74,25 +73,13 @@ def _rows(value: Any, info: ValidationInfo) -> Any:
     if not isinstance(value, str):
         return value
     path = folder_of(info) / value
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
-            head, *rows = lines
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    except (csv.Error, ValueError) as error:
-        raise ValueError(f"{path} is no CSV file with a head") from error
-    if twice := first_twice(head[1:]):
-        raise ValueError(f"{path} has the column {twice} twice")
     sites: dict[str, dict[str, Any]] = {}
-    for number, row in enumerate(rows, 2):
-        if len(row) != len(head):
-            reason = f"{path}, line {number}, has {len(row)} columns instead of {len(head)}"
-            raise ValueError(reason)
-        if row[0] in sites:
-            raise ValueError(f"{path}, line {number}: {row[0]} is in it twice")
-        columns = zip(head[1:], row[1:], strict=True)
-        sites[row[0]] = {name: _CONSTANTS.get(text, text) for name, text in columns if text}
+    for where, cells in csv_rows(path):
+        site, *texts = cells.values()
+        if site in sites:
+            raise ValueError(f"{where} {site} is in it twice")
+        columns = zip([*cells][1:], texts, strict=True)
+        sites[site] = {name: _CONSTANTS.get(text, text) for name, text in columns if text}
     return sites
 
 
@@ -108,7 +95,7 @@ SiteNames = Annotated[
     NOT_EMPTY,
     AfterValidator(_usable),
     EACH_ONCE,
-    Allowed(_SITE_NAMES, ("array",), "[ward, clinic]"),
+    Allowed(f"{_SITE_NAMES}, such as [ward, clinic]", ("array",)),
 ]
 """A list of names of sites."""
 
@@ -134,13 +121,16 @@ _Factor = Annotated[
 
 SiteFactors = Annotated[
     dict[_Site, _Factor],
-    Allowed(f"a section with a number from {_RANGE} for each site", ("object",), "{ ward = 2.0 }"),
+    Allowed(
+        f"a section with a number from {_RANGE} for each site, such as {{ ward = 2.0 }}",
+        ("object",),
+    ),
 ]
 """A positive number by site."""
 
 GpuGroups = Annotated[
     list[Annotated[str, BeforeValidator(_gpus)]],
     NOT_EMPTY,
-    Allowed("a list of GPUs, or of groups of them as texts with commas", ("array",), '["0", "1"]'),
+    Allowed('a list of GPUs, or of groups of them with commas, such as ["0", "1,2"]', ("array",)),
 ]
 """A list of the GPUs of one process each, such as `["0", "1"]` or `["0,1", "2,3"]`."""

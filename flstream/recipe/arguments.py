@@ -80,7 +80,7 @@ def component(value: Mapping[str, Any] | str) -> dict[str, Any]:
     args: Any = section.pop("args", {})
     if not isinstance(section.get("type"), str) or not isinstance(args, Mapping):
         raise ValueError('give a type, or {"type": "name", "args": {...}}')
-    return {**section, **args}
+    return {**section, "args": dict(args)} if args else section
 
 
 def sgd_section(optimizer: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _in_full(value: TransferType) -> None:
 
 def _no_schedule(value: Any) -> None:
     if value:
-        raise ValueError("server_optimizer.learning_rate is one number; leave it out")
+        raise ValueError("server_optimizer.args.learning_rate is one number; leave it out")
 
 
 _Patterns = AfterValidator(lambda value: [value] if isinstance(value, str) else list(value))

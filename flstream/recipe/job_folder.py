@@ -21,14 +21,14 @@ _APART = (JOB_FILE, "pyvenv.cfg")  # files of folders that are another job's, or
 def check_replaceable(folder: Path) -> None:
     """Refuse a folder that has something else in it than an exported job."""
     try:
-        if folder.exists() and any(folder.iterdir()):
-            if not (folder / JOB_FILE).read_bytes().startswith(_HEAD.encode()):
-                raise FileNotFoundError
-            shutil.rmtree(folder / INITIAL, ignore_errors=True)
-    except OSError:
+        has_files = folder.exists() and any(folder.iterdir())
+        is_other = has_files and not (folder / JOB_FILE).read_text().startswith(_HEAD)
+    except (OSError, UnicodeDecodeError):
+        is_other = True
+    if is_other:
         raise UsageError(
             f"{folder} has something else in it than an exported job; name a new folder"
-        ) from None
+        )
 
 
 def copy_job(
@@ -47,6 +47,7 @@ def copy_job(
         shutil.copyfile(path, scratch / place)
     text = f"{_HEAD}{target.name}\n{render_values(portable)}"
     (scratch / JOB_FILE).write_text(text, encoding="utf-8")
+    shutil.rmtree(target / INITIAL, ignore_errors=True)  # of an earlier export
 
 
 @contextmanager
@@ -72,7 +73,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 def _python_files(origin: Path, target: Path) -> Iterator[Path]:
     """Yield the Python files below a folder, but for those of other jobs and environments."""
     for where, folders, names in os.walk(origin):
-        inner = [Path(where, name) for name in folders if name[0] not in "._"]
+        own = [name for name in folders if name[0] != "." and name != "__pycache__"]
+        inner = [Path(where, name) for name in own]
         apart = [p for p in inner if p == target or any((p / name).exists() for name in _APART)]
         folders[:] = [path.name for path in inner if path not in apart]
         yield from (Path(where, name) for name in sorted(names) if name.endswith(".py"))

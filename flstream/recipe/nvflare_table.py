@@ -128,7 +128,7 @@ WORKFLOW_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
 """Keys by arguments of the controllers of single workflows."""
 
 LOST_ARGUMENTS: Mapping[str, str] = {
-    "lr_scheduler_args": "server_optimizer.learning_rate is one number",
+    "lr_scheduler_args": "server_optimizer.args.learning_rate is one number",
     "aggregator": "aggregation.method has rules of its own, and takes a class of yours",
     "allow_empty_global_weights": "a job has an initial model",
     "allow_early_termination": "a workflow of your own may end when it likes",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from flstream.bench.cases import ROUNDS, BenchPlan
+from flstream.bench.cases import BenchPlan
 from flstream.bench.measuring import Result
 from flstream.report.charts.style import (
     INK,
@@ -34,7 +34,7 @@ def draw_memory(plan: BenchPlan, results: Sequence[Result], path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    caption = f"RSS over idle in {ROUNDS} rounds. Thick: the server; dashed: its largest client."
+    caption = "RSS over idle in both rounds. Thick: the server; dashed: its largest client."
     figure, axes = new_chart(900, 460, "since the first round began", caption)
     model, clients = format_bytes(plan.model_bytes), counted(plan.clients, "client")
     title = f"A model of {model} to and from {clients}"

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from flstream.bench.cases import ROUNDS, BenchPlan
+from flstream.bench.cases import BenchPlan
 from flstream.bench.document import first_measured
 from flstream.bench.measuring import Result
 from flstream.report.console import print_tables
@@ -31,7 +31,7 @@ _COLUMNS: Sequence[Column] = (
     Column("error", "text"),
 )
 _NOTES = (
-    f"Seconds are those of round {ROUNDS}; ratio: to the first case. Down, up and requests are of "
+    "Seconds are those of the second round; ratio: to the first case. Down, up and requests are of "
     "all clients; rate: both ways, while they moved. Server and the largest client: peak RSS over "
     "that after their imports; all PSS: all processes at one time."
 )

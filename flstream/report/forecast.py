@@ -35,8 +35,8 @@ def print_forecast(
     width = console.width if console.is_terminal else None
     facts = [(name, Text(printable(value))) for name, value in _facts(job, need, room)]
     print_facts(console, facts, width)
-    verdict, style = ("does not fit", "bold red") if lacks else ("fits", "bold green")
-    console.print(Text(f"\n{verdict}", style=style))
+    verdict = "does not fit" if lacks else "fits, training not counted"
+    console.print(Text(f"\n{verdict}", style="bold red" if lacks else "bold green"))
     for lack in lacks:
         for line in (lack.sentence, f"to make it fit: {lack.change}"):
             console.print(Text(printable(line)), soft_wrap=True)

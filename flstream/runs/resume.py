@@ -134,7 +134,8 @@ def take_up(job: Job, run: RunDirectory, point: ResumePoint) -> RunningSummary:
         log.write(resumed, durable=True)
     for path in point.leftovers:
         path.unlink(missing_ok=True)
-    return RunningSummary(run.events, JobFacts.of(job), point.seconds)
+    history = read_history(run.events, assumed=JobFacts.of(job))
+    return RunningSummary(history, run.events, point.seconds)
 
 
 def final_summary(job: Job, run: RunDirectory, point: ResumePoint) -> Summary:
@@ -146,7 +147,8 @@ def final_summary(job: Job, run: RunDirectory, point: ResumePoint) -> Summary:
     try:
         summary = msgspec.json.decode(run.summary.read_bytes(), type=Summary)
     except FileNotFoundError:
-        summary = RunningSummary(run.events, JobFacts.of(job), point.seconds).close({}, 0, 0.0)
+        history = read_history(run.events, assumed=JobFacts.of(job))
+        summary = RunningSummary(history, run.events, point.seconds).close({}, 0, 0.0)
         run.write(run.summary, summary.to_json())
     except (OSError, ValueError) as error:
         raise SimulationError(

@@ -11,7 +11,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from flstream.runs.history import History, Status
-from flstream.runs.job_facts import JobFacts
 from flstream.runs.journal import read_history
 from flstream.runs.round_record import RoundRecord
 from flstream.runs.site_scores import by_site
@@ -170,18 +169,14 @@ class RunningSummary:
     """The summary of a run that is going on, made of its history.
 
     Args:
-        journal: Path of the journal, with what happened so far.
-        facts: Facts about the job.
+        history: History of the run so far.
+        journal: Path of the journal.
         earlier_seconds: Seconds that the run had been going on before this sitting.
-
-    Raises:
-        SimulationError: The journal cannot be read, or is damaged.
     """
 
-    def __init__(self, journal: Path, facts: JobFacts, earlier_seconds: float = 0.0) -> None:
+    def __init__(self, history: History, journal: Path, earlier_seconds: float = 0.0) -> None:
+        self._history = history
         self._journal = journal
-        self._facts = facts
-        self._history = read_history(journal, assumed=facts)
         self._earlier_seconds = earlier_seconds
         self._causes: list[str] = []
 
@@ -206,7 +201,7 @@ class RunningSummary:
     def apply(self, event: AnyEvent) -> None:
         """Add one event, in the order in which they happened."""
         if self._history.makes_void(event):
-            self._history = read_history(self._journal, assumed=self._facts, last=event)
+            self._history = read_history(self._journal, assumed=self._history.facts, last=event)
         else:
             self._history.apply(event)
 

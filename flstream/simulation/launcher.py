@@ -20,7 +20,7 @@ from flstream.engines.processes import FORK_SERVER, ProcessHost
 from flstream.engines.spawning import SpawnService
 from flstream.errors import AbortedError, SimulationError, StreamingError, UsageError
 from flstream.job import Job, render_job
-from flstream.runs.history import Status
+from flstream.runs.history import History, Status
 from flstream.runs.job_facts import JobFacts
 from flstream.runs.job_files import render_files
 from flstream.runs.resume import ResumePoint, take_up
@@ -101,7 +101,7 @@ def simulate(
     # A resumed run has the versions of its last sitting.
     run.write(run.versions, json.dumps(this_machine().in_words(), indent=2) + "\n")
     if resume is None:
-        running = RunningSummary(run.events, JobFacts.of(job))
+        running = RunningSummary(History(JobFacts.of(job)), run.events)
     else:
         running = take_up(job, run, resume)
     # The summary is written in any case, and Ctrl-C does not interrupt that.

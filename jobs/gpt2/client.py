@@ -32,7 +32,7 @@ def docstrings(file):
     """The longer docstrings of a file."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
     nodes = [node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, kinds)]
-    return [text for node in nodes if len(text := ast.get_docstring(node) or "") >= 60]
+    return [text for node in nodes if len(text := ast.get_docstring(node) or "") >= 120]
 
 
 flare.init()

@@ -36,7 +36,9 @@ def test_cases_are_all_combinations_named_by_what_differs():
     assert names(codecs="all,topk:0.1") == ["none", *CODECS, "topk:0.1"]
     assert names(links=["10Mbit,50ms"]) == names()
     both = names(modes="pull,native", codecs="int8", links=["none", "1Mbit"])
-    assert both[:2] + both[-1:] == ["pull none none", "pull int8 none", "native int8 1Mbit"]
+    assert both[:2] + both[-1:] == [
+        "pull none no link", "pull int8 no link", "native int8 1Mbit"
+    ]  # fmt: skip
 
 
 def test_a_case_is_a_job_with_its_settings():

@@ -16,12 +16,21 @@ def test_a_sound_job_gets_its_plan_and_is_not_run(flstream_here, write_job, tmp_
         "about 16.0 KiB down and 16.0 KiB up",
         "not counted ",
         "activations, data",
-        "\n\nfits\n",
+        "\n\nfits, training not counted\n",
     ):
         assert words in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "\x1b" not in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["job"]
+
+
+def test_the_schema_of_job_files_is_one_json_document(flstream_here):
+    done = flstream_here("validate", "--schema")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["$defs"]["ClientsSection"]["properties"]["threads"]["maximum"]
+    done = flstream_here("validate")
+    assert done.returncode == 2
+    assert "name the job file" in done.stderr
 
 
 def test_a_job_that_does_not_fit_exits_1_and_says_what_it_lacks_and_what_would_help(

@@ -7,7 +7,7 @@ from patched_jobs import ADAPTED, HF, LIBRARIES, LIT, SHARED, bits, failure, fin
 from safetensors.torch import load_file
 from training_scripts import of_kind
 
-from flstream.telemetry.events import SiteUpdate
+from flstream.telemetry.events import ModelsCollected, ModelScored, SiteUpdate
 
 ALL = pytest.mark.parametrize("library", LIBRARIES)
 
@@ -21,6 +21,21 @@ def test_scored_or_not_and_in_whatever_process_the_model_is_the_same(jobs, libra
     script = case.script(loop=case.unscored).replace("flstream.client", "nvflare.client")
     other = finished(jobs, script, *SHARED, "train.alias=nvflare")
     assert same(bits(scored), bits(other))
+
+
+@ALL
+@pytest.mark.parametrize("how", [(), SHARED])
+def test_a_trainer_leaves_the_task_to_submit_a_model_and_scores_the_others(jobs, library, how):
+    case = LIBRARIES[library]
+    train = case.unscored.replace("    trainer", "    if not flare.is_evaluate(): trainer", 1)
+    script = case.script(loop=f"{train}    if flare.is_evaluate():\n    {case.scores}")
+    args = f"args{{after=fedavg, key_metric={case.loss}, key_metric_mode=min}}"
+    how = [*(how or ["clients.count=2"]), f"workflow={{type=cross_site, {args}}}"]
+    run = finished(jobs, script, *how)
+    [collected] = of_kind(run, ModelsCollected)
+    assert (collected.sites, collected.failures) == (["site-1", "site-2"], {})
+    assert (run.summary.evaluate, run.summary.warnings) == ("task", [])
+    assert {each.sites for each in of_kind(run, ModelScored)} == {2}
 
 
 @ALL

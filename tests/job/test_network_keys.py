@@ -87,8 +87,8 @@ def test_a_trace_says_how_a_link_changes(load, folder):
     ("text", "words"),
     [
         ("", "line 1: the columns are missing"),
-        ("site,up\n", "line 1: the columns are site, up; they have to be site, seconds"),
-        ("site,seconds,upp\n", "line 1: the columns are site, seconds, upp"),
+        ("site,up\na,1\n", "line 1: the columns are site, up; they have to be site, seconds"),
+        ("site,seconds,upp\na,0,1\n", "line 1: the columns are site, seconds, upp"),
         ("site,seconds,up,up\n", "line 1: the columns are site, seconds, up, up"),
         ("site,seconds,up\n", "has no rows"),
         ("site,seconds,up\nsite-1,0\n", "line 2: 2 columns instead of 3"),

@@ -75,6 +75,12 @@ def test_a_workflow_of_a_list_is_changed_by_its_index(write):
     ):
         assert allowed in str(read_hocon(path, [parsed(key, "1")]).problems)
     assert read_hocon(path, [parsed("workflow[1].type", "x")]).values["workflow"][1]["type"] == "x"
+    path = write("stages = [{ args.key_metric = ${name} }, {}], workflow = ${stages}")
+    changes = [parsed("workflow[1].type", "x"), parsed("name", "later")]
+    assert read_hocon(path, changes).values["workflow"] == [
+        {"args": {"key_metric": "later"}},
+        {"type": "x"},
+    ]
 
 
 def test_the_resolved_job_has_the_values_written_out(write, folder):

@@ -60,8 +60,8 @@ def test_the_arguments_of_sites_may_be_a_table(load, reloaded, mistakes, folder)
     }
     assert reloaded(job) == job
     for text, words in [
-        ("site,lr,lr\na,1,2\n", "has the column lr twice"),
-        ("site,data\na\n", "line 2, has 1 columns instead of 2"),
+        ("site,lr,lr\na,1,2\n", "the columns are site, lr, lr; name each once"),
+        ("site,data\na\n", "line 2: 1 columns instead of 2"),
     ]:
         table(text)
         [problem] = mistakes(named)

@@ -34,13 +34,8 @@ def test_a_folder_becomes_these_keys_and_notes(nvflare_folders, tmp_path, name):
 
 
 def test_every_name_stands_once_in_the_tables_and_workflows_are_those_that_there_are():
-    classes = [
-        *nvflare_table.WORKFLOWS,
-        *nvflare_table.SECTIONS,
-        *nvflare_table.FILTERS,
-        *nvflare_table.NOT_NEEDED,
-        *nvflare_table.NO_COUNTERPART,
-    ]
+    kinds = ("WORKFLOWS", "SECTIONS", "FILTERS", "NOT_NEEDED", "NO_COUNTERPART")
+    classes = [names for kind in kinds for names in getattr(nvflare_table, kind)]
     for tables in (classes, [*nvflare_table.ARGUMENTS, *nvflare_table.LOST_ARGUMENTS]):
         names = " ".join(tables).split()
         assert len(names) == len(set(names))

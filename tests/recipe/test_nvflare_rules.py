@@ -63,7 +63,7 @@ RULES: dict[str, tuple[dict[str, Any], str, Any]] = {
     "a server's optimizer": (
         {"workflows": workflow("FedOpt", optimizer_args=SGD)},
         "server_optimizer",
-        {"type": "fedavgm", "learning_rate": 0.5, "beta_1": 0.6},
+        {"type": "fedavgm", "args": {"learning_rate": 0.5, "beta_1": 0.6}},
     ),
     "the sites' part of a swarm": (
         {
@@ -103,9 +103,9 @@ LOST: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("parts", "path", "word"), LOST)
 def test_what_has_no_counterpart_is_listed_with_its_reason(tmp_path, parts, path, word):
-    [(found, said)] = lost(converted(tmp_path, **parts)).items()
-    assert found.endswith(path)
-    assert word in said
+    [(place, reason)] = lost(converted(tmp_path, **parts)).items()
+    assert place.endswith(path)
+    assert word in reason
 
 
 def test_one_script_and_its_arguments_are_those_of_all_sites(tmp_path):
@@ -121,15 +121,14 @@ def test_one_script_and_its_arguments_are_those_of_all_sites(tmp_path):
     assert conversion.values["train"]["script"] == "one.py"
     copied = {name: path.read_text() for name, path in conversion.files.items()}
     assert copied == {"one.py": "1", "two.py": "2"}
-    files = [*conversion.notes]
-    assert files == [f"b/config/{CLIENT}", "c/custom/one.py"]
+    assert [*conversion.notes] == [f"b/config/{CLIENT}", "c/custom/one.py"]
 
 
 def test_values_that_a_key_does_not_take_are_what_the_job_needs_mended(tmp_path):
     parts = {"workflows": workflow("FedAvg", num_rounds=True), "tensor_download_chunk_size": 1000}
     write_job(converted(tmp_path / "in", **parts), tmp_path / "new")
     problems = {each.key: str(each) for each in open_problems(tmp_path / "new")}
-    assert "a whole number of at least 1" in problems["rounds"]
+    assert "a whole number from 1 to 1000000000" in problems["rounds"]
     assert "nearest: 992 or 1008" in problems["streaming.tensor_download_chunk_size"]
 
 

@@ -114,7 +114,7 @@ MISTAKES = [
     (lambda: recipe().add_client_output_filter("svt_privacy", clients=["a"]), "of all sites"),
     (lambda: recipe().add_client_input_filter("gaussian", tasks=["test"]), "tasks .'test'"),
     (lambda: recipe().add_server_input_filter(object()), r"builtins\.object is no filter here"),
-    (lambda: filtered(Gaussian(sigma="a")), r'up\[0\]\.sigma: given "a"'),
+    (lambda: filtered(Gaussian(sigma="a")), r'up\[0\]\.args\.sigma: given "a"'),
 ]
 
 

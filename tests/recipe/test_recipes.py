@@ -176,7 +176,7 @@ ARGUMENTS = [
         },
         {
             "aggregation": {"weights": {"site-1": 2.0}},
-            "server_optimizer": {"type": "fedadam", "learning_rate": 0.5},
+            "server_optimizer": {"type": "fedadam", "args": {"learning_rate": 0.5}},
             "train": {**TRAIN, "args": "--step 2"},
         },
     ),
@@ -200,7 +200,7 @@ ARGUMENTS = [
         FedOptRecipe,
         {"optimizer_args": SGD},
         {
-            "server_optimizer": {"type": "fedavgm", "learning_rate": 0.5, "beta_1": 0.6},
+            "server_optimizer": {"type": "fedavgm", "args": {"learning_rate": 0.5, "beta_1": 0.6}},
             "workflow": {"type": "fedavg", "args": {}},
         },
     ),
