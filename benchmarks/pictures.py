@@ -56,7 +56,9 @@ class Photographer:
         if self.frame or start is None or self._run.round < start.rounds:
             return
         sites = self._run.workers.values()
-        if sum(site.down for site in sites) >= PART * self._run.model_bytes * len(sites):
+        moving = [site.down for site in sites if site.state == "downloading"]
+        is_begun = len(moving) > len(sites) // 2
+        if is_begun and sum(moving) >= PART * self._run.model_bytes * len(moving):
             memory = LiveMemory(sampler.current_rss(), sampler.peaks(), sampler.peak_total_pss)
             self.frame = render(self._run, memory, self._rates, event.time, self._width, LINES)
 

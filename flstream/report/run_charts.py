@@ -65,13 +65,19 @@ def metric_charts(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Char
         labels: label of each run.
     """
     metrics = metrics_of([run.summary for run in runs])[:_MOST_METRICS]
-    return [_metric_chart(metric, runs, labels) for metric in metrics]
+    rounds = [values_by_round(run.summary) for run in runs]
+    return [_metric_chart(metric, runs, rounds, labels) for metric in metrics]
 
 
-def _metric_chart(metric: Metric, runs: Sequence[RunRecord], labels: Sequence[str]) -> Chart:
+def _metric_chart(
+    metric: Metric,
+    runs: Sequence[RunRecord],
+    rounds: Sequence[Mapping[int, Mapping[Metric, float]]],
+    labels: Sequence[str],
+) -> Chart:
     curves: list[Curve] = []
     for group in seed_groups(runs):
-        lines = [_points(runs[index], metric) for index in group]
+        lines = [_points(rounds[index], metric) for index in group]
         lines = [line for line in lines if len(line[0])]
         color = series_color(group[0])
         if len(lines) > 1:
@@ -93,8 +99,7 @@ def _metric_chart(metric: Metric, runs: Sequence[RunRecord], labels: Sequence[st
     return curve_chart(metric.title, curves, "count", "metric", x_title="round")
 
 
-def _points(run: RunRecord, metric: Metric) -> tuple[Values, Values]:
-    rounds = values_by_round(run.summary)
+def _points(rounds: Mapping[int, Mapping[Metric, float]], metric: Metric) -> tuple[Values, Values]:
     points = {number: row[metric] for number, row in rounds.items() if metric in row}
     return list(points), list(points.values())
 

@@ -72,7 +72,7 @@ def test_a_frame_has_the_round_the_sites_their_bytes_and_the_memory(width):
     down = {"site-1": 16 * MIB, "site-2": 32 * MIB}
     run = after(*started(), Progress(time=START + 1, down=down, up={}, size=1))
     lines = frame(run, width)
-    assert lines[0].split() == ["digits", "round", "1", "of", "10", "training", "1.0", "s"]
+    assert lines[0].split() == ["digits", "round", "1", "of", "10", "downloading", "1.0", "s"]
     assert len(lines[0]) == width
     assert lines[1] == "model of 64 MiB in 34 tensors, 3 sites, pull mode, chunks of 2 MiB"
     assert line_of(lines, "rounds").endswith(" 0%  0 of 10")

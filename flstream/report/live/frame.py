@@ -108,7 +108,8 @@ def _lines(parts: Sequence[Text | Table]) -> int:
 
 def _title(run: Snapshot, start: RunStarted, now: float, width: int) -> Text:
     where = f"round {run.round} of {start.rounds}" if run.round else counted(start.rounds, "round")
-    phase = printable("training" if run.is_quick else run.phase)
+    phase = "downloading" if run.downloading else printable(run.phase)
+    phase = "training" if run.is_quick else phase
     times = format_elapsed(now - run.began)
     seconds = run.seconds_left(now)
     beside, name = len(f"  {where}  {phase}  "), printable(start.job)
@@ -142,13 +143,12 @@ def _bars(run: Snapshot, planned: int, answers: float, width: int) -> Table:
     rows = [Row(["rounds", over / max(planned, 1), text])]
     failed = f", {len(run.failed):,} failed" if run.failed else ""
     text = f"{run.done:,} of {run.asked:,} done{failed}"
-    moving = [work for work in run.workers.values() if work.state == "downloading"]
-    at_work = run.done or any(work.state in WORKING for work in run.workers.values())
+    moving = run.downloading
     if run.is_quick:  # a bar would change too fast to be read
         rows.append(Row(["sites", None, f"{answers:,.0f} answers/s{failed}"]))
     elif run.phase.startswith("folding"):
         rows.append(_bytes_row("fold", run.folded, run.model_bytes))
-    elif moving and not at_work and not run.is_shared:
+    elif moving:
         sizes = [min(work.down, run.model_bytes) for work in moving]
         rows.append(_bytes_row("down", sum(sizes), run.model_bytes * len(moving)))
     elif run.phase in WORKING:

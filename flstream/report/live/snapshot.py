@@ -146,6 +146,14 @@ class Snapshot:
         return min(done, max(self.asked - len(self.failed), 0))
 
     @property
+    def downloading(self) -> list[Activity]:
+        """Workers that are being sent the model, while no other has gone further."""
+        works = self.workers.values()
+        if self.is_shared or self.done or any(work.state in WORKING for work in works):
+            return []
+        return [work for work in works if work.state == "downloading"]
+
+    @property
     def seconds_a_round(self) -> float | None:
         """Mean of the last rounds; None before the first one has ended."""
         # The first round includes warming up, so it counts only until there is another one.
