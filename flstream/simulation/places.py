@@ -329,6 +329,11 @@ def _has_no_origin(module: object) -> bool:
 
 def _is_inside(file: str, roots: list[str]) -> bool:
     """Whether a file is in one of these folders, and not installed."""
-    inside = any(file.startswith(root.rstrip(os.sep) + os.sep) for root in roots)
-    is_installed = file.startswith((_OURS, *_LIBRARIES)) or any(each in file for each in _INSTALLED)
-    return inside and not is_installed
+    if any(part in file for part in _INSTALLED):
+        return False
+    # The job of the bench lies in this package, and is a job's own code all the same.
+    installed = [each for each in (_OURS, *_LIBRARIES) if file.startswith(each)]
+    return any(
+        file.startswith(root.rstrip(os.sep) + os.sep) and all(map(root.startswith, installed))
+        for root in roots
+    )
