@@ -58,7 +58,7 @@ class Journal:
         path: Path of the journal.
         tolerant: Whether damage is counted instead of refused. Damaged lines are skipped.
         last: Event after which nothing is read; None for all.
-        phases: Whether to read the phases of sites; else their lines are skipped unchecked.
+        phases: Whether to decode the phases of sites; else only the order of their lines is checked.
 
     Attributes:
         damaged: Lines that could not be used.
@@ -113,14 +113,14 @@ class Journal:
         for line in lines:
             if lines.end > size:
                 return
-            if line.startswith(self._skipped):
-                before = None
-                continue
             checks, after = checks_of(line), before
             before = checks.check if checks is not None else None
+            is_gap = checks is not None and after not in (None, checks.follows)
+            if checks is not None and not is_gap and line.startswith(self._skipped):
+                continue
             try:
                 event = decode_event(line, checks)
-                if checks is not None and after not in (None, checks.follows):
+                if is_gap:
                     if not self._tolerant:
                         raise ValueError(_GAP)
                     self.gaps += 1

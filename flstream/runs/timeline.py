@@ -18,6 +18,13 @@ from flstream.telemetry.events import (
 )
 
 
+# Kinds of events that tell more than their time, since most events are of other kinds.
+_TOLD = (
+    *(RunResumed, ProcessReady, ProcessEnded, RoundStarted),
+    *(RunFinished, RoundFinished, ModelScored, Evaluated),
+)
+
+
 class Span(NamedTuple):
     """A phase of a round: its begin and end in seconds since the epoch."""
 
@@ -56,10 +63,12 @@ class Timeline:
 
     def apply(self, event: AnyEvent) -> None:
         """Take one event, in the order of the file."""
-        is_new = isinstance(event, RunResumed) or not self.sittings
-        begin, end = (event.time, event.time) if is_new else self.sittings.pop()
-        # A clock that was set back in between must not make a sitting shorter.
-        self.sittings.append((begin, max(end, event.time)))
+        if isinstance(event, RunResumed) or not self.sittings:
+            self.sittings.append((event.time, event.time))
+        elif event.time > self.sittings[-1][1]:  # a clock that was set back shortens no sitting
+            self.sittings[-1] = (self.sittings[-1][0], event.time)
+        if not isinstance(event, _TOLD):
+            return
         match event:
             case RunResumed():
                 self.resumes.append(event)
