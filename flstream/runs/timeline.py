@@ -17,7 +17,6 @@ from flstream.telemetry.events import (
     RunResumed,
 )
 
-
 # Kinds of events that tell more than their time, since most events are of other kinds.
 _TOLD = (
     *(RunResumed, ProcessReady, ProcessEnded, RoundStarted),
