@@ -58,7 +58,7 @@ class Journal:
         path: Path of the journal.
         tolerant: Whether damage is counted instead of refused. Damaged lines are skipped.
         last: Event after which nothing is read; None for all.
-        phases: Whether to decode the phases of sites; else the order of their lines is checked alone.
+        phases: Whether to decode the phases of sites; else their lines are only checked for order.
 
     Attributes:
         damaged: Lines that could not be used.
