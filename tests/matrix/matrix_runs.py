@@ -8,7 +8,7 @@ from matrix_rows import ROWS
 from run_fixtures import shared_host_for
 
 from flstream.job import load_job
-from flstream.runs.resume import plan_resume
+from flstream.runs.resume import final_summary, plan_resume
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.launcher import simulate
 
@@ -47,6 +47,9 @@ def simulate_job(
     directory = (RunDirectory.reopen if resume else RunDirectory.create)(loaded.name, folder)
     with directory.in_use():
         point = plan_resume(loaded, directory) if resume else None
+        if point is not None and point.is_finished:  # a server may outlive its launcher to the end
+            final_summary(loaded, directory, point)
+            return
         simulate(loaded, directory, None, point, shared_host_for(loaded))
 
 
