@@ -127,7 +127,7 @@ def _copy(template: str, folder: Path) -> list[str]:
 
 
 def _convert(source: Path, folder: Path | None) -> None:
-    """Write the job that a job folder of NVFlare becomes, and print what was not taken."""
+    """Convert a job folder of NVFlare, and print the settings that were not taken."""
     from flstream.recipe.nvflare import convert, open_problems, write_job
     from flstream.text import printable
 

@@ -40,7 +40,7 @@ Status = Literal["running", "finished", "failed", "stopped"]
 
 
 class History:
-    """What has happened in a run, from its events in the order of the journal.
+    """The state of a run, added up from its events in the order of the journal.
 
     Args:
         assumed: Facts about the job until the run's first event gives them.

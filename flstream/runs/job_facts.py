@@ -1,4 +1,4 @@
-"""What a run's history has to know of its job, which its events tell since they have all of it."""
+"""The facts about a job that the history of its run needs."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class ModelFile(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> Self | None:
-        """What a file is by its name; None if its name is none that a run gives."""
+        """Parse the name of a model's file; None if no run gives such a name."""
         match = _NAME.fullmatch(name)
         if match is None:
             return None
@@ -64,7 +64,7 @@ class ModelFile(NamedTuple):
 
 
 def body_file(checkpoint: Path, body: str) -> Path:
-    """Where a body beside a model lies.
+    """Path of a body beside a model.
 
     Args:
         checkpoint: Path of the model.

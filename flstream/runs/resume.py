@@ -1,4 +1,4 @@
-"""Where a run that was interrupted goes on: after the last effect whose model is sound."""
+"""The point where an interrupted run resumes: after the last effect whose model is sound."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PATIENCE_SECONDS = 30.0
 
 
 class ResumePoint(NamedTuple):
-    """Where a run goes on.
+    """The point where a run resumes.
 
     Attributes:
         round: Round of the newest model that is sound; 0 is the initial model, and None says that

@@ -112,7 +112,7 @@ class RunDirectory:
         return {each.name for each in made} <= _MADE_FIRST and not has_more
 
     def _lacking(self) -> str:
-        """What a run makes first, and this folder lacks."""
+        """Files and folders of a begun run that this folder lacks."""
         made = {
             "job.conf": self.job_file.exists(),
             "checkpoints/": self.checkpoints.is_dir(),
@@ -161,22 +161,22 @@ class RunDirectory:
 
     @property
     def job_files(self) -> Path:
-        """What the files that the job names held when the run began."""
+        """Digests of the files that the job named when the run began."""
         return self.path / "job.files.json"
 
     @property
     def versions(self) -> Path:
-        """What the run runs on: versions and machine."""
+        """Versions and machine of the run."""
         return self.path / "versions.json"
 
     @property
     def summary(self) -> Path:
-        """What came of the run."""
+        """The summary of the run, for scripts."""
         return self.path / "summary.json"
 
     @property
     def report(self) -> Path:
-        """The same, as a page for people."""
+        """The page of the run, for people."""
         return self.path / "report.html"
 
     @property
@@ -228,7 +228,7 @@ class RunDirectory:
         return self.checkpoints / ModelFile(round_number, step).name
 
     def model_file(self, record: ModelRecord) -> Path:
-        """Where a model lies: under its round's name, or its step's once a later one has that.
+        """Path of a model: its round's name, or its step's once a later model has that name.
 
         A process that was killed between the two renamings has left the model under its step's.
         """
@@ -285,11 +285,11 @@ class RunDirectory:
 
     @property
     def cross_site_results(self) -> Path:
-        """What each site has found of each model, where a workflow asked."""
+        """Scores of each model at each site, where a workflow asked for them."""
         return self.path / "cross_site" / "cross_val_results.json"
 
     def site_log(self, name: str) -> Path:
-        """What a site's script prints."""
+        """Log of a site's script."""
         return self.site(name) / "log.txt"
 
     def log(self, process: str) -> Path:
@@ -340,7 +340,7 @@ class RunDirectory:
     def leftovers(
         self, models: Iterable[ModelRecord], written: Iterable[tuple[int, int]]
     ) -> list[Path]:
-        """What a run made that has to go before it goes on from some models.
+        """Files of the run that have to go before it resumes from some models.
 
         That is models that do not count any more, whatever was being written, and what only a run
         that has ended has. Files that the journal does not know are somebody else's, and stay.

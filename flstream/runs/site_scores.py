@@ -1,4 +1,4 @@
-"""What each site has found of a model: a column for each metric, in the order of the sites."""
+"""Scores of a model by site: a column for each metric, in the order of the sites."""
 
 from __future__ import annotations
 

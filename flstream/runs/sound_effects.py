@@ -88,7 +88,7 @@ def has_its_models(history: History, run: RunDirectory) -> bool:
 
 
 def _flaw(path: Path, digest: str) -> str | None:
-    """What is wrong with a file of a model; None if its tensors have this digest."""
+    """Describe the defect of a model's file; None if its tensors have this digest."""
     try:
         found = body_digest(FileSource(path))
     except CheckpointError as error:

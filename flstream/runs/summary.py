@@ -1,4 +1,4 @@
-"""summary.json: what a run was, what came of it and what it cost. A contract for scripts."""
+"""The records of summary.json, which is a contract for scripts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class BestSummary(msgspec.Struct):
 
 
 class TransferSummary(msgspec.Struct):
-    """What moving models cost: ``down`` to the sites, ``up`` to the server."""
+    """Cost of moving models: ``down`` to the sites, ``up`` to the server."""
 
     mode: str = ""
     chunk_size: int = 0
@@ -69,7 +69,7 @@ class SiteFailure(msgspec.Struct):
 
 
 class RoundSummary(msgspec.Struct):
-    """Where the seconds of a round went, who folded, and what a private job has spent by then.
+    """Seconds of a round's phases, the folding site, and the privacy spent by then.
 
     Attributes:
         aggregator: Site in whose process the updates were folded; empty for the server's.
@@ -182,12 +182,12 @@ class RunningSummary:
 
     @property
     def status(self) -> Status:
-        """How the run ended; ``running`` until it has."""
+        """Ending of the run; ``running`` until it has ended."""
         return self._history.status
 
     @property
     def error(self) -> str:
-        """Why it failed or was stopped; empty without a reason."""
+        """Reason of a failure or stop; empty without one."""
         return self._history.error
 
     @property

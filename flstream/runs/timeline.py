@@ -1,4 +1,4 @@
-"""When things happened in a run, also what was done again later: time that passed is never void."""
+"""Times of a run's sittings, phases and processes, of void work too."""
 
 from __future__ import annotations
 
