@@ -18,7 +18,7 @@ from flstream.telemetry.events import (
 )
 
 # Kinds of events that tell more than their time, since most events are of other kinds.
-_TOLD = (
+_KINDS = (
     *(RunResumed, ProcessReady, ProcessEnded, RoundStarted),
     *(RunFinished, RoundFinished, ModelScored, Evaluated),
 )
@@ -66,7 +66,7 @@ class Timeline:
             self.sittings.append((event.time, event.time))
         elif event.time > self.sittings[-1][1]:  # a clock that was set back shortens no sitting
             self.sittings[-1] = (self.sittings[-1][0], event.time)
-        if not isinstance(event, _TOLD):
+        if not isinstance(event, _KINDS):
             return
         match event:
             case RunResumed():
