@@ -11,12 +11,13 @@ from pydantic_core import ErrorDetails
 
 from flstream.job.keys import (
     WORKFLOW,
-    allowed,
+    Schema,
     inside,
-    is_section,
     keys_in,
     nearest_keys,
+    schema_of,
     value_at,
+    words,
 )
 from flstream.job.problems import (
     MISSING,
@@ -38,15 +39,15 @@ class _Mistake(NamedTuple):
     Attributes:
         detail: The error.
         key: Dotted name of the key.
-        annotation: Type of its values; None for an unknown key.
-        around: Type of the section around it.
+        schema: JSON schema of its values; None for an unknown key.
+        around: JSON schema of the section around it.
         written: Value as the file gives it, or else the default.
     """
 
     detail: ErrorDetails
     key: str
-    annotation: Any
-    around: Any
+    schema: Schema | None
+    around: Schema
     written: Any
 
 
@@ -58,20 +59,20 @@ def explain(error: ValidationError, model: Any, values: Any) -> list[Problem]:
         model: Its type.
         values: It, as the job file gives it.
     """
-    by_key: dict[str, list[_Mistake]] = {}
-    for detail in error.errors(include_url=False):
-        mistake = _located(detail, model, values)
-        by_key.setdefault(mistake.key, []).append(mistake)
     from flstream.job.job import Job
 
+    schema, by_key = schema_of(model), dict[str, list[_Mistake]]()
+    for detail in error.errors(include_url=False):
+        mistake = _located(detail, schema, values)
+        by_key.setdefault(mistake.key, []).append(mistake)
     keys = keys_in(values) if model is Job and isinstance(values, Mapping) else {}
     return [problem for mistakes in by_key.values() for problem in _problems(mistakes, keys)]
 
 
-def _located(detail: ErrorDetails, model: Any, values: Any) -> _Mistake:
-    key, annotation, around, written = "", model, model, values
+def _located(detail: ErrorDetails, schema: Schema | None, values: Any) -> _Mistake:
+    key, around, written = "", schema or {}, values
     for part in detail["loc"]:
-        value, inner = _item(written, part), inside(annotation, part, written)
+        value, inner = _item(written, part), inside(schema or {}, part, written)
         if key == WORKFLOW and isinstance(part, int):
             if isinstance(written, Mapping):
                 value = written  # the only section of what may be a list
@@ -79,14 +80,14 @@ def _located(detail: ErrorDetails, model: Any, values: Any) -> _Mistake:
                 key = join(key, f"[{part}]")
         elif inner is None and value is _ABSENT:
             continue  # one of the types that the key takes
-        elif isinstance(part, int) and not is_section(inner):
+        elif isinstance(part, int) and "properties" not in (inner or {}):
             written = value  # an item of a list is named by the key of the list
             continue
         else:
             key = join(key, f"[{part}]" if isinstance(part, int) else part)
-        annotation, around, written = inner, annotation, value
+        schema, around, written = inner, schema or {}, value
     written = detail["input"] if written is _ABSENT else written
-    return _Mistake(detail, key, annotation, around, written)
+    return _Mistake(detail, key, schema, around, written)
 
 
 def _item(values: Any, part: int | str) -> Any:
@@ -108,22 +109,19 @@ def _problems(mistakes: Sequence[_Mistake], keys: Iterable[str]) -> Iterator[Pro
     elif first.detail["type"] == "extra_forbidden":
         yield Problem(first.key, UNKNOWN, "", _question(first, keys))
     elif first.detail["type"] == "missing":
-        yield Problem(first.key, MISSING, allowed(first.annotation))
+        yield Problem(first.key, MISSING, words(first.schema or {}))
     else:
         hint = "; ".join(filter(None, dict.fromkeys(map(_hint, mistakes))))
-        yield Problem(first.key, given(first.written), allowed(first.annotation), hint)
+        yield Problem(first.key, given(first.written), words(first.schema or {}), hint)
 
 
 def _question(mistake: _Mistake, keys: Iterable[str]) -> str:
     """Return a question that suggests the nearest key, of the job or beside an unknown one."""
-    above, _, _ = mistake.key.rpartition(".")
-    own = getattr(mistake.around, "model_fields", {})
-    beside = [join(above, field.alias or name) for name, field in own.items()]
-    near = nearest_keys(mistake.key, [*keys, *beside])
-    if near:
+    above = mistake.key.rpartition(".")[0]
+    own = mistake.around.get("properties", {})
+    if near := nearest_keys(mistake.key, [*keys, *(join(above, name) for name in own)]):
         return f"did you mean {' or '.join(near)}?"
-    names = [field.alias or name for name, field in own.items()]
-    return f"there are {', '.join(names)}" if names else "leave it out"
+    return f"there are {', '.join(own)}" if own else "leave it out"
 
 
 def _hint(mistake: _Mistake) -> str:

@@ -31,10 +31,19 @@ from flstream import units
 from flstream.job.problems import Problem, RefusedValueError, given, join, must_be
 
 
+def _add_defaults(schema: dict[str, Any], section: type[BaseModel]) -> None:
+    """Add the defaults to a JSON schema, as a job file gives them."""
+    defaults = section.model_construct().model_dump(mode="json", by_alias=True)
+    for name in schema["properties"].keys() & defaults:
+        schema["properties"][name]["default"] = defaults[name]
+
+
 class Section(BaseModel):
     """Section of the job file: immutable, and without unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, json_schema_extra=_add_defaults
+    )
 
 
 @dataclass(frozen=True)

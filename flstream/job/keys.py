@@ -1,21 +1,20 @@
-"""Keys of the job file, read off the models that define it."""
+"""Keys of the job file, read off its JSON schema."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
 
-from flstream.job.fields import Section
 from flstream.job.hocon import split_index
-from flstream.job.typed import TypedSection
+from flstream.job.problems import join
+
+Schema = Mapping[str, Any]
+"""JSON schema of a value, without references."""
 
 WORKFLOW = "workflow"
 """Section that may be a list of sections; then its keys are `workflow[0].type` and so on."""
@@ -26,53 +25,73 @@ _KINDS = {
     "number": "a number",
     "string": "a text",
     "array": "a list",
-    "object": "a section",
+    "object": "a section of keys and plain values",
 }
-# pydantic has the shorter names where texts are read as numbers.
 _ENDS = {
-    ("minimum", "ge"): "of at least",
-    ("exclusiveMinimum", "gt"): "above",
-    ("maximum", "le"): "at most",
-    ("exclusiveMaximum", "lt"): "below",
+    "minimum": "of at least",
+    "exclusiveMinimum": "above",
+    "maximum": "at most",
+    "exclusiveMaximum": "below",
 }
+# pydantic has these where texts are read as numbers.
+_STANDARD = dict(zip(("ge", "gt", "le", "lt"), _ENDS, strict=True))
 
 
-@dataclass(frozen=True)
-class Key:
-    """One key of the job file."""
+class Key(NamedTuple):
+    """One key of the job file.
+
+    Attributes:
+        name: Dotted name: `clients.count`, or `workflow[1].type` in a list of workflows.
+        schema: JSON schema of its values.
+        required: Whether it must be given.
+    """
 
     name: str
-    """Dotted name: `clients.count`, or `workflow[1].type` in a list of workflows."""
-    field: FieldInfo
-    """Its definition."""
-
-    @property
-    def annotation(self) -> Any:
-        """Type of its values, with its constraints."""
-        return self.field.rebuild_annotation()
+    schema: Schema
+    required: bool
 
     @property
     def allowed(self) -> str:
         """Description of allowed values, to follow "must be"."""
-        return allowed(self.annotation)
-
-    @property
-    def required(self) -> bool:
-        """Whether the key must be given."""
-        return self.field.is_required()
+        return words(self.schema)
 
     @property
     def default(self) -> Any:
         """Value of an omitted key, as a job file gives it; None for a required key."""
-        if self.required:
-            return None
-        value = self.field.get_default(call_default_factory=True)
-        return TypeAdapter(self.annotation).dump_python(value, mode="json")
+        return self.schema.get("default")
 
     @property
     def meaning(self) -> str:
         """Effect of the key, with its unit; the first line is a summary."""
-        return self.field.description or ""
+        return str(self.schema.get("description", ""))
+
+
+def schema_of(annotation: Any) -> Schema:
+    """Return the JSON schema of a type, with its definitions in their places."""
+    schema = TypeAdapter(annotation).json_schema()
+    whole: Schema = _inlined(schema, schema.get("$defs", {}))
+    return whole
+
+
+def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    if isinstance(schema, list):
+        return [_inlined(inner, definitions) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {**definitions.get(str(schema.get("$ref")).removeprefix("#/$defs/"), {}), **schema}
+    return {
+        _STANDARD.get(name, name): _inlined(inner, definitions)
+        for name, inner in schema.items()
+        if name not in ("$ref", "$defs")
+    }
+
+
+@cache
+def job_schema() -> Schema:
+    """Return the JSON schema of job files."""
+    from flstream.job.job import Job
+
+    return schema_of(Job)
 
 
 @cache
@@ -87,27 +106,57 @@ def keys_in(values: Mapping[str, Any]) -> dict[str, Key]:
     Args:
         values: Values of the job file, whose types say which arguments there are.
     """
-    from flstream.job.job import Job
-
-    return {key.name: key for key in keys_of(Job, (), values)}
+    return {key.name: key for key in keys_of(job_schema(), values)}
 
 
-def job_schema() -> dict[str, Any]:
-    """Return the JSON schema of job files."""
-    from flstream.job.job import Job
+def keys_of(schema: Schema, values: Any = None, above: str = "") -> Iterator[Key]:
+    """Yield the keys of a section and of the sections in it, in the order of definition.
 
-    schema: dict[str, Any] = _standard(Job.model_json_schema())
-    return schema
+    Args:
+        schema: JSON schema of the section.
+        values: Values of the section as a job file gives them, which say the types in it.
+        above: Dotted name of the section.
+    """
+    for name, field in schema["properties"].items():
+        key, written = join(above, name), value_at(values, name)
+        sections = written if key == WORKFLOW and isinstance(written, list) else [written]
+        for index, section in enumerate(sections):
+            inner = section_at(schema, name, values)
+            part = f"{key}[{index}]" if len(sections) > 1 else key
+            if inner is None:
+                yield Key(part, field, name in schema.get("required", ()))
+            else:
+                yield from keys_of(inner, section, part)
 
 
-def _standard(schema: Any) -> Any:
-    """Return a JSON schema with the names that ranges have in the standard."""
-    if isinstance(schema, list):
-        return [_standard(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    names = {short: name for name, short in _ENDS}
-    return {names.get(key, key): _standard(value) for key, value in schema.items()}
+def section_at(schema: Schema, name: str, values: Any = None) -> Schema | None:
+    """Return the schema of the section at a key of a section; None for a key of another kind."""
+    inner = inside(schema, name, values) or {}
+    inner = inner["items"] if name == WORKFLOW else inner
+    return inner if "properties" in inner else None
+
+
+def inside(schema: Schema, part: int | str, values: Any) -> Schema | None:
+    """Return the schema of what lies at a part of a value; None for nothing.
+
+    Args:
+        schema: JSON schema of the value.
+        part: Name of a key, or an index.
+        values: The value as a job file gives it, which says the types of arguments in it.
+    """
+    properties = schema.get("properties", {})
+    if part == "args" and "allOf" in schema:
+        kind = values if isinstance(values, str) else value_at(values, "type")
+        kind = properties["type"].get("default") if kind is None else kind
+        for case in schema["allOf"]:
+            if case["if"]["properties"]["type"]["const"] == kind:
+                args: Schema = case["then"]["properties"]["args"]
+                return args
+    inner = schema.get("items") if isinstance(part, int) else properties.get(part)
+    if inner is None and isinstance(values, Mapping) and part in values:
+        inner = schema.get("additionalProperties") or None
+    options = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
+    return inner or next(filter(None, (inside(each, part, values) for each in options)), None)
 
 
 def flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -118,10 +167,10 @@ def flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
         above: Dotted name of the section.
     """
     for name, value in values.items():
-        key = f"{above}.{name}" if above else name
+        key = join(above, name)
         if key == WORKFLOW and isinstance(value, list):
-            for index, each in enumerate(value):
-                yield from flat(each, f"{key}[{index}]")
+            for index, section in enumerate(value):
+                yield from flat(section, f"{key}[{index}]")
         elif isinstance(value, Mapping) and key not in job_keys():
             yield from flat(value, key)
         else:
@@ -138,96 +187,21 @@ def value_at(values: Any, key: str) -> Any:
     return values
 
 
-def keys_of(
-    section: type[Section], above: tuple[str, ...] = (), values: Mapping[str, Any] | None = None
-) -> Iterator[Key]:
-    """Yield the keys of a section and of the sections in it, in the order of definition.
-
-    Args:
-        section: Class that defines the keys.
-        above: Parts of the dotted name of the section.
-        values: Values of the section as a job file gives them, which say the types in it.
-    """
-    values = values if isinstance(values, Mapping) else {}
-    for name, field in section.model_fields.items():
-        name = field.alias or name
-        written, inner = values.get(name), section_at(section, name, values)
-        if inner is None:
-            yield Key(".".join((*above, name)), field)
-        elif isinstance(written, list):
-            for index, each in enumerate(written):
-                part = f"{name}[{index}]" if len(written) > 1 else name
-                yield from keys_of(inner, (*above, part), each)
-        else:
-            yield from keys_of(inner, (*above, name), written)
-
-
-def section_at(section: type[Section], name: str, values: Any) -> type[Section] | None:
-    """Return the class of the section at a key of a section; None for a key of another kind."""
-    annotation = inside(section, name, values)
-    if name == WORKFLOW:
-        annotation = inside(annotation, 0, None)
-    return annotation if is_section(annotation) else None
-
-
-def is_section(annotation: Any) -> bool:
-    """Whether a type is that of a section."""
-    return isinstance(annotation, type) and issubclass(annotation, Section)
-
-
-def inside(annotation: Any, part: int | str, values: Any) -> Any:
-    """Return the type of what lies at a part of a location, inside a value; None for nothing.
-
-    Args:
-        annotation: Type of the value.
-        part: Name of a key, or an index.
-        values: The value as a job file gives it, which says the types of typed sections in it.
-    """
-    while get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if is_section(annotation):
-        fields = {field.alias or name: field for name, field in annotation.model_fields.items()}
-        if part == "args" and issubclass(annotation, TypedSection):
-            written = {"type": values} if isinstance(values, str) else values or {}
-            kind = value_at(written, "type") or fields["type"].default
-            return annotation.known_section(str(kind))
-        return fields[part].rebuild_annotation() if part in fields else None
-    if origin in (Union, UnionType):
-        return next(filter(None, (inside(each, part, values) for each in inner)), None)
-    if origin in (list, tuple) and isinstance(part, int):
-        return inner[0]
-    is_entry = origin is dict and isinstance(values, Mapping) and part in values
-    return inner[1] if is_entry else None
-
-
-def allowed(annotation: Any) -> str:
-    """Return the description of the values of a type, to follow "must be"."""
-    if is_section(annotation):
-        names = [field.alias or name for name, field in annotation.model_fields.items()]
-        return f"a section {{ {', '.join(names)} }}"
-    schema = TypeAdapter(annotation).json_schema()
-    return words(schema, schema.get("$defs", {}))
-
-
-def words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    """Return a JSON schema in words."""
+def words(schema: Schema) -> str:
+    """Return the description of the values of a JSON schema, to follow "must be"."""
     if "allowed" in schema:
         return str(schema["allowed"])
-    if "$ref" in schema:
-        return words(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     if options := schema.get("anyOf"):
-        inner = (words(each, definitions) for each in options if each.get("type") != "null")
+        inner = (words(option) for option in options if option.get("type") != "null")
         return ", or ".join(dict.fromkeys(inner))
     if names := choices(schema):
         return f"{'one of ' if len(names) > 1 else ''}{', '.join(names)}"
-    if "properties" in schema:
-        return f"a section {{ {', '.join(schema['properties'])} }}"
+    if properties := schema.get("properties"):
+        return f"a section {{ {', '.join(properties)} }}"
     is_whole = schema.get("type") == "integer"
     ends = {
         word: str(schema[name]) if is_whole else f"{schema[name]:g}"
-        for names, word in _ENDS.items()
-        for name in names
+        for name, word in _ENDS.items()
         if name in schema
     }
     kind = _KINDS.get(str(schema.get("type")), "a value")
@@ -236,15 +210,15 @@ def words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
     return f"{kind} {' and '.join(map(' '.join, ends.items()))}".rstrip()
 
 
-def choices(schema: Mapping[str, Any]) -> list[str]:
+def choices(schema: Schema) -> list[str]:
     """Return the words that a JSON schema lists."""
     named = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    inner = [name for each in schema.get("anyOf", ()) for name in choices(each)]
+    inner = [name for option in schema.get("anyOf", ()) for name in choices(option)]
     return [*map(str, named), *inner]
 
 
 def parse_value(key: str, value: Any, folder: Path) -> Any:
-    """Return the typed value of one key of a job with the default workflow.
+    """Return the typed value of one key of a job, outside of its workflows.
 
     Args:
         key: Dotted name of the key.
@@ -255,9 +229,14 @@ def parse_value(key: str, value: Any, folder: Path) -> Any:
         RefusedValueError: The value is not allowed.
     """
     from flstream.job.explain import explain
+    from flstream.job.job import Job
     from flstream.job.problems import RefusedValueError
 
-    annotation = job_keys()[key].annotation
+    *sections, name = key.split(".")
+    section: Any = Job
+    for inner in sections:
+        section = section.model_fields[inner].annotation
+    annotation = section.model_fields[name].rebuild_annotation()
     try:
         return TypeAdapter(annotation).validate_python(value, context={"folder": folder})
     except ValidationError as error:
@@ -277,14 +256,13 @@ def nearest_keys(unknown: str, keys: Iterable[str]) -> tuple[str, ...]:
     section, _, name = unknown.rpartition(".")
     keys = [*keys]
     ends = (key.split(".")[:end] for key in keys for end in range(1, key.count(".") + 1))
-    known = dict.fromkeys([*keys, *map(".".join, ends)])
-    last = {key: key.rpartition(".")[2] for key in known}
-    if same := tuple(key for key in known if last[key] == name):
+    last = {key: key.rpartition(".")[2] for key in [*keys, *map(".".join, ends)]}
+    if same := tuple(key for key in last if last[key] == name):
         return same
-    if longer := tuple(key for key in known if len(name) > 3 and name in last[key]):
+    if longer := tuple(key for key in last if len(name) > 3 and name in last[key]):
         return longer
-    siblings = {last[key]: key for key in known if key.rpartition(".")[0] == section}
+    siblings = {last[key]: key for key in last if key.rpartition(".")[0] == section}
     if near := get_close_matches(name, siblings, n=1, cutoff=0.6):
         return (siblings[near[0]],)
     near = get_close_matches(name, last.values(), n=1, cutoff=0.7)
-    return tuple(key for key in known if last[key] in near)
+    return tuple(key for key in last if last[key] in near)

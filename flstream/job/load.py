@@ -55,7 +55,7 @@ def load_job(
     parsed, mistaken = _parsed(overrides)
     parsed += [(key, value) for key, value in (settings or {}).items() if value is not None]
     hocon = read_hocon(path, parsed)
-    problems = (*hocon.problems, *mistaken)
+    problems = [*hocon.problems, *mistaken]
     try:
         if any(problem.key == "" for problem in hocon.problems):
             raise JobError(path, dict.fromkeys(problems))

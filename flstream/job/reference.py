@@ -7,20 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from inspect import cleandoc
 
-from flstream.job.codecs import CodecSection
-from flstream.job.fields import Section
-from flstream.job.filters import FilterSection
-from flstream.job.job import Job
-from flstream.job.keys import WORKFLOW, Key, section_at
-from flstream.job.sections import ServerOptimizerSection
-from flstream.job.stage import Stage
-from flstream.job.typed import TypedSection
+from flstream.job.keys import Key, Schema, job_schema, section_at
 from flstream.job.values import render_value
-from flstream.job.workflow_args import COMMON_ARGS, WorkflowArgs
-
-AnyTyped = type[TypedSection]
 
 EXAMPLE = """\
 name = mine
@@ -76,56 +65,49 @@ defined beside it, in `flstream/workflows`.
 
 def render_reference() -> str:
     """Return the page, in Markdown."""
-    return "\n".join([_HEAD, "## At the top", "", *_keys(Job, ""), *_sections(Job, "")]) + "\n"
+    lines = [_HEAD, "## At the top", "", *_keys(job_schema(), ""), *_sections(job_schema(), "")]
+    return "\n".join(lines) + "\n"
 
 
-def _sections(section: type[Section], above: str) -> Iterator[str]:
+def _sections(schema: Schema, above: str) -> Iterator[str]:
     """Yield the lines of the sections in a section."""
-    for name, field in section.model_fields.items():
-        name = field.alias or name
-        inner = section_at(section, name, {})
-        if inner is None or name == "args":
-            continue
-        dotted = f"{above}{name}"
-        yield from ("", f"## `{dotted}`", "", *cleandoc(inner.__doc__ or "").splitlines(), "")
-        yield from _keys(inner, f"{dotted}.")
-        if inner is Stage:
-            yield from _keys(WorkflowArgs, f"{WORKFLOW}.args.")
-            yield from _kinds(Stage, WORKFLOW, COMMON_ARGS)
-        if inner is ServerOptimizerSection:
-            yield from _kinds(ServerOptimizerSection, dotted)
-        yield from _sections(inner, f"{dotted}.")
-        if dotted == "filters":
-            yield from _kinds(FilterSection)
-        if dotted == "streaming.codecs":
-            yield from _kinds(CodecSection)
+    for name, field in schema["properties"].items():
+        inner, key = section_at(schema, name), f"{above}{name}"
+        if inner is not None and name != "args":
+            about = inner.get("description", "").splitlines()
+            yield from ("", f"## `{key}`", "", *about, "", *_keys(inner, f"{key}."))
+            common = inner["properties"].get("args", {}).get("properties", {})
+            yield from _keys({"properties": common}, f"{key}.args.")
+            yield from _kinds(inner, key, common)
+            yield from _sections(inner, f"{key}.")
+        elif "allOf" in field.get("items", {}) and name == "up":
+            yield from _kinds(field["items"], "", {})
 
 
-def _kinds(section: AnyTyped, key: str = "", without: tuple[str, ...] = ()) -> Iterator[str]:
+def _kinds(schema: Schema, key: str, common: Schema) -> Iterator[str]:
     """Yield the lines of the arguments of each built-in type of a section, or of items of a list.
 
     Args:
-        section: The section.
+        schema: JSON schema of the section.
         key: Dotted name of the section; empty for an item of a list.
-        without: Arguments that are described already.
+        common: Arguments that every type has.
     """
-    for name, args in section.built_in().items():
-        lines = [*_keys(args, f"{key or name}.args.", without)]
+    for case in schema.get("allOf", ()):
+        kind = case["if"]["properties"]["type"]["const"]
+        args = case["then"]["properties"]["args"]
+        lines = [*_keys(args, f"{key or kind}.args.", common)]
         if lines or not key:
-            meaning = "" if key else " ".join(cleandoc(args.__doc__ or "").split())
-            yield from ("", f"With `type = {name}`: {meaning}".rstrip(), "", *lines)
+            meaning = "" if key else " ".join(args["description"].split())
+            yield from ("", f"With `type = {kind}`: {meaning}".rstrip(), "", *lines)
 
 
-def _keys(section: type[Section], above: str, without: tuple[str, ...] = ()) -> Iterator[str]:
+def _keys(schema: Schema, above: str, without: Schema | None = None) -> Iterator[str]:
     """Yield a line for each key of a section that is no section itself."""
-    for name, field in section.model_fields.items():
-        name = field.alias or name
-        if name in without or section_at(section, name, {}) is not None:
-            continue
-        key = Key(f"{above}{name}", field)
-        default = "required" if key.required else f"default `{render_value(key.default)}`"
-        meaning = " ".join(key.meaning.split())
-        yield f"- **`{key.name}`** ({key.allowed}; {default}): {meaning}"
+    for name, field in schema["properties"].items():
+        if name not in (without or {}) and section_at(schema, name) is None:
+            key = Key(f"{above}{name}", field, name in schema.get("required", ()))
+            default = "required" if key.required else f"default `{render_value(key.default)}`"
+            yield f"- **`{key.name}`** ({key.allowed}; {default}): {' '.join(key.meaning.split())}"
 
 
 if __name__ == "__main__":

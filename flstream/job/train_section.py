@@ -11,7 +11,7 @@ from flstream.job.bodies import OptimizerState
 from flstream.job.command import CommandLine
 from flstream.job.fields import CodeArgs, Section
 from flstream.job.files import CodeName, Modules, ScriptFile
-from flstream.job.keys import allowed
+from flstream.job.keys import schema_of, words
 from flstream.job.problems import MISSING, Problem, RefusedValueError
 
 
@@ -79,8 +79,8 @@ class TrainSection(Section):
     @model_validator(mode="after")
     def _has_code(self) -> Self:
         if self.script is None and self.learner is None:
-            words = f"{allowed(ScriptFile)}, unless train.learner is given"
-            raise RefusedValueError(Problem("script", MISSING, words))
+            allowed = f"{words(schema_of(ScriptFile))}, unless train.learner is given"
+            raise RefusedValueError(Problem("script", MISSING, allowed))
         return self
 
     @property

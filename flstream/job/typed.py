@@ -122,7 +122,8 @@ class TypedSection(Section):
         """Return the JSON schema, with the arguments of each built-in type."""
         reference = handler(core)
         schema = handler.resolve_ref_schema(reference)
-        schema["properties"]["args"] = {"type": "object"}
+        names = cls.known_section("").model_json_schema()["properties"]
+        schema["properties"]["args"] = {"type": "object", "properties": names}
         schema["allOf"] = [
             {
                 "if": {"properties": {"type": {"const": kind}}, "required": ["type"]},

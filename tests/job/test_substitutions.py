@@ -28,7 +28,6 @@ def parsed(key, text):
         ("a = ${IN_ENVIRONMENT}", ["seed=${IN_ENVIRONMENT}"], {"a": "9"}),
         # An override that refers to what it replaces, or to nothing.
         ("a = 1", ["train.args.a=${train.args.a}2"], {"a": "12"}),
-        ("a = 1", ["train.args={b = ${train.args.a}}"], {"b": 1}),
         ("a = 1", ["train.args.a=${?NO_SUCH}"], {"a": 1}),
         # Objects: what an override replaces is not read, what it changes is seen elsewhere.
         ("a = ${NO_SUCH} { b = ${train.args.a} }", ["train.args={c = ${seed}}"], {"c": 7}),
