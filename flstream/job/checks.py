@@ -16,7 +16,6 @@ from flstream.job.aggregation_method import (
     most_byzantine,
 )
 from flstream.job.conditions import read_condition
-from flstream.job.fields import FREE_ARGS
 from flstream.job.keys import WORKFLOW
 from flstream.job.privacy import EPSILON
 from flstream.job.problems import MISSING, Problem, given
@@ -27,14 +26,29 @@ if TYPE_CHECKING:
     from flstream.job.job import Job
     from flstream.job.stage import Stage
 
+_Rule = Problem | tuple[object, str, str] | tuple[object, str, str, str]
+"""Problem; or whether a key is wrong beside others, the key, its allowed values, and a hint."""
+
 
 def contradictions(job: Job) -> Iterator[Problem]:
     """Yield a problem for each contradiction between keys of a job.
 
     Their `given` is empty for what the job file gives for the key.
     """
-    for check in (_clients, _training, _workflows, _aggregation, _privacy, _travel, _places):
-        yield from check(job)
+    names = job.clients.names
+    if names is not None and job.clients.count != len(names):
+        # The site names would not be those of the job.
+        allowed = f"the number of clients.names, which is {len(names)}"
+        yield Problem("clients.count", "", allowed, "leave it out")
+        return
+    yield from _sites(job)
+    for rules in (_clients, _aggregation, _privacy, _travel, _places):
+        for rule in rules(job):
+            if isinstance(rule, Problem):
+                yield rule
+            elif rule[0]:
+                yield Problem(rule[1], "", *rule[2:])
+    yield from _workflows(job)
 
 
 def judged(stages: Sequence[Stage]) -> Stage:
@@ -52,42 +66,43 @@ def workflow_name(index: int, count: int) -> str:
     return f"{WORKFLOW}[{index}]" if count > 1 else WORKFLOW
 
 
-def _must_be(key: str, allowed: str, hint: str = "") -> Problem:
-    return Problem(key, "", allowed, hint)
+def _sites(job: Job) -> Iterator[Problem]:
+    traces = job.network.traces
+    for key, sites in (
+        ("clients.args", job.clients.args),
+        ("network.sites", job.network.sites),
+        ("aggregation.weights", job.aggregation.weights),
+        ("network.traces", () if traces is None else traces.sites),
+    ):
+        for problem in site_problems(key, sites, job.clients.site_names):
+            is_file = key == "network.traces" and traces is not None
+            yield replace(problem, given=f"{traces.path}: {problem.given}") if is_file else problem
 
 
-def _clients(job: Job) -> Iterator[Problem]:
-    clients, names = job.clients, job.clients.names
-    if names is not None and clients.count != len(names):
-        allowed = f"the number of clients.names, which is {len(names)}"
-        yield _must_be("clients.count", allowed, "leave it out")
-        return  # the site names would not be those of the job
-    yield from site_problems("clients.args", clients.args, clients.site_names)
-    yield from site_problems("network.sites", job.network.sites, clients.site_names)
-    yield from site_problems("aggregation.weights", job.aggregation.weights, clients.site_names)
-    if isinstance(clients.per_round, int) and clients.per_round > clients.count:
-        yield _must_be("clients.per_round", f"at most clients.count, which is {clients.count}")
-    elif clients.min_updates is not None and clients.min_updates > clients.cohort_size:
-        allowed = f"at most the clients of a round, which are {clients.cohort_size}"
-        yield _must_be("clients.min_updates", allowed)
-    if job.tracking.type is not None and RUN in (names or ()):
-        allowed = f"other names than {RUN}, which stands for the whole run in a tracker"
-        yield _must_be("clients.names", allowed)
-
-
-def _training(job: Job) -> Iterator[Problem]:
-    train, clients = job.train, job.clients
-    if train.script is not None and train.learner is not None:
-        hint = "take the learner with train.script = null"
-        only = "the only one of the two"
-        yield Problem("train.learner", "given beside train.script", only, hint)
-    elif train.learner is not None and isinstance(train.args, str):
-        yield _must_be("train.args", f"{FREE_ARGS}, for a learner")
-    if train.command is not None and train.learner is not None:
-        yield _must_be("train.command", "null beside train.learner, as a command starts a script")
-    elif train.command is not None and clients.workers < clients.count:
-        hint = f"set clients.parallel = {clients.count}, or take fewer clients"
-        yield _must_be("train.command", "null where clients share processes", hint)
+def _clients(job: Job) -> Iterator[_Rule]:
+    clients, train = job.clients, job.train
+    cohort = clients.cohort_size
+    is_large = isinstance(clients.per_round, int) and clients.per_round > clients.count
+    yield is_large, "clients.per_round", f"at most clients.count, which is {clients.count}"
+    few = not is_large and clients.min_updates is not None and clients.min_updates > cohort
+    yield few, "clients.min_updates", f"at most the clients of a round, which are {cohort}"
+    hides = job.tracking.type is not None and RUN in (clients.names or ())
+    yield (
+        hides,
+        "clients.names",
+        f"other names than {RUN}, which stands for the whole run in a tracker",
+    )
+    learns = train.learner is not None
+    both, hint = learns and train.script is not None, "take the learner with train.script = null"
+    yield both, "train.learner", "the only one of train.script and train.learner", hint
+    words = learns and not both and isinstance(train.args, str)
+    yield words, "train.args", "a section of keys and plain values, for a learner"
+    starts = train.command is not None
+    allowed = "null beside train.learner, as a command starts a script"
+    yield starts and learns, "train.command", allowed
+    shared = starts and not learns and clients.workers < clients.count
+    hint = f"set clients.parallel = {clients.count}, or take fewer clients"
+    yield shared, "train.command", "null where clients share processes", hint
 
 
 def _workflows(job: Job) -> Iterator[Problem]:
@@ -103,16 +118,16 @@ def _workflows(job: Job) -> Iterator[Problem]:
             first_value = getattr(first.args, name)
             if getattr(stage.args, name) != first_value:
                 hint = "the best round is that of all workflows"
-                where = workflow_name(job.stages.index(first), 2)
-                yield _must_be(f"{section}.args.{name}", f"{first_value}, as in {where}", hint)
+                allowed = f"{first_value}, as in {workflow_name(job.stages.index(first), 2)}"
+                yield Problem(f"{section}.args.{name}", "", allowed, hint)
         is_unjudged = stage.has_rounds and stage.args.evaluate_every == 0
-        if early and is_unjudged and stage.args.evaluate == "task":
+        if is_unjudged and stage.args.evaluate == "task":
             allowed = f"null where {section}.args.evaluate_every is 0, as no round is evaluated"
-            yield from (_must_be(key, allowed) for key in early)
+            yield from (Problem(key, "", allowed) for key in early)
             early = []
 
 
-def _aggregation(job: Job) -> Iterator[Problem]:
+def _aggregation(job: Job) -> Iterator[_Rule]:
     section = job.aggregation
     method, cohort = section.method, job.clients.cohort_size
     if is_own(method):
@@ -121,123 +136,102 @@ def _aggregation(job: Job) -> Iterator[Problem]:
             inspect.signature(make).bind(**section.args)
         except TypeError as error:
             takes = f"what {make.__name__}{inspect.signature(make)} takes"
-            yield _must_be("aggregation.args", takes, str(error))
-    elif section.args:
-        yield _must_be("aggregation.args", f"none, as aggregation.method is {method}")
-    if section.weights and method not in WEIGHTED and not is_own(method):
+            yield True, "aggregation.args", takes, str(error)
+    else:
+        yield section.args, "aggregation.args", f"none, as aggregation.method is {method}"
+        alike = section.weights and method not in WEIGHTED
         allowed = f"left out where aggregation.method is {method}, which counts all alike"
-        yield _must_be("aggregation.weights", allowed)
+        yield alike, "aggregation.weights", allowed
     if section.clip_norm is None and method == "norm_bounded_mean":
         allowed = "a number above 0, or median, as aggregation.method is norm_bounded_mean"
         yield Problem("aggregation.clip_norm", MISSING, allowed)
     for name, owners in (("byzantine", CHOOSING), ("selected", ("multi_krum",))):
-        if getattr(section, name) is not None and method not in owners:
-            allowed = f"null, as aggregation.method is {method}; it is of {', '.join(owners)}"
-            yield _must_be(f"aggregation.{name}", allowed)
+        is_wrong = getattr(section, name) is not None and method not in owners
+        allowed = f"null, as aggregation.method is {method}; it is of {', '.join(owners)}"
+        yield is_wrong, f"aggregation.{name}", allowed
     if method in CHOOSING:
         # A cohort may only become smaller in a round.
-        needed = least_updates(method, section.byzantine or 0)
-        most = most_byzantine(method, cohort)
+        byzantine, most = section.byzantine or 0, most_byzantine(method, cohort)
+        needed = least_updates(method, byzantine)
         hint = f"a round has {cohort} updates at most: clients.count, clients.per_round"
-        if most < 0:
-            allowed = f"a method for fewer than {needed} updates, such as median"
-            yield _must_be("aggregation.method", allowed, hint)
-        elif section.byzantine is not None and section.byzantine > most:
-            allowed = f"at most {most}, since {method} needs {needed} updates for that many"
-            yield _must_be("aggregation.byzantine", allowed, hint)
-        if section.selected is not None and section.selected > cohort:
-            yield _must_be("aggregation.selected", f"at most {cohort}", hint)
+        allowed = f"a method for fewer than {needed} updates, such as median"
+        yield most < 0, "aggregation.method", allowed, hint
+        allowed = f"at most {most}, since {method} needs {needed} updates for that many"
+        yield byzantine > most >= 0, "aggregation.byzantine", allowed, hint
+        yield (section.selected or 0) > cohort, "aggregation.selected", f"at most {cohort}", hint
     for owner in [stage.name for stage in job.stages if stage.args.server_step is not None][:1]:
-        has = {
-            "aggregation.method": method != "mean",
-            "aggregation.weights": section.weights,
-            "server_optimizer.type": job.server_optimizer.type != "none",
-        }
-        hint = "its own step counts every site alike, and is the server's"
-        for key in has:
-            if has[key]:
-                yield _must_be(key, f"left out in {owner}", hint)
+        rule = f"left out in {owner}", "its own step counts every site alike, and is the server's"
+        yield method != "mean", "aggregation.method", *rule
+        yield section.weights, "aggregation.weights", *rule
+        yield job.server_optimizer.type != "none", "server_optimizer.type", *rule
 
 
-def _privacy(job: Job) -> Iterator[Problem]:
+def _privacy(job: Job) -> Iterator[_Rule]:
     privacy, clients, section = job.privacy, job.clients, job.aggregation
-    if privacy.sampling == "without_replacement" and privacy.accountant == "pld":
-        allowed = "poisson with privacy.accountant = pld, which knows no other"
-        yield _must_be("privacy.sampling", allowed)
+    unknown = privacy.sampling == "without_replacement" and privacy.accountant == "pld"
+    allowed = "poisson with privacy.accountant = pld, which knows no other"
+    yield unknown, "privacy.sampling", allowed
     if not privacy.is_on:
         return
     central = "where privacy.type is central"
-    cohort, population = privacy.cohort(clients), privacy.drawn_from(clients)
-    if cohort > population:
-        least = f"at least the cohort, which is {cohort}"
-        yield Problem("privacy.population", given(population), least)
-    most = 2 * privacy.count_stddev(clients)
-    if privacy.clipping.type == "adaptive" and privacy.noise_multiplier >= most:
-        allowed = f"below twice privacy.clipping.count_stddev, which is {most:g} for {cohort} sites"
-        hint = "raise that, too, for a count with more noise"
-        yield Problem("privacy.noise_multiplier", given(privacy.noise_multiplier), allowed, hint)
-    if section.method != "mean":
-        allowed = f"mean {central}, which bounds what a site can do to a mean"
-        yield _must_be("aggregation.method", allowed)
-    if section.weights:
-        allowed = f"left out {central}, which counts all sites alike"
-        yield _must_be("aggregation.weights", allowed)
-    if section.clip_norm is not None:
-        yield _must_be("aggregation.clip_norm", f"null {central}, which has privacy.clipping.norm")
+    cohort, most = privacy.cohort(clients), 2 * privacy.count_stddev(clients)
+    if cohort > (population := privacy.drawn_from(clients)):
+        allowed = f"at least the cohort, which is {cohort}"
+        yield Problem("privacy.population", given(population), allowed)
+    noisy = privacy.clipping.type == "adaptive" and privacy.noise_multiplier >= most
+    allowed = f"below twice privacy.clipping.count_stddev, which is {most:g} for {cohort} sites"
+    hint = "raise that, too, for a count with more noise"
+    yield noisy, "privacy.noise_multiplier", allowed, hint
+    allowed = f"mean {central}, which bounds what a site can do to a mean"
+    yield section.method != "mean", "aggregation.method", allowed
+    allowed = f"left out {central}, which counts all sites alike"
+    yield section.weights, "aggregation.weights", allowed
+    allowed = f"null {central}, which has privacy.clipping.norm"
+    yield section.clip_norm is not None, "aggregation.clip_norm", allowed
     for index, stage in enumerate(job.stages):
-        if not stage.is_own and not stage.args.only_folds:
-            key = f"{workflow_name(index, len(job.stages))}.type"
-            yield _must_be(key, f"fedavg, or a workflow of your own that folds, {central}")
+        key = f"{workflow_name(index, len(job.stages))}.type"
+        allowed = f"fedavg, or a workflow of your own that folds, {central}"
+        yield not stage.is_own and not stage.args.only_folds, key, allowed
     condition = read_condition(job.stop_when) if job.stop_when else None
-    if condition and condition.metric == EPSILON and condition.operator not in (">", ">="):
-        yield _must_be("stop_when", f"{EPSILON} > a number, since {EPSILON} only grows")
+    shrinks = condition and condition.metric == EPSILON and condition.operator in ("<", "<=")
+    yield shrinks, "stop_when", f"{EPSILON} > a number, since {EPSILON} only grows"
 
 
-def _travel(job: Job) -> Iterator[Problem]:
+def _travel(job: Job) -> Iterator[_Rule]:
     filters, codecs = job.filters, job.streaming.codecs
     for sender in [stage.name for stage in job.stages if stage.args.bodies][:1]:
         beside = f"in {sender}, which sends tensors beside the model"
-        if filters.up or filters.down:
-            yield Problem("filters", "given", f"left out {beside}")
-        for way, plan in (("up", codecs.of_updates), ("down", codecs.of_models)):
-            if plan.is_lossy:
-                yield _must_be(f"streaming.codecs.{way}", f"without a loss {beside}")
-        if job.aggregation.method not in WEIGHTED:
-            allowed = f"{' or '.join(WEIGHTED)} in {sender}, of which further tensors are summed"
-            yield _must_be("aggregation.method", allowed)
+        yield filters.up or filters.down, "filters", f"left out {beside}"
+        yield codecs.of_updates.is_lossy, "streaming.codecs.up", f"without a loss {beside}"
+        yield codecs.of_models.is_lossy, "streaming.codecs.down", f"without a loss {beside}"
+        allowed = f"{' or '.join(WEIGHTED)} in {sender}, of which further tensors are summed"
+        yield job.aggregation.method not in WEIGHTED, "aggregation.method", allowed
 
 
-def _places(job: Job) -> Iterator[Problem]:
-    """Yield the contradictions about links, machines and their devices."""
-    clients, network, engine = job.clients, job.network, job.engine
-    folding = [stage.name for stage in job.stages if stage.args.folds_at_sites]
-    if network.is_on and folding and clients.workers < clients.count:
-        allowed = f"{clients.count} where links are emulated in {folding[0]}, whose sites fold"
-        yield _must_be("clients.parallel", allowed)
-    if network.traces is not None:
-        path, traces = network.traces
-        for problem in site_problems("network.traces", traces, clients.site_names):
-            yield replace(problem, given=f"{path}: {problem.given}")
+def _places(job: Job) -> Iterator[_Rule]:
+    """Yield the rules of links, machines and their devices."""
+    clients, network, engine, maps = job.clients, job.network, job.engine, job.streaming.maps
+    for folding in [stage.name for stage in job.stages if stage.args.folds_at_sites][:1]:
+        allowed = f"{clients.count} where links are emulated in {folding}, whose sites fold"
+        yield network.is_on and clients.workers < clients.count, "clients.parallel", allowed
     mapped = "where streaming.mode is map, since no network carries descriptors"
-    if job.streaming.maps and network.is_on:
-        yield Problem("network", "given", f"left out {mapped}", "set streaming.mode = pull")
-    if job.streaming.maps and not engine.is_local:
-        yield _must_be("engine.type", f"local {mapped}", "set streaming.mode = pull")
-    single = {
-        "train.command": job.train.command,
-        "clients.gpus": clients.gpus,
-        "engine.gpus": engine.gpus,
-    }
-    for key, value in single.items() if engine.is_inline else ():
-        if value is not None:
-            allowed = f"other than inline where {key} is given, since inline has one process"
-            yield _must_be("engine.type", allowed, f"leave {key} out, or take local")
-    if engine.gpus is not None and clients.gpus is not None:
-        yield _must_be("engine.gpus", "null where clients.gpus lists them")
-    if engine.pdb and not engine.is_inline:
-        yield _must_be("engine.pdb", "false, unless engine.type is inline", "add --engine inline")
+    hint = "set streaming.mode = pull"
+    yield maps and network.is_on, "network", f"left out {mapped}", hint
+    yield maps and not engine.is_local, "engine.type", f"local {mapped}", hint
+    for key, value in (
+        ("train.command", job.train.command),
+        ("clients.gpus", clients.gpus),
+        ("engine.gpus", engine.gpus),
+    ):
+        allowed = f"other than inline where {key} is given, since inline has one process"
+        is_single, hint = engine.is_inline and value is not None, f"leave {key} out, or take local"
+        yield is_single, "engine.type", allowed, hint
+    doubled = engine.gpus is not None and clients.gpus is not None
+    yield doubled, "engine.gpus", "null where clients.gpus lists them"
+    debugs = engine.pdb and not engine.is_inline
+    yield debugs, "engine.pdb", "false, unless engine.type is inline", "add --engine inline"
     for name in ("bind", "key_file") if engine.type == "join" else ():
         if getattr(engine, name) is None:
             yield Problem(f"engine.{name}", MISSING, "given where engine.type is join")
-    if job.tracking.args and ":" not in (job.tracking.type or ""):
-        yield _must_be("tracking.args", f"none, as tracking.type is {job.tracking.type or 'null'}")
+    free = job.tracking.args and ":" not in (job.tracking.type or "")
+    yield free, "tracking.args", f"none, as tracking.type is {job.tracking.type or 'null'}"

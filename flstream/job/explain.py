@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from flstream.job.keys import (
     WORKFLOW,
+    Key,
     Schema,
     inside,
     keys_in,
@@ -97,13 +98,15 @@ def _item(values: Any, part: int | str) -> Any:
     return values[part] if is_there else _ABSENT
 
 
-def _problems(mistakes: Sequence[_Mistake], keys: Iterable[str]) -> Iterator[Problem]:
+def _problems(mistakes: Sequence[_Mistake], keys: Mapping[str, Key]) -> Iterator[Problem]:
     """Yield the problems of a key; of a union, each type has made a mistake of its own."""
     first = mistakes[0]
     errors = [mistake.detail.get("ctx", {}).get("error") for mistake in mistakes]
     if refusals := [error for error in errors if isinstance(error, RefusedValueError)]:
         for problem in refusals[0].problems:
             written = value_at(first.written, problem.key) if problem.key else first.written
+            if written is None and problem.key in keys:
+                written = keys[problem.key].default
             text = problem.given or given(written)
             yield Problem(join(first.key, problem.key), text, problem.allowed, problem.hint)
     elif first.detail["type"] == "extra_forbidden":

@@ -27,6 +27,7 @@ from flstream.job.sections import (
 from flstream.job.stage import Stage
 from flstream.job.tracking import TrackingSection
 from flstream.job.train_section import TrainSection
+from flstream.job.workflow_code import built_in_args, built_ins
 
 # Far more than a run can do, and no more than the records of one can hold.
 _MOST_ROUNDS = 10**9
@@ -86,9 +87,13 @@ class Job(Section):
     @model_validator(mode="before")
     @classmethod
     def _with_sections(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
         # So that the keys that an omitted section has to have are named one by one.
         required: dict[str, Any] = {name: {} for name in ("clients", "model", "train")}
-        return {**required, **values} if isinstance(values, Mapping) else values
+        if "rounds" not in values and _has_no_rounds(values.get("workflow")):
+            required["rounds"] = 1
+        return {**required, **values}
 
     @field_validator("stages", mode="before")
     @classmethod
@@ -152,3 +157,10 @@ class Job(Section):
     def __eq__(self, other: object) -> bool:
         """Compare the keys of two jobs, but not their folders."""
         return isinstance(other, Job) and self.__dict__ == other.__dict__
+
+
+def _has_no_rounds(written: Any) -> bool:
+    """Whether all workflows that a job file gives come with flstream, and none has rounds."""
+    sections = written if isinstance(written, list) else [written]
+    kinds = [each.get("type") if isinstance(each, Mapping) else each for each in sections]
+    return all(kind in [*built_ins()] and not built_in_args(kind).has_rounds for kind in kinds)

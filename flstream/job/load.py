@@ -16,7 +16,6 @@ from flstream.job.hocon import Hocon, Override, parse_value, read_hocon
 from flstream.job.job import Job
 from flstream.job.keys import keys_in, nearest_keys
 from flstream.job.problems import MISSING, UNKNOWN, JobError, Problem, given
-from flstream.job.short_forms import written_out
 
 _OVERRIDE = re.compile(
     r"\s*([A-Za-z0-9_-]+(?:\[\d{1,4}\])?(?:\.[A-Za-z0-9_-]+)*)\s*=(.*)", re.DOTALL
@@ -85,7 +84,7 @@ def make_job(values: Mapping[str, Any], folder: Path, source: str) -> Job:
 
 
 def _resolved(hocon: Hocon, folder: Path, source: Path | str) -> Job:
-    values, problems = written_out(hocon.values), [*hocon.problems]
+    values, problems = hocon.values, [*hocon.problems]
     try:
         job = Job.model_validate(values, context={"folder": folder})
     except ValidationError as error:

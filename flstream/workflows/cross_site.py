@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import AfterValidator
-
-from flstream.job.fields import Allowed, Seconds
-from flstream.job.problems import Problem, did_you_mean
-from flstream.job.workflow_code import built_in_args, built_ins
+from flstream.job.fields import Seconds
+from flstream.job.problems import Problem
 from flstream.workflows import Model, Run, SiteModel, WorkflowArgs, workflow
 from flstream.workflows.site_list import SiteList, unknown_sites
 
@@ -23,38 +20,11 @@ BEST = "SRV_best_FL_global_model.pt"
 """The owner of the best evaluated model."""
 
 
-def _that_train() -> list[str]:
-    return [name for name in built_ins() if built_in_args(name).has_rounds]
-
-
-def _trains(name: str) -> str:
-    if name not in _that_train():
-        raise ValueError(did_you_mean(name.lower(), _that_train()))
-    return name
-
-
-EarlierWorkflow = Annotated[
-    str,
-    AfterValidator(_trains),
-    Allowed(
-        lambda: f"one of {', '.join(_that_train())}; write others in a list, one after another"
-    ),
-]
-"""The name of a workflow that comes with flstream and trains."""
-
-
 class CrossSiteArgs(WorkflowArgs):
     """Arguments of cross_site."""
 
     has_rounds: ClassVar[bool] = False
     collects_models: ClassVar[bool] = True
-
-    after: EarlierWorkflow | None = None
-    """The workflow that trains before, such as fedavg; null where it stands in the list itself.
-
-    `{ type = cross_site, args { after = fedavg } }` is short for
-    `[ { type = fedavg }, { type = cross_site } ]`.
-    """
 
     participating_sites: SiteList | None = None
     """The sites that submit models and score them; null is all."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from flstream.job.fields import Seconds
-from flstream.job.files import Checkpoint
 from flstream.job.problems import Problem
 from flstream.workflows import Model, Run, WorkflowArgs, workflow
 from flstream.workflows.cross_site import FINAL, RESULTS
@@ -21,12 +20,6 @@ class EvaluateArgs(WorkflowArgs):
 
     has_rounds: ClassVar[bool] = False
 
-    checkpoint: Checkpoint | None = None
-    """The model to score, in the place of model.initial; null scores that of the job.
-
-    After another workflow it is null: the model is the one that training ended with.
-    """
-
     participating_sites: SiteList | None = None
     """The sites that score it; null is all."""
 
@@ -34,11 +27,8 @@ class EvaluateArgs(WorkflowArgs):
     """How long a site may take (duration)."""
 
     def check_clients(self, clients: ClientsSection) -> Iterator[Problem]:
-        """Yield the names of sites that the job has not, and a checkpoint that nobody scores."""
+        """Yield the names of sites that the job has not."""
         yield from unknown_sites("participating_sites", self.participating_sites, clients)
-        if self.checkpoint is not None:
-            allowed = "null beside model.initial, and after another workflow"
-            yield Problem("checkpoint", f"given {str(self.checkpoint)!r}", allowed)
 
 
 @workflow("evaluate", EvaluateArgs)

@@ -29,8 +29,8 @@ def test_a_trainer_leaves_the_task_to_submit_a_model_and_scores_the_others(jobs,
     case = LIBRARIES[library]
     train = case.unscored.replace("    trainer", "    if not flare.is_evaluate(): trainer", 1)
     script = case.script(loop=f"{train}    if flare.is_evaluate():\n    {case.scores}")
-    args = f"args{{after=fedavg, key_metric={case.loss}, key_metric_mode=min}}"
-    how = [*(how or ["clients.count=2"]), f"workflow={{type=cross_site, {args}}}"]
+    args = f"args{{key_metric={case.loss}, key_metric_mode=min}}"
+    how = [*(how or ["clients.count=2"]), f"workflow=[{{{args}}}, {{type=cross_site, {args}}}]"]
     run = finished(jobs, script, *how)
     [collected] = of_kind(run, ModelsCollected)
     assert (collected.sites, collected.failures) == (["site-1", "site-2"], {})

@@ -87,7 +87,11 @@ def test_a_learner_is_found_beside_the_job_file(load, reloaded, learner, named):
         ('learner = "mine:Digit"', "train.learner", "did you mean Digits?"),
         ('learner = "mine:Digits", args = "--lr 1"', "train.args", "for a learner"),
         ('learner = "mine:Digits", command = python', "train.command", "null beside train.learner"),
-        ('learner = "mine:Digits", script = client.py', "train.learner", "the only one of the two"),
+        (
+            'learner = "mine:Digits", script = client.py',
+            "train.learner",
+            "the only one of train.script and",
+        ),
     ],
 )
 def test_a_mistake_of_a_learner_is_named(mistakes, train, key, words):

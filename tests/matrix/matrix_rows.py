@@ -75,7 +75,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "ditto": Row((workflow("ditto", "ditto_lambda=0.5"),)),
         "fedper": Row((workflow("fedper", 'personal=["^head"]'),)),
         "swarm": Row((workflow("swarm"),)),
-        "cross_site": Row((workflow("cross_site", "after=swarm"), "streaming.reuse=off")),
+        "cross_site": Row(("workflow=[{type=swarm}, {type=cross_site}]", "streaming.reuse=off")),
         "evaluate": Row(
             (workflow("evaluate"),), points=("record", "evaluation", "end"), times=("first",)
         ),

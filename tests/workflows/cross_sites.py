@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from training_scripts import noisy
 
 FINAL, BEST = "SRV_FL_global_model.pt", "SRV_best_FL_global_model.pt"
-AFTER_FEDAVG = "workflow={type=cross_site,args{after=fedavg,key_metric=check}}"
+AFTER_FEDAVG = "workflow=[{args{key_metric=check}},{type=cross_site,args{key_metric=check}}]"
 
 # A checksum of the weights that begins with the site's name.
 _SCORES = """

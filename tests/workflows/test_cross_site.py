@@ -66,8 +66,8 @@ if (site, number) == ("site-3", 2):
 
 def test_models_of_sites_are_what_they_made_whole_or_not_and_some_sites_may_take_part(jobs):
     chosen = ["site-3", "site-1", "site-2"]
-    workflow = AFTER_FEDAVG.replace("key", f"participating_sites=[{','.join(chosen)}],key")
-    how = ["clients.count=4", "rounds=2", "clients.min_updates=2", workflow]
+    sites = f"workflow[1].args.participating_sites=[{','.join(chosen)}]"
+    how = ["clients.count=4", "rounds=2", "clients.min_updates=2", AFTER_FEDAVG, sites]
     run = finished(jobs.run(checking(DIFFERENCE), *how))
     assert matrix(run) == due(run, chosen)
     assert list(matrix(run)) == chosen
@@ -146,7 +146,7 @@ if flare.is_evaluate():
 @pytest.mark.nightly
 @pytest.mark.usefixtures("processes")
 def test_a_site_that_is_late_or_answers_nothing_is_left_out_and_the_others_count(jobs):
-    workflow = AFTER_FEDAVG.replace("key_metric=check", "eval_task_timeout=1 s, evaluate_every=0")
+    workflow = "workflow=[{args{evaluate_every=0}},{type=cross_site,args{eval_task_timeout=1 s}}]"
     how = [THREE, "rounds=1", workflow, "clients.suspend_after=0"]
     run = finished(jobs.run(checking(first=LATE), *how))
     found = matrix(run)
@@ -162,7 +162,6 @@ def test_a_site_that_is_late_or_answers_nothing_is_left_out_and_the_others_count
     [
         ("participating_sites=[site-9]", "must be a site of the job"),
         ("participating_sites=[site-1,site-1]", "site-1 is in it twice"),
-        ("after=fedavgg", "did you mean fedavg"),
     ],
 )
 def test_mistakes_are_found_when_the_job_is_loaded(jobs, args, message):
@@ -171,8 +170,9 @@ def test_mistakes_are_found_when_the_job_is_loaded(jobs, args, message):
 
 
 def test_one_model_is_scored_without_any_training(jobs, whole):
-    args = f"{{checkpoint={whole.directory.final_model},key_metric=check}}"
-    run = finished(jobs.run(checking(), THREE, f"workflow={{type=evaluate,args{args}}}"))
+    initial = f"model.initial={whole.directory.final_model}"
+    workflow = "workflow={type=evaluate,args{key_metric=check}}"
+    run = finished(jobs.run(checking(), THREE, initial, workflow))
     assert matrix(run) == {site: {FINAL: matrix(whole)[site][FINAL]} for site in SITES}
     assert run.summary.model.digest == whole.summary.model.digest
     assert run.summary.rounds_completed == 0
