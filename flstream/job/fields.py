@@ -7,10 +7,11 @@ Ranges, lengths and choices are pydantic's own: ``Annotated[Whole, Field(ge=1)]`
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -25,7 +26,7 @@ from pydantic import (
     ValidationInfo,
 )
 from pydantic.errors import PydanticInvalidForJsonSchema
-from pydantic_core import CoreSchema, PydanticKnownError
+from pydantic_core import CoreSchema
 
 from flstream import units
 from flstream.job.problems import Problem, RefusedValueError, given, join, must_be
@@ -58,14 +59,13 @@ class Allowed:
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        words = self.words if isinstance(self.words, str) else self.words()
         try:
             schema = handler(core)
         except PydanticInvalidForJsonSchema:  # of a validator, whose types are not known
             schema = {}
         if not {"anyOf", "oneOf", "$ref"} & schema.keys():
             schema["type"] = self.types[0] if len(self.types) == 1 else list(self.types)
-        return {**schema, "allowed": words}
+        return {**schema, "allowed": self.words if isinstance(self.words, str) else self.words()}
 
 
 _NUMBER = re.compile(
@@ -125,29 +125,11 @@ def _compiles(pattern: str) -> str:
     return pattern
 
 
-_ItemsT = TypeVar("_ItemsT", bound=Sequence[Any])
-
-
-def _refuse_empty(items: _ItemsT) -> _ItemsT:
-    if not items:
-        raise PydanticKnownError("list_type")
-    return items
-
-
-def _refuse_twice(names: _ItemsT) -> _ItemsT:
-    if twice := first_twice(names):
-        raise ValueError(f"{twice} is in it twice")
+def _refuse_twice(names: Sequence[str]) -> Sequence[str]:
+    for name, count in Counter(names).most_common(1):
+        if count > 1:
+            raise ValueError(f"{name} is in it twice")
     return names
-
-
-def first_twice(names: Iterable[str]) -> str | None:
-    """Return the first name that comes a second time; None if each is there once."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None
 
 
 def folder_of(info: ValidationInfo) -> Path:
@@ -249,7 +231,7 @@ SomePatterns = Annotated[
 ]
 """A list of regular expressions that is not empty."""
 
-NOT_EMPTY = AfterValidator(_refuse_empty)
+NOT_EMPTY = Field(min_length=1)
 """Refuses an empty list like a missing one."""
 
 EACH_ONCE = AfterValidator(_refuse_twice)
