@@ -75,8 +75,9 @@ def _sites(job: Job) -> Iterator[Problem]:
         ("network.traces", () if traces is None else traces.sites),
     ):
         for problem in site_problems(key, sites, job.clients.site_names):
-            is_file = key == "network.traces" and traces is not None
-            yield replace(problem, given=f"{traces.path}: {problem.given}") if is_file else problem
+            if traces is not None and key == "network.traces":
+                problem = replace(problem, given=f"{traces.path}: {problem.given}")
+            yield problem
 
 
 def _clients(job: Job) -> Iterator[_Rule]:

@@ -193,7 +193,7 @@ class _Parser:
 
         def refusing_appends(parser: Any, text: str, location: int, tokens: Any) -> Any:
             for element in tokens:
-                parts = () if isinstance(element, pyhocon.ConfigInclude) else element
+                parts: Any = [] if isinstance(element, pyhocon.ConfigInclude) else element
                 if len(parts) == 3 and parts[1].strip() == "+=":
                     allowed = "one whole value, such as [1, 2, 3]"
                     problem = Problem(element[0].strip(), "+= is not supported", allowed)
@@ -237,7 +237,8 @@ def _put(hocon: Hocon, root: Any, key: str, value: Any) -> None:
     """Put an override in place of what a file has there."""
     first, *names = key.split(".")
     name, index = split_index(first)
-    old, place, allowed = dict.get(root, name), [name, *names], ""
+    old, allowed = dict.get(root, name), ""
+    place: list[Any] = [name, *names]
     if isinstance(old, list):
         if names if index is None else index >= len(old):
             allowed = f"one of {name}[0] to {name}[{len(old) - 1}], since {name} is a list"

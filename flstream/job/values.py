@@ -88,15 +88,3 @@ def _lines(values: Mapping[str, Any], section: BaseModel | None, depth: int) -> 
             if field is not None and field.description and not isinstance(inner, BaseModel):
                 yield f"{indent}# {field.description.partition(chr(10))[0]}"
             yield f"{indent}{key} = {render_value(value)}"
-
-
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by dotted key as sections within sections; mappings are copied."""
-    whole: dict[str, Any] = {}
-    for key, value in values.items():
-        *sections, name = key.split(".")
-        inside = whole
-        for section in sections:
-            inside = inside.setdefault(section, {})
-        inside[name] = dict(value) if isinstance(value, Mapping) else value
-    return whole
