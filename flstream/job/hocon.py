@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from glob import glob
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ _ABSENT = object()
 _pyhocon_in_use = threading.Lock()
 
 Override = tuple[str, Any]
-"""Dotted key, whose first name may have an index, and its parsed value, unresolved."""
+"""Dotted key, whose names may have an index each, and its parsed value, unresolved."""
 
 
 @dataclass
@@ -235,23 +236,16 @@ class _Parser:
 
 def _put(hocon: Hocon, root: Any, key: str, value: Any) -> None:
     """Put an override in place of what a file has there."""
-    first, *names = key.split(".")
-    name, index = split_index(first)
-    old, allowed = dict.get(root, name), ""
-    place: list[Any] = [name, *names]
-    if isinstance(old, list):
-        if names if index is None else index >= len(old):
-            allowed = f"one of {name}[0] to {name}[{len(old) - 1}], since {name} is a list"
-        place[1:1] = [] if index is None else [index]
-    elif index:
-        allowed = f"{name}, since it is not a list"
-    if allowed:
-        hocon.problems.append(Problem(key, f"{first} is given", allowed))
+    place = _steps(root, key)
+    if isinstance(place, Problem):
+        hocon.problems.append(place)
         return
-    for part in place[:-1]:
+    for part, following in pairwise(place):
         child = root[part] if isinstance(root, list) else dict.get(root, part)
         if not isinstance(child, dict | list):
             root[part] = section = ConfigTree() if isinstance(root, ConfigTree) else {}
+            if isinstance(child, str) and following == "args":  # the name of a type alone
+                section["type"] = child
             if isinstance(child, ConfigValues):  # joined with one more section
                 root[part] = ConfigValues([*child.tokens, section], child._instring, child._loc)
                 root[part].overridden_value = child.overridden_value
@@ -260,6 +254,30 @@ def _put(hocon: Hocon, root: Any, key: str, value: Any) -> None:
     if isinstance(value, ConfigValues):
         value.overridden_value, value.replaces = dict.get(root, place[-1]), True
     root[place[-1]] = value
+
+
+def _steps(root: Any, key: str) -> list[str | int] | Problem:
+    """Return the names and indices that lead to a key: `up[0].type` has "up", 0 and "type"."""
+    steps: list[str | int] = []
+    node, before, parts = root, "", key.split(".")
+    for number, part in enumerate(parts, 1):
+        name, index = split_index(part)
+        node = dict.get(node, name) if isinstance(node, dict) else None
+        here, allowed = join(before, name), ""
+        steps.append(name)
+        if isinstance(node, list):
+            is_missing = index >= len(node) if index is not None else number < len(parts)
+            if is_missing:
+                allowed = f"one of {here}[0] to {here}[{len(node) - 1}], since {here} is a list"
+            elif index is not None:
+                steps.append(index)
+                node = node[index]
+        elif index:
+            allowed = f"{here}, since it is not a list"
+        before = join(before, part)
+        if allowed:
+            return Problem(key, f"{before} is given", allowed)
+    return steps
 
 
 class _Resolver:

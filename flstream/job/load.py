@@ -17,9 +17,8 @@ from flstream.job.job import Job
 from flstream.job.keys import keys_in, nearest_keys
 from flstream.job.problems import MISSING, UNKNOWN, JobError, Problem, given
 
-_OVERRIDE = re.compile(
-    r"\s*([A-Za-z0-9_-]+(?:\[\d{1,4}\])?(?:\.[A-Za-z0-9_-]+)*)\s*=(.*)", re.DOTALL
-)
+_NAME = r"[A-Za-z0-9_-]+(?:\[\d{1,4}\])?"
+_OVERRIDE = re.compile(rf"\s*({_NAME}(?:\.{_NAME})*)\s*=(.*)", re.DOTALL)
 _WORDS = {"true": True, "false": False, "null": NoneValue()}
 
 

@@ -168,6 +168,8 @@ def _read(path: Path, name: str) -> dict[str, Any]:
         values = json.loads(text) if path.suffix == ".json" else _hocon(text)
         plain = json.dumps(values, ensure_ascii=False, default=str).encode()
         values = json.loads(plain)
+        if not isinstance(values, dict):
+            raise ValueError("it has no names")
         if b"\\u0000" in plain:
             raise ValueError("it has a text with a NUL")
         # Longer ones could fill the memory.
@@ -258,11 +260,14 @@ class _Draft:
             if not isinstance(sections, list) or not all(isinstance(s, dict) for s in sections):
                 raise UsageError(f"{self.file}: {key} must be a list of sections")
             for at, section in enumerate(sections):
-                for n, inner in enumerate(section.get("filters", ()) if key in _FILTERS else ()):
+                for n, inner in enumerate(section.get("filters") or () if key in _FILTERS else ()):
                     place = f"{key}[{at}].filters[{n}]"
+                    self._expect_section(place, inner)
                     filters += self._filter(place, inner, section.get("tasks"))
                 if key == "executors":
-                    classes.append((f"{key}[{at}].executor", section.get("executor", {})))
+                    place = f"{key}[{at}].executor"
+                    self._expect_section(place, executor := section.get("executor"))
+                    classes.append((place, executor))
                 elif key in _LISTS:
                     classes.append((f"{key}[{at}]", section))
             listed = f"filters.{_FILTERS.get(key)}.{side}"
@@ -277,6 +282,10 @@ class _Draft:
                 self.values.setdefault(f"streaming.{key}", values[key])
             elif key not in arguments.UNNEEDED and f"{{{key}}}" not in text:
                 self._argument(key, key, values, {})
+
+    def _expect_section(self, place: str, value: object) -> None:
+        if not isinstance(value, dict):
+            raise UsageError(f"{self.file}: {place} must be a section with a path or name")
 
     def finished(self) -> Conversion:
         """Copy the code, and put the keys together."""

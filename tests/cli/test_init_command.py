@@ -134,6 +134,10 @@ HOSTILE: list[tuple[dict[str, object], str]] = [
     ({f"{SERVER}.json": " " * 10_000_000}, "it is larger than 256 KiB"),
     ({f"{SERVER}.json": '{"a": "\\ud800"}'}, "has a text with a character that no file"),
     ({f"{SERVER}.json": {"workflows": {"id": "w"}}}, "workflows must be a list of sections"),
+    (
+        {f"{SERVER}.json": {"executors": [{"tasks": 3, "executor": None}]}},
+        r"executors[0].executor must be a section with a path or name",
+    ),
     ({f"{SERVER}.conf": "a = [1,\nb {"}, "syntax error"),
     ({f"{SERVER}.json": [1]}, "cannot be read as a mapping of names"),
     ({f"{SERVER}.conf": 'a = 1, include package("mine.sub:x.conf")'}, "includes another file"),

@@ -27,7 +27,7 @@ def test_a_sound_job_gets_its_plan_and_is_not_run(flstream_here, write_job, tmp_
 def test_the_schema_of_job_files_is_one_json_document(flstream_here):
     done = flstream_here("validate", "--schema")
     assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["$defs"]["ClientsSection"]["properties"]["threads"]["maximum"]
+    assert json.loads(done.stdout)["properties"]["clients"]["properties"]["threads"]["maximum"]
     done = flstream_here("validate")
     assert done.returncode == 2
     assert "name the job file" in done.stderr

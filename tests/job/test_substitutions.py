@@ -82,6 +82,18 @@ def test_a_workflow_of_a_list_is_changed_by_its_index(write):
     ]
 
 
+def test_an_override_of_an_argument_keeps_the_type_that_its_name_alone_stands_for(write):
+    text = "workflow = [fedavg, cyclic], server_optimizer = fedadam, filters.up = [gaussian]"
+    changes = ["workflow[1].args.order=random", "server_optimizer.args.tau=0.5"]
+    job = load_job(write(text), [*changes, "filters.up[0].args.sigma=2"])
+    assert [stage.type for stage in job.stages] == ["fedavg", "cyclic"]
+    assert job.stages[1].args.order == "random"
+    assert (job.server_optimizer.type, job.server_optimizer.args.tau) == ("fedadam", 0.5)
+    assert list(map(str, job.filters.up)) == ["gaussian (sigma = 2.0)"]
+    job = load_job(write("workflow = cyclic"), ["workflow.args.evaluate_every=2"])
+    assert (job.stages[0].type, job.stages[0].args.evaluate_every) == ("cyclic", 2)
+
+
 def test_the_resolved_job_has_the_values_written_out(write, folder):
     job = load_job(write("train.args.split_seed = ${seed}"), ["seed=5"])
     (folder / "resolved.conf").write_text(render_job(job))
