@@ -256,9 +256,9 @@ def _put(hocon: Hocon, root: Any, key: str, value: Any) -> None:
     root[place[-1]] = value
 
 
-def _steps(root: Any, key: str) -> list[str | int] | Problem:
+def _steps(root: Any, key: str) -> list[Any] | Problem:
     """Return the names and indices that lead to a key: `up[0].type` has "up", 0 and "type"."""
-    steps: list[str | int] = []
+    steps: list[Any] = []
     node, before, parts = root, "", key.split(".")
     for number, part in enumerate(parts, 1):
         name, index = split_index(part)

@@ -69,8 +69,9 @@ def write_page(
     """
     own = RunDirectory(runs[0].absolute()).report if len(runs) == 1 else Path("comparison.html")
     path = output or own
+    records = [read_run(run, is_running=is_running) for run in runs]
     check_replaceable(path)
-    _write(path, run_page([read_run(run, is_running=is_running) for run in runs]))
+    _write(path, run_page(records))
     return path
 
 
