@@ -67,7 +67,6 @@ digests: $(STAMP) ## Write what the rows of tests/matrix end in (ARGS=fedavg for
 bench: $(STAMP) ## Measure start-up, streaming, rounds and modes against the machine (20 GiB of memory)
 	$(BIN)/python benchmarks/transfer.py
 	$(BIN)/python benchmarks/rounds.py
-	$(BIN)/python benchmarks/loaders.py
 	$(BIN)/python benchmarks/fairness.py
 	$(BIN)/flstream bench --model-size 256MiB --clients 2
 

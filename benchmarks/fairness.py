@@ -1,6 +1,6 @@
 """Measure an honest download while another receiver attacks the same service.
 
-    python benchmarks/fairness.py [--quick] [--only PART] [--json FILE]
+    python benchmarks/fairness.py [--scale N] [--only PART] [--json FILE]
 
 The service, the honest receiver and the attacker are processes of their own. Beside each attack
 stands the same download beside a process that computes, which takes as much from the machine and
@@ -10,18 +10,23 @@ nothing from the service. The two alternate; the figures are medians.
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import socket
 import statistics
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from rows import Part, Row, measure_parts
+from rows import MIB, Part, Row, measure_parts
 
-from flstream.streaming.api import add_arrays
+from flstream.streaming.api import add_arrays, download_arrays
+from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.streaming.wire import (
     NOBODY,
@@ -38,7 +43,6 @@ from flstream.streaming.wire import (
 from flstream.transport.sockets import SocketChannel
 
 REPEAT = 5
-MIB = 1 << 20
 HONEST_BYTES = 256 * MIB
 ATTACKED_BYTES = 64 * MIB
 MOST = 3.0
@@ -69,85 +73,61 @@ ATTACKS: dict[str, Requests] = {
     "closings": lambda number, _token, _nbytes: [Close(NOBODY, number, True, "")],
 }
 
-# Asks for the same without end, and reads all answers.
-_ATTACKER = """
-import socket
-import sys
-import threading
 
-sock = socket.socket(fileno=int(sys.argv[1]))
-greeting, requests = (bytes.fromhex(line) for line in sys.stdin.readline().split())
+def _attacker(control: Any, sock: socket.socket, greeting: bytes, packets: bytes) -> None:
+    """Ask for the same without end, and read all answers."""
 
+    def read() -> None:
+        while sock.recv(1 << 20):
+            pass
 
-def read():
-    while sock.recv(1 << 20):
-        pass
-
-
-threading.Thread(target=read, daemon=True).start()
-sock.sendall(greeting + requests)
-print("asked", flush=True)
-while True:
-    sock.sendall(requests)
-"""
-
-_HONEST = """
-import socket
-import sys
-import time
-
-import numpy as np
-
-from flstream.streaming.api import download_arrays
-from flstream.streaming.receiver import Receiver
-from flstream.transport.sockets import SocketChannel
-
-receiver = Receiver(SocketChannel(socket.socket(fileno=int(sys.argv[1])), "server"), "server")
-into = {"w": np.zeros(int(sys.argv[2]), np.uint8)}
-for line in sys.stdin:
-    began = time.perf_counter()
-    status, _ = download_arrays(receiver, bytes.fromhex(line), into=into)
-    assert status.ok, status.reason
-    print(time.perf_counter() - began, flush=True)
-"""
+    threading.Thread(target=read, daemon=True).start()
+    sock.sendall(greeting + packets)
+    control.send("asked")
+    while True:
+        sock.sendall(packets)
 
 
-class Honest:
-    """A receiver that keeps to the rules, in a process of its own."""
-
-    def __init__(self, service: DownloadService, stack: ExitStack, nbytes: int) -> None:
-        self._service = service
-        self._arrays = {"w": np.ones(nbytes, np.uint8)}
-        words = ["-c", _HONEST]
-        self._process = _start(service, stack, "honest", words, str(nbytes))
-
-    def download(self) -> float:
-        """Return the seconds of one download."""
-        ref = add_arrays(self._service, self._arrays, ["honest"])
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        stdin.write(ref.token.hex() + "\n")
-        stdin.flush()
-        seconds = float(stdout.readline())
-        assert ref.wait(60).ok
-        return seconds
+def _honest(control: Any, sock: socket.socket, nbytes: int) -> None:
+    """Download whatever the control connection names, and send back the seconds."""
+    receiver = Receiver(SocketChannel(sock, "server"), "server")
+    into = {"w": np.zeros(nbytes, np.uint8)}
+    while True:
+        token = control.recv()
+        began = time.perf_counter()
+        status, _ = download_arrays(receiver, token, into=into)
+        assert status.ok, status.reason
+        control.send(time.perf_counter() - began)
 
 
-def _start(
-    service: DownloadService, stack: ExitStack, receiver: str, words: list[str], *more: str
-) -> subprocess.Popen[str]:
+@contextmanager
+def _beside(
+    service: DownloadService, receiver: str, function: Callable[..., None], *args: Any
+) -> Iterator[Any]:
+    """Run a receiver in a process of its own; yield the connection to it."""
     ours, theirs = socket.socketpair()
+    control, end = multiprocessing.Pipe()
     service.attach(SocketChannel(ours, receiver), receiver)
-    words = [sys.executable, *words, str(theirs.fileno()), *more]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        words, stdin=pipe, stdout=pipe, text=True, pass_fds=[theirs.fileno()]
-    )
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=function, args=(end, theirs, *args), daemon=True)
+    process.start()
     theirs.close()
-    stack.callback(process.wait)
-    stack.callback(process.kill)
-    return process
+    end.close()
+    try:
+        yield control
+        assert process.is_alive(), f"{receiver} was put out"
+    finally:
+        process.kill()
+        process.join()
+
+
+def _download(service: DownloadService, control: Any, arrays: dict[str, Any]) -> float:
+    """Return the seconds of one honest download."""
+    ref = add_arrays(service, arrays, ["honest"])
+    control.send(ref.token)
+    seconds = float(control.recv())
+    assert ref.wait(60).ok
+    return seconds
 
 
 @contextmanager
@@ -167,35 +147,30 @@ def _attack(service: DownloadService, requests: Requests) -> Iterator[None]:
     many = {f"layer.{number}": np.zeros(1, np.uint8) for number in range(10_000)}
     offered = many if requests is ATTACKS["layouts"] else {"a": array}
     ref = add_arrays(service, offered, ["attacker", "nobody"])
-    asked = [each for n in range(1, 51) for each in requests(n, ref.token, array.nbytes)]
-    with ExitStack() as stack:
-        process = _start(service, stack, "attacker", ["-c", _ATTACKER])
-        assert process.stdin is not None
-        assert process.stdout is not None
-        greeting = pack_message(Hello(VERSION, b"attacker"))
-        packets = b"".join(pack_message(each, each.token) for each in asked)
-        process.stdin.write(f"{greeting.hex()} {packets.hex()}\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "asked\n"
+    asked = [request for n in range(1, 51) for request in requests(n, ref.token, array.nbytes)]
+    greeting = pack_message(Hello(VERSION, b"attacker"))
+    packets = b"".join(pack_message(request, request.token) for request in asked)
+    with _beside(service, "attacker", _attacker, greeting, packets) as control:
+        assert control.recv() == "asked"
         yield
-        assert process.poll() is None, "the attacker was put out"
     ref.abort("it has been measured")
 
 
-def _measured(name: str, requests: Requests, _folder: Path, reduction: int) -> Iterator[Row]:
+def _measured(name: str, requests: Requests, _folder: Path, scale: int) -> Iterator[Row]:
     beside_attack: list[float] = []
     beside_busy: list[float] = []
-    with DownloadService() as service, ExitStack() as stack:
-        honest = Honest(service, stack, HONEST_BYTES // reduction)
-        honest.download()  # its memory is fresh
+    nbytes = HONEST_BYTES // scale
+    arrays = {"w": np.ones(nbytes, np.uint8)}
+    with DownloadService() as service, _beside(service, "honest", _honest, nbytes) as control:
+        _download(service, control, arrays)  # its memory is fresh
         for _ in range(REPEAT):
             with _busy():
-                beside_busy.append(honest.download())
+                beside_busy.append(_download(service, control, arrays))
             with _attack(service, requests):
-                beside_attack.append(honest.download())
+                beside_attack.append(_download(service, control, arrays))
     ours, theirs = statistics.median(beside_attack), statistics.median(beside_busy)
     what = f"download beside {name.replace('_', ' ')} without end"
-    yield Row(what, f"{ours:.3f} s", f"{theirs:.3f} s beside a busy loop", ours / theirs, most=MOST)
+    yield Row(what, ours, "s", theirs, "beside a busy loop", most=MOST)
 
 
 def _part(name: str, requests: Requests) -> Part:
@@ -207,4 +182,4 @@ def _part(name: str, requests: Requests) -> Part:
 if __name__ == "__main__":
     print(f"Medians of {REPEAT}, {HONEST_BYTES // MIB} MiB, chunks of 2 MiB.")
     parts = [_part(name, requests) for name, requests in ATTACKS.items()]
-    measure_parts(parts, "Measure an honest download beside attacks.", 10)
+    measure_parts(parts, "Measure an honest download beside attacks.")

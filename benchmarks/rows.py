@@ -1,4 +1,4 @@
-"""Rows of results: the parts of a script that make them, the table, and the JSON file."""
+"""Rows of results: their units, the table, and the command line of a script that measures them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -15,27 +15,71 @@ from typing import NamedTuple
 
 import psutil
 
+from flstream.report.table import Column, Table
+from flstream.report.table import Row as TableRow
 from flstream.units import format_bytes
+
+MIB, GIB = 1 << 20, 1 << 30
+HEADS = ("what", "figure", "beside", "ratio", "wanted", "")
+
+
+class Unit(NamedTuple):
+    """A unit of figures.
+
+    Attributes:
+        least: smallest cost that is distinguished from smaller ones.
+        is_rate: whether more is better, so that the cost is the inverse.
+    """
+
+    least: float = 0.0
+    is_rate: bool = False
+
+
+UNITS = {
+    "": Unit(is_rate=True),  # accuracies
+    "s": Unit(1e-6),
+    "ms": Unit(1e-3),
+    "GB/s": Unit(is_rate=True),
+    "tasks/s": Unit(is_rate=True),
+    # The kernel counts the pages of a thread in batches of 64, so peaks of RSS are right to some
+    # hundred KiB; and a process may need none at all.
+    "bytes": Unit(4.0 * MIB),
+    "of the model": Unit(1e-4),
+    "requests": Unit(1.0),
+    "rounds": Unit(1.0),
+    # A slope around nothing: below what a row of it may have, no two are told apart.
+    "MiB/round": Unit(0.05),
+}
+"""Units of figures, by the name that follows the number."""
 
 
 class Row(NamedTuple):
-    """A row of the table.
+    """A figure, and what it is compared with.
 
     Attributes:
         what: description of the measurement.
-        figure: formatted result.
-        limit: formatted limit, measured in the same run or set as a target.
-        ratio: result divided by the limit.
-        least: smallest acceptable ratio; None for no lower bound.
+        value: the figure, in its unit.
+        unit: one of :data:`UNITS`.
+        limit: value measured in the same run, or set as a target, in the same unit.
+        beside: name of the limit; empty for a target.
+        least: smallest acceptable ratio of the value to the limit; None for no lower bound.
         most: largest acceptable ratio; None for no upper bound.
+        spread: the values of which the figure is the median, as text.
     """
 
     what: str
-    figure: str
-    limit: str
-    ratio: float
+    value: float
+    unit: str
+    limit: float
+    beside: str = ""
     least: float | None = None
     most: float | None = None
+    spread: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """The value divided by the limit."""
+        return self.value / self.limit
 
     @property
     def is_met(self) -> bool:
@@ -49,78 +93,78 @@ class Row(NamedTuple):
     @property
     def cells(self) -> tuple[str, ...]:
         """Formatted cells of the row."""
-        bounds = [
-            f"{sign} {bound:g}"
-            for sign, bound in ((">=", self.least), ("<=", self.most))
-            if bound is not None
-        ]
-        verdict = "" if self.is_met else "missed"
-        ratio = f"{self.ratio:.2f}" if round(self.ratio, 2) else f"{self.ratio:.1g}"
-        return self.what, self.figure, self.limit, ratio, " ".join(bounds), verdict
+        bounds = ((">=", self.least), ("<=", self.most))
+        wanted = " ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
+        return (
+            self.what,
+            f"{formatted(self.value, self.unit)} {self.spread}".rstrip(),
+            f"{formatted(self.limit, self.unit)} {self.beside}".rstrip(),
+            f"{self.ratio:.2f}" if round(self.ratio, 2) else f"{self.ratio:.1g}",
+            wanted,
+            "" if self.is_met else "missed",
+        )
 
 
-def print_table(rows: Iterable[Row]) -> None:
-    """Print the rows in columns."""
-    head = ("what", "figure", "limit", "ratio", "target", "")
-    print_columns([head, *(row.cells for row in rows)])
+def formatted(value: float, unit: str) -> str:
+    """Format a value with its unit."""
+    if unit == "bytes":
+        return format_bytes(max(round(value), 0))
+    if unit == "of the model":
+        return f"{value:.2%} {unit}"
+    return f"{value:,.0f} {unit}".rstrip() if value >= 100 else f"{value:.3g} {unit}".rstrip()
 
 
-def print_columns(lines: Sequence[tuple[str, ...]]) -> None:
-    """Print lines of cells, each column as wide as its widest cell."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        print("  ".join(cells).rstrip(), flush=True)
+def cost(value: float, unit: str) -> float:
+    """Return the cost of a figure: of two, the larger one is the worse."""
+    least, is_rate = UNITS[unit]
+    return 1 / value if is_rate else max(value, least)
+
+
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of formatted cells under their heads."""
+    table = Table([Column(head) for head in heads], [TableRow(cells) for cells in rows])
+    print("\n".join(table.lines()), flush=True)
+
+
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of formatted cells as a Markdown table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
 
 Part = Callable[[Path, int], Iterator[Row]]
 """A measurement: makes its rows, given a scratch folder and a divisor of all sizes."""
 
 
-def measure_parts(parts: Sequence[Part], description: str, reduction: int) -> None:
+def measure_parts(parts: Sequence[Part], description: str) -> None:
     """Read the command line of a script, measure the parts that it names, and print their rows.
 
     Args:
-        parts: Measurements, in the order in which they are made.
-        description: First line of ``--help``.
-        reduction: Divisor of all sizes with ``--quick``.
+        parts: measurements, in the order in which they are made.
+        description: first line of ``--help``.
     """
     names = [part.__name__ for part in parts]
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--quick", action="store_true", help=f"sizes divided by {reduction}")
+    parser.add_argument("--scale", type=int, default=1, help="divisor of all sizes")
     parser.add_argument("--only", metavar="PART", action="append", choices=names, default=[])
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the rows there as well")
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="write a page of them there")
     parser.epilog = "parts: " + ", ".join(names)
     options = parser.parse_args()
-    rows: list[tuple[str, Row]] = []
+    rows: list[Row] = []
     for part in parts:
         if not options.only or part.__name__ in options.only:
             print(f"measuring: {part.__name__.replace('_', ' ')}", file=sys.stderr, flush=True)
-            with scratch_folder() as folder:
-                made = part(Path(folder), reduction if options.quick else 1)
-                rows += [(part.__name__, row) for row in made]
-    print_table(row for _, row in rows)
+            # In the current directory, since /tmp may be memory.
+            with tempfile.TemporaryDirectory(prefix="flstream-bench-", dir=".") as folder:
+                rows += part(Path(folder), options.scale)
+    cells = [row.cells for row in rows]
+    print_table(HEADS, cells)
     if options.markdown is not None:
-        options.markdown.write_text(_page(description, [row for _, row in rows]))
+        memory = format_bytes(psutil.virtual_memory().total)
+        machine = f"{os.cpu_count()} cores, {memory} of memory, torch {version('torch')}"
+        written = f"Written by `{Path(sys.argv[0]).name}` on {date.today()}: {machine}."
+        page = f"# {description.removesuffix('.')}\n\n{written}\n\n{markdown_table(HEADS, cells)}"
+        options.markdown.write_text(page)
     if options.json is not None:
-        records = [{"part": name, **row._asdict()} for name, row in rows]
-        options.json.write_text(json.dumps(records, indent=1) + "\n")
-
-
-def _page(description: str, rows: Sequence[Row]) -> str:
-    """Return a page with the rows in a Markdown table."""
-    title = description.partition(".")[0]
-    head = ("what", "figure", "beside", "ratio", "wanted", "")
-    memory = format_bytes(psutil.virtual_memory().total)
-    machine = f"{os.cpu_count()} cores, {memory} of memory, torch {version('torch')}"
-    written = f"Written by `make science` on {date.today()}: {machine}."
-    lines = [f"# {title}", "", written, ""]
-    table = [head, ("---",) * len(head), *(row.cells for row in rows)]
-    lines += [f"| {' | '.join(cells)} |" for cells in table]
-    return "\n".join(lines) + "\n"
-
-
-def scratch_folder() -> tempfile.TemporaryDirectory[str]:
-    """Create a folder for large files in the current directory, since /tmp may be memory."""
-    return tempfile.TemporaryDirectory(prefix="flstream-bench-", dir=".")
+        options.json.write_text(json.dumps([row._asdict() for row in rows], indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Measurement of downloads between a sender and its receivers, which live for many runs.
+"""Downloads between a sender and its receivers, processes that live for a list of runs.
 
 The processes are connected by socket pairs, and over TCP. A run has a model, a number of receivers
 and a kind of sink; its results are bytes a second, peaks of memory and numbers of requests.
@@ -6,15 +6,18 @@ and a kind of sink; its results are bytes a second, peaks of memory and numbers 
 
 from __future__ import annotations
 
+import multiprocessing
 import socket
 import statistics
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from measure import Link, together
 
 from flstream.model.body import Scratch, Source
 from flstream.model.checkpoint import FileSource
@@ -37,6 +40,27 @@ PATIENCE = 600.0
 Into = Literal["bare", "scratch", "existing memory", "new memory", "file"]
 
 
+class Link(NamedTuple):
+    """One process's ends of the connections between a sender and a receiver.
+
+    Attributes:
+        receiver: name of the receiver.
+        control: connection for control messages: tokens, and when to begin.
+        pair: sockets of pairs: for downloads, and for bytes without a protocol.
+        tcp: the same, over TCP on the loopback.
+    """
+
+    receiver: str
+    control: Any
+    pair: tuple[socket.socket, socket.socket]
+    tcp: tuple[socket.socket, socket.socket]
+
+    def close(self) -> None:
+        """Close the ends of all connections."""
+        for end in (self.control, *self.pair, *self.tcp):
+            end.close()
+
+
 class Model(NamedTuple):
     """A model to send.
 
@@ -57,14 +81,12 @@ class Model(NamedTuple):
 
     def make(self) -> Source:
         """Create the model as a source. A file is kept; in memory every page is touched."""
+        names = [f"t{number:05d}" for number in range(self.tensors)]
         if self.path is None:
-            arrays = {
-                f"t{number:05d}": np.full(self.each, number % 251, np.uint8)
-                for number in range(self.tensors)
-            }
-            return MemoryBody.of(arrays)
+            values = (number % 251 for number in range(self.tensors))
+            arrays = (np.full(self.each, value, np.uint8) for value in values)
+            return MemoryBody.of(dict(zip(names, arrays, strict=True)))
         if not self.path.exists():
-            names = (f"t{number:05d}" for number in range(self.tensors))
             header = Layout.of((name, "U8", (self.each,)) for name in names).plain_header
             with self.path.open("wb") as file:
                 file.write(header)
@@ -93,24 +115,15 @@ class Run(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Measurements of the sender.
-
-    Attributes:
-        over_idle: peak RSS over idle in bytes.
-        requests: number of fetch requests of each run.
-    """
+    """Measurements of the sender: peak RSS over idle, and of each run requests and its end."""
 
     over_idle: int
     requests: list[int]
+    settled: list[float]
 
 
 class Received(NamedTuple):
-    """Measurements of a receiver.
-
-    Attributes:
-        over_idle: peak RSS over idle in bytes.
-        spans: beginning and end of its runs by the monotonic clock, by number of the run.
-    """
+    """Measurements of a receiver: peak RSS over idle, and begin and end of its runs by number."""
 
     over_idle: int
     spans: dict[int, tuple[float, float]]
@@ -135,72 +148,122 @@ class Measured(NamedTuple):
         return statistics.median(rates[1:] or rates)
 
 
+def alternating(*runs: Run, repeat: int = REPEAT) -> list[Run]:
+    """Repeat runs in turn: once to warm up, and ``repeat`` times more."""
+    return [run for _ in range(repeat + 1) for run in runs]
+
+
 def measure(runs: list[Run], folder: Path) -> Measured:
-    """Run all runs in order, with the same processes throughout."""
-    count = max(run.receivers for run in runs)
-    sent, received = together(send, receive, count, runs, folder)
+    """Run all runs in order, with the same processes throughout.
+
+    Raises:
+        EOFError: a process failed; its traceback is on standard error.
+    """
+    links = [_linked(f"receiver-{n}") for n in range(max(run.receivers for run in runs))]
+    with ExitStack() as stack:
+        answers = [spawned(stack, _send, [ours for ours, _ in links], runs)]
+        answers += [spawned(stack, _receive, theirs, runs, folder) for _, theirs in links]
+        # An end that stays open here would keep a process waiting for a peer that has died.
+        for pair in links:
+            for link in pair:
+                link.close()
+        sent, *received = [answer.recv() for answer in answers]
     rates: dict[str, list[float]] = {}
     for number, run in enumerate(runs):
-        spans = [each.spans[number] for each in received if number in each.spans]
+        spans = [one.spans[number] for one in received if number in one.spans]
         seconds = max(ended for _, ended in spans) - min(began for began, _ in spans)
         rates.setdefault(run.label, []).append(run.model.nbytes * len(spans) / seconds)
     return Measured(rates, sent, received)
 
 
-def send(links: list[Link], runs: list[Run], _folder: Path) -> Sent:
+def spawned(stack: ExitStack, function: Callable[..., Any], *args: Any) -> Connection:
+    """Run a function in a new process until the stack ends; return where its result comes.
+
+    The process is spawned, not forked, so that it inherits no memory.
+    """
+    context = multiprocessing.get_context("spawn")
+    answer, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(theirs, function, *args), daemon=True)
+    process.start()
+    stack.callback(process.join)
+    stack.callback(answer.close)
+    theirs.close()
+    return answer
+
+
+def _answer(answer: Connection, function: Callable[..., Any], *args: Any) -> None:
+    answer.send(function(*args))
+
+
+def _linked(name: str) -> tuple[Link, Link]:
+    control, end = multiprocessing.Pipe()
+    data, bare, tcp, bare_tcp = socket.socketpair(), socket.socketpair(), _tcp_pair(), _tcp_pair()
+    ours = Link(name, control, (data[0], bare[0]), (tcp[0], bare_tcp[0]))
+    return ours, Link(name, end, (data[1], bare[1]), (tcp[1], bare_tcp[1]))
+
+
+def _tcp_pair() -> tuple[socket.socket, socket.socket]:
+    """Connect two sockets over the loopback, as both ends of an authenticated channel are."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+    for sock in (ours, theirs):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return ours, theirs
+
+
+def _send(links: list[Link], runs: list[Run]) -> Sent:
     """Run the sender: make all models, and send that of each run."""
     models = {model: model.make() for model in dict.fromkeys(run.model for run in runs)}
-    requests = []
+    requests, settled = [], []
     idle = own_rss()
     with DownloadService() as service:
         for link in links:
-            link.bare.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-            channel = SocketChannel(link.data, link.receiver, lends=True)
-            service.attach(channel, link.receiver)
-            over_tcp = SocketChannel(link.tcp, link.receiver, beats=True)
-            service.attach(over_tcp, link.receiver)
+            link.pair[1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+            service.attach(SocketChannel(link.pair[0], link.receiver, lends=True), link.receiver)
+            service.attach(SocketChannel(link.tcp[0], link.receiver, beats=True), link.receiver)
         for number, run in enumerate(runs):
             chosen = links[: run.receivers]
             ref = service.offer(models[run.model], [link.receiver for link in chosen])
             for link in chosen:
                 link.control.send((number, ref.token))
             if run.into == "bare":
-                send_bare(models[run.model], links[0].bare_tcp if run.tcp else links[0].bare)
+                _send_bare(models[run.model], (chosen[0].tcp if run.tcp else chosen[0].pair)[1])
                 ref.abort("it was sent without")
             else:
                 outcome = ref.wait(PATIENCE)
                 assert outcome.ok, outcome.reason
+            settled.append(time.monotonic())
             for link in chosen:
                 link.control.recv()  # the receiver has all of it
             requests.append(sum(delivery.requests for delivery in ref.deliveries.values()))
         over_idle = own_peak_rss() - idle
         for link in links:
             link.control.send(None)
-    return Sent(over_idle, requests)
+    return Sent(over_idle, requests, settled)
 
 
-def send_bare(source: Source, sock: socket.socket) -> None:
-    """Send a body without a protocol."""
+def _send_bare(source: Source, sock: socket.socket) -> None:
     scratch = Scratch()
     for start, stop in source.layout.ranges(CHUNK):
         for view in source.views(start, stop, scratch):
             sock.sendall(view)
 
 
-def drain(sock: socket.socket, size: int, buffer: memoryview) -> None:
-    """Read so many bytes without a protocol, and discard them."""
+def _drain(sock: socket.socket, size: int, buffer: memoryview) -> None:
     while size:
         count = sock.recv_into(buffer, min(len(buffer), size))
         assert count, f"{size} bytes did not come"
         size -= count
 
 
-def receive(link: Link, runs: list[Run], folder: Path) -> Received:
+def _receive(link: Link, runs: list[Run], folder: Path) -> Received:
     """Run a receiver: receive the model of every run that the sender announces."""
-    receivers = {
-        False: Receiver(SocketChannel(link.data, "sender"), "sender"),
-        True: Receiver(SocketChannel(link.tcp, "sender", beats=True), "sender"),
-    }
+    channels = (
+        SocketChannel(link.pair[0], "sender"),
+        SocketChannel(link.tcp[0], "sender", beats=True),
+    )
+    receivers = [Receiver(channel, "sender") for channel in channels]
     spans: dict[int, tuple[float, float]] = {}
     memory: dict[Model, MemoryBody] = {}
     buffer = Scratch()
@@ -209,50 +272,44 @@ def receive(link: Link, runs: list[Run], folder: Path) -> Received:
         number, token = announced
         began = time.monotonic()
         run = runs[number]
-        receive_one(run, link, receivers[run.tcp], token, folder, memory, buffer)
+        if run.into == "bare":
+            _drain((link.tcp if run.tcp else link.pair)[1], run.model.nbytes, buffer.take(CHUNK))
+        else:
+            path = folder / f"{link.receiver}.safetensors"
+            _download(run, receivers[run.tcp], token, path, memory, buffer)
         spans[number] = began, time.monotonic()
         link.control.send("done")
     return Received(own_peak_rss() - idle, spans)
 
 
-def receive_one(
+def _download(
     run: Run,
-    link: Link,
     receiver: Receiver,
     token: bytes,
-    folder: Path,
+    path: Path,
     memory: dict[Model, MemoryBody],
     buffer: Scratch,
 ) -> None:
     """Receive the model of a run into the run's kind of sink."""
     settings = replace(DEFAULTS, request_size=run.request_size)
+
+    def existing(layout: Layout) -> MemoryBody:
+        if run.model not in memory:
+            memory[run.model] = MemoryBody.allocate(layout, "numpy")
+        return memory[run.model]
+
     match run.into:
-        case "bare":
-            bare = link.bare_tcp if run.tcp else link.bare
-            drain(bare, run.model.nbytes, buffer.take(CHUNK))
         case "scratch":
             remote = RemoteSource(receiver, token, settings)
             for start, stop in remote.layout.ranges(settings.frame_size):
                 remote.views(start, stop, buffer)
             remote.close()
         case "existing memory":
-
-            def existing(layout: Layout) -> MemoryBody:
-                if run.model not in memory:
-                    memory[run.model] = MemoryBody.allocate(layout, "numpy")
-                return memory[run.model]
-
             download(receiver, token, settings, existing)
         case "new memory":
             status, _ = download_arrays(receiver, token, settings=settings)
             assert status.ok, status.reason
         case "file":
-            path = folder / f"{link.receiver}.safetensors"
             status, _ = download_file(receiver, token, path, settings=settings)
             path.unlink()
             assert status.ok, status.reason
-
-
-def alternating(*runs: Run, repeat: int = REPEAT) -> list[Run]:
-    """Repeat runs in turn: once to warm up, and ``repeat`` times more."""
-    return [run for _ in range(repeat + 1) for run in runs]

@@ -1,36 +1,27 @@
 """Measure the rate and memory of streaming, against limits measured in the same run.
 
 Sender and receivers are processes of their own, connected by socket pairs, or by TCP over the
-loopback. Compared runs alternate,
-and medians are taken, so that the ratios hold on a noisy machine. The bare socket pair has neither
-digests nor requests; a download verifies a digest for every chunk.
+loopback. Compared runs alternate, and medians are taken, so that the ratios hold on a noisy
+machine. The bare socket pair has neither digests nor requests; a download verifies a digest for
+every chunk.
 
-    python benchmarks/transfer.py [--quick] [--only PART]... [--json FILE]
+    python benchmarks/transfer.py [--scale N] [--only PART]... [--json FILE]
 
-Takes about two minutes and 4 GiB of disk in the current directory; with ``--quick``, a tenth of the
-sizes, for trying it out.
+Takes about two minutes and 4 GiB of disk in the current directory.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-from measure import Link, together
-from rows import Part, Row, measure_parts
-from streams import CHUNK, PATIENCE, REPEAT, Into, Measured, Model, Run, alternating, measure
+from rows import MIB, Part, Row, measure_parts
+from streams import CHUNK, REPEAT, Into, Measured, Model, Run, alternating, measure
 
-from flstream.streaming.api import add_arrays, download_tensors
-from flstream.streaming.receiver import Receiver
-from flstream.streaming.service import DownloadService
-from flstream.transport.sockets import SocketChannel
 from flstream.units import format_bytes
 
-MIB = 1 << 20
 # Number of tiny downloads before those that are measured.
 WARM_UPS = 50
 OPENFL_REQUESTS = 160
@@ -46,24 +37,14 @@ def one_receiver(folder: Path, scale: int) -> Iterator[Row]:
 
 def over_tcp(folder: Path, scale: int) -> Iterator[Row]:
     """Measure downloads over TCP against a bare connection of the loopback."""
-    model = Model(64, 16 * MIB // scale)
-    runs = alternating(
-        Run("bare connection", model, into="bare", tcp=True),
-        Run("download", model, tcp=True),
-        Run("pair", model),
-    )
-    done = measure(runs, folder)
-    size = format_bytes(model.nbytes)
-    what = f"1 receiver over TCP, {size} in 64 tensors"
-    yield rate_row(done, what, "download", "bare connection", 0.8)
-    yield rate_row(done, f"the same, {size}, beside a pair", "download", "pair", 0.0)
-    in_file = Model(1, 1024 * MIB // scale, folder / "sparse-tcp.safetensors")
-    runs = alternating(
-        Run("bare connection", in_file, into="bare", tcp=True),
-        Run("download", in_file, tcp=True),
-    )
-    what = f"1 receiver over TCP, {format_bytes(in_file.nbytes)} from a file"
-    yield rate_row(measure(runs, folder), what, "download", "bare connection", 0.8)
+    memory = Model(64, 16 * MIB // scale)
+    file = Model(1, 1024 * MIB // scale, folder / "sparse-tcp.safetensors")
+    for model, place in ((memory, "in 64 tensors"), (file, "from a file")):
+        runs = alternating(
+            Run("bare connection", model, into="bare", tcp=True), Run("download", model, tcp=True)
+        )
+        what = f"1 receiver over TCP, {format_bytes(model.nbytes)} {place}"
+        yield rate_row(measure(runs, folder), what, "download", "bare connection", 0.8)
 
 
 def small_tensors(folder: Path, scale: int) -> Iterator[Row]:
@@ -112,78 +93,41 @@ def memory_over_idle(folder: Path, scale: int) -> Iterator[Row]:
         kept = model.nbytes if into == "new memory" else 0
         over_idle = done.received[0].over_idle
         yield memory_row(f"receiver over idle, {what}", over_idle, kept + 32 * MIB)
-    assert in_file.path is not None
-    in_file.path.unlink()
 
 
 def rate_row(done: Measured, what: str, label: str, limit: str, least: float) -> Row:
     """Return a row that compares the rates of two labels."""
-    ours, other = done.rate(label), done.rate(limit)
-    figures = f"{ours / 1e9:.2f} GB/s", f"{other / 1e9:.2f} GB/s {limit}"
-    return Row(what, *figures, ours / other, least=least)
+    return Row(what, done.rate(label) / 1e9, "GB/s", done.rate(limit) / 1e9, limit, least=least)
 
 
 def memory_row(what: str, used: int, limit: int) -> Row:
     """Return a row of memory used against memory allowed, both in bytes."""
     # The kernel counts the peak a little late, so it may lie below the value read at idle.
-    used = max(used, 0)
-    return Row(what, format_bytes(used), format_bytes(limit), used / limit, most=1.0)
+    return Row(what, max(used, 0), "bytes", limit, most=1.0)
 
 
 def growth(folder: Path, scale: int) -> Iterator[Row]:
-    """Measure rates over sizes, which are equal if the time grows with the bytes alone."""
+    """Measure seconds over sizes, beside those of the best size's rate."""
     sizes = [size * MIB // scale for size in (64, 256, 1024, 4096)]
     models = [Model(1, size, folder / f"sparse-{size}.safetensors") for size in sizes]
     runs = [Run(format_bytes(model.nbytes), model) for model in models]
     done = measure(alternating(*runs, repeat=3), folder)
     best = max(done.rate(run.label) for run in runs)
     for run in runs:
-        rate = done.rate(run.label)
-        figure = f"{run.model.nbytes / rate:.3f} s, {rate / 1e9:.2f} GB/s"
-        limit = f"{best / 1e9:.2f} GB/s best size"
-        yield Row(f"time for {run.label} from a file", figure, limit, rate / best, least=0.8)
+        seconds, linear = run.model.nbytes / done.rate(run.label), run.model.nbytes / best
+        what = f"time for {run.label} from a file"
+        yield Row(what, seconds, "s", linear, "at the best rate", most=1.25)
 
 
-def tiny(_folder: Path, scale: int) -> Iterator[Row]:
+def tiny(folder: Path, scale: int) -> Iterator[Row]:
     """Measure a download of a 4 KiB tensor, from the call until the sender's ref has settled."""
-    count = 1000 // scale + WARM_UPS
-    settled, (began,) = together(send_tiny, receive_tiny, 1, count)
-    pairs = list(zip(began, settled, strict=True))[WARM_UPS:]
-    median = statistics.median(end - begin for begin, end in pairs) * 1e3
-    what = f"settled cost of 4 KiB, {len(pairs):,} times"
-    yield Row(what, f"{median:.3f} ms", "0.5 ms", median / 0.5, most=1.0)
-
-
-def send_tiny(links: list[Link], count: int) -> list[float]:
-    """Offer a tiny tensor repeatedly, and return the times at which the refs settled."""
-    (link,) = links
-    arrays = {"weight": np.zeros(1024, np.float32)}
-    settled: list[float] = []
-    with DownloadService() as service:
-        channel = SocketChannel(link.data, link.receiver, lends=True)
-        service.attach(channel, link.receiver)
-        for _ in range(count):
-            # One ref at a time, as in use, where a service offers few of them.
-            ref = add_arrays(service, arrays, [link.receiver])
-            link.control.send(ref.token)
-            outcome = ref.wait(PATIENCE)
-            settled.append(time.monotonic())
-            assert outcome.ok, outcome.reason
-            link.control.recv()
-    return settled
-
-
-def receive_tiny(link: Link, count: int) -> list[float]:
-    """Download a tiny tensor repeatedly, and return the times at which the downloads began."""
-    receiver = Receiver(SocketChannel(link.data, "sender"), "sender")
-    began = []
-    for _ in range(count):
-        token = link.control.recv()
-        began.append(time.monotonic())
-        status, _ = download_tensors(receiver, token)
-        assert status.ok, status.reason
-        link.control.send("done")
-    return began
+    count = 1000 // scale
+    runs = [Run("tiny", Model(1, 4096), into="new memory")] * (count + WARM_UPS)
+    done = measure(runs, folder)
+    spans = done.received[0].spans
+    seconds = [settled - spans[number][0] for number, settled in enumerate(done.sent.settled)]
+    median = statistics.median(seconds[WARM_UPS:]) * 1e3
+    yield Row(f"settled cost of 4 KiB, {count:,} times", median, "ms", 0.5, most=1.0)
 
 
 def histology(folder: Path, scale: int) -> Iterator[Row]:
@@ -196,8 +140,8 @@ def histology(folder: Path, scale: int) -> Iterator[Row]:
         expected = run.receivers * math.ceil(model.nbytes / run.request_size)
         what = f"20 tensors, {model.nbytes / 1e6:g} MB, 8 receivers, request_size "
         what += format_bytes(run.request_size)
-        limit = f"{expected} by the formula, OpenFL {OPENFL_REQUESTS}"
-        yield Row(what, f"{count} requests", limit, count / expected, least=1.0, most=1.0)
+        limit = f"by the formula, OpenFL {OPENFL_REQUESTS}"
+        yield Row(what, count, "requests", expected, limit, least=1.0, most=1.0)
     yield memory_row("server over idle, the same round", done.sent.over_idle, 64 * MIB)
 
 
@@ -215,4 +159,4 @@ PARTS: list[Part] = [
 
 if __name__ == "__main__":
     print(f"Medians of {REPEAT}, chunks of {format_bytes(CHUNK)}, every chunk verified.")
-    measure_parts(PARTS, "Measure streaming.", 10)
+    measure_parts(PARTS, "Measure streaming.")
