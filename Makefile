@@ -78,7 +78,6 @@ bench-gpt2: $(VENV)/.installed-hf ## Measure jobs/gpt2 at 124M (8 GiB of memory;
 	$(BIN)/python benchmarks/gpt2.py $(ARGS)
 
 bench-peers: $(STAMP) ## Measure beside NVFlare, Flower and pfl-research; SIZE=256MiB CLIENTS=2,4 (4 GiB of disk)
-	$(BIN)/python $(PEERS)/install.py
 	$(BIN)/python $(PEERS)/compare.py --size $(SIZE) --clients $(CLIENTS) $(ARGS) \
 		--json $(PEERS)/.work/peers.json --markdown $(PEERS)/.work/peers.md --plot $(PEERS)/.work/peers.png
 

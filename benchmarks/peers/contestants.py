@@ -1,79 +1,271 @@
-"""Who takes part, with which settings, and how each is started."""
+"""Contestants, one run of each measured, and the medians of all runs."""
 
 from __future__ import annotations
 
+import json
+import runpy
+import shutil
+import statistics
+import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from tree import TreeSampler, run_to_end
 
 HERE = Path(__file__).parent
-ADAPTERS = HERE / "adapters"
-VENVS = HERE / ".venvs"
+ADAPTERS, VENVS, REQUIREMENTS = HERE / "adapters", HERE / ".venvs", HERE / "requirements"
+
+WORK = HERE / ".work"
+"""Folder of runs while they are measured, and of the logs of those that failed."""
+
+DEADLINE = 900.0
+"""Seconds after which a run has failed. The slowest that does not fail takes about a tenth."""
+
+COHORT = 100
+"""Clients of a round in the race."""
+
+
+class Peer(NamedTuple):
+    """A program: its own name, and that of its package."""
+
+    title: str
+    package: str
+
+
+PEERS = {
+    "flstream": Peer("flstream", "flstream"),
+    "nvflare": Peer("NVFlare", "nvflare"),
+    "flower": Peer("Flower", "flwr"),
+    "pfl": Peer("pfl-research", "pfl"),
+}
 
 
 class Contestant(NamedTuple):
-    """One program with one choice of settings, in one job.
+    """A peer with one choice of settings, in one job.
 
     Attributes:
-        name: what it is called on the command line and in JSON.
-        peer: whose environment it runs in: one of :data:`PACKAGES`.
-        label: what it is called in tables.
-        adapter: the script that runs it.
-        before: the script's arguments before the number of clients and of rounds.
-        after: its arguments after these, with ``{clients}`` and ``{size}`` to be filled in.
+        name: name on the command line and in JSON.
+        peer: key of :data:`PEERS`; its adapter is ``adapters/<peer>_peer.py``.
+        label: name in tables.
+        arguments: arguments of the adapter after the numbers of clients and of rounds, with
+            ``{clients}`` and ``{size}`` to be filled in.
     """
 
     name: str
     peer: str
     label: str
-    adapter: str
-    before: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
-
-    def command(self, clients: int, rounds: int, size: int) -> list[str]:
-        """The command that runs it, with a model of ``size`` bytes."""
-        after = [argument.format(clients=clients, size=size) for argument in self.after]
-        script = [str(python_of(self.peer)), str(ADAPTERS / self.adapter)]
-        return [*script, *self.before, str(clients), str(rounds), *after]
+    arguments: tuple[str, ...] = ()
 
 
-PACKAGES = {"flstream": "flstream", "nvflare": "nvflare", "flower": "flwr", "pfl": "pfl"}
-"""What each peer's package is called."""
+_SIZES = ("exchange", "clients.count={clients}", "model.args.size={size}")
+_VIRTUAL = ("virtual", "workflow.args.evaluate_every=0")
 
-TITLES = {"flstream": "flstream", "nvflare": "NVFlare", "flower": "Flower", "pfl": "pfl-research"}
-"""What each peer calls itself."""
-
-_FLSTREAM, _NVFLARE, _FLOWER = "flstream_run.py", "nvflare_exchange.py", "flower_exchange.py"
-_SIZES = ("clients.count={clients}", "model.args.size={size}")
-_NO_SCORES = "workflow.args.evaluate_every=0"
-
-# The first of each is what the others are compared with.
 EXCHANGE = (
-    Contestant("flstream", "flstream", "flstream", _FLSTREAM, ("exchange",), _SIZES),
-    Contestant("nvflare", "nvflare", "NVFlare, defaults", _NVFLARE),
-    Contestant("nvflare-tensors", "nvflare", "NVFlare, tensors", _NVFLARE, (), ("tensors",)),
-    Contestant("nvflare-offload", "nvflare", "NVFlare, least memory", _NVFLARE, (), ("offload",)),
-    Contestant("flower", "flower", "Flower, defaults", _FLOWER),
-    Contestant("flower-1cpu", "flower", "Flower, 1 CPU a client", _FLOWER, (), ("1",)),
+    Contestant("flstream", "flstream", "flstream", _SIZES),
+    Contestant("nvflare", "nvflare", "NVFlare, defaults"),
+    Contestant("nvflare-tensors", "nvflare", "NVFlare, tensors", ("tensors",)),
+    Contestant("nvflare-offload", "nvflare", "NVFlare, least memory", ("offload",)),
+    Contestant("flower", "flower", "Flower, defaults", ("exchange",)),
+    Contestant("flower-1cpu", "flower", "Flower, 1 CPU a client", ("exchange", "1")),
 )
-"""The exchange job: every client gets the model, adds its number to each weight, sends it back."""
+"""The exchange job: each client adds its number to every weight. The first one is the measure."""
 
 RACE = (
-    Contestant("race-flstream", "flstream", "flstream", _FLSTREAM, ("virtual",), (_NO_SCORES,)),
+    Contestant("race-flstream", "flstream", "flstream", _VIRTUAL),
     Contestant(
-        "race-flstream-1",
-        "flstream",
-        "flstream, 1 worker",
-        _FLSTREAM,
-        ("virtual",),
-        (_NO_SCORES, "clients.parallel=1"),
+        "race-flstream-1", "flstream", "flstream, 1 worker", (*_VIRTUAL, "clients.parallel=1")
     ),
-    Contestant("race-pfl", "pfl", "pfl-research", "pfl_race.py"),
-    Contestant("race-flower", "flower", "Flower, 1 CPU a client", "flower_race.py"),
+    Contestant("race-pfl", "pfl", "pfl-research"),
+    Contestant("race-flower", "flower", "Flower, 1 CPU a client", ("digits", "1")),
 )
 """The job on digits: 1,000 clients of 18 examples, of whom each round takes 100."""
 
 
+class Task(NamedTuple):
+    """Numbers of clients and rounds, and bytes of the model where the job has a size."""
+
+    clients: int
+    rounds: int
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run; seconds and bytes.
+
+    Attributes:
+        startup: from the command to the beginning of the first round.
+        rounds: each from its beginning to that of the next, without the last, which has no next.
+        server_idle: RSS of the server's process after its imports, before it had a model.
+        server_peak: the kernel's high-water mark of its RSS.
+        peak_pss: highest PSS of all processes together at one time.
+        pss_interval: median of the seconds between two readings of PSS.
+        failure: one line that says why the run does not count, or nothing.
+    """
+
+    startup: float = 0.0
+    rounds: tuple[float, ...] = ()
+    server_idle: int = 0
+    server_peak: int = 0
+    peak_pss: int = 0
+    pss_interval: float = 0.0
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """All runs of one contestant: medians of those that did not fail.
+
+    The first round of a run does not count: processes still start, and memory is new.
+    """
+
+    contestant: Contestant
+    runs: Sequence[Run]
+
+    @property
+    def good(self) -> list[Run]:
+        """Runs that did not fail."""
+        return [run for run in self.runs if not run.failure]
+
+    @property
+    def failures(self) -> list[str]:
+        """Reasons of failed runs."""
+        return [run.failure for run in self.runs if run.failure]
+
+    @property
+    def medians(self) -> dict[str, float]:
+        """Median of each figure; empty if all runs failed."""
+        if not self.good:
+            return {}
+        steady = statistics.median(second for run in self.good for second in run.rounds[1:])
+        idle = (run.server_peak - run.server_idle for run in self.good)
+        return {
+            "startup": statistics.median(run.startup for run in self.good),
+            "round": steady,
+            "tasks_a_second": COHORT / steady,
+            "server_over_idle": statistics.median(idle),
+            "peak_pss": statistics.median(run.peak_pss for run in self.good),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to JSON."""
+        runs = [asdict(run) for run in self.runs]
+        return {**self.contestant._asdict(), "median": self.medians or None, "runs": runs}
+
+
 def python_of(peer: str) -> Path:
-    """The interpreter of a peer's environment; flstream's is the one that runs this."""
+    """Return the interpreter of a peer's environment; flstream's is the current one."""
     return Path(sys.executable) if peer == "flstream" else VENVS / peer / "bin" / "python"
+
+
+def install(peer: str) -> None:
+    """Install a peer at the versions of ``requirements/``, unless it is there in just these."""
+    requirements, folder = REQUIREMENTS / f"{peer}.txt", VENVS / peer
+    stamp = folder / "installed.txt"
+    if stamp.exists() and stamp.read_text() == requirements.read_text():
+        return
+    print(f"installing {peer} into {folder}", file=sys.stderr, flush=True)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+    pip = [str(python_of(peer)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    # torch first and alone: a resolver that meets it among others may look at builds with CUDA.
+    subprocess.run([*pip, "--constraint", str(requirements), "torch"], check=True)
+    # Everything is named, so nothing is left to resolve.
+    subprocess.run([*pip, "--no-deps", "--requirement", str(requirements)], check=True)
+    stamp.write_text(requirements.read_text())
+
+
+def measure(contestant: Contestant, task: Task) -> Run:
+    """Run a contestant, and remove all that it leaves behind: processes and files."""
+    python, is_ours = python_of(contestant.peer), contestant.peer == "flstream"
+    if not python.exists():
+        return Run(failure=f"{contestant.peer} is not installed; leave --no-install out")
+    model = runpy.run_path(str(HERE.parents[1] / "jobs" / "exchange" / "model.py"))
+    shapes = {name: tensor.numel() for name, tensor in model["build"](task.size).items()}
+    arguments = [argument.format(**task._asdict()) for argument in contestant.arguments]
+    script = str(ADAPTERS / f"{contestant.peer}_peer.py")
+    with _folders() as (folder, scratch):
+        journal, log = folder / "journal.jsonl", folder / "log.txt"
+        (folder / "shapes.json").write_text(json.dumps(shapes))
+        environment = {
+            "PATH": f"{python.parent}:/usr/bin:/bin",
+            "HOME": str(folder),
+            "TMPDIR": str(scratch),
+            "LANG": "C.UTF-8",
+            "PYTHONPATH": f"{ADAPTERS}:{HERE.parents[1]}" if is_ours else str(ADAPTERS),
+            "PEERS_JOURNAL": str(journal),
+            "PEERS_SHAPES": str(folder / "shapes.json"),
+            # Nobody is told that it was run.
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        command = [str(python), script, str(task.clients), str(task.rounds), *arguments]
+        began = time.time()
+        with TreeSampler() as sampler:
+            status = run_to_end(command, environment, folder, log, DEADLINE)
+        run = read_journal(journal, began, sampler.peak_rss, sampler.peak_pss, sampler.pss_interval)
+        failure = run.failure or (f"it ended with status {status}" if status else "")
+        if status is None:
+            failure = f"it was killed after {DEADLINE:.0f} s"
+        if not failure:
+            return run
+        shutil.copy(log, WORK / f"{contestant.name}.log")
+        return Run(failure=f"{failure}: {last_error(log)}")
+
+
+def read_journal(
+    path: Path, began: float, peaks: Mapping[int, int], peak_pss: int, pss_interval: float
+) -> Run:
+    """Read a run from its journal and what was sampled.
+
+    Args:
+        path: path of the journal; see ``adapters/task.py``.
+        began: time of the command, in seconds since the epoch.
+        peaks: high-water marks of RSS in bytes, by pid.
+        peak_pss: highest PSS of all processes, in bytes.
+        pss_interval: seconds between two readings of PSS.
+    """
+    events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    idle = [event for event in events if event["event"] == "idle"]
+    begun = [event["time"] for event in events if event["event"] == "round"]
+    results = [event["wrong"] for event in events if event["event"] == "result"]
+    if not results:
+        return Run(failure="it ended without a result")
+    if results[0]:
+        return Run(failure=f"the result is wrong: {results[0]}")
+    if len(begun) < 3 or not idle:
+        return Run(failure="it did not say when its rounds began")
+    rounds = tuple(later - earlier for earlier, later in pairwise(begun))
+    peak = peaks.get(idle[0]["pid"], 0)
+    return Run(begun[0] - began, rounds, idle[0]["rss"], peak, peak_pss, pss_interval)
+
+
+def last_error(log: Path) -> str:
+    """Return the line of a log that best explains a failure: the last one that names an error."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    errors = [line for line in lines if "Error" in line or "Exception" in line]
+    return (errors or [line for line in lines if line] or ["it said nothing"])[-1][:200]
+
+
+@contextmanager
+def _folders() -> Iterator[tuple[Path, Path]]:
+    """Make a folder for a run, on the disk of this checkout, and a short name of one in it.
+
+    Sockets have their paths cut off at 107 characters, and Ray uses 60 of them itself.
+    """
+    WORK.mkdir(exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="run-", dir=WORK, ignore_cleanup_errors=True) as name,
+        tempfile.TemporaryDirectory(prefix="p") as short,
+    ):
+        scratch = Path(name) / "tmp"
+        scratch.mkdir()
+        link = Path(short) / "t"
+        link.symlink_to(scratch)
+        yield Path(name), link

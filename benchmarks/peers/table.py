@@ -1,147 +1,141 @@
-"""The tables, as a terminal and as Markdown have them."""
+"""The table of a job for all contestants, and its chart."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from contestants import TITLES
-from record import Result, best
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from contestants import PEERS, Result
 
 from flstream.units import format_bytes
 
+FIGURES = {
+    "startup": ("start-up", "{:.1f} s"),
+    "round": ("round", "{:.3g} s"),
+    "tasks_a_second": ("tasks/s", "{:,.0f}"),
+    "server_over_idle": ("server", ""),
+    "peak_pss": ("all", ""),
+}
+"""Heading and format of each figure; bytes have an empty one."""
 
-class Grid(NamedTuple):
-    """A table before it is drawn: a title, the heads of columns, the cells of rows."""
+EXCHANGE_FIGURES = ("startup", "round", "server_over_idle", "peak_pss")
+RACE_FIGURES = ("startup", "round", "tasks_a_second", "peak_pss")
+COMPARED = ("round", "server_over_idle", "tasks_a_second")
+"""Figures beside which the ratio to the first row's stands."""
 
-    title: str
-    heads: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-    notes: list[str]
-
-
-EXCHANGE_HEADS = ("", "start-up", "round", "times", "server", "times", "all")
-RACE_HEADS = ("", "start-up", "round", "tasks/s", "share", "all")
-
-# What the project has set itself, at 256 MiB and two clients: by peer, how many times as long its
-# steady round has to be as flstream's; and for all, how many times the server's memory over idle.
+# Ratios at 256 MiB and two clients that the project has set itself: of the round, by peer, and of
+# the server's memory over idle.
 ROUND_TARGETS = {"nvflare": 8, "flower": 15}
 MEMORY_TARGET = 20
 
 
-def exchange_grid(title: str, results: Sequence[Result]) -> Grid:
-    """The exchange job: ratios are over the first row, flstream's."""
-    ours = results[0]
+class Grid(NamedTuple):
+    """A table of formatted cells, with notes under it."""
+
+    title: str
+    heads: list[str]
+    rows: list[list[str]]
+    notes: list[str]
+
+
+def grid(title: str, results: Sequence[Result], figures: Sequence[str]) -> Grid:
+    """Format the medians of all contestants; ratios are to the first one's."""
+    heads = [""]
+    for figure in figures:
+        heads += [FIGURES[figure][0], *(["times"] if figure in COMPARED else [])]
+    ours = results[0].medians
     rows = []
-    for each in results:
-        if not each.good:
-            rows.append((each.contestant.label, *_failed(EXCHANGE_HEADS)))
-            continue
-        round_ratio = server_ratio = ""
-        if each is not ours and ours.good:
-            round_ratio = _times(each.round / ours.round)
-            server_ratio = _times(each.server_over_idle / ours.server_over_idle)
-        rows.append(
-            (
-                each.contestant.label,
-                f"{each.startup:.1f} s",
-                f"{each.round:.2f} s",
-                round_ratio,
-                format_bytes(round(each.server_over_idle)),
-                server_ratio,
-                format_bytes(round(each.peak_pss)),
-            )
-        )
-    return Grid(title, EXCHANGE_HEADS, rows, [*_failures(results), *_verdicts(results)])
-
-
-def race_grid(title: str, results: Sequence[Result]) -> Grid:
-    """The job on digits: shares are of flstream's tasks a second."""
-    ours = results[0]
-    rows = []
-    for each in results:
-        if not each.good:
-            rows.append((each.contestant.label, *_failed(RACE_HEADS)))
-            continue
-        share = ""
-        if each is not ours and ours.good:
-            share = f"{each.tasks_a_second / ours.tasks_a_second:.2f}"
-        rows.append(
-            (
-                each.contestant.label,
-                f"{each.startup:.1f} s",
-                f"{each.round:.3f} s",
-                f"{each.tasks_a_second:,.0f}",
-                share,
-                format_bytes(round(each.peak_pss)),
-            )
-        )
-    return Grid(title, RACE_HEADS, rows, _failures(results))
-
-
-def _failed(heads: Sequence[str]) -> list[str]:
-    return ["failed", *[""] * (len(heads) - 2)]
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}"
-
-
-def _failures(results: Sequence[Result]) -> list[str]:
-    return [
-        f"{each.contestant.label}: {len(each.failures)} of {len(each.runs)} runs failed: "
-        + each.failures[-1]
-        for each in results
-        if each.failures
+    for result in results:
+        cells = [result.contestant.label]
+        for figure in figures if result.good else ():
+            value = result.medians[figure]
+            cells.append(formatted(figure, value))
+            if figure in COMPARED:
+                is_first = result is results[0] or not ours
+                cells.append("" if is_first else _times(value / ours[figure]))
+        if not result.good:
+            cells += ["failed", *[""] * (len(heads) - 2)]
+        rows.append(cells)
+    notes = [
+        f"{result.contestant.label}: {len(result.failures)} of {len(result.runs)} runs failed: "
+        + result.failures[-1]
+        for result in results
+        if result.failures
     ]
+    if ours and "server_over_idle" in figures:
+        notes += _verdicts(results)
+    return Grid(title, heads, rows, notes)
+
+
+def formatted(figure: str, value: float) -> str:
+    """Format a figure."""
+    template = FIGURES[figure][1]
+    return template.format(value) if template else format_bytes(round(value))
+
+
+def best(results: Sequence[Result], peer: str, figure: str) -> float | None:
+    """Return the least of a figure over the settings of a peer; None if none of them ran."""
+    of_peer = [each for each in results if each.contestant.peer == peer and each.good]
+    return min((result.medians[figure] for result in of_peer), default=None)
 
 
 def _verdicts(results: Sequence[Result]) -> list[str]:
-    """Ratios to the best settings of each peer, against the targets."""
-    ours = results[0]
-    if not ours.good:
-        return []
+    """Compare the best settings of each peer with the targets."""
     verdicts = []
     for peer, target in ROUND_TARGETS.items():
-        theirs, server = best(results, peer, "round"), best(results, peer, "server_over_idle")
-        if theirs is None or server is None:
-            continue
-        round_ratio, memory_ratio = theirs / ours.round, server / ours.server_over_idle
-        verdicts.append(
-            f"{TITLES[peer]} at its best takes {_against(round_ratio, target)} the time of a "
-            f"round, and {_against(memory_ratio, MEMORY_TARGET)} the server's memory over idle."
-        )
+        ratios = []
+        for figure, least in (("round", target), ("server_over_idle", MEMORY_TARGET)):
+            theirs = best(results, peer, figure)
+            if theirs is not None:
+                ratio = theirs / results[0].medians[figure]
+                missed = "" if ratio >= least else ", missed"
+                ratios.append(f"{_times(ratio)} times (target {least}{missed})")
+        if ratios:
+            verdicts.append(
+                f"{PEERS[peer].title} at its best takes {ratios[0]} the time of a round, and "
+                f"{ratios[1]} the server's memory over idle."
+            )
     return verdicts
 
 
-def _against(ratio: float, target: int) -> str:
-    missed = "" if ratio >= target else ", missed"
-    return f"{_times(ratio)} times (target {target}{missed})"
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}" if ratio >= 1 else f"{ratio:.2f}"
 
 
-def print_grid(console: Console, grid: Grid) -> None:
-    """Draw a table in a terminal: 80 columns are enough."""
-    table = Table(title=grid.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for head in grid.heads:
-        table.add_column(head, justify="right" if head else "left", no_wrap=True)
-    for row in grid.rows:
-        table.add_row(*row)
-    console.print(table)
-    for note in grid.notes:
-        console.print(note, markup=False, highlight=False)
-    console.print()
+def draw(path: Path, parts: Sequence[tuple[str, Sequence[Result], Sequence[str]]]) -> None:
+    """Write a PNG file with bars of figures: for each part its title, results and figures."""
+    from matplotlib.figure import Figure
+
+    from flstream.report.charts.style import save, styled
+
+    @styled()
+    def chart() -> None:
+        heights = [1.3 + 0.36 * len(results) for _, results, _ in parts]
+        figure = Figure(figsize=(14.0, sum(heights)))
+        figure.suptitle("flstream and its peers, medians", x=0, ha="left", fontsize=14)
+        rows = figure.subfigures(len(parts), height_ratios=heights, squeeze=False)[:, 0]
+        for row, (title, results, figures) in zip(rows, parts, strict=True):
+            row.suptitle(f"\n{title}", x=0, ha="left", fontsize=12, fontweight="bold")
+            # Start-up is in the table alone; all parts have as many columns.
+            for axes, name in zip(row.subplots(1, 3, sharey=True), figures[1:], strict=True):
+                _bars(axes, name, results)
+        save(figure, path)
+
+    chart()
 
 
-def markdown(grid: Grid) -> str:
-    """The table for a page."""
-    lines = [f"**{grid.title}**", "", _line(grid.heads), _line(["---"] * len(grid.heads))]
-    lines += map(_line, grid.rows)
-    lines += ["", *[f"{note}\n" for note in grid.notes]]
-    return "\n".join(lines)
+def _bars(axes: Any, figure: str, results: Sequence[Result]) -> None:
+    from flstream.report.charts.style import INK, series_color
 
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    axes.set_title(FIGURES[figure][0])
+    axes.grid(visible=False)
+    axes.tick_params(labelbottom=False, labelcolor=INK)
+    values = [result.medians.get(figure, 0.0) for result in results]
+    peers = list(PEERS)
+    colors = [series_color(peers.index(result.contestant.peer)) for result in results]
+    bars = axes.barh([result.contestant.label for result in results], values, 0.62, color=colors)
+    labels = [formatted(figure, value) if value else "failed" for value in values]
+    axes.bar_label(bars, labels, padding=6)
+    axes.set_xlim(0, max(values, default=0.0) or 1.0)
+    axes.set_ylim(len(results) - 0.5, -0.5)

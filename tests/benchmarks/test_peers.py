@@ -9,15 +9,14 @@ from pathlib import Path
 import contestants
 import psutil
 import pytest
-from contestants import EXCHANGE
-from record import Result, Run, best, read_journal
-from table import exchange_grid, markdown
+from contestants import EXCHANGE, Result, Run, read_journal
+from table import EXCHANGE_FIGURES, best, grid
 
 PEERS = Path(contestants.__file__).parent
 MIB = 1 << 20
 IDLE = {"event": "idle", "time": 12.0, "pid": 7, "rss": 300}
 RIGHT = {"event": "result", "time": 20.0, "wrong": ""}
-BROKEN = Run(0.0, (), 0, 0, 0, 0.0, "MemoryError: too large")
+BROKEN = Run(failure="MemoryError: too large")
 
 
 def run(round_seconds, over_idle):
@@ -56,7 +55,9 @@ def test_a_run_is_what_its_journal_says_or_has_failed(tmp_path, events, why):
 
 def test_medians_are_without_first_rounds_and_failures_and_the_best_is_over_settings():
     both = result("flstream", run([1.0, 2.0], 10), BROKEN, run([3.0, 6.0], 30))
-    assert (both.round, both.server_over_idle, both.failures) == (2.5, 20, [BROKEN.failure])
+    medians = both.medians
+    assert (medians["round"], medians["server_over_idle"]) == (2.5, 20)
+    assert both.failures == [BROKEN.failure]
     results = [both, result("nvflare", run([8.0], 900)), result("nvflare-offload", run([9.0], 5))]
     assert best(results, "nvflare", "round") == 8.0
     assert best(results, "nvflare", "server_over_idle") == 5
@@ -70,12 +71,13 @@ def test_the_table_has_ratios_misses_and_failures():
         result("flower", BROKEN),
         result("flower-1cpu", run([4.0], 160 * MIB)),
     ]
-    grid = exchange_grid("256 MiB exchanged, 2 clients", results)
-    assert [row[3] for row in grid.rows] == ["", "10", "", "8.0"]
-    assert grid.rows[2][1] == "failed"
+    table = grid("256 MiB exchanged, 2 clients", results, EXCHANGE_FIGURES)
+    assert [row[3] for row in table.rows] == ["", "10", "", "8.0"]
+    assert table.rows[2][1] == "failed"
     for words in ("1 of 1 runs failed: MemoryError", "10 times (target 8)", "(target 15, missed)"):
-        assert words in " ".join(grid.notes)
-    assert "| 1.0 s | 4.00 s | 8.0 | 160 MiB | 10 | 512 MiB |" in markdown(grid)
+        assert words in " ".join(table.notes)
+    due = ["1.0 s", "4 s", "8.0", "160 MiB", "10", "512 MiB"]
+    assert table.rows[3][1:] == due
 
 
 RUNS_IT = """

@@ -1,6 +1,6 @@
 """The job on digits in pfl-research's simulated backend: one process, PyTorch.
 
-python pfl_race.py CLIENTS ROUNDS
+python pfl_peer.py CLIENTS ROUNDS
 """
 
 # mypy: disable-error-code="import-not-found, misc"
@@ -11,9 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 
-import digits
 import torch
-from journal import note_idle, note_result, note_round
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -24,6 +22,7 @@ from pfl.data.sampling import MinimizeReuseUserSampler
 from pfl.hyperparam.base import NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
+from task import COHORT, LEARNING_RATE, STEPS, digits, note, note_idle, site_digits, wrong_digits
 
 
 class Softmax(torch.nn.Module):
@@ -50,14 +49,14 @@ class RoundNotes(TrainingProcessCallback):
 
     def on_train_begin(self, *, model: PyTorchModel) -> Metrics:
         """Note the first."""
-        note_round(1)
+        note("round", number=1)
         return Metrics()
 
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
         """Note the next."""
-        note_round(central_iteration + 2)
+        note("round", number=central_iteration + 2)
         return False, Metrics()
 
 
@@ -66,12 +65,12 @@ def main(clients: int, rounds: int) -> None:
     # For a model as small as this one, threads cost more than they bring.
     torch.set_num_threads(1)
     note_idle()
-    data = digits.load()
+    digits()
 
     @functools.cache
     def site(index: int) -> Dataset:
         # Kept, as flstream's job keeps each site's digits for as long as its process lives.
-        images, labels = (torch.from_numpy(array) for array in data.of_site(index))
+        images, labels = (torch.from_numpy(array) for array in site_digits(index))
         return Dataset(raw_data=(images, labels), user_id=str(index))
 
     sites = FederatedDataset(site, MinimizeReuseUserSampler(list(range(clients))))
@@ -85,20 +84,21 @@ def main(clients: int, rounds: int) -> None:
             central_optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
         ),
         model_train_params=NNTrainHyperParams(
-            local_num_epochs=digits.STEPS,
-            local_learning_rate=digits.LEARNING_RATE,
+            local_num_epochs=STEPS,
+            local_learning_rate=LEARNING_RATE,
             local_batch_size=None,
         ),
         # The cohort is evaluated in the first round alone; that round is not counted.
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=rounds,
             evaluation_frequency=rounds,
-            train_cohort_size=digits.COHORT,
+            train_cohort_size=COHORT,
             val_cohort_size=None,
         ),
         callbacks=[RoundNotes()],
     )
-    note_result(digits.check(module.weight.detach().numpy(), module.bias.detach().numpy()))
+    wrong = wrong_digits(module.weight.detach().numpy(), module.bias.detach().numpy())
+    note("result", wrong=wrong)
 
 
 if __name__ == "__main__":
