@@ -26,7 +26,6 @@ from streams import Model, Run, measure
 
 from flstream.units import format_bytes
 
-LOADERS = Path(__file__).parent / "loaders_job"
 # Times that a round and the machine's limits are measured in turn.
 REPEAT = 5
 
@@ -148,29 +147,7 @@ def process_seconds(*arguments: str) -> float:
     return time.perf_counter() - began
 
 
-def loaders(folder: Path, scale: int) -> Iterator[Row]:
-    """Measure first epochs of DataLoaders with two workers in two sites and two plain processes.
-
-    A site's process is forked from one that has imported torch; its loaders' workers are forked
-    from it in turn, as they are from any other process on Linux.
-    """
-    command = [sys.executable, str(LOADERS / "epochs.py")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as sites have it
-    sites: list[float] = []
-    plain: list[float] = []
-    for _ in range(max(REPEAT // scale, 1)):
-        events = run(LOADERS, folder).events
-        sites += [e["metrics"]["seconds"] for e in events if e["kind"] == "site_update"]
-        processes = [
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-            for _ in range(2)
-        ]
-        plain += [float(process.communicate()[0]) for process in processes]
-    what, beside = "epoch of a DataLoader with 2 workers, in a site", "in a plain process"
-    yield Row(what, statistics.median(sites), "s", statistics.median(plain), beside, most=1.3)
-
-
-PARTS: list[Part] = [startup, virtual_clients, growth, phases, flat_memory, loaders]
+PARTS: list[Part] = [startup, virtual_clients, growth, phases, flat_memory]
 
 
 if __name__ == "__main__":

@@ -20,10 +20,15 @@ from running import JOBS, compare, run
 from flstream.units import format_bytes
 
 SCIENCE = Path(__file__).parent / "science_job"
-OWN_TESTS = ("clients.count=10", "train.args.alpha=0.1", "train.args.test=own", "rounds=10")
-REACHED = 0.95
-# Rounds of science_job/digits.conf.
-_MOST_ROUNDS = 60
+TEN_SITES = ("clients.count=10", "train.args.alpha=0.1", "checkpoints.keep=1")
+REACHED, MOST_ROUNDS = 0.95, 60
+PLAIN_SGD = (
+    *TEN_SITES,
+    "train.args.lr=0.1",
+    "train.args.momentum=0",  # as SCAFFOLD asks for
+    f"rounds={MOST_ROUNDS}",
+    f"stop_when=accuracy >= {REACHED}",
+)
 
 WORKFLOWS = {
     "fedavg": (),
@@ -107,12 +112,12 @@ def rounds_to(folder: Path, scale: int) -> Iterator[Row]:
         counts = [
             summary["rounds_completed"]
             if max(row["accuracy"] for row in summary["metrics"]) >= REACHED
-            else _MOST_ROUNDS + 1
-            for summary in summaries(folder, SCIENCE / "digits.conf", scale, *settings)
+            else MOST_ROUNDS + 1
+            for summary in summaries(folder, JOBS / "digits", scale, *PLAIN_SGD, *settings)
         ]
         median = statistics.median(counts)
         plain = plain or median
-        spelled = (str(n) if n <= _MOST_ROUNDS else f"over {_MOST_ROUNDS}" for n in counts)
+        spelled = (str(n) if n <= MOST_ROUNDS else f"over {MOST_ROUNDS}" for n in counts)
         what = f"digits, alpha 0.1, rounds to {REACHED}: {name}"
         yield Row(what, median, "rounds", plain, "fedavg", spread=f"({', '.join(spelled)})")
 
@@ -156,13 +161,14 @@ def personal(folder: Path, scale: int) -> Iterator[Row]:
     """
     ditto = "workflow.type=ditto", "workflow.args.ditto_lambda=0.1"
     fedper = "workflow.type=fedper", 'workflow.args.personal=["^layers.7"]'
+    own_tests = (*TEN_SITES, "train.args.test=own", "rounds=10")
     plain = 0.0
     for settings, models in (
         (ditto, {"accuracy": "fedavg", "personal_accuracy": "ditto, lambda 0.1"}),
         ((*ditto, "workflow.args.ditto_lambda=0"), {"personal_accuracy": "alone, lambda 0"}),
         (fedper, {"accuracy": "fedper: the last layer is the site's own"}),
     ):
-        ended = summaries(folder, JOBS / "digits", scale, *OWN_TESTS, *settings)
+        ended = summaries(folder, JOBS / "digits", scale, *own_tests, *settings)
         for metric, what in models.items():
             values = [float(summary["metrics"][-1][metric]) for summary in ended]
             median = statistics.median(values)

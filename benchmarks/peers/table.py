@@ -24,11 +24,6 @@ RACE_FIGURES = ("startup", "round", "tasks_a_second", "peak_pss")
 COMPARED = ("round", "server_over_idle", "tasks_a_second")
 """Figures beside which the ratio to the first row's stands."""
 
-# Ratios at 256 MiB and two clients that the project has set itself: of the round, by peer, and of
-# the server's memory over idle.
-ROUND_TARGETS = {"nvflare": 8, "flower": 15}
-MEMORY_TARGET = 20
-
 
 class Grid(NamedTuple):
     """A table of formatted cells, with notes under it."""
@@ -63,8 +58,6 @@ def grid(title: str, results: Sequence[Result], figures: Sequence[str]) -> Grid:
         for result in results
         if result.failures
     ]
-    if ours and "server_over_idle" in figures:
-        notes += _verdicts(results)
     return Grid(title, heads, rows, notes)
 
 
@@ -72,31 +65,6 @@ def formatted(figure: str, value: float) -> str:
     """Format a figure."""
     template = FIGURES[figure][1]
     return template.format(value) if template else format_bytes(round(value))
-
-
-def best(results: Sequence[Result], peer: str, figure: str) -> float | None:
-    """Return the least of a figure over the settings of a peer; None if none of them ran."""
-    of_peer = [each for each in results if each.contestant.peer == peer and each.good]
-    return min((result.medians[figure] for result in of_peer), default=None)
-
-
-def _verdicts(results: Sequence[Result]) -> list[str]:
-    """Compare the best settings of each peer with the targets."""
-    verdicts = []
-    for peer, target in ROUND_TARGETS.items():
-        ratios = []
-        for figure, least in (("round", target), ("server_over_idle", MEMORY_TARGET)):
-            theirs = best(results, peer, figure)
-            if theirs is not None:
-                ratio = theirs / results[0].medians[figure]
-                missed = "" if ratio >= least else ", missed"
-                ratios.append(f"{_times(ratio)} times (target {least}{missed})")
-        if ratios:
-            verdicts.append(
-                f"{PEERS[peer].title} at its best takes {ratios[0]} the time of a round, and "
-                f"{ratios[1]} the server's memory over idle."
-            )
-    return verdicts
 
 
 def _times(ratio: float) -> str:

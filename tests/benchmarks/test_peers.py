@@ -10,7 +10,7 @@ import contestants
 import psutil
 import pytest
 from contestants import EXCHANGE, Result, Run, read_journal
-from table import EXCHANGE_FIGURES, best, grid
+from table import EXCHANGE_FIGURES, grid
 
 PEERS = Path(contestants.__file__).parent
 MIB = 1 << 20
@@ -53,18 +53,14 @@ def test_a_run_is_what_its_journal_says_or_has_failed(tmp_path, events, why):
         assert found == Run(3.0, (4.0, 1.5, 2.0), 300, 1000, 5000, 0.1)
 
 
-def test_medians_are_without_first_rounds_and_failures_and_the_best_is_over_settings():
+def test_medians_are_without_first_rounds_and_failures():
     both = result("flstream", run([1.0, 2.0], 10), BROKEN, run([3.0, 6.0], 30))
     medians = both.medians
     assert (medians["round"], medians["server_over_idle"]) == (2.5, 20)
     assert both.failures == [BROKEN.failure]
-    results = [both, result("nvflare", run([8.0], 900)), result("nvflare-offload", run([9.0], 5))]
-    assert best(results, "nvflare", "round") == 8.0
-    assert best(results, "nvflare", "server_over_idle") == 5
-    assert best(results, "flower", "round") is None
 
 
-def test_the_table_has_ratios_misses_and_failures():
+def test_the_table_has_ratios_and_failures():
     results = [
         result("flstream", run([0.5], 16 * MIB)),
         result("nvflare-offload", run([5.0], 1600 * MIB)),
@@ -74,8 +70,7 @@ def test_the_table_has_ratios_misses_and_failures():
     table = grid("256 MiB exchanged, 2 clients", results, EXCHANGE_FIGURES)
     assert [row[3] for row in table.rows] == ["", "10", "", "8.0"]
     assert table.rows[2][1] == "failed"
-    for words in ("1 of 1 runs failed: MemoryError", "10 times (target 8)", "(target 15, missed)"):
-        assert words in " ".join(table.notes)
+    assert "1 of 1 runs failed: MemoryError" in " ".join(table.notes)
     due = ["1.0 s", "4 s", "8.0", "160 MiB", "10", "512 MiB"]
     assert table.rows[3][1:] == due
 

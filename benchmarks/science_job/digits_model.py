@@ -1,1 +1,0 @@
-../../jobs/digits/model.py
