@@ -69,6 +69,17 @@ def test_what_only_a_run_would_meet_is_named_with_what_is_wrong_with_the_code(
     assert max(map(len, done.stderr.splitlines())) < 1500  # a long exception is shown in part
 
 
+def test_a_learner_is_imported_and_has_to_train_or_to_evaluate(flstream_here, write_job):
+    path = write_job()
+    (path.parent / "mine.py").write_text("class Net:\n    def fit(self, model): ...\n")
+    take = ("--set", "train.script=null", "--set", "train.learner=mine:Net")
+    done = flstream_here("validate", path, *take)
+    assert done.returncode == 2
+    assert "must be a class with train(model) or a class with evaluate(model)" in done.stderr
+    (path.parent / "mine.py").write_text("class Net:\n    def train(self, model): ...\n")
+    assert flstream_here("validate", path, *take).returncode == 0
+
+
 def test_a_workflow_of_ones_own_is_imported_and_its_arguments_are_checked(flstream_here, write_job):
     path = write_job(text='workflow { type = "relay.py:relay", args { hops = 3 } }')
     (path.parent / "relay.py").write_text(

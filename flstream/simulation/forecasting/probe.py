@@ -21,11 +21,12 @@ import msgspec
 import psutil
 
 from flstream.client.alias import install as install_alias
+from flstream.client.run_learner import Evaluates, Trains
 from flstream.engines.fork_server import host_for
 from flstream.engines.processes import ProcessHost
-from flstream.errors import FlstreamError, LayoutError, ModelError
+from flstream.errors import FlstreamError, LayoutError, ModelError, UsageError
 from flstream.job import Job
-from flstream.job.code import make_importable
+from flstream.job.code import check, load, make_importable
 from flstream.model.fitted import Arranged, Differences
 from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout, parse_header
@@ -127,6 +128,8 @@ def _main(job: Job, device: str | None, launcher: socket.socket) -> None:
     own = max(psutil.Process().memory_full_info().uss - before, 0)
     answer = _Answer(imports=Imports(psutil.Process(os.getppid()).memory_info().rss, own))
     try:
+        if job.train.learner is not None:
+            _check_learner(job.train.learner)
         if job.model.factory is not None:
             layout, _ = layout_on(job.model.factory, job.model.args, job.seed, device)
             answer = _Answer(layout.plain_header[8:], answer.imports)
@@ -145,6 +148,17 @@ def _import_modules_of(source: Path) -> None:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 with suppress(Exception, SystemExit):
                     exec(compile(ast.Module([node], []), str(source), "exec"), {})
+
+
+def _check_learner(named: str) -> None:
+    where = f"train.learner {named}"
+    with suppress(ModuleNotFoundError):  # which validate lists by itself
+        try:
+            check(load(named), where, Trains, Evaluates)
+        except (FlstreamError, ModuleNotFoundError):
+            raise
+        except Exception as error:
+            raise UsageError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def _limit_memory() -> int:
