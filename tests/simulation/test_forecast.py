@@ -26,7 +26,7 @@ WAYS = {
     "a process each": [],
     "fewer processes, and a part of each update": [
         "clients.count=5", "clients.parallel=2", "aggregation.exclude=[b]",
-        "filters.up=[svt_privacy, { type = exclude_vars, exclude_vars = [steps] }]",
+        "filters.up=[svt_privacy, { type = exclude_vars, args { exclude_vars = [steps] } }]",
     ],
     "mapped": ["streaming.mode=map"],
 }  # fmt: skip

@@ -37,6 +37,8 @@ exchange_client, digits_client = ClientApp(), ClientApp()
 @exchange_client.train()
 def add_number(message: Message, context: Context) -> Message:
     """Add the client's number, and send the weights back."""
+    import torch  # noqa: F401  # without which Flower's record refuses, in an actor's process
+
     params = message.content["arrays"].to_torch_state_dict()
     add(params, int(context.node_config["partition-id"]) + 1)
     return answer(message, ArrayRecord(params), 1)
