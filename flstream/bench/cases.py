@@ -12,7 +12,7 @@ from typing import NamedTuple
 import flstream
 from flstream.errors import UsageError
 from flstream.job import Job, load_job
-from flstream.job.link import parse_link
+from flstream.job.network_section import parse_link
 from flstream.simulation.forecasting.forecast import forecast, plain_layout
 from flstream.units import format_bytes
 

@@ -1,11 +1,13 @@
-"""Section of the job file that says what the links of the sites are like."""
+"""Emulated links of the sites: as a section, as a text on a command line, as traces in a file."""
 
 from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import Annotated, Any, Literal, NamedTuple
@@ -22,32 +24,22 @@ from pydantic import (
     ValidationInfo,
 )
 
-from flstream.job.fields import Allowed, Real, Section
+from flstream.errors import UsageError
+from flstream.job.csv_rows import csv_rows
+from flstream.job.fields import Allowed, Real, Section, read_number
 from flstream.job.files import ExistingFile
-from flstream.job.link import (
-    DELAY,
-    LEAST_RATE,
-    LOSS,
-    MOST_RATE,
-    MOST_SECONDS,
-    RATE,
-    NetworkLink,
-    TracePoint,
-    read_delay,
-    read_loss,
-    read_rate,
-    read_traces,
-)
+from flstream.job.link import NetworkLink, TracePoint
 from flstream.job.problems import Problem, RefusedValueError, given, must_be
 from flstream.job.site_names import site_of
-from flstream.units import format_bits_exact, format_seconds_exact
-
-LINK_KEYS = ("up", "down", "latency", "jitter", "loss")
-"""Keys of the values of a link."""
+from flstream.units import format_bits_exact, format_seconds_exact, parse_rate, parse_seconds
 
 _TRACE_FILE = ExistingFile((".csv",))
-_SPREADS = "{ distribution = lognormal, median, sigma }, { distribution = uniform, low, high }"
-_IN_UNITS = ("median", "low", "high")
+_COLUMNS = ("site", "seconds", "up", "down", "latency")
+# Points that are closer to each other would cost more than they say.
+_LEAST_STEP = 1e-3
+_GRAMMAR = (
+    "RATE[/RATE][,LATENCY[,JITTER[,LOSS]]], such as 10Mbit,50ms or 10Mbit/100Mbit,50ms,5ms,1%"
+)
 
 
 class Lognormal(Section):
@@ -87,54 +79,84 @@ _Drawn = Annotated[
     | Annotated[Uniform, Tag("uniform")],
     Discriminator(_which),
 ]
+_SPREADS = "{ distribution = lognormal, median, sigma }, { distribution = uniform, low, high }"
+_IN_UNITS = ("median", "low", "high")
 
 
 @dataclass(frozen=True)
 class _Quantity(GroupedMetadata):
-    """A value of a link in its unit, or a distribution of it."""
+    """Type of a value of a link in its unit, or of a distribution of it."""
 
     parse: Callable[[Any], float]
     render: Callable[[float], Any]
-    allowed: str
     least: float
-    """Least value that a site may draw."""
     most: float
+    most_drawn: float
+    allowed: str
 
     def __iter__(self) -> Iterator[Any]:
-        yield BeforeValidator(self._read)
+        yield BeforeValidator(self._validate)
         yield PlainSerializer(self._written, when_used="json")
         yield Allowed(f"{self.allowed}, or {_SPREADS}", ("string", "number", "object"))
 
-    def _read(self, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value if isinstance(value, Section) else self._number("", value)
-        read = {
-            name: self._number(name, number) if name in _IN_UNITS else number
-            for name, number in value.items()
-        }
-        if {"low", "high"} <= read.keys() and read["high"] < read["low"]:
-            raise RefusedValueError(Problem("high", given(value["high"]), "at least low"))
-        return read
+    def read(self, value: Any) -> float:
+        """Return the number of a value, or raise a ValueError that says what is one."""
+        with suppress(ValueError):
+            if self.least <= (number := self.parse(value)) <= self.most:
+                return number
+        raise ValueError(f"must be {self.allowed}")
 
-    def _number(self, name: str, value: Any) -> float:
-        try:
-            return self.parse(value)
-        except ValueError:
-            words = self.allowed if name else f"{self.allowed}, or {_SPREADS}"
-            raise RefusedValueError(Problem(name, given(value), words)) from None
+    def _validate(self, value: Any) -> Any:
+        if isinstance(value, Section):
+            return value
+        spread, allowed = (value, self.allowed) if isinstance(value, Mapping) else ({"": value}, "")
+        numbers = dict(spread)
+        for name in spread.keys() & {"", *_IN_UNITS}:
+            try:
+                numbers[name] = self.read(spread[name])
+            except ValueError:
+                words = allowed or f"{self.allowed}, or {_SPREADS}"
+                raise RefusedValueError(Problem(name, given(spread[name]), words)) from None
+        if numbers.get("high", math.inf) < numbers.get("low", -math.inf):
+            raise RefusedValueError(Problem("high", given(spread["high"]), "at least low"))
+        return numbers.get("", numbers)
 
     def _written(self, value: Any) -> Any:
         if not isinstance(value, Section):
             return self.render(value)
-        return {
-            name: self.render(number) if name in _IN_UNITS else number
-            for name, number in value.model_dump().items()
-        }
+        values = value.model_dump()
+        return values | {name: self.render(values[name]) for name in values.keys() & {*_IN_UNITS}}
 
 
-_RATE = _Quantity(read_rate, format_bits_exact, RATE, LEAST_RATE, MOST_RATE)
-_DELAY = _Quantity(read_delay, format_seconds_exact, DELAY, 0.0, MOST_SECONDS)
-_LOSS = _Quantity(read_loss, float, LOSS, 0.0, 0.999)
+def _fraction(value: str | int | float) -> float:
+    """Return a fraction, also of ``1%``."""
+    text = str(value).strip()
+    number = read_number(text.removesuffix("%"))
+    if isinstance(number, str):
+        raise ValueError("it is no number")
+    return float(number) / 100 if text.endswith("%") else float(number)
+
+
+# A slower link would be silent for longer than peers wait.
+_RATE = _Quantity(
+    parse_rate,
+    format_bits_exact,
+    1e3,
+    1e12,
+    1e12,
+    "a rate from 1 kbit/s to 1 Tbit/s, such as 10 Mbit",
+)
+_DELAY = _Quantity(
+    parse_seconds, format_seconds_exact, 0, 60, 60, "a duration from 0 to 60 s, such as 50 ms"
+)
+_LOSS = _Quantity(
+    _fraction,
+    float,
+    0,
+    math.nextafter(1, 0),
+    0.999,
+    "a fraction from 0 to below 1, such as 0.01 or 1%",
+)
 _QUANTITIES = {"up": _RATE, "down": _RATE, "latency": _DELAY, "jitter": _DELAY, "loss": _LOSS}
 
 
@@ -178,17 +200,66 @@ class Traces(NamedTuple):
     sites: Mapping[str, tuple[TracePoint, ...]]
 
 
-def _read(value: Any, info: ValidationInfo) -> Traces:
+def _traces(value: Any, info: ValidationInfo) -> Traces:
+    """Read a file of traces.
+
+    Raises:
+        ValueError: There is a mistake in it; the message names the file, and the line.
+    """
     if isinstance(value, Traces):
         return value
     try:
         path = _TRACE_FILE.parse(value, info)
     except ValueError as error:
         raise must_be(_TRACE_FILE.allowed, str(error)) from error
-    return Traces(path, read_traces(path))
+    traces: dict[str, list[TracePoint]] = {}
+    for where, cells in csv_rows(path):
+        if not {"site", "seconds"} <= cells.keys() <= {*_COLUMNS}:
+            raise ValueError(
+                f"{path}, line 1: the columns are {', '.join(cells)}; they have to be "
+                f"{', '.join(_COLUMNS[:2])}, and any of {', '.join(_COLUMNS[2:])}"
+            )
+        for name in ("site", "seconds"):
+            if not cells[name]:
+                raise ValueError(f"{where} {name} is missing")
+        site = cells.pop("site")
+        numbers: dict[str, Any] = {name: _cell(name, cells[name], where) for name in cells}
+        points, point = traces.setdefault(site, []), TracePoint(**numbers)
+        if not points and point.seconds:
+            raise ValueError(f"{where} the trace of {site} has to begin at 0 seconds")
+        if points and point.seconds < points[-1].seconds + _LEAST_STEP:
+            raise ValueError(
+                f"{where} seconds of {site} is {point.seconds:g} after {points[-1].seconds:g}; "
+                "each row has to be at least a millisecond later than the one before"
+            )
+        points.append(point)
+    if not traces:
+        raise ValueError(f"{path} has no rows; write one for each site and time")
+    for site, points in traces.items():
+        for way in ("up", "down"):
+            if all(getattr(point, way) == 0 for point in points):
+                raise ValueError(f"{path}: {way} of {site} is 0 at all times; give it a rate once")
+    return Traces(path, {site: tuple(points) for site, points in traces.items()})
 
 
-def _as_written(links: Mapping[str, LinkSection]) -> dict[str, Any]:
+def _cell(name: str, text: str, where: str) -> float | None:
+    """Return the number of a cell; an empty one leaves to the job file what it stands for."""
+    parse = {"seconds": parse_seconds, "latency": _DELAY.read}.get(name, _rate_or_none)
+    try:
+        return parse(text) if text else None
+    except ValueError as error:
+        raise ValueError(f"{where} {name} is {text!r}, and {error}") from None
+
+
+def _rate_or_none(text: str) -> float:
+    """Return a rate, which may be 0 for a while."""
+    rate = parse_rate(text)
+    if rate > _RATE.most or 0 < rate < 1:
+        raise ValueError("must be 0, or a rate from 1 bit/s to 1 Tbit/s")
+    return rate
+
+
+def _written(links: Mapping[str, LinkSection]) -> dict[str, Any]:
     return {site: link.model_dump(mode="json", exclude_unset=True) for site, link in links.items()}
 
 
@@ -202,18 +273,15 @@ class NetworkSection(LinkSection):
 
     sites: Annotated[
         dict[Annotated[str, AfterValidator(site_of)], LinkSection],
-        PlainSerializer(_as_written, when_used="json"),
-        Allowed(
-            f"a section for each site with any of {', '.join(LINK_KEYS)}",
-            ("object",),
-        ),
+        PlainSerializer(_written, when_used="json"),
+        Allowed(f"a section for each site with any of {', '.join(_QUANTITIES)}", ("object",)),
     ] = Field(default_factory=dict)
     """The same keys for single sites, in the place of those above: `{ site-1 { up = 1 Mbit } }`."""
 
     traces: (
         Annotated[
             Any,
-            PlainValidator(_read),
+            PlainValidator(_traces),
             PlainSerializer(lambda traces: str(traces.path), when_used="json"),
             Allowed(
                 "the path of a CSV file with the columns site, seconds, and up, down or latency"
@@ -231,8 +299,9 @@ class NetworkSection(LinkSection):
     @property
     def is_on(self) -> bool:
         """Whether links are emulated."""
-        values = (*(getattr(self, key) for key in LINK_KEYS), self.traces)
-        return bool(self.sites) or any(value is not None for value in values)
+        return bool(self.sites) or any(
+            getattr(self, key) is not None for key in (*_QUANTITIES, "traces")
+        )
 
     def link(self, site: str, seed: int) -> NetworkLink:
         """Return the link of a site.
@@ -241,17 +310,16 @@ class NetworkSection(LinkSection):
             site: Name of the site.
             seed: Seed of the job.
         """
-        own, drawn = self.sites.get(site), {}
+        own, values = self.sites.get(site), dict[str, Any]()
         for key, quantity in _QUANTITIES.items():
             is_own = own is not None and key in own.model_fields_set
             value = getattr(own if is_own else self, key)
             if isinstance(value, Lognormal | Uniform):
-                value = min(max(value.at(_number(seed, key, site)), quantity.least), quantity.most)
+                value = value.at(_number(seed, key, site))
+                value = min(max(value, quantity.least), quantity.most_drawn)
             if value is not None:
-                drawn[key] = value
-        link = NetworkLink(**drawn)
-        traces = {} if self.traces is None else self.traces.sites
-        return replace(link, trace=traces[site]) if site in traces else link
+                values[key] = value
+        return NetworkLink(**values, trace=self.traces.sites.get(site, ()) if self.traces else ())
 
     def links(self, sites: Iterable[str], seed: int) -> dict[str, NetworkLink]:
         """Return the links of sites by their names; none where nothing is emulated.
@@ -269,3 +337,28 @@ def _number(seed: int, key: str, site: str) -> float:
     # Odd multiples of 2**-53, so neither 0 nor 1.
     word = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
     return (word >> 12 << 1 | 1) * 2.0**-53
+
+
+def parse_link(text: str) -> NetworkLink:
+    """Parse a link of a command line, such as ``10Mbit,50ms`` or ``10Mbit/100Mbit,50ms,5ms,1%``.
+
+    Args:
+        text: Rate up and down, or the rates up and down with a slash between them; then latency,
+            jitter and loss, as far as they are given, with commas between them. A part may be left
+            empty: ``,50ms`` limits no rate.
+
+    Raises:
+        UsageError: It is no such text; the message says what is wrong, and how to write it.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    rates = re.sub(r"/\s*s\s*(?=/|$)", "", parts[0], flags=re.IGNORECASE).split("/")
+    if len(parts) > 4 or len(rates) > 2 or not any(parts):
+        raise UsageError(f"{text!r} is no link; write {_GRAMMAR}")
+    values: dict[str, Any] = {}
+    for key, part in zip(_QUANTITIES, [rates[0], rates[-1], *parts[1:]], strict=False):
+        try:
+            if part.strip():
+                values[key] = _QUANTITIES[key].read(part)
+        except ValueError as error:
+            raise UsageError(f"{part!r} in the link {text!r} {error}; write {_GRAMMAR}") from None
+    return NetworkLink(**values)

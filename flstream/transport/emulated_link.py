@@ -226,15 +226,11 @@ class EmulatedLink:
         self._link = link
         self._parts = (seed, "network", site)
         self._began = began
-        ups = [link.up if each.up is None else each.up for each in link.trace]
-        downs = [link.down if each.down is None else each.down for each in link.trace]
-        rates = {"up": ups or [link.up], "down": downs or [link.down]}
         self.lines = {
-            way: SerialLine(self._steps([_bytes_a_second(rate) for rate in rates[way]]), began)
-            for way in rates
+            way: SerialLine(self._steps([*map(_bytes_a_second, rates)]), began)
+            for way, rates in (("up", link.values("up")), ("down", link.values("down")))
         }
-        slow = [link.latency if each.latency is None else each.latency for each in link.trace]
-        self._latency = self._steps(slow or [link.latency])
+        self._latency = self._steps(link.values("latency"))
 
     def latency_at(self, now: float) -> float:
         """Return the seconds that a byte travels that leaves now."""

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flstream.errors import UsageError
-from flstream.job.link import NetworkLink, TracePoint, parse_link
+from flstream.job.link import NetworkLink, TracePoint
+from flstream.job.network_section import parse_link
 
 MBIT = 1e6
 
@@ -92,7 +93,7 @@ def test_a_trace_says_how_a_link_changes(load, folder):
         ("site,seconds,up,up\n", "line 1: the columns are site, seconds, up, up"),
         ("site,seconds,up\n", "has no rows"),
         ("site,seconds,up\nsite-1,0\n", "line 2: 2 columns instead of 3"),
-        ("site,seconds,up\n,0,1\n", "line 2: the site is missing"),
+        ("site,seconds,up\n,0,1\n", "line 2: site is missing"),
         ("site,seconds,up\nsite-1,,1\n", "line 2: seconds is missing"),
         ("site,seconds,up\nsite-1,x,1\n", "line 2: seconds is 'x', and must be a duration"),
         ("site,seconds,up\nsite-1,nan,1\n", "line 2: seconds is 'nan'"),
