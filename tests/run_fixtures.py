@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from flstream.engines.fork_server import host_for
-from flstream.engines.imports import LIBRARIES, LibraryImport, render_imports
+from flstream.engines.imports import LIBRARIES, render_imports
 from flstream.engines.processes import ProcessHost
 from flstream.job import Job, load_job
 from flstream.runs.resume import ResumePoint, plan_resume
@@ -36,7 +36,7 @@ def build(elements=1000):
     }
 """
 
-COMMON_IMPORTS = [LibraryImport("numpy", []), LibraryImport("torch._dynamo", [])]
+COMMON_IMPORTS = [("numpy", []), ("torch._dynamo", [])]
 
 LOCAL = ("engine.type=local",)
 """The engine of tests that watch or kill processes, measure memory, or need parallel workers."""

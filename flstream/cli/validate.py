@@ -106,7 +106,7 @@ def _plan(path: Path, job: Job) -> tuple[Probe, Forecast]:
     """
     from flstream.errors import CheckpointError, ModelError, UsageError
     from flstream.job import JobError, Problem
-    from flstream.job.missing_modules import missing_modules
+    from flstream.job.imports import missing_modules
     from flstream.simulation.forecasting.forecast import forecast
     from flstream.simulation.forecasting.probe import probe
 

@@ -14,10 +14,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
 
 from flstream.errors import SimulationError
-from flstream.job.imports import all_imports, files_beside, own_files, top_level_imports
+from flstream.job.imports import own_files
 
 LIBRARIES = "FLSTREAM_LIBRARIES"
 """Environment variable with the imports for the fork server, from :func:`render_imports`."""
@@ -44,16 +43,8 @@ FORK_SAFE = frozenset({"numpy", "pandas", "PIL", "scipy", "sklearn"})
 _OPTIMIZERS_IMPORT = "torch._dynamo"
 
 
-class LibraryImport(NamedTuple):
-    """An import statement for a library.
-
-    Attributes:
-        module: name of the imported module, such as ``sklearn.datasets``.
-        names: names imported from the module, some of which may be modules too.
-    """
-
-    module: str
-    names: list[str]
+LibraryImport = tuple[str, Sequence[str]]
+"""A module, such as ``sklearn.datasets``, and the names imported from it."""
 
 
 def library_imports(source: Path) -> list[LibraryImport]:
@@ -70,22 +61,16 @@ def library_imports(source: Path) -> list[LibraryImport]:
     Returns:
         The imports of fork-safe libraries, in the order in which they were found.
     """
-    found: list[LibraryImport] = []
-    uses_optimizer = False
-    files = [source]
-    for path in files:  # grows while modules beside the source are found
-        with suppress(OSError, SyntaxError, ValueError):
-            text = path.read_bytes()
-            uses_optimizer |= b"optim" in text
-            head = ast.Module([*takewhile(_sets_nothing, ast.parse(text).body)], [])
-            for _, module, names in top_level_imports(head):
-                statement = LibraryImport(module, names)
-                own = files_beside(source.parent, module, names)
-                files += [file for file in own if file not in files]
-                if not own and module.partition(".")[0] in FORK_SAFE:
-                    found.append(statement)
-    if uses_optimizer:
-        found.append(LibraryImport(_OPTIMIZERS_IMPORT, []))
+    files = own_files(source, part=lambda tree: takewhile(_sets_nothing, tree.body))
+    found: list[LibraryImport] = [
+        (each.module, each.names)
+        for others in files.values()
+        for each in others
+        if each.module.partition(".")[0] in FORK_SAFE
+    ]
+    with suppress(OSError):
+        if any(b"optim" in path.read_bytes() for path in files):
+            found.append((_OPTIMIZERS_IMPORT, []))
     return found
 
 
@@ -99,13 +84,14 @@ def preloaded_imports(source: Path | None, libraries: Sequence[str]) -> list[Lib
         source: Path of the training code's file; None for that of an installed module.
         libraries: Names of the libraries.
     """
-    found = [LibraryImport(each, []) for each in libraries]
-    for path in own_files(source) if source is not None and libraries else []:
-        with suppress(OSError, SyntaxError, ValueError):
-            for _, module, names in all_imports(ast.parse(path.read_bytes())):
-                if any(module == each or module.startswith(f"{each}.") for each in libraries):
-                    found.append(LibraryImport(module, names))
-    return found
+    files = own_files(source) if source is not None and libraries else {}
+    found: list[LibraryImport] = [(each, []) for each in libraries]
+    return found + [
+        (each.module, each.names)
+        for others in files.values()
+        for each in others
+        if any(f"{each.module}.".startswith(f"{library}.") for library in libraries)
+    ]
 
 
 def _sets_nothing(statement: ast.stmt) -> bool:

@@ -1,12 +1,27 @@
-"""Imports of Python files, found by parsing them; no code is run."""
+"""Imports of the training code, found by parsing it; no code is run."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from flstream.job.problems import Problem
+
+if TYPE_CHECKING:
+    from flstream.job.job import Job
+
+_INSTALL = "install it where flstream is, or put it beside the file"
+_HINTS = {
+    "nvflare": "set train.alias = nvflare, or write import flstream.client as flare instead, which "
+    "has the same functions"
+}
 
 
 class Import(NamedTuple):
@@ -14,77 +29,95 @@ class Import(NamedTuple):
 
     Attributes:
         line: Line number of the statement, from 1.
-        module: Dotted name of the module, such as ``sklearn.datasets``.
+        module: Dotted name, such as ``sklearn.datasets``; empty for ``from . import``.
         names: Names imported from it, which may be submodules.
+        level: Number of dots before the module; 0 for an absolute import.
     """
 
     line: int
     module: str
-    names: list[str]
+    names: Sequence[str]
+    level: int = 0
 
 
-def top_level_imports(tree: ast.Module) -> Iterator[Import]:
-    """Yield the absolute imports at a file's top level.
-
-    Imports inside blocks are left out, since they may be optional.
-    """
-    for node in tree.body:
+def imports_in(nodes: Iterable[ast.AST]) -> Iterator[Import]:
+    """Yield the imports among statements: of ``tree.body``, or of ``ast.walk(tree)``."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (Import(node.lineno, alias.name, []) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
-            yield Import(node.lineno, node.module, [alias.name for alias in node.names])
+        elif isinstance(node, ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+            yield Import(node.lineno, node.module or "", names, node.level)
 
 
-def all_imports(tree: ast.Module) -> Iterator[Import]:
-    """Yield the absolute imports anywhere in a file, also in functions."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield from top_level_imports(ast.Module([node], []))
+def own_files(
+    source: Path,
+    job_folder: Path | None = None,
+    part: Callable[[ast.Module], Iterable[ast.AST]] = ast.walk,
+) -> dict[Path, list[Import]]:
+    """Return a file, and those of the job that it imports, each with its imports of other modules.
 
-
-def files_beside(folder: Path, module: str, names: Sequence[str]) -> list[Path]:
-    """Return the files in a folder that an import loads; they take precedence over libraries.
-
-    Args:
-        folder: Folder of the importing code.
-        module: Dotted name of the module, such as ``parts.data``; empty for the folder itself.
-        names: Names imported from it, which may be submodules.
-    """
-    parts = module.split(".") if module else []
-    modules = [folder.joinpath(*parts[: count + 1]) for count in range(len(parts))]
-    modules += [folder.joinpath(*parts, name) for name in names]
-    files = [file for each in modules for file in (each / "__init__.py", each.with_suffix(".py"))]
-    return [file for file in files if file.is_file()]
-
-
-def own_files(source: Path, job_folder: Path | None = None) -> list[Path]:
-    """Return a file and the files of the job that it imports, directly or indirectly.
-
-    Imports anywhere in the code count. A file that cannot be read or parsed is included, without
-    its imports.
+    A file that cannot be read or parsed is included, without imports.
 
     Args:
         source: Path of the file.
         job_folder: Folder that is searched after that of the file; None for the latter alone.
+        part: Function from a parsed file to the statements whose imports count.
     """
-    roots = dict.fromkeys([source.parent, *([] if job_folder is None else [job_folder])])
-    files = [source]
-    for path in files:  # grows during the loop
+    folders = dict.fromkeys([source.parent, *([] if job_folder is None else [job_folder])])
+    files: dict[Path, list[Import]] = {}
+    waiting = [source]
+    while waiting:
+        path = waiting.pop(0)
+        if path in files:
+            continue
+        others = files[path] = []
         with suppress(OSError, SyntaxError, ValueError):
-            for folder, module, names in _all_imports(ast.parse(path.read_bytes()), path):
-                searched = roots if folder is None else [folder]
-                found = [files_beside(each, module, names) for each in searched]
-                first = next((each for each in found if each), [])
-                files += [file for file in dict.fromkeys(first) if file not in files]
+            for each in imports_in(part(ast.parse(path.read_bytes()))):
+                # One dot is the folder of the file itself, each further one the folder above.
+                searched = [path.parents[each.level - 1]] if each.level else folders
+                beside = next(filter(None, (_files_in(folder, each) for folder in searched)), [])
+                waiting += beside
+                if not (beside or each.level):
+                    others.append(each)
     return files
 
 
-def _all_imports(tree: ast.Module, path: Path) -> Iterator[tuple[Path | None, str, Sequence[str]]]:
-    """Yield each import of a file: its folder if it is relative, the module, imported names."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((None, alias.name, []) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            # One dot is the folder of the file itself, each further one the folder above.
-            folder = path.parents[node.level - 1] if node.level else None
-            yield folder, node.module or "", [alias.name for alias in node.names]
+def _files_in(folder: Path, each: Import) -> list[Path]:
+    """Return the files in a folder that an import loads; they take precedence over libraries."""
+    parts = each.module.split(".") if each.module else []
+    modules = [folder.joinpath(*parts[: count + 1]) for count in range(len(parts))]
+    modules += [folder.joinpath(*parts, name) for name in each.names]
+    files = [file for path in modules for file in (path / "__init__.py", path.with_suffix(".py"))]
+    return [file for file in files if file.is_file()]
+
+
+def missing_modules(job: Job) -> Iterator[Problem]:
+    """Yield a problem for each module that a job's training code needs, and that is not there.
+
+    Imports in blocks are left out, since they may be optional.
+
+    Args:
+        job: The job.
+    """
+    key, path = "train.learner" if job.train.script is None else "train.script", job.train.source
+    if path is None:
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(path.read_bytes(), filename=str(path))
+    except SyntaxError as error:
+        yield Problem(key, f"{path.name} line {error.lineno}: {error.msg}")
+        return
+    except (ValueError, OSError) as error:
+        yield Problem(key, f"{path}: {error}")
+        return
+    folders = [str(path.parent), str(job.folder)]
+    for line, module, _, level in imports_in(tree.body):
+        top = module.partition(".")[0]
+        # The lookup of a top-level module runs none of its code.
+        is_there = level or top == job.train.alias or PathFinder.find_spec(top, folders) is not None
+        if not (is_there or top in sys.modules or importlib.util.find_spec(top) is not None):
+            message = f"{path.name} line {line} imports {module}, and there is no module {top}"
+            yield Problem(key, message, "", _HINTS.get(top, _INSTALL))

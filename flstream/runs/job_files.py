@@ -60,7 +60,7 @@ def paths_of(job: Job) -> Mapping[str, Sequence[Path]]:
         UsageError: The index of a sharded checkpoint cannot be read.
     """
     return {
-        key: own_files(path, job.folder) if path.suffix == ".py" else [path, *_shards(path)]
+        key: [*own_files(path, job.folder)] if path.suffix == ".py" else [path, *_shards(path)]
         for key, path in _named_files(job)
     }
 

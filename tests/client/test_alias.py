@@ -2,7 +2,7 @@
 
 from safetensors.torch import load_file
 
-from flstream.job.missing_modules import missing_modules
+from flstream.job.imports import missing_modules
 
 MODEL = """
 import torch

@@ -16,7 +16,6 @@ import pytest
 from flstream.engines.imports import (
     FORK_SAFE,
     QUIET_ARROW,
-    LibraryImport,
     import_libraries,
     library_imports,
     preloaded_imports,
@@ -225,14 +224,14 @@ def test_what_is_imported_anywhere_from_libraries_that_a_job_names_is_found(tmp_
     (tmp_path / "model.py").write_text("from transformers import AutoModel\nimport trlx")
     (tmp_path / "other.py").write_text("no Python")
     assert preloaded_imports(tmp_path / "client.py", ["trl", "transformers"]) == [
-        LibraryImport("trl", []),
-        LibraryImport("transformers", []),
-        LibraryImport("trl.trainer", []),
-        LibraryImport("trl", ["SFTTrainer", "SFTConfig"]),
-        LibraryImport("transformers", ["AutoModel"]),
+        ("trl", []),
+        ("transformers", []),
+        ("trl.trainer", []),
+        ("trl", ["SFTTrainer", "SFTConfig"]),
+        ("transformers", ["AutoModel"]),
     ]
     assert preloaded_imports(tmp_path / "client.py", []) == []
-    assert preloaded_imports(None, ["trl"]) == [LibraryImport("trl", [])]
+    assert preloaded_imports(None, ["trl"]) == [("trl", [])]
 
 
 LIBRARY = """

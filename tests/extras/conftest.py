@@ -20,7 +20,6 @@ from flstream.engines.imports import (
     LIBRARIES,
     PRELOADED,
     QUIET_ARROW,
-    LibraryImport,
     render_imports,
 )
 from flstream.engines.processes import ProcessHost
@@ -37,11 +36,11 @@ os.environ |= {
 TRANSFORMERS = ["Trainer", "TrainingArguments", "AutoModelForCausalLM", "AutoTokenizer"]
 # What takes 15 s of a core, once for all runs.
 IMPORTS = [
-    LibraryImport("transformers", [*TRANSFORMERS, "GPT2LMHeadModel", "EarlyStoppingCallback"]),
-    LibraryImport("lightning.pytorch", []),
-    LibraryImport("pytorch_lightning", []),
-    LibraryImport("peft", ["LoraConfig", "get_peft_model"]),
-    LibraryImport("trl", ["SFTTrainer", "SFTConfig"]),
+    ("transformers", [*TRANSFORMERS, "GPT2LMHeadModel", "EarlyStoppingCallback"]),
+    ("lightning.pytorch", []),
+    ("pytorch_lightning", []),
+    ("peft", ["LoraConfig", "get_peft_model"]),
+    ("trl", ["SFTTrainer", "SFTConfig"]),
 ]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flstream.job.missing_modules import missing_modules
+from flstream.job.imports import missing_modules
 
 
 @pytest.fixture
