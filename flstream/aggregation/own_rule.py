@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,8 +13,23 @@ from flstream.aggregation.elements import Array
 from flstream.aggregation.rules import LEAST_WEIGHT, MOST_WEIGHT
 from flstream.debugging import code_failed
 from flstream.errors import AggregationError
-from flstream.job.aggregation_method import find_own_rule
 from flstream.job.code import make
+
+
+class Folds(Protocol):
+    """A rule that combines values coordinate by coordinate."""
+
+    def fold(self, values: Array, weights: Array) -> Array:
+        """Return the combined values of a block."""
+        ...
+
+
+class Weighs(Protocol):
+    """A rule that weights updates by how they lie to each other."""
+
+    def weigh(self, gram: Array, weights: Array) -> Array:
+        """Return the weight of each update."""
+        ...
 
 
 class OwnRule:
@@ -31,9 +46,9 @@ class OwnRule:
     def __init__(self, method: str, args: Mapping[str, Any]) -> None:
         self._where, _, name = method.rpartition(":")
         self._name = f"{Path(self._where).name}:{name}"
-        code = find_own_rule(method)
-        self.folds, self.weighs = code.folds, code.weighs
         self._rule = self._call(self._name, lambda: make(method, args))
+        self.folds = callable(getattr(self._rule, "fold", None))
+        self.weighs = callable(getattr(self._rule, "weigh", None))
 
     def fold(self, values: Array, weights: Array) -> Array:
         """Combine a block: see :data:`flstream.aggregation.coordinates.Combine`."""

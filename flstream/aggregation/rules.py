@@ -13,7 +13,8 @@ from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.private import GaussianMechanism
 from flstream.aggregation.update import UpdateSource
 from flstream.errors import AggregationError, UsageError
-from flstream.job.aggregation_method import CHOOSING, find_own_rule, is_own
+from flstream.job.aggregation_method import CHOOSING, is_own
+from flstream.job.code import find
 from flstream.job.sections import AggregationSection
 from flstream.model.joined import MAIN, body_of, split
 from flstream.model.layout import Layout
@@ -78,7 +79,7 @@ class AggregationRule:
     def compares(self) -> bool:
         """Whether it takes a pass over all updates to compare them, before it folds any."""
         if is_own(self.method):
-            return find_own_rule(self.method).weighs
+            return callable(getattr(find(self.method, "class"), "weigh", None))
         return self.method in (*CHOOSING, "geometric_median")
 
     def private(self, mechanism: GaussianMechanism) -> AggregationRule:

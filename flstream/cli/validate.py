@@ -104,15 +104,19 @@ def _plan(path: Path, job: Job) -> tuple[Probe, Forecast]:
     Raises:
         JobError: the code or the model has mistakes; the message lists all of them.
     """
+    from flstream.engines.fork_server import host_for
     from flstream.errors import CheckpointError, ModelError, UsageError
     from flstream.job import JobError, Problem
     from flstream.job.imports import missing_modules
     from flstream.simulation.forecasting.forecast import forecast
     from flstream.simulation.forecasting.probe import probe
+    from flstream.simulation.own_code import own_code_problems
 
     problems = list(missing_modules(job))
     try:
-        found = probe(job)
+        with host_for(job) as host:
+            problems += own_code_problems(job, host)
+            found = probe(job, host)
         need = forecast(job, found.layout, found.imports)
     except (ModelError, CheckpointError, UsageError) as error:
         problems.append(Problem("", str(error)))

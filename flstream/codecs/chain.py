@@ -17,7 +17,6 @@ from flstream.codecs.topk import TopK
 from flstream.codecs.zstd import Zstd
 from flstream.job.code import make
 from flstream.job.codecs import CodecPlan
-from flstream.job.own_code import codec_kind_of
 
 BLOCK_CODECS: Mapping[str, Callable[..., BlockCodec]] = {
     "cast": Cast,
@@ -72,7 +71,7 @@ def chain_of(plan: CodecPlan) -> CodecChain:
         own: Any = make(spec.type, spec.args) if ":" in spec.type else None
         if spec.type in STEPS:
             steps.append(STEPS[spec.type](**spec.args))
-        elif spec.type in COMPRESSORS or codec_kind_of(own) == "compressor":
+        elif spec.type in COMPRESSORS or hasattr(own, "compress"):
             made = own or COMPRESSORS[spec.type](**spec.args)
             frames = FrameCodec(tuple(steps), made, spec.name)
         else:

@@ -62,16 +62,16 @@ def library_imports(source: Path) -> list[LibraryImport]:
         The imports of fork-safe libraries, in the order in which they were found.
     """
     files = own_files(source, part=lambda tree: takewhile(_sets_nothing, tree.body))
-    found: list[LibraryImport] = [
-        (each.module, each.names)
+    imports: list[LibraryImport] = [
+        (module, names)
         for others in files.values()
-        for each in others
-        if each.module.partition(".")[0] in FORK_SAFE
+        for _, module, names, _ in others
+        if module.partition(".")[0] in FORK_SAFE
     ]
     with suppress(OSError):
         if any(b"optim" in path.read_bytes() for path in files):
-            found.append((_OPTIMIZERS_IMPORT, []))
-    return found
+            imports.append((_OPTIMIZERS_IMPORT, []))
+    return imports
 
 
 def preloaded_imports(source: Path | None, libraries: Sequence[str]) -> list[LibraryImport]:
@@ -85,12 +85,11 @@ def preloaded_imports(source: Path | None, libraries: Sequence[str]) -> list[Lib
         libraries: Names of the libraries.
     """
     files = own_files(source) if source is not None and libraries else {}
-    found: list[LibraryImport] = [(each, []) for each in libraries]
-    return found + [
-        (each.module, each.names)
+    return [(library, []) for library in libraries] + [
+        (module, names)
         for others in files.values()
-        for each in others
-        if any(f"{each.module}.".startswith(f"{library}.") for library in libraries)
+        for _, module, names, _ in others
+        if any(f"{module}.".startswith(f"{library}.") for library in libraries)
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING
 from flstream.job.aggregation_method import (
     CHOOSING,
     WEIGHTED,
-    find_own_rule,
     is_own,
     least_updates,
     most_byzantine,
@@ -131,14 +129,7 @@ def _workflows(job: Job) -> Iterator[Problem]:
 def _aggregation(job: Job) -> Iterator[_Rule]:
     section = job.aggregation
     method, cohort = section.method, job.clients.cohort_size
-    if is_own(method):
-        make = find_own_rule(method).make
-        try:
-            inspect.signature(make).bind(**section.args)
-        except TypeError as error:
-            takes = f"what {make.__name__}{inspect.signature(make)} takes"
-            yield True, "aggregation.args", takes, str(error)
-    else:
+    if not is_own(method):
         yield section.args, "aggregation.args", f"none, as aggregation.method is {method}"
         alike = section.weights and method not in WEIGHTED
         allowed = f"left out where aggregation.method is {method}, which counts all alike"

@@ -8,14 +8,16 @@ import importlib.util
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Mapping
 from contextlib import redirect_stdout
-from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from flstream.errors import UsageError
+from flstream.job.problems import Problem, RefusedValueError, did_you_mean, given
 
 
 def load(named: str, folder: Path | None = None) -> Any:
@@ -42,9 +44,9 @@ def load(named: str, folder: Path | None = None) -> Any:
         _first_on_path(path)
     if hasattr(module, name):
         return getattr(module, name)
-    close = get_close_matches(name, vars(module), 1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    raise UsageError(f"{named}: {where} has no {name!r} at its top level{hint}")
+    hint = did_you_mean(name, vars(module))
+    lack = f"{named}: {where} has no {name!r} at its top level"
+    raise UsageError("; ".join(filter(None, (lack, hint))))
 
 
 def make(named: str, arguments: Mapping[str, Any], *first: Any) -> Any:
@@ -65,6 +67,47 @@ def make(named: str, arguments: Mapping[str, Any], *first: Any) -> Any:
     return factory(*first, **arguments)
 
 
+def find(place: str, what: str) -> Any:
+    """Import an object that a job file names, unless this process has it already.
+
+    Args:
+        place: Place of the object: ``package.module:name`` or ``/abs/path.py:name``.
+        what: What the object is to be, such as ``function``, for messages.
+
+    Raises:
+        RefusedValueError: Its module cannot be imported, or has no such name.
+    """
+    where, _, name = place.rpartition(":")
+    try:
+        module = import_once(where)
+    except (Exception, SystemExit) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        hint = raised(error, where, f"{Path(last.filename).name} line {last.lineno}")
+        if isinstance(error, ModuleNotFoundError):
+            hint += "; install it where flstream is, or put it beside the file"
+        allowed = "in Python that can be imported"
+        raise RefusedValueError(Problem("", given(place), allowed, hint)) from error
+    if not hasattr(module, name):
+        allowed = f"the name of a {what} at the top level of {where}"
+        hint = did_you_mean(name, vars(module))
+        raise RefusedValueError(Problem("", given(place), allowed, hint))
+    return getattr(module, name)
+
+
+def raised(error: BaseException, where: str, elsewhere: str) -> str:
+    """Describe an error of the user's code, with its line.
+
+    Args:
+        error: The error.
+        where: Path of the user's file.
+        elsewhere: Place to name if no line of that file is to blame.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == where]
+    at = f"{Path(where).name} line {lines[-1]}" if lines else elsewhere
+    return f"{at} raised {type(error).__name__}: {error}".rstrip(": ")
+
+
 def check(value: Any, named: str, *protocols: type) -> Any:
     """Refuse an object that follows none of some protocols.
 
@@ -79,11 +122,38 @@ def check(value: Any, named: str, *protocols: type) -> Any:
     Raises:
         UsageError: The message names the methods that it has to have.
     """
-    if any(all(_takes(value, *method) for method in _methods(each)) for each in protocols):
+    if not misfit(value, *protocols):
         return value
-    allowed = " or ".join(_described(protocol) for protocol in protocols)
     kind = "a class" if isinstance(value, type) else f"a {type(value).__name__}"
-    raise UsageError(f"{named} is {kind}; it must be {allowed}")
+    raise UsageError(f"{named} is {kind}; it must be {described(*protocols)}")
+
+
+def misfit(value: Any, *protocols: type) -> str:
+    """Return why a value follows none of some protocols; empty if it follows one of them.
+
+    Args:
+        value: As of :func:`check`.
+        protocols: As of :func:`check`.
+    """
+    methods = [_methods(protocol) for protocol in protocols]
+    if any(all(_takes(value, *method) for method in each) for each in methods):
+        return ""
+    name_of_all = value.__name__ if isinstance(value, type) else type(value).__name__
+    lacking = []
+    for name, arguments in chain(*methods):
+        method = getattr(value, name, None)
+        if method is None:
+            lacking.append(name)
+        elif not callable(method):
+            return f"its {name} is not a method"
+        elif not _takes(value, name, arguments):
+            return f"its {name} takes {inspect.signature(method)}"
+    return f"{name_of_all} lacks {', '.join(lacking)}"
+
+
+def described(*protocols: type) -> str:
+    """Return the description of what follows one of some protocols, to follow "must be"."""
+    return " or ".join(map(_described, protocols))
 
 
 def _methods(protocol: type) -> list[tuple[str, list[str]]]:
@@ -114,7 +184,7 @@ def _takes(value: Any, name: str, arguments: list[str]) -> bool:
 def _described(protocol: type) -> str:
     methods = [(name, ", ".join(arguments)) for name, arguments in _methods(protocol)]
     if [name for name, _ in methods] == ["__call__"]:
-        return f"a function of ({methods[0][1]})"
+        return f"a class whose objects are functions of ({methods[0][1]})"
     return f"a class with {' and '.join(f'{name}({args})' for name, args in methods)}"
 
 
@@ -127,7 +197,7 @@ def package_root(path: Path) -> Path:
 
 
 def make_importable(job_folder: str | Path) -> None:
-    """Have code import files of the job's folder, after those beside it and installed modules."""
+    """Make files of the job's folder importable, after those beside the code and installed ones."""
     if str(job_folder) not in sys.path:
         sys.path.append(str(job_folder))
 
@@ -196,9 +266,9 @@ def _imported_from(path: Path) -> _Imported:
 
 
 def _import_file(path: Path, source: bytes) -> _Imported:
-    there = sys.modules.get(path.stem)
-    if there is not None and _is_from_elsewhere(there, path):
-        return _Imported(there, {})
+    loaded = sys.modules.get(path.stem)
+    if loaded is not None and _is_from_elsewhere(loaded, path):
+        return _Imported(loaded, {})
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -220,10 +290,10 @@ def _import_file(path: Path, source: bytes) -> _Imported:
 
 def _is_from_elsewhere(module: ModuleType, path: Path) -> bool:
     """Whether a module is the file at a path, imported by an ordinary import statement."""
-    there = getattr(module, "__file__", None)
-    if there is None or os.path.realpath(there) != os.path.realpath(path):
+    file = getattr(module, "__file__", None)
+    if file is None or os.path.realpath(file) != os.path.realpath(path):
         return False
-    return all(module is not each.module for each in _imported.values())
+    return all(module is not imported.module for imported in _imported.values())
 
 
 def _lies_in(module: ModuleType, folder: Path) -> bool:

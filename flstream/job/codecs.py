@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
+from flstream.job.code import find
 from flstream.job.fields import Allowed, Patterns, Real, Section, Whole
 from flstream.job.files import CodeName
-from flstream.job.own_code import CodecTraits, check_codec
 from flstream.job.problems import Problem, RefusedValueError, given
 from flstream.job.typed import Sections, TypedSection, TypedSpec
 
@@ -110,6 +110,21 @@ COMPRESSORS = ("zstd",)
 """Exact codecs that make bytes fewer."""
 
 
+CodecKind = Literal["lossy", "step", "compressor"]
+
+
+class CodecTraits(NamedTuple):
+    """What a codec does.
+
+    Attributes:
+        kind: What it does to bytes.
+        for_updates: Whether it is for changes of a model alone.
+    """
+
+    kind: CodecKind
+    for_updates: bool = False
+
+
 class CodecSpec(TypedSpec):
     """One codec of a resolved job, as workers are sent it."""
 
@@ -117,7 +132,9 @@ class CodecSpec(TypedSpec):
     def traits(self) -> CodecTraits:
         """The kind of the codec; one of the user's own is made to be asked."""
         if self.type not in BUILT_IN:
-            return check_codec(self.type, self.args)
+            made = find(self.type, "class")(**self.args)
+            kind: CodecKind = "compressor" if hasattr(made, "compress") else "lossy"
+            return CodecTraits(kind, bool(getattr(made, "for_updates", False)))
         if self.type in LOSSY:
             return CodecTraits("lossy", self.type in FEEDBACK)
         return CodecTraits("step" if self.type in STEPS else "compressor")
@@ -164,11 +181,6 @@ class CodecSection(TypedSection):
         """Return the sections of the arguments of the built-in codecs."""
         return BUILT_IN
 
-    @model_validator(mode="after")
-    def _can_be_made(self) -> Self:
-        assert self.spec.traits
-        return self
-
     @property
     def spec(self) -> CodecSpec:
         """The codec as workers are sent it."""
@@ -176,16 +188,24 @@ class CodecSection(TypedSection):
 
 
 def _in_order(codecs: list[CodecSection], direction: Literal["down", "up"]) -> list[CodecSection]:
-    """Refuse codecs that cannot follow each other, or not in this direction."""
+    """Refuse codecs that cannot follow each other; own ones are not asked what they are yet."""
     specs = [codec.spec for codec in codecs]
-    if problems := [*_disorder(specs, [codec.traits for codec in specs], direction)]:
+    if all(spec.type in BUILT_IN for spec in specs) and (problems := [*disorder(specs, direction)]):
         raise RefusedValueError(*problems)
     return codecs
 
 
-def _disorder(
-    specs: Sequence[CodecSpec], traits: Sequence[CodecTraits], direction: Literal["down", "up"]
-) -> Iterator[Problem]:
+def disorder(specs: Sequence[CodecSpec], direction: Literal["down", "up"]) -> Iterator[Problem]:
+    """Yield the problems of codecs that cannot follow each other, or not in this direction.
+
+    Args:
+        specs: The codecs; own ones are imported.
+        direction: Direction of what they encode.
+
+    Yields:
+        Problems, with keys relative to the list.
+    """
+    traits = [spec.traits for spec in specs]
     for index, (spec, (kind, for_updates)) in enumerate(zip(specs, traits, strict=True)):
         key, name = f"[{index}]", given(spec.name)
         if any(spec.type == codec.type for codec in specs[:index]):
@@ -242,9 +262,13 @@ class CodecsSection(Section):
     require_lossless: Patterns = Field(default_factory=list)
     """Regular expressions: tensors in whose names one is found lose no bits."""
 
+    def by_direction(self) -> Iterator[tuple[Literal["down", "up"], list[CodecSection]]]:
+        """Yield the codecs of each direction."""
+        yield from (("up", self.up), ("down", self.down))
+
     def by_key(self) -> Iterator[tuple[str, CodecSection]]:
         """Yield all codecs, each with its key, such as `streaming.codecs.up[0]`."""
-        for direction, codecs in (("up", self.up), ("down", self.down)):
+        for direction, codecs in self.by_direction():
             for place, codec in enumerate(codecs):
                 yield f"streaming.codecs.{direction}[{place}]", codec
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from flstream.job.fields import NOT_EMPTY, Allowed, Pattern, Real, Section
 from flstream.job.files import CodeName
-from flstream.job.own_code import check_filter
 from flstream.job.typed import Sections, TypedSection, TypedSpec
 
 PERCENTILE, SVT, EXCLUDE_VARS, GAUSSIAN = (
@@ -109,12 +108,6 @@ class FilterSection(TypedSection):
     def built_in(cls) -> Sections:
         """Return the sections of the arguments of the built-in filters."""
         return BUILT_IN
-
-    @model_validator(mode="after")
-    def _can_be_made(self) -> Self:
-        if self.type not in BUILT_IN:
-            check_filter(self.type, self.args.model_dump())
-        return self
 
     @property
     def spec(self) -> FilterSpec:

@@ -73,21 +73,21 @@ def own_files(
             continue
         others = files[path] = []
         with suppress(OSError, SyntaxError, ValueError):
-            for each in imports_in(part(ast.parse(path.read_bytes()))):
+            for named in imports_in(part(ast.parse(path.read_bytes()))):
                 # One dot is the folder of the file itself, each further one the folder above.
-                searched = [path.parents[each.level - 1]] if each.level else folders
-                beside = next(filter(None, (_files_in(folder, each) for folder in searched)), [])
+                searched = [path.parents[named.level - 1]] if named.level else folders
+                beside = next(filter(None, (_files_in(folder, named) for folder in searched)), [])
                 waiting += beside
-                if not (beside or each.level):
-                    others.append(each)
+                if not (beside or named.level):
+                    others.append(named)
     return files
 
 
-def _files_in(folder: Path, each: Import) -> list[Path]:
+def _files_in(folder: Path, named: Import) -> list[Path]:
     """Return the files in a folder that an import loads; they take precedence over libraries."""
-    parts = each.module.split(".") if each.module else []
+    parts = named.module.split(".") if named.module else []
     modules = [folder.joinpath(*parts[: count + 1]) for count in range(len(parts))]
-    modules += [folder.joinpath(*parts, name) for name in each.names]
+    modules += [folder.joinpath(*parts, name) for name in named.names]
     files = [file for path in modules for file in (path / "__init__.py", path.with_suffix(".py"))]
     return [file for file in files if file.is_file()]
 

@@ -6,9 +6,9 @@ comment in a resolved job file. The annotation defines the allowed values.
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from flstream.job.aggregation_method import MethodName, checked_method
+from flstream.job.aggregation_method import MethodName
 from flstream.job.codecs import CodecsSection
 from flstream.job.fields import (
     Allowed,
@@ -75,14 +75,13 @@ class ModelSection(Section):
 class AggregationSection(Section):
     """Rule that combines updates into the next model."""
 
-    method: Annotated[MethodName, AfterValidator(checked_method)] = "mean"
+    method: MethodName = "mean"
     """How updates are folded: mean (weighted by number of examples), another rule, or one's own.
 
     norm_bounded_mean is the mean with a limit, `clip_norm`. median and trimmed_mean rank the values
     of each coordinate. krum, multi_krum and bulyan choose updates by their distances to each other;
     geometric_median is the point that is nearest to all of them. All but the means count every
-    update alike. A class of your own is named `file.py:Class` or `module:Class`; its file is
-    imported when the job is loaded.
+    update alike. A class of your own is named `file.py:Class` or `module:Class`.
     """
 
     args: FreeArgs = Field(default_factory=dict)

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from pydantic import ValidationError
 
 from flstream.errors import UsageError
-from flstream.job.code import import_once, load
+from flstream.job.code import find, import_once, load
 from flstream.job.explain import explain
 from flstream.job.files import CodeName
-from flstream.job.own_code import import_named
 from flstream.job.problems import Problem, RefusedValueError, given
 from flstream.job.workflow_args import (
     DEFINITION,
@@ -74,7 +73,7 @@ def find_workflow(kind: str) -> WorkflowCode:
     """
     program = built_ins().get(kind, kind)
     name = program.rpartition(":")[2]
-    return _checked(kind, name, import_named(kind, program, "function"))
+    return _checked(kind, name, find(program, "function"))
 
 
 def load_program(stage: Stage) -> Program:

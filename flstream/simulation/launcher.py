@@ -19,7 +19,7 @@ from flstream.engines.join import NodeReports
 from flstream.engines.processes import FORK_SERVER, ProcessHost
 from flstream.engines.spawning import SpawnService
 from flstream.errors import AbortedError, SimulationError, StreamingError, UsageError
-from flstream.job import Job, render_job
+from flstream.job import Job, JobError, render_job
 from flstream.runs.history import History, Status
 from flstream.runs.job_facts import JobFacts
 from flstream.runs.job_files import render_files
@@ -30,6 +30,7 @@ from flstream.simulation.inline import InlineHost
 from flstream.simulation.interruption import STOPS, handling
 from flstream.simulation.model_builder import builder_main
 from flstream.simulation.node_output import NodeOutput
+from flstream.simulation.own_code import own_code_problems
 from flstream.simulation.server_process import server_main
 from flstream.simulation.tracker_process import TrackerProcess
 from flstream.simulation.workers import fitted, start_engine, worker_info
@@ -119,12 +120,13 @@ def simulate(
             output = NodeOutput(job, run)
             reports = NodeReports(follower.note_node, sampler.take, sampler.forget, output.take)
             try:
-                with (
-                    host,
-                    closing(start_engine(job, run, info, host, sampler, reports, stop)) as engine,
-                    closing(SpawnService(engine)) as spawn_service,
-                    ExitStack() as stack,
-                ):
+                with ExitStack() as stack:
+                    stack.enter_context(host)
+                    if problems := own_code_problems(job, host):
+                        raise JobError(f"the job {job.name}", problems)
+                    engine = start_engine(job, run, info, host, sampler, reports, stop)
+                    stack.enter_context(closing(engine))
+                    spawn_service = stack.enter_context(closing(SpawnService(engine)))
                     job = fitted(job, engine)
                     follower.engine = engine
                     server = _start(job, run, host, sampler, resume, spawn_service)

@@ -10,9 +10,9 @@ from folding import MemorySink, fold, fold_into, update
 
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer
+from flstream.aggregation.own_rule import OwnRule
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import AggregationError, LayoutError, WorkflowError
-from flstream.job.aggregation_method import find_own_rule
 from flstream.model.joined import ZeroSource, joint_layout
 from flstream.model.memory import MemoryBody
 
@@ -172,7 +172,8 @@ def test_the_documented_example_leaves_out_whoever_points_away(tmp_path):
     assert len(block.splitlines()) <= 20
     (tmp_path / "mine.py").write_text(block)
     method = f"{tmp_path}/mine.py:Agreement"
-    assert find_own_rule(method)[1:] == (True, True)
+    rule = OwnRule(method, {})
+    assert (rule.folds, rule.weighs) == (True, True)
     found = fold(BASE, sent(ROWS), AggregationRule(method))["w"]
     np.testing.assert_array_equal(found, np.median(np.delete(ROWS, 2, axis=0), axis=0))
     lenient = fold(BASE, sent(ROWS), AggregationRule(method, args={"least": -1.0}))["w"]

@@ -11,6 +11,7 @@ from flstream.errors import UsageError
 from flstream.job import load_job
 from flstream.job.filters import FilterSpec
 from flstream.job.workflow_code import find_workflow, load_program
+from flstream.simulation.own_code import problems_here
 
 RELAY = '''
 from __future__ import annotations
@@ -81,6 +82,21 @@ class Fine:
 
     def __call__(self, values, block):
         return values
+
+
+class Halves:
+    def nbytes(self, dtype, count):
+        return 2 * count
+
+    def encode(self, numbers, place):
+        return bytes(2 * place.count)
+
+    def decode(self, data, place):
+        return place
+
+
+class Sparse(Halves):
+    for_updates = True
 
 
 class Tracker: ...
@@ -175,17 +191,8 @@ def test_rules_filters_and_trackers_are_named_like_workflows(load, reloaded, fol
         ('workflow { type = "relay:common", args.zebra = 1 }', "workflow.args.zebra", "unknown"),
         ('workflow.type = "realy.py:relay"', "workflow.type", "did you mean relay.py?"),
         ('aggregation.method = "mine.py:Larges"', "aggregation.method", "did you mean Largest?"),
-        ('aggregation.method = "mine.py:Tracker"', "aggregation.method", "Tracker has neither"),
-        ('aggregation.method = "mine.py:Short"', "aggregation.method", "fold takes (self, values)"),
-        ('aggregation.method = "mine.py:Value"', "aggregation.method", "its weigh is not a method"),
-        ('aggregation.method = "mine.py:NUMBER"', "aggregation.method", "it is of the type int"),
-        ('aggregation.method = "broken.py:Rule"', "aggregation.method", "line 1 raised ModuleNot"),
-        ('aggregation { method = "mine.py:Largest", args.least = 2 }', "aggregation.args", "most="),
         ('filters.up = ["mine.py:Absent"]', "filters.up[0].type", "must be the name of a"),
         ('filters.up = ["other.py:Fine"]', "filters.up[0].type", "must be percentile_privacy"),
-        ('filters.up = ["mine.py:Tracker"]', "filters.up[0].type", "functions of (values, block)"),
-        (FINE + "size = -1 }]", "filters.up[0].type", "size is negative"),
-        (FINE + "sise = 1 }]", "filters.up[0].type", "raised TypeError"),
         ('tracking.type = "mine.py:Trakcer"', "tracking.type", "did you mean Tracker?"),
         ('tracking.type = "theirs.py:Tracker"', "tracking.type", "there is no"),
     ],
@@ -194,6 +201,37 @@ def test_a_mistake_in_what_is_named_is_found_when_the_job_is_loaded(mistakes, te
     [problem] = mistakes(text)
     assert problem.key.startswith(key)
     assert words in str(problem)
+
+
+METHOD, FILTER, CODEC = "aggregation.method", "filters.up[0].type", "streaming.codecs.up[0].type"
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "words"),
+    [
+        (f'{METHOD} = "mine.py:Largest"', None, ""),
+        (f'{METHOD} = "mine.py:Tracker"', METHOD, "Tracker lacks fold, weigh"),
+        (f'{METHOD} = "mine.py:Short"', METHOD, "its fold takes (values)"),
+        (f'{METHOD} = "mine.py:Value"', METHOD, "its weigh is not a method"),
+        (f'{METHOD} = "mine.py:NUMBER"', METHOD, "it is of the type int"),
+        (f'{METHOD} = "broken.py:Rule"', METHOD, "line 1 raised ModuleNot"),
+        ('aggregation { method = "mine.py:Largest", args.least = 2 }', METHOD, "'least'"),
+        ('filters.up = ["mine.py:Fine"]', None, ""),
+        ('filters.up = ["mine.py:Tracker"]', FILTER, "functions of (values, block)"),
+        (FINE + "size = -1 }]", FILTER, "size is negative"),
+        (FINE + "sise = 1 }]", FILTER, "raised TypeError"),
+        ('streaming.codecs.up = ["mine.py:Halves"]', None, ""),
+        ('streaming.codecs.up = ["mine.py:Tracker"]', CODEC, "nbytes(dtype, count) and encode("),
+        ('streaming.codecs.up = ["mine.py:Halves", delta, zstd]', "streaming.codecs.up[1]", "left"),
+        ('streaming.codecs.down = ["mine.py:Sparse"]', "streaming.codecs.down[0]", "whole models"),
+    ],
+)
+def test_a_class_that_does_not_fit_is_named_before_the_run(load, text, key, words):
+    job = load(text)
+    problems = [*problems_here(job)]
+    assert [problem.key for problem in problems] == ([] if key is None else [key])
+    assert words in "".join(map(str, problems))
+    assert "mine" not in sys.modules
 
 
 DECORATED = "from flstream.workflows import workflow\n"

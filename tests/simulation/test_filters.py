@@ -7,6 +7,8 @@ import torch
 from safetensors.torch import load_file
 from training_scripts import LARGE, QUIET, noisy
 
+from flstream.job import JobError
+
 # Trains in the memory that the model was received into, so that what it was is gone.
 IN_PLACE = """
 import torch
@@ -49,6 +51,15 @@ def test_the_change_is_filtered_also_where_code_trains_in_the_received_memory(jo
     facts = {"up": 4e8, "down": 8e8, "latency": 0.003, "jitter": 0.0, "loss": 0.0}
     network = json.loads(run.directory.summary.read_text())["network"]
     assert network == {"site-1": facts, "site-2": facts}
+
+
+@pytest.mark.parametrize("engine", ["local", "inline"])
+def test_a_filter_that_does_not_fit_leaves_nothing_of_a_run(jobs, engine):
+    (jobs.folder / "mine.py").write_text("class Other: ...\n")
+    words = r"filters.up\[0\].type: .*functions of \(values, block\); Other lacks __call__"
+    with pytest.raises(JobError, match=words):
+        jobs.run(noisy(), 'filters.up=["mine.py:Other"]', f"engine.type={engine}", QUIET)
+    assert not [path for path in jobs.folder.parent.rglob("*") if path.name == "summary.json"]
 
 
 @pytest.mark.parametrize(
