@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -138,7 +138,6 @@ def misfit(value: Any, *protocols: type) -> str:
     methods = [_methods(protocol) for protocol in protocols]
     if any(all(_takes(value, *method) for method in each) for each in methods):
         return ""
-    name_of_all = value.__name__ if isinstance(value, type) else type(value).__name__
     lacking = []
     for name, arguments in chain(*methods):
         method = getattr(value, name, None)
@@ -147,13 +146,17 @@ def misfit(value: Any, *protocols: type) -> str:
         elif not callable(method):
             return f"its {name} is not a method"
         elif not _takes(value, name, arguments):
-            return f"its {name} takes {inspect.signature(method)}"
-    return f"{name_of_all} lacks {', '.join(lacking)}"
+            with suppress(TypeError, ValueError):
+                return f"its {name} takes {inspect.signature(method)}"
+            return f"its {name} does not say what it takes; write it with def"
+    owner = value if isinstance(value, type) else type(value)
+    return f"{owner.__name__} lacks {', '.join(lacking)}"
 
 
 def described(*protocols: type) -> str:
     """Return the description of what follows one of some protocols, to follow "must be"."""
-    return " or ".join(map(_described, protocols))
+    first, *others = map(_described, protocols)
+    return " or ".join([first, *(other.replace("a class with", "one with") for other in others)])
 
 
 def _methods(protocol: type) -> list[tuple[str, list[str]]]:
@@ -184,8 +187,9 @@ def _takes(value: Any, name: str, arguments: list[str]) -> bool:
 def _described(protocol: type) -> str:
     methods = [(name, ", ".join(arguments)) for name, arguments in _methods(protocol)]
     if [name for name, _ in methods] == ["__call__"]:
-        return f"a class whose objects are functions of ({methods[0][1]})"
-    return f"a class with {' and '.join(f'{name}({args})' for name, args in methods)}"
+        return f"a function of ({methods[0][1]})"
+    *others, last = [f"{name}({arguments})" for name, arguments in methods]
+    return f"a class with {', '.join(others)} and {last}" if others else f"a class with {last}"
 
 
 def package_root(path: Path) -> Path:

@@ -88,7 +88,9 @@ def _named(job: Job) -> Iterator[_Own]:
 
 
 def _problems(own: _Own) -> Iterator[Problem]:
-    allowed = described(*own.protocols)
+    allowed = described(*own.protocols).replace(
+        "a function of", "a class whose objects are functions of"
+    )
     try:
         make = find(own.place, "class")
         if not callable(make):

@@ -221,7 +221,7 @@ METHOD, FILTER, CODEC = "aggregation.method", "filters.up[0].type", "streaming.c
         (FINE + "size = -1 }]", FILTER, "size is negative"),
         (FINE + "sise = 1 }]", FILTER, "raised TypeError"),
         ('streaming.codecs.up = ["mine.py:Halves"]', None, ""),
-        ('streaming.codecs.up = ["mine.py:Tracker"]', CODEC, "nbytes(dtype, count) and encode("),
+        ('streaming.codecs.up = ["mine.py:Tracker"]', CODEC, "nbytes(dtype, count), encode("),
         ('streaming.codecs.up = ["mine.py:Halves", delta, zstd]', "streaming.codecs.up[1]", "left"),
         ('streaming.codecs.down = ["mine.py:Sparse"]', "streaming.codecs.down[0]", "whole models"),
     ],
