@@ -27,7 +27,7 @@ from flstream.job.sections import (
 from flstream.job.stage import Stage
 from flstream.job.tracking import TrackingSection
 from flstream.job.train_section import TrainSection
-from flstream.job.workflow_code import built_in_args, built_ins
+from flstream.job.workflow_code import built_ins, find_workflow
 
 # Far more than a run can do, and no more than the records of one can hold.
 _MOST_ROUNDS = 10**9
@@ -163,4 +163,4 @@ def _has_no_rounds(written: Any) -> bool:
     """Whether all workflows that a job file gives come with flstream, and none has rounds."""
     sections = written if isinstance(written, list) else [written]
     kinds = [each.get("type") if isinstance(each, Mapping) else each for each in sections]
-    return all(kind in [*built_ins()] and not built_in_args(kind).has_rounds for kind in kinds)
+    return all(kind in [*built_ins()] and not find_workflow(kind).args.has_rounds for kind in kinds)

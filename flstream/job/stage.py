@@ -6,15 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, SerializeAsAny
 
+from flstream.job.files import CodeName
 from flstream.job.typed import AnySection, Sections, TypedSection
 from flstream.job.workflow_args import FreeWorkflowArgs, WorkflowArgs
-from flstream.job.workflow_code import (
-    DEFAULT_WORKFLOW,
-    WorkflowType,
-    built_in_args,
-    built_ins,
-    find_workflow,
-)
+from flstream.job.workflow_code import built_ins, find_workflow
 
 
 def _can_be_imported(kind: str) -> str:
@@ -29,7 +24,9 @@ class Stage(TypedSection):
     for each of them, and they agree on `key_metric` and `key_metric_mode`.
     """
 
-    type: Annotated[WorkflowType, AfterValidator(_can_be_imported)] = DEFAULT_WORKFLOW
+    type: Annotated[str, CodeName("function", built_ins), AfterValidator(_can_be_imported)] = (
+        "fedavg"
+    )
     """The workflow: one that comes with flstream, or a function of your own beside the job file.
 
     fedavg averages the clients' updates, weighted by number of examples, and cyclic hands the model
@@ -46,7 +43,7 @@ class Stage(TypedSection):
     @classmethod
     def built_in(cls) -> Sections:
         """Return the sections of the arguments of the built-in workflows."""
-        return {name: built_in_args(name) for name in built_ins()}
+        return {name: find_workflow(name).args for name in built_ins()}
 
     @classmethod
     def section_of(cls, kind: str) -> AnySection:
@@ -56,7 +53,7 @@ class Stage(TypedSection):
     @classmethod
     def known_section(cls, kind: str) -> AnySection:
         """Return the section of a built-in workflow's arguments, else that of all workflows."""
-        return built_in_args(kind) if kind in built_ins() else WorkflowArgs
+        return find_workflow(kind).args if kind in built_ins() else WorkflowArgs
 
     @property
     def program(self) -> str:

@@ -1,9 +1,9 @@
-"""Arguments of workflows, and the definition that a workflow's decorator attaches."""
+"""Arguments of workflows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -28,9 +28,6 @@ class WorkflowArgs(Section):
 
     bodies: ClassVar[Sequence[str]] = ()
     """Names of the bodies that travel and are folded with the model, for what is foretold."""
-
-    has_own_models: ClassVar[bool] = False
-    """Whether each site trains and scores a model of its own, too, in tasks of their own."""
 
     has_rounds: ClassVar[bool] = True
     """Whether the workflow trains in rounds, so that `rounds` counts for it."""
@@ -85,10 +82,6 @@ class WorkflowArgs(Section):
         yield from ()
 
 
-COMMON_ARGS = tuple(WorkflowArgs.model_fields)
-"""Names of the arguments that every workflow has."""
-
-
 class FreeWorkflowArgs(FreeSection, WorkflowArgs):
     """Arguments of a workflow that declares none: the common ones, and any others as written."""
 
@@ -110,17 +103,5 @@ class FreeWorkflowArgs(FreeSection, WorkflowArgs):
         return self
 
 
-class WorkflowDefinition(NamedTuple):
-    """Definition of a workflow, from its decorator.
-
-    Attributes:
-        name: Name of the workflow.
-        args: Section that defines its arguments.
-    """
-
-    name: str
-    args: type[WorkflowArgs]
-
-
 DEFINITION = "__flstream_workflow__"
-"""Name of the attribute of a decorated function that holds its definition."""
+"""Name of the attribute of a decorated function that holds the section of its arguments."""

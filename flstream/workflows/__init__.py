@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from flstream.job.workflow_args import DEFINITION, WorkflowArgs, WorkflowDefinition
+from flstream.job.workflow_args import DEFINITION, WorkflowArgs
 from flstream.server.run import (
     FoldRule,
     Model,
@@ -50,9 +50,14 @@ def workflow(
     """
     if not isinstance(name, str):
         raise TypeError('a workflow has a name: write @workflow("mine") above its function')
+    if not (isinstance(args, type) and issubclass(args, WorkflowArgs)):
+        raise TypeError(
+            f"the arguments of the workflow {name} are {args!r}, and must be a class derived from "
+            "flstream.workflows.WorkflowArgs"
+        )
 
     def define(function: FunctionT) -> FunctionT:
-        setattr(function, DEFINITION, WorkflowDefinition(name, args))
+        setattr(function, DEFINITION, args)
         return function
 
     return define

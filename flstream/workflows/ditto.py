@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -12,8 +12,6 @@ from flstream.workflows import Model, Run, WorkflowArgs, workflow
 
 class DittoArgs(WorkflowArgs):
     """Arguments of ditto."""
-
-    has_own_models: ClassVar[bool] = True
 
     ditto_lambda: Annotated[Real, Field(ge=0)] = 0.1
     """How strongly a site's own model is drawn to the global one (lambda of the paper).

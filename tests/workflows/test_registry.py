@@ -14,7 +14,7 @@ from flstream.workflows.registry import BUILT_IN
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_built_in_workflow_is_defined_under_its_name_and_explains_its_arguments(name):
     code = find_workflow(name)
-    assert getattr(code.function, DEFINITION) == (name, code.args)
+    assert (code.function.__name__, getattr(code.function, DEFINITION)) == (name, code.args)
     assert code.function.__doc__
     assert code.takes_args
     text = render_reference()
