@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
@@ -14,6 +14,29 @@ from flstream.job.fields import Allowed, Patterns, Real, Section, Whole
 from flstream.job.files import CodeName
 from flstream.job.problems import Problem, RefusedValueError, given
 from flstream.job.typed import Sections, TypedSection, TypedSpec
+
+
+class CodecTraits(NamedTuple):
+    """What a codec does.
+
+    Attributes:
+        kind: What it does to bytes: it loses bits, changes them, or makes them fewer.
+        for_updates: Whether it is for changes of a model alone, and what it leaves out of one is
+            added to the next.
+    """
+
+    kind: Literal["lossy", "step", "compressor"]
+    for_updates: bool = False
+
+
+_LOSSY, _FEEDBACK = CodecTraits("lossy"), CodecTraits("lossy", for_updates=True)
+_STEP, _COMPRESSOR = CodecTraits("step"), CodecTraits("compressor")
+
+
+class CodecArgs(Section):
+    """Arguments of a built-in codec."""
+
+    traits: ClassVar[CodecTraits]
 
 
 def _power_of_two(number: int) -> int:
@@ -31,64 +54,80 @@ Group = Annotated[
 """How many numbers share a scale."""
 
 
-class CastSection(Section):
+class CastSection(CodecArgs):
     """Send numbers of 16 bits, each rounded once to the nearest."""
+
+    traits = _LOSSY
 
     to: Literal["bf16", "f16"] = "bf16"
     """The type: bf16 has the range of float32, f16 is more exact and is refused above 65504."""
 
 
-class Int8Section(Section):
+class Int8Section(CodecArgs):
     """Send whole numbers of 8 bits, and a scale for each group of them."""
+
+    traits = _LOSSY
 
     group: Group = 256
     """How many numbers share a scale: the fewer, the smaller the errors and the more scales."""
 
 
-class Int4Section(Section):
+class Int4Section(CodecArgs):
     """Send whole numbers of 4 bits, and a scale for each group of them."""
+
+    traits = _LOSSY
 
     group: Group = 64
     """How many numbers share a scale: the fewer, the smaller the errors and the more scales."""
 
 
-class TopKSection(Section):
+class TopKSection(CodecArgs):
     """Send the largest changes alone; what is left out is added to the site's next update.
 
     From Aji and Heafield 2017, arXiv:1704.05021, with the error feedback of Stich et al. 2018,
     arXiv:1809.07599.
     """
 
+    traits = _FEEDBACK
+
     fraction: Annotated[Real, Field(gt=0, le=1)] = 0.01
     """The fraction of each 65536 numbers that is sent."""
 
 
-class TernarySection(Section):
+class TernarySection(CodecArgs):
     """Send the signs of the largest changes and the mean of their magnitudes.
 
     From Sattler et al. 2019, arXiv:1903.02891; what is left out is added to the site's next update.
     """
 
+    traits = _FEEDBACK
+
     fraction: Annotated[Real, Field(gt=0, le=1)] = 0.04
     """The fraction of each 65536 numbers that is sent."""
 
 
-class DeltaSection(Section):
+class DeltaSection(CodecArgs):
     """Send the exclusive or with the bytes of a model that the receiver has, for zstd after it."""
 
+    traits = _STEP
 
-class ShuffleSection(Section):
+
+class ShuffleSection(CodecArgs):
     """Send first bytes of all numbers, then all second ones, and so on, for zstd after it."""
 
+    traits = _STEP
 
-class ZstdSection(Section):
+
+class ZstdSection(CodecArgs):
     """Compress every frame with Zstandard."""
+
+    traits = _COMPRESSOR
 
     level: Annotated[Whole, Field(ge=1, le=19)] = 1
     """The level: above 1, it takes many times as long for weights that get hardly any smaller."""
 
 
-BUILT_IN: Sections = {
+BUILT_IN: Mapping[str, type[CodecArgs]] = {
     "cast": CastSection,
     "int8": Int8Section,
     "int4": Int4Section,
@@ -100,44 +139,32 @@ BUILT_IN: Sections = {
 }
 """Sections of the arguments of built-in codecs, by the codec's name."""
 
-LOSSY = ("cast", "int8", "int4", "topk", "ternary")
-"""Codecs that change numbers."""
-FEEDBACK = ("topk", "ternary")
-"""Lossy codecs that leave numbers out, and send them later."""
-STEPS = ("delta", "shuffle")
-"""Exact codecs that leave as many bytes as there were."""
-COMPRESSORS = ("zstd",)
-"""Exact codecs that make bytes fewer."""
 
+class CodecSection(TypedSection):
+    """A codec, with its arguments."""
 
-CodecKind = Literal["lossy", "step", "compressor"]
+    type: Annotated[str, CodeName("Class", lambda: BUILT_IN)]
+    """The codec: cast, int8, int4, topk, ternary, delta, shuffle, zstd, or a class of yours."""
 
-
-class CodecTraits(NamedTuple):
-    """What a codec does.
-
-    Attributes:
-        kind: What it does to bytes.
-        for_updates: Whether it is for changes of a model alone.
-    """
-
-    kind: CodecKind
-    for_updates: bool = False
+    @classmethod
+    def built_in(cls) -> Sections:
+        """Return the sections of the arguments of the built-in codecs."""
+        return BUILT_IN
 
 
 class CodecSpec(TypedSpec):
     """One codec of a resolved job, as workers are sent it."""
 
+    section = CodecSection
+
     @property
     def traits(self) -> CodecTraits:
-        """The kind of the codec; one of the user's own is made to be asked."""
-        if self.type not in BUILT_IN:
-            made = find(self.type, "class")(**self.args)
-            kind: CodecKind = "compressor" if hasattr(made, "compress") else "lossy"
-            return CodecTraits(kind, bool(getattr(made, "for_updates", False)))
-        if self.type in LOSSY:
-            return CodecTraits("lossy", self.type in FEEDBACK)
-        return CodecTraits("step" if self.type in STEPS else "compressor")
+        """What the codec does; one of the user's own is made to be asked."""
+        if self.type in BUILT_IN:
+            return BUILT_IN[self.type].traits
+        codec = find(self.type, "class")(**self.args)
+        for_updates = bool(getattr(codec, "for_updates", False))
+        return CodecTraits("compressor" if hasattr(codec, "compress") else "lossy", for_updates)
 
 
 @dataclass(frozen=True)
@@ -157,7 +184,7 @@ class CodecPlan:
     @property
     def leaves_out(self) -> bool:
         """Whether the first codec leaves numbers out, which come with later updates."""
-        return bool(self.specs) and self.specs[0].type in FEEDBACK
+        return bool(self.specs) and self.specs[0].traits.for_updates
 
     @property
     def needs_base(self) -> bool:
@@ -170,29 +197,11 @@ class CodecPlan:
         return bool(self.specs) and self.specs[0].traits.kind == "lossy"
 
 
-class CodecSection(TypedSection):
-    """A codec, with its arguments."""
-
-    type: Annotated[str, CodeName("Class", lambda: BUILT_IN)]
-    """The codec: cast, int8, int4, topk, ternary, delta, shuffle, zstd, or a class of yours."""
-
-    @classmethod
-    def built_in(cls) -> Sections:
-        """Return the sections of the arguments of the built-in codecs."""
-        return BUILT_IN
-
-    @property
-    def spec(self) -> CodecSpec:
-        """The codec as workers are sent it."""
-        return CodecSpec(self.type, self.args.model_dump())
-
-
-def _in_order(codecs: list[CodecSection], direction: Literal["down", "up"]) -> list[CodecSection]:
+def _in_order(specs: list[CodecSpec], direction: Literal["down", "up"]) -> list[CodecSpec]:
     """Refuse codecs that cannot follow each other; own ones are not asked what they are yet."""
-    specs = [codec.spec for codec in codecs]
     if all(spec.type in BUILT_IN for spec in specs) and (problems := [*disorder(specs, direction)]):
         raise RefusedValueError(*problems)
-    return codecs
+    return specs
 
 
 def disorder(specs: Sequence[CodecSpec], direction: Literal["down", "up"]) -> Iterator[Problem]:
@@ -243,16 +252,16 @@ class CodecsSection(Section):
     """
 
     down: Annotated[
-        list[CodecSection], AfterValidator(partial(_in_order, direction="down")), _CODECS
+        list[CodecSpec], AfterValidator(partial(_in_order, direction="down")), _CODECS
     ] = Field(default_factory=list)
     """The codecs of models: cast, int8, int4, delta, shuffle, zstd or your own.
 
     Your own gives numbers that it has decoded back as they are.
     """
 
-    up: Annotated[
-        list[CodecSection], AfterValidator(partial(_in_order, direction="up")), _CODECS
-    ] = Field(default_factory=list)
+    up: Annotated[list[CodecSpec], AfterValidator(partial(_in_order, direction="up")), _CODECS] = (
+        Field(default_factory=list)
+    )
     """The codecs of updates: cast, int8, int4, topk, ternary, delta, shuffle, zstd or your own.
 
     One with arguments is a section, such as `{ type = topk, args { fraction = 0.05 } }`. Your own
@@ -262,11 +271,11 @@ class CodecsSection(Section):
     require_lossless: Patterns = Field(default_factory=list)
     """Regular expressions: tensors in whose names one is found lose no bits."""
 
-    def by_direction(self) -> Iterator[tuple[Literal["down", "up"], list[CodecSection]]]:
+    def by_direction(self) -> Iterator[tuple[Literal["down", "up"], list[CodecSpec]]]:
         """Yield the codecs of each direction."""
         yield from (("up", self.up), ("down", self.down))
 
-    def by_key(self) -> Iterator[tuple[str, CodecSection]]:
+    def by_key(self) -> Iterator[tuple[str, CodecSpec]]:
         """Yield all codecs, each with its key, such as `streaming.codecs.up[0]`."""
         for direction, codecs in self.by_direction():
             for place, codec in enumerate(codecs):
@@ -281,10 +290,9 @@ class CodecsSection(Section):
     @property
     def of_models(self) -> CodecPlan:
         """The codecs of models."""
-        specs = [codec.spec for codec in self.down]
-        return CodecPlan(specs, self.require_lossless, of_models=True)
+        return CodecPlan(self.down, self.require_lossless, of_models=True)
 
     @property
     def of_updates(self) -> CodecPlan:
         """The codecs of updates."""
-        return CodecPlan([codec.spec for codec in self.up], self.require_lossless)
+        return CodecPlan(self.up, self.require_lossless)

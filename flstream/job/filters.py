@@ -89,15 +89,6 @@ BUILT_IN: Sections = {
 """Sections of the arguments of built-in filters, by the filter's name."""
 
 
-class FilterSpec(TypedSpec):
-    """One filter of a resolved job, as workers are sent it."""
-
-    @property
-    def changes_numbers(self) -> bool:
-        """Whether it changes numbers, and does not leave out tensors."""
-        return self.type != EXCLUDE_VARS
-
-
 class FilterSection(TypedSection):
     """A filter, with its arguments."""
 
@@ -109,14 +100,20 @@ class FilterSection(TypedSection):
         """Return the sections of the arguments of the built-in filters."""
         return BUILT_IN
 
+
+class FilterSpec(TypedSpec):
+    """One filter of a resolved job, as workers are sent it."""
+
+    section = FilterSection
+
     @property
-    def spec(self) -> FilterSpec:
-        """The filter as workers are sent it."""
-        return FilterSpec(self.type, self.args.model_dump())
+    def changes_numbers(self) -> bool:
+        """Whether it changes numbers, and does not leave out tensors."""
+        return self.type != EXCLUDE_VARS
 
 
 _Filters = Annotated[
-    list[FilterSection],
+    list[FilterSpec],
     Allowed(
         "a list of filters, each a name or a section { type, args }, such as [svt_privacy]",
         ("array",),
@@ -146,10 +143,10 @@ class FiltersSection(Section):
     @property
     def keep_models(self) -> bool:
         """Whether a model is kept as it was received, since filters need it after training."""
-        return bool(self.down) or any(section.spec.changes_numbers for section in self.up)
+        return bool(self.down) or any(spec.changes_numbers for spec in self.up)
 
-    def by_key(self) -> Iterator[tuple[str, FilterSection]]:
+    def by_key(self) -> Iterator[tuple[str, FilterSpec]]:
         """Yield all filters, each with its key, such as `filters.up[0]`."""
         for direction, filters in (("up", self.up), ("down", self.down)):
-            for place, section in enumerate(filters):
-                yield f"filters.{direction}[{place}]", section
+            for place, spec in enumerate(filters):
+                yield f"filters.{direction}[{place}]", spec

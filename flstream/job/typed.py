@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import (
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     SerializeAsAny,
     ValidationError,
@@ -17,7 +18,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, core_schema
 
 from flstream.job.fields import PlainValue, Section
 from flstream.job.problems import RefusedValueError
@@ -36,24 +37,6 @@ class FreeSection(Section):
     model_config = ConfigDict(extra="allow")
 
     __pydantic_extra__: dict[str, PlainValue]
-
-
-@dataclass(frozen=True)
-class TypedSpec:
-    """A type with all of its arguments, as workers are sent it.
-
-    Attributes:
-        type: Name of a built-in, or the absolute place of a class of the user's own.
-        args: All of its arguments, by name.
-    """
-
-    type: str
-    args: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Name for messages: `gaussian`, or `mine.py:Filter` without a folder."""
-        return short_name(self.type)
 
 
 class TypedSection(Section):
@@ -99,21 +82,9 @@ class TypedSection(Section):
             raise RefusedValueError(*explain(error, section, value)) from None
 
     @property
-    def place(self) -> Path | None:
-        """Path of the file with the user's own class; None for others."""
-        where = self.type.rpartition(":")[0]
-        return Path(where) if where.endswith(".py") else None
-
-    @property
     def name(self) -> str:
         """Name for messages: `gaussian`, or `mine.py:Filter` without a folder."""
         return short_name(self.type)
-
-    def __str__(self) -> str:
-        """Return the name with the arguments: `gaussian (sigma = 0.01)`."""
-        values = self.args.model_dump(mode="json")
-        args = ", ".join(f"{name} = {render_value(value)}" for name, value in values.items())
-        return f"{self.name} ({args})" if args else self.name
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -132,6 +103,55 @@ class TypedSection(Section):
             for kind, section in cls.built_in().items()
         ]
         return reference
+
+
+@dataclass(frozen=True)
+class TypedSpec:
+    """A type with all of its arguments, which a section gives and workers are sent.
+
+    Attributes:
+        section: Class of the section.
+        type: Name of a built-in, or the absolute place of a class of the user's own.
+        args: All of its arguments, by name.
+    """
+
+    section: ClassVar[type[TypedSection]]
+    type: str
+    args: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        """Return the schema of the section, whose values become a record."""
+
+        def read(value: Any, validate: Callable[[Any], TypedSection]) -> TypedSpec:
+            if isinstance(value, cls):
+                return value
+            section = validate(value)
+            return cls(section.type, section.args.model_dump())
+
+        return core_schema.no_info_wrap_validator_function(
+            read,
+            handler.generate_schema(cls.section),
+            serialization=core_schema.plain_serializer_function_ser_schema(asdict),
+        )
+
+    @property
+    def file(self) -> Path | None:
+        """Path of the file with the user's own class; None for others."""
+        where = self.type.rpartition(":")[0]
+        return Path(where) if where.endswith(".py") else None
+
+    @property
+    def name(self) -> str:
+        """Name for messages: `gaussian`, or `mine.py:Filter` without a folder."""
+        return short_name(self.type)
+
+    def __str__(self) -> str:
+        """Return the name with the arguments: `gaussian (sigma = 0.01)`."""
+        args = ", ".join(f"{name} = {render_value(value)}" for name, value in self.args.items())
+        return f"{self.name} ({args})" if args else self.name
 
 
 def short_name(place: str) -> str:

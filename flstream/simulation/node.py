@@ -28,8 +28,8 @@ from flstream.transport.channel import Signal
 def node_job(job: Job, run: RunDirectory) -> NodeJob:
     """Return what the workers of all nodes have in common; the engine fills in the rest."""
     code = train_code(job.train)
-    listed = [each for _, each in (*job.filters.by_key(), *job.streaming.codecs.by_key())]
-    sources = [job.train.source, *(each.place for each in listed)]
+    listed = [spec for _, spec in (*job.filters.by_key(), *job.streaming.codecs.by_key())]
+    sources = [job.train.source, *(spec.file for spec in listed)]
     common = NodeJob(
         run=str(run.path),
         folder=str(job.folder),

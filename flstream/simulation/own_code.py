@@ -69,8 +69,8 @@ def problems_here(job: Job) -> Iterator[Problem]:
         for problem in _problems(own):
             wrong = True
             yield problem
-    for direction, codecs in () if wrong else job.streaming.codecs.by_direction():
-        for problem in disorder([codec.spec for codec in codecs], direction):
+    for direction, specs in () if wrong else job.streaming.codecs.by_direction():
+        for problem in disorder(specs, direction):
             yield problem.below(f"streaming.codecs.{direction}")
 
 
@@ -82,9 +82,9 @@ def _named(job: Job) -> Iterator[_Own]:
         (job.filters.by_key(), (BlockFilter,)),
         (job.streaming.codecs.by_key(), (BlockCodec, FrameCompressor)),
     ):
-        for key, section in listed:
-            if is_own(section.type):
-                yield _Own(f"{key}.type", section.type, section.args.model_dump(), protocols)
+        for key, spec in listed:
+            if is_own(spec.type):
+                yield _Own(f"{key}.type", spec.type, spec.args, protocols)
 
 
 def _problems(own: _Own) -> Iterator[Problem]:

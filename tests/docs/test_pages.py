@@ -132,7 +132,6 @@ def test_the_filter_of_ones_own_on_its_page_works(tmp_path):
     [own] = blocks(page("filters"), "python")
     [line] = re.findall(r"^    (filters \{ up = .*)$", page("filters"), flags=re.MULTILINE)
     specs = loaded(tmp_path, JOB + line, **{"signs.py": own}).filters.up
-    specs = [each.spec for each in specs]
     source = filtered(MemoryBody.of({"w": np.ones(9)}), specs, Passage("site-1", 1, "up", 3))
     assert set(np.abs(np.frombuffer(body_of(source)))) == {0.001}
 

@@ -20,7 +20,7 @@ MANY = 1_000_000
 
 
 def specs(*sections, folder=None):
-    return [each.spec for each in parse_value("filters.up", list(sections), folder)]
+    return parse_value("filters.up", list(sections), folder)
 
 
 def without(names):

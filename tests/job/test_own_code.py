@@ -167,9 +167,7 @@ def test_rules_filters_and_trackers_are_named_like_workflows(load, reloaded, fol
         'tracking { type = "mine.py:Tracker", args.a = 1 }'
     )
     assert job.aggregation.method == f"{folder}/mine.py:Largest"
-    assert [each.spec for each in job.filters.up] == [
-        FilterSpec(f"{folder}/mine.py:Fine", {"size": 2})
-    ]
+    assert job.filters.up == [FilterSpec(f"{folder}/mine.py:Fine", {"size": 2})]
     assert job.tracking.place == f"{folder}/mine.py:Tracker"
     assert (job.tracking.name, job.tracking.args) == ("mine.py:Tracker", {"a": 1})
     assert reloaded(job) == job

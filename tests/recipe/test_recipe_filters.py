@@ -44,10 +44,10 @@ def test_filters_of_a_recipe_are_those_of_its_exported_job(recipe, tmp_path):
         "svt_privacy",
         "exclude_vars",
     ]
-    assert filters.up[0].spec.args == {"percentile": 10.0, "gamma": 0.5}
-    assert filters.up[1].place == folder / "mine.py"
-    assert filters.up[2].args.fraction == 0.2
-    assert [each.spec.args for each in filters.down] == [
+    assert filters.up[0].args == {"percentile": 10.0, "gamma": 0.5}
+    assert filters.up[1].file == folder / "mine.py"
+    assert filters.up[2].args["fraction"] == 0.2
+    assert [each.args for each in filters.down] == [
         {"sigma": 0.1},
         {"exclude_vars": ["b"]},
         {"exclude_vars": "^c"},

@@ -143,8 +143,8 @@ def _update_bytes(job: Job, layout: Layout) -> int:
     sent = rule_for(job.aggregation).selected(layout)
     parts = [part_of(stage.args.personal_tensors, is_beside=False) for stage in job.stages]
     personal = [frozenset[str]() if part is None else part.names(layout) for part in parts]
-    remaining(layout, [each.spec for each in job.filters.down], "down")
-    unfiltered = remaining(layout, [each.spec for each in job.filters.up], "up")
+    remaining(layout, job.filters.down, "down")
+    unfiltered = remaining(layout, job.filters.up, "up")
     return sum(spec.nbytes for spec in unfiltered.tensors if spec.name in sent - personal[0])
 
 
