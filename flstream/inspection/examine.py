@@ -17,7 +17,7 @@ from flstream.inspection.runs import (
     InspectedRun,
     Verification,
     checkpoint_files,
-    read_run,
+    inspect_run,
     verify_checkpoint,
     verify_run,
 )
@@ -98,7 +98,7 @@ def examine(
         SimulationError: the run's journal is damaged.
         UsageError: no tensor matches a pattern.
     """
-    run = read_run(path) if os.path.isdir(path) else None
+    run = inspect_run(path) if os.path.isdir(path) else None
     file, scratch = open_checkpoint(model_at(path)), Scratch()
     layout, tensors = file.layout, _matching(file, filters)
     verified: list[Verification] | UnsetType = UNSET

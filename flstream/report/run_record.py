@@ -23,7 +23,6 @@ from flstream.job.keys import flat, keys_in
 from flstream.job.values import render_value
 from flstream.report.text import counted
 from flstream.runs.history import History
-from flstream.runs.job_facts import JobFacts
 from flstream.runs.journal import Journal
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.site_record import SiteRecord
@@ -210,7 +209,7 @@ def read_run(path: Path, *, is_running: bool | None = None) -> RunRecord:
 def _read(run: RunDirectory, *, is_running: bool) -> RunRecord:
     notes: list[str] = []
     settings = _read_settings(run, notes)
-    history, logged = _read_journal(run, settings, notes)
+    history, logged = _read_journal(run, notes)
     clock = _Clock(history.timeline.sittings)
     memory = _read_memory(run.memory, clock)
     if memory.damaged:
@@ -220,12 +219,11 @@ def _read(run: RunDirectory, *, is_running: bool) -> RunRecord:
     if summary is None:
         summary = _summary_of_events(history, memory, clock)
     status = "unfinished" if summary.status == "running" else summary.status
-    rounds = settings.get("rounds")
     return RunRecord(
         path=run.path,
         status="running" if is_running else status,
         summary=summary,
-        planned=history.planned_rounds or _whole(rounds and rounds.value),
+        planned=history.planned_rounds,
         history=history,
         sites=history.sites,
         memory=memory,
@@ -262,20 +260,8 @@ def _read_settings(run: RunDirectory, notes: list[str]) -> dict[str, Setting]:
         return {}
 
 
-def _read_journal(
-    run: RunDirectory, settings: Mapping[str, Setting], notes: list[str]
-) -> tuple[History, LoggedValues]:
-    texts = {key: setting.value.strip('"') for key, setting in settings.items()}
-    facts = JobFacts(
-        name=texts.get("name", ""),
-        seed=_whole(texts.get("seed")),
-        clients=_whole(texts.get("clients.count")),
-        key_metric=texts.get("workflow.args.key_metric", "accuracy"),
-        key_metric_mode="min" if texts.get("workflow.args.key_metric_mode") == "min" else "max",
-    )
-    history = History(facts)
-    journal = Journal(run.events, tolerant=True)
-    logged = LoggedValues()
+def _read_journal(run: RunDirectory, notes: list[str]) -> tuple[History, LoggedValues]:
+    history, journal, logged = History(), Journal(run.events, tolerant=True), LoggedValues()
     for event, counts, _ in journal:
         history.apply(event, counts=counts)
         if counts and isinstance(event, SiteLog):
@@ -317,10 +303,6 @@ def _summary_of_events(history: History, memory: MemoryCurves, clock: _Clock) ->
     summary.memory = MemorySummary(server, peaks)
     summary.wall_seconds = clock.seconds
     return summary
-
-
-def _whole(text: str | None) -> int:
-    return int(text) if text is not None and text.isdecimal() else 0
 
 
 def _read_json(path: Path, kind: Any) -> Any:

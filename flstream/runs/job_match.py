@@ -58,18 +58,15 @@ def _differences(job: Job, run: RunDirectory, files: Collection[str]) -> list[st
     hocon = read_hocon(run.job_file)
     if hocon.problems:
         raise JobError(run.job_file, hocon.problems)
-    return list(_different_keys(job, hocon.values, run, files))
+    return list(_different_keys(job, hocon.values, files))
 
 
-def _different_keys(
-    job: Job, values: Mapping[str, Any], run: RunDirectory, files: Collection[str]
-) -> Iterator[str]:
+def _different_keys(job: Job, values: Mapping[str, Any], files: Collection[str]) -> Iterator[str]:
     """Yield every key that differs, with both values.
 
     Args:
         job: The job.
         values: Values of the run's job file.
-        run: The run directory.
         files: Keys that name a file in both jobs; the file's path is not compared.
     """
     written = job.written()

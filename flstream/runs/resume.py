@@ -10,8 +10,7 @@ import msgspec
 
 from flstream.errors import ResumeRefusedError, SimulationError
 from flstream.job import Job
-from flstream.runs.history import History
-from flstream.runs.job_facts import JobFacts
+from flstream.runs.history import History, run_started
 from flstream.runs.job_match import check_same_job
 from flstream.runs.journal import read_effects, read_history
 from flstream.runs.needed_states import with_sound_states
@@ -34,7 +33,6 @@ class ResumePoint(NamedTuple):
         round: Round of the newest model that is sound; 0 is the initial model, and None says that
             it is to be built anew.
         effect: Number of the last effect that counts; 0 without one.
-        checkpoint: File of that model; None without one.
         is_finished: Whether the run has nothing left to do.
         seconds: How long the run has been going on until now.
         leftovers: Files of the run that have to go first: those of models that are void, temporary
@@ -48,7 +46,6 @@ class ResumePoint(NamedTuple):
 
     round: int | None
     effect: int
-    checkpoint: Path | None
     is_finished: bool
     seconds: float
     leftovers: Sequence[Path] = ()
@@ -94,7 +91,7 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
         return None
     is_finished = history.status == "finished" and history.planned_rounds == job.planned_rounds
     if is_finished and has_its_models(history, run):
-        return _finished(history, effects, run)
+        return _finished(history, effects)
     sound = sound_effects(effects, history.models, run)
     warnings = _explain(history, sound, run)
     records, is_there = with_sound_states(run, sound.records), sound.has_model
@@ -105,7 +102,6 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
     return ResumePoint(
         round=models[-1].round if models else None,
         effect=effect,
-        checkpoint=run.model_file(models[-1]) if models else None,
         is_finished=False,
         seconds=history.timeline.seconds,
         leftovers=run.leftovers(models, history.written),
@@ -134,7 +130,7 @@ def take_up(job: Job, run: RunDirectory, point: ResumePoint) -> RunningSummary:
         log.write(resumed, durable=True)
     for path in point.leftovers:
         path.unlink(missing_ok=True)
-    history = read_history(run.events, assumed=JobFacts.of(job))
+    history = read_history(run.events, assumed=run_started(job))
     return RunningSummary(history, run.events, point.seconds)
 
 
@@ -147,7 +143,7 @@ def final_summary(job: Job, run: RunDirectory, point: ResumePoint) -> Summary:
     try:
         summary = msgspec.json.decode(run.summary.read_bytes(), type=Summary)
     except FileNotFoundError:
-        history = read_history(run.events, assumed=JobFacts.of(job))
+        history = read_history(run.events, assumed=run_started(job))
         summary = RunningSummary(history, run.events, point.seconds).close({}, 0, 0.0)
         run.write(run.summary, summary.to_json())
     except (OSError, ValueError) as error:
@@ -158,13 +154,11 @@ def final_summary(job: Job, run: RunDirectory, point: ResumePoint) -> Summary:
     return summary
 
 
-def _finished(history: History, effects: Sequence[EffectDone], run: RunDirectory) -> ResumePoint:
+def _finished(history: History, effects: Sequence[EffectDone]) -> ResumePoint:
     """Where a run stands that has nothing left to do."""
-    newest = history.models[-1]
     return ResumePoint(
-        round=newest.round,
+        round=history.models[-1].round,
         effect=effects[-1].effect if effects else 0,
-        checkpoint=run.model_file(newest),
         is_finished=True,
         seconds=history.timeline.seconds,
     )

@@ -182,6 +182,11 @@ class RunDirectory:
                 ) from error
             yield
 
+    @property
+    def is_run(self) -> bool:
+        """Whether the folder has a journal or a summary of a run."""
+        return self.events.exists() or self.summary.exists()
+
     def checkpoint(self, round_number: int) -> Path:
         """The newest model of a round; round 0 is the initial model."""
         return self.checkpoints / ModelFile(round_number).name
@@ -293,7 +298,7 @@ class RunDirectory:
         A process that is killed cannot remove the checkpoint it was writing. Only what this run
         made is touched.
         """
-        for path, file in self._checkpoint_files():
+        for path, file in self.checkpoint_files():
             if file.is_temporary:
                 path.unlink()
         for log in self.path.glob("*.log"):
@@ -313,7 +318,7 @@ class RunDirectory:
             written: Round and step of every model that the run has written, or was about to.
         """
         kept = {self.model_file(each) for each in models}
-        files, void, known = self._checkpoint_files(), [], set(written)
+        files, void, known = self.checkpoint_files(), [], set(written)
         for number, step in sorted(known):
             paths = [self.checkpoint(number)]
             # It gets the name of its step only once the next one is about to be written.
@@ -337,10 +342,10 @@ class RunDirectory:
 
     def models_found(self) -> list[Path]:
         """Files that have the names of models of rounds after the initial one."""
-        files = self._checkpoint_files()
+        files = self.checkpoint_files()
         return [path for path, file in files if file.round > 0 and not file.is_temporary]
 
-    def _checkpoint_files(self) -> list[tuple[Path, ModelFile]]:
+    def checkpoint_files(self) -> list[tuple[Path, ModelFile]]:
         """Files that have names of a run's checkpoints, or of what belongs to them, by name."""
         named = [(path, ModelFile.parse(path.name)) for path in sorted(self.checkpoints.iterdir())]
         return [(path, file) for path, file in named if file is not None and not path.is_dir()]

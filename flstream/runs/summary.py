@@ -14,13 +14,13 @@ from flstream.runs.history import History, Status
 from flstream.runs.journal import read_history
 from flstream.runs.round_record import RoundRecord
 from flstream.runs.site_scores import by_site
+from flstream.runs.void_lines import VoidLines
 from flstream.telemetry.events import (
     SERVER,
     AnyEvent,
     LinkFacts,
     PrivacySpent,
     Transfer,
-    default_site_names,
 )
 from flstream.telemetry.memory import ProcessMemory
 
@@ -178,6 +178,7 @@ class RunningSummary:
         self._history = history
         self._journal = journal
         self._earlier_seconds = earlier_seconds
+        self._voids, self._lines = VoidLines(), 0
         self._causes: list[str] = []
 
     @property
@@ -200,7 +201,8 @@ class RunningSummary:
 
     def apply(self, event: AnyEvent) -> None:
         """Add one event, in the order in which they happened."""
-        if self._history.makes_void(event):
+        self._lines += 1
+        if self._voids.apply(event, self._lines, self._lines + 1):
             self._history = read_history(self._journal, assumed=self._history.facts, last=event)
         else:
             self._history.apply(event)
@@ -239,7 +241,7 @@ def summarize(history: History) -> Summary:
         status=history.status,
         error=history.error or None,
         warnings=list(history.warnings),
-        job=facts.name,
+        job=facts.job,
         seed=facts.seed,
         rounds_completed=len(history.rounds),
         ended_early=history.ended_early,
@@ -261,8 +263,7 @@ def summarize(history: History) -> Summary:
 
 def _metrics(history: History) -> list[dict[str, Any]]:
     """The metrics of each round; before them those of the initial model, where sites scored it."""
-    facts = history.facts
-    sites = facts.names or default_site_names(facts.clients)
+    sites = history.facts.sites
     initial = [RoundRecord(0, scores=history.scores[0])] if 0 in history.scores else []
     tables = []
     for record in [*initial, *history.rounds]:

@@ -18,8 +18,7 @@ from flstream.engines.processes import FORK_SERVER, ProcessHost
 from flstream.engines.spawning import SpawnService
 from flstream.errors import AbortedError, SimulationError, StreamingError, UsageError
 from flstream.job import Job, JobError, render_job
-from flstream.runs.history import History, Status
-from flstream.runs.job_facts import JobFacts
+from flstream.runs.history import History, Status, run_started
 from flstream.runs.job_files import render_files
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import RunningSummary, Summary
@@ -102,7 +101,7 @@ def simulate(
     # A resumed run has the versions of its last sitting.
     run.write(run.versions, json.dumps(this_machine().in_words(), indent=2) + "\n")
     if resume is None:
-        running = RunningSummary(History(JobFacts.of(job)), run.events)
+        running = RunningSummary(History(run_started(job)), run.events)
     else:
         from flstream.runs.resume import take_up
 

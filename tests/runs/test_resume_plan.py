@@ -95,7 +95,6 @@ def test_a_run_goes_on_after_its_last_whole_effect(
     log_events(run, more)
     point = plan_resume(a_job(5, every=every), run)
     assert (point.round, point.effect) == due
-    assert point.checkpoint == run.checkpoint(point.round)
     assert [record.effect for record in point.records] == list(range(1, point.effect + 1))
     assert [path.name for path in point.leftovers] == leftovers
     assert (point.initial, point.is_finished, point.warnings) == (DIGESTS[0], False, [])
@@ -269,7 +268,7 @@ def test_an_initial_model_that_is_damaged_is_built_anew(tmp_path):
     assert plan_resume(a_job(), run)[:2] == (0, 3)
     flip(run.checkpoint(0))
     point = plan_resume(a_job(), run)
-    assert (point.round, point.effect, point.checkpoint, point.records) == (None, 0, None, [])
+    assert (point.round, point.effect, point.records) == (None, 0, [])
     assert point.warnings[0].startswith("the initial model was built anew")
     assert point.leftovers == [run.checkpoint(0)]
     assert take_up(a_job(), run, point).summary.model.bytes == 0
@@ -301,15 +300,15 @@ def a_relay(folder):
 
 def test_of_a_round_with_several_models_the_newest_sound_one_counts(tmp_path):
     run, job = a_relay(tmp_path / "run"), a_job(9, every=0)
-    assert plan_resume(job, run).checkpoint == run.checkpoint(2)
+    assert plan_resume(job, run)[:2] == (2, 8)
     flip(run.checkpoint(2))
     point = plan_resume(job, run)
     # Effect 7 is the training whose update the damaged one was.
-    assert (point.round, point.effect, point.checkpoint) == (2, 7, run.step_checkpoint(2, 0))
+    assert (point.round, point.effect) == (2, 7)
     assert point.warnings[0].startswith("the run went on from model 3 of round 2 instead of 4: ")
     flip(run.step_checkpoint(2, 0))
     point = plan_resume(job, run)
-    assert (point.round, point.checkpoint) == (1, run.checkpoint(1))
+    assert point.round == 1
     assert point.warnings[0].startswith("the run went on from round 1 instead of 2: ")
     take_up(job, run, point)
     kept = [run.checkpoint(0), run.step_checkpoint(1, 0), run.checkpoint(1)]
