@@ -42,14 +42,14 @@ def size(option: str, text: str) -> int:
     """Parse an option's value as a size.
 
     Args:
-        option: name of the option, such as ``--model-size``, for the error message.
-        text: value of the option.
+        option: Name of the option, such as ``--model-size``, for the error message.
+        text: Value of the option.
 
     Returns:
         The size in bytes.
 
     Raises:
-        UsageError: the value is not a size.
+        UsageError: The value is not a size.
     """
     try:
         return parse_bytes(text)
@@ -64,7 +64,7 @@ def chunk_size(text: str) -> int:
         The chunk size in bytes: a multiple of 16, at most 1 GiB.
 
     Raises:
-        UsageError: the value is not a valid chunk size.
+        UsageError: The value is not a valid chunk size.
     """
     length = size("--chunk-size", text)
     if length % 16 or not 16 <= length <= _MOST_CHUNK_BYTES:

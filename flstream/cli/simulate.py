@@ -132,12 +132,12 @@ def _run(
     """Run a loaded job.
 
     Args:
-        loaded: the job.
-        host: process host, prepared for the job.
-        run_dir: run directory; None for a new one, or with ``resume`` for the newest one.
-        resume: whether to continue an earlier run.
-        as_json: whether to print the summary as JSON and nothing else.
-        quiet: whether to print nothing but errors.
+        loaded: The job.
+        host: Process host, prepared for the job.
+        run_dir: Run directory; None for a new one, or with ``resume`` for the newest one.
+        resume: Whether to continue an earlier run.
+        as_json: Whether to print the summary as JSON and nothing else.
+        quiet: Whether to print nothing but errors.
 
     Returns:
         The exit status of the command.

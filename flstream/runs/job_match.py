@@ -21,10 +21,9 @@ from flstream.runs.run_directory import RunDirectory
 _FREE = {"checkpoints.keep", "tracking.type", "tracking.args"} | {
     f"engine.{name}" for name in EngineSection.model_fields
 }
-# Keys that list files with code, which are compared by contents.
-_LISTS = ("filters.up", "filters.down", "streaming.codecs.up", "streaming.codecs.down")
 _NOT_GIVEN = "not given"
-_FOLDER = re.compile(r'"/[^"]*/(?=[^"/]+\.py:)')
+# The path of a file with code, before the name in it. Files are compared by contents.
+_FILE = re.compile(r'"/[^"]*\.py:')
 
 
 def check_same_job(job: Job, run: RunDirectory) -> None:
@@ -81,19 +80,11 @@ def _different_keys(job: Job, values: Mapping[str, Any], files: Collection[str])
             render_value(flat_values[name]) if name in flat_values else _NOT_GIVEN
             for flat_values in (run_values, job_values)
         )
-        if name in files:
-            is_same = _inside_file(there) == _inside_file(here)
-        elif name in _LISTS:
-            # Their files are compared by contents.
-            is_same = _without_folders(here) == _without_folders(there)
-        else:
-            has_more_rounds = name == "rounds" and there.isdigit() and job.rounds > int(there)
-            if has_more_rounds and len(job.stages) > 1:
-                # The first would do more of them, and all that came after it be of no use.
-                yield f"rounds is {there} there and {here} here, and counts for each of the stages"
-                continue
-            is_same = here == there or has_more_rounds
-        if not is_same:
+        has_more_rounds = name == "rounds" and there.isdigit() and job.rounds > int(there)
+        if has_more_rounds and len(job.stages) > 1:
+            # The first would do more of them, and all that came after it be of no use.
+            yield f"rounds is {there} there and {here} here, and counts for each of the stages"
+        elif not (has_more_rounds or _is_same(there, here, is_file=name in files)):
             yield f"{name} is {there} there and {here} here"
 
 
@@ -103,14 +94,11 @@ def _sections(values: Mapping[str, Any]) -> int:
     return len(sections) if isinstance(sections, list) else 1
 
 
-def _inside_file(rendered: str) -> str:
-    """Return the name in a file that a value refers to; empty if it refers to the file itself."""
-    return rendered.rpartition(":")[2] if ".py:" in rendered else ""
-
-
-def _without_folders(rendered: str) -> str:
-    """Return a value without the folders of the files that it names."""
-    return _FOLDER.sub('"', rendered)
+def _is_same(there: str, here: str, *, is_file: bool) -> bool:
+    """Whether two values are the same but for paths of files; of a file alone, the path is all."""
+    if is_file and ".py:" not in there + here:
+        return True
+    return _FILE.sub('"', there) == _FILE.sub('"', here)
 
 
 def _stages(count: int) -> str:

@@ -18,7 +18,7 @@ from flstream.runs.retention import stored_rounds
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.site_states import set_aside_altered_states
 from flstream.runs.sound_effects import SoundEffects, has_its_models, sound_effects
-from flstream.runs.summary import RunningSummary, Summary
+from flstream.runs.summary import Summary, summarize
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import EffectDone, RunResumed
 
@@ -65,18 +65,18 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
     lacks a model that it names, or has it damaged, goes on too: it makes that again.
 
     Args:
-        job: the job, which has to be that of the run: see
+        job: The job, which has to be that of the run: see
             :func:`~flstream.runs.job_match.check_same_job`.
-        run: the run directory, in use by this process and no other.
+        run: The run directory, in use by this process and no other.
 
     Returns:
         None if nothing has happened in it yet, so that it is as good as new.
 
     Raises:
-        UsageError: the run was made by another job.
-        ResumeRefusedError: its journal is damaged or gone; or rounds were completed, but no model
+        UsageError: The run was made by another job.
+        ResumeRefusedError: Its journal is damaged or gone; or rounds were completed, but no model
             of theirs is left; or a site's state that is needed is damaged or gone.
-        SimulationError: a process of it still writes to the journal.
+        SimulationError: A process of it still writes to the journal.
     """
     if run.job_file.exists():
         check_same_job(job, run)
@@ -113,13 +113,13 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
     )
 
 
-def take_up(job: Job, run: RunDirectory, point: ResumePoint) -> RunningSummary:
+def take_up(job: Job, run: RunDirectory, point: ResumePoint) -> History:
     """Begin to go on with a run: say so in its journal, and clear away what is in the way.
 
     It can itself be interrupted at any instant: the next plan then finds the same round.
 
     Returns:
-        The summary of all that counts so far.
+        The history of the run so far.
     """
     warnings = [
         *point.warnings,
@@ -130,8 +130,7 @@ def take_up(job: Job, run: RunDirectory, point: ResumePoint) -> RunningSummary:
         log.write(resumed, durable=True)
     for path in point.leftovers:
         path.unlink(missing_ok=True)
-    history = read_history(run.events, assumed=run_started(job))
-    return RunningSummary(history, run.events, point.seconds)
+    return read_history(run.events, assumed=run_started(job))
 
 
 def final_summary(job: Job, run: RunDirectory, point: ResumePoint) -> Summary:
@@ -143,8 +142,8 @@ def final_summary(job: Job, run: RunDirectory, point: ResumePoint) -> Summary:
     try:
         summary = msgspec.json.decode(run.summary.read_bytes(), type=Summary)
     except FileNotFoundError:
-        history = read_history(run.events, assumed=run_started(job))
-        summary = RunningSummary(history, run.events, point.seconds).close({}, 0, 0.0)
+        summary = summarize(read_history(run.events, assumed=run_started(job)))
+        summary.wall_seconds = point.seconds
         run.write(run.summary, summary.to_json())
     except (OSError, ValueError) as error:
         raise SimulationError(

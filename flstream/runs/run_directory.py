@@ -72,12 +72,12 @@ class RunDirectory:
         """Make the folder of a new run.
 
         Args:
-            job_name: for the default, ``runs/<job>-<time>`` below the working directory.
-            path: the folder to use instead. It may exist if it is empty.
-            root: the folder to use instead of ``runs``.
+            job_name: For the default, ``runs/<job>-<time>`` below the working directory.
+            path: The folder to use instead. It may exist if it is empty.
+            root: The folder to use instead of ``runs``.
 
         Raises:
-            UsageError: the folder has something in it, or cannot be made.
+            UsageError: The folder has something in it, or cannot be made.
         """
         named = path or root / f"{job_name}-{time.strftime('%Y%m%d-%H%M%S')}"
         try:
@@ -100,11 +100,11 @@ class RunDirectory:
         """The folder of a run that is to go on; a new one where none was begun.
 
         Args:
-            job_name: for the default, the newest ``runs/<job>-<time>`` below the working directory.
-            path: the folder to use instead. It need not exist.
+            job_name: For the default, the newest ``runs/<job>-<time>`` below the working directory.
+            path: The folder to use instead. It need not exist.
 
         Raises:
-            UsageError: it has something else in it than a run, or cannot be used.
+            UsageError: It has something else in it than a run, or cannot be used.
         """
         folder = _newest(job_name) if path is None else path.absolute()
         if folder is None:
@@ -165,7 +165,7 @@ class RunDirectory:
         writes itself, since a folder cannot be locked on every file system.
 
         Raises:
-            UsageError: another run is in it.
+            UsageError: Another run is in it.
         """
         with ExitStack() as stack:
             try:
@@ -268,7 +268,7 @@ class RunDirectory:
         """Write a small file of the run such that it is whole and durable, or as it was before.
 
         Raises:
-            SimulationError: the disk refused it.
+            SimulationError: The disk refused it.
         """
         try:
             write_whole(path, text)
