@@ -79,11 +79,8 @@ def run_started(job: Job) -> RunStarted:
 class History:
     """The state of a run, added up from its events in the order of the journal.
 
-    Args:
-        assumed: Event that the run is to begin with; it counts until there is one.
-
     Attributes:
-        facts: Event that the last sitting began with.
+        facts: Event that the last sitting began with; empty values if no server came that far.
         timeline: Sittings, phases and processes, with all that was done again later.
         status: How the run ended; ``running`` where no end of it counts.
         error: Why it failed or was stopped; empty without a reason.
@@ -106,8 +103,8 @@ class History:
         written: Round and step of each model that was written, or about to be, void or not.
     """
 
-    def __init__(self, assumed: RunStarted = _UNKNOWN) -> None:
-        self.facts = assumed
+    def __init__(self) -> None:
+        self.facts = _UNKNOWN
         self.timeline = Timeline()
         self.status: Status = "running"
         self.error = ""

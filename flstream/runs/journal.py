@@ -153,7 +153,6 @@ class Journal:
 def read_history(
     path: Path,
     *,
-    assumed: RunStarted | None = None,
     last: AnyEvent | None = None,
     phases: bool = True,
 ) -> History:
@@ -161,14 +160,13 @@ def read_history(
 
     Args:
         path: Path of the journal. A missing file is read as an empty journal.
-        assumed: Event that the run is to begin with, which counts until there is one.
         last: Event after which nothing is read; None for all.
         phases: Whether to read the phases of sites; without them, no seconds of theirs are known.
 
     Raises:
         SimulationError: The journal cannot be read, or is damaged; the message names the line.
     """
-    history = History() if assumed is None else History(assumed)
+    history = History()
     for line in Journal(path, last=last, phases=phases):
         history.apply(line.event, counts=line.counts)
     return history

@@ -10,7 +10,7 @@ import msgspec
 
 from flstream.errors import ResumeRefusedError, SimulationError
 from flstream.job import Job
-from flstream.runs.history import History, run_started
+from flstream.runs.history import History
 from flstream.runs.job_match import check_same_job
 from flstream.runs.journal import read_effects, read_history
 from flstream.runs.needed_states import with_sound_states
@@ -130,10 +130,10 @@ def take_up(job: Job, run: RunDirectory, point: ResumePoint) -> History:
         log.write(resumed, durable=True)
     for path in point.leftovers:
         path.unlink(missing_ok=True)
-    return read_history(run.events, assumed=run_started(job))
+    return read_history(run.events)
 
 
-def final_summary(job: Job, run: RunDirectory, point: ResumePoint) -> Summary:
+def final_summary(run: RunDirectory, point: ResumePoint) -> Summary:
     """The summary of a run that has nothing left to do, as it is.
 
     A run that was killed between its end and its summary gets one from its events: all but the
@@ -142,7 +142,7 @@ def final_summary(job: Job, run: RunDirectory, point: ResumePoint) -> Summary:
     try:
         summary = msgspec.json.decode(run.summary.read_bytes(), type=Summary)
     except FileNotFoundError:
-        summary = summarize(read_history(run.events, assumed=run_started(job)))
+        summary = summarize(read_history(run.events))
         summary.wall_seconds = point.seconds
         run.write(run.summary, summary.to_json())
     except (OSError, ValueError) as error:

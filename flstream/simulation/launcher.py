@@ -105,7 +105,7 @@ def simulate(
     # A resumed run has the versions of its last sitting.
     run.write(run.versions, json.dumps(this_machine().in_words(), indent=2) + "\n")
     if resume is None:
-        history, earlier_seconds = History(run_started(job)), 0.0
+        history, earlier_seconds = History(), 0.0
     else:
         from flstream.runs.resume import take_up
 
@@ -153,7 +153,7 @@ def simulate(
                     f"the processes of the run could not be started: {error}; look for what ended "
                     f"them in {run.path}, and start the run again with --resume"
                 )
-        summary = follower.summary()
+        summary = follower.summary(job)
         summary.wall_seconds = earlier_seconds + time.monotonic() - began
         run.tidy()
         try:
@@ -274,8 +274,10 @@ class _Follower:
                 self._apply(Warned(message=warning))
         return self._history.status
 
-    def summary(self) -> Summary:
-        """Return the summary of the run, all but its seconds."""
+    def summary(self, job: Job) -> Summary:
+        """Return the summary of a job's run, all but its seconds."""
+        if not self._history.facts.job:  # no server came as far as to say what the run is
+            self._history.facts = run_started(job)
         summary, peaks = summarize(self._history), self._sampler.peaks()
         processes = self._history.facts.processes
         summary.memory = MemorySummary(
@@ -353,7 +355,7 @@ class _Follower:
         self._events += 1
         if self._voids.apply(event, self._events, self._events + 1):
             # What counts of the events before is in the journal, which has this one already.
-            self._history = read_history(self._journal, assumed=self._history.facts, last=event)
+            self._history = read_history(self._journal, last=event)
         else:
             self._history.apply(event)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import resource
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple, Self
@@ -63,6 +63,24 @@ class Sample(msgspec.Struct, omit_defaults=True):
     uss: int | None = None
     pss: int | None = None
     node: str | None = None
+
+
+def read_samples(path: Path) -> Iterator[Sample | None]:
+    """Yield the samples of a ``memory.jsonl`` in order, and None for each damaged line.
+
+    A missing file has none. A last line without a line end, cut off with its run, is left out.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    decoder = msgspec.json.Decoder(Sample)
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                try:
+                    yield decoder.decode(line)
+                except (ValueError, RecursionError):  # the decoder's errors are ValueErrors
+                    yield None
 
 
 class ProcessMemory(msgspec.Struct):

@@ -157,14 +157,14 @@ def test_a_finished_run_has_nothing_left_and_keeps_its_summary(tmp_path):
     point = plan_resume(a_job(), run)
     assert (point.round, point.effect, point.is_finished, point.leftovers) == (3, 9, True, ())
     # It was killed before it had written a summary: this is made of its events.
-    made = final_summary(a_job(), run, point)
+    made = final_summary(run, point)
     assert (made.status, made.rounds_completed) == ("finished", 3)
     assert msgspec.json.decode(run.summary.read_bytes(), type=Summary) == made
     run.summary.write_text(msgspec.structs.replace(made, wall_seconds=77.0).to_json())
-    assert final_summary(a_job(), run, point).wall_seconds == 77.0
+    assert final_summary(run, point).wall_seconds == 77.0
     run.summary.write_text("{")
     with pytest.raises(SimulationError, match="remove it, and it is made again"):
-        final_summary(a_job(), run, point)
+        final_summary(run, point)
     assert run.events.read_bytes() == before
 
 
