@@ -82,6 +82,6 @@ def validate(
     else:
         print_forecast(console, loaded, need, available, lacking)
         if differences:
-            kept = "what it lacks is as model.factory makes it"
-            console.out(f"\nmodel.initial: {differences}; {kept}", highlight=False)
+            note = f"model.initial: {differences}; what it lacks is as model.factory makes it"
+            console.out(f"\n{note}", highlight=False)
     raise typer.Exit(FAILED if lacking else DONE)

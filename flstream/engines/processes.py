@@ -35,7 +35,7 @@ _GRACE_SECONDS = 2.0
 
 
 class ProcessHost:
-    """Context manager that starts processes from a fork server and ends all of them on exit.
+    """Starts processes from a fork server; as a context manager, ends them on exit.
 
     Args:
         environment: Environment variables of every process, set before its first instruction.

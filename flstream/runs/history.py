@@ -129,7 +129,7 @@ class History:
 
     @property
     def outcome(self) -> str:
-        """How the run ended: its status, or ``unfinished`` where no end of it counts."""
+        """The status, or ``unfinished`` for a run that was cut off or still runs."""
         return "unfinished" if self.status == "running" else self.status
 
     @property

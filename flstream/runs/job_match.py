@@ -41,10 +41,10 @@ def check_same_job(job: Job, run: RunDirectory) -> None:
             and every file that was changed.
         JobError: The run's job file cannot be read.
     """
-    there, here = read_files(run), files_of(job)
-    files = there.keys() & here.keys()
+    before, now = read_files(run), files_of(job)
+    files = before.keys() & now.keys()
     differences = _differences(job, run, files)
-    changed = sorted({clause for key in files for clause in changes(there[key], here[key])})
+    changed = sorted({clause for key in files for clause in changes(before[key], now[key])})
     if differences or changed:
         raise UsageError(_sentence(run, differences, changed))
 
@@ -69,23 +69,23 @@ def _different_keys(job: Job, values: Mapping[str, Any], files: Collection[str])
         files: Keys that name a file in both jobs; the file's path is not compared.
     """
     written = job.written()
-    count, here_too = _sections(values), _sections(written)
-    if count != here_too:
-        yield f"{WORKFLOW} is {_stages(count)} there and {_stages(here_too)} here"
+    count, job_count = _sections(values), _sections(written)
+    if count != job_count:
+        yield f"{WORKFLOW} is {_stages(count)} there and {_stages(job_count)} here"
     run_values, job_values = dict(flat(values)), dict(flat(written))
     for name in {**run_values, **job_values}:
-        if name in _FREE or (count != here_too and name.startswith(WORKFLOW)):
+        if name in _FREE or (count != job_count and name.startswith(WORKFLOW)):
             continue
-        there, here = (
+        old, new = (
             render_value(flat_values[name]) if name in flat_values else _NOT_GIVEN
             for flat_values in (run_values, job_values)
         )
-        has_more_rounds = name == "rounds" and there.isdigit() and job.rounds > int(there)
+        has_more_rounds = name == "rounds" and old.isdigit() and job.rounds > int(old)
         if has_more_rounds and len(job.stages) > 1:
             # The first would do more of them, and all that came after it be of no use.
-            yield f"rounds is {there} there and {here} here, and counts for each of the stages"
-        elif not (has_more_rounds or _is_same(there, here, is_file=name in files)):
-            yield f"{name} is {there} there and {here} here"
+            yield f"rounds is {old} there and {new} here, and counts for each of the stages"
+        elif not (has_more_rounds or _is_same(old, new, is_file=name in files)):
+            yield f"{name} is {old} there and {new} here"
 
 
 def _sections(values: Mapping[str, Any]) -> int:
@@ -94,11 +94,11 @@ def _sections(values: Mapping[str, Any]) -> int:
     return len(sections) if isinstance(sections, list) else 1
 
 
-def _is_same(there: str, here: str, *, is_file: bool) -> bool:
+def _is_same(old: str, new: str, *, is_file: bool) -> bool:
     """Whether two values are the same but for paths of files; of a file alone, the path is all."""
-    if is_file and ".py:" not in there + here:
+    if is_file and ".py:" not in old + new:
         return True
-    return _FILE.sub('"', there) == _FILE.sub('"', here)
+    return _FILE.sub('"', old) == _FILE.sub('"', new)
 
 
 def _stages(count: int) -> str:

@@ -98,7 +98,7 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
     effect = records[-1].effect if records else 0
     # Without even the initial model, all begins anew.
     models = [history.models[0]] if is_there else []
-    models += [each.model for each in records if each.model is not None]
+    models += [record.model for record in records if record.model is not None]
     return ResumePoint(
         round=models[-1].round if models else None,
         effect=effect,
@@ -154,7 +154,7 @@ def final_summary(run: RunDirectory, point: ResumePoint) -> Summary:
 
 
 def _finished(history: History, effects: Sequence[EffectDone]) -> ResumePoint:
-    """Where a run stands that has nothing left to do."""
+    """The point of a run that has nothing left to do."""
     return ResumePoint(
         round=history.models[-1].round,
         effect=effects[-1].effect if effects else 0,
@@ -184,12 +184,12 @@ def _explain(history: History, sound: SoundEffects, run: RunDirectory) -> list[s
         return []
     newest = history.models[-1]
     if sound.has_model:
-        made = [each.model for each in sound.records if each.model is not None]
-        found = made[-1] if made else history.models[0]
-        if found.round == newest.round:
-            places = f"model {found.version} of round {found.round} instead of {newest.version}"
+        models = [record.model for record in sound.records if record.model is not None]
+        model = models[-1] if models else history.models[0]
+        if model.round == newest.round:
+            places = f"model {model.version} of round {model.round} instead of {newest.version}"
         else:
-            places = f"round {found.round} instead of {newest.round}"
+            places = f"round {model.round} instead of {newest.round}"
         return [f"the run went on from {places}: {sound.listed}"]
     if newest.round == 0:
         return [f"the initial model was built anew: {sound.listed}"]

@@ -81,7 +81,7 @@ class RunDirectory:
         """
         named = path or root / f"{job_name}-{time.strftime('%Y%m%d-%H%M%S')}"
         try:
-            run = cls(named.absolute() if path else _made(named.absolute()))
+            run = cls(named.absolute() if path else _new_folder(named.absolute()))
             run.path.mkdir(parents=True, exist_ok=True)
             if any(run.path.iterdir()):
                 raise UsageError(
@@ -132,21 +132,21 @@ class RunDirectory:
         if self.job_file.exists():
             return self.checkpoints.is_dir() and self.sites.is_dir()
         # Cut off before it had written its job file, it has nothing in its folders and files yet.
-        made = list(self.path.iterdir())
+        entries = list(self.path.iterdir())
         has_more = any(
-            any(each.iterdir()) if each.is_dir() else each == self.events and each.stat().st_size
-            for each in made
+            any(path.iterdir()) if path.is_dir() else path == self.events and path.stat().st_size
+            for path in entries
         )
-        return {each.name for each in made} <= _MADE_FIRST and not has_more
+        return {path.name for path in entries} <= _MADE_FIRST and not has_more
 
     def _lacking(self) -> str:
         """Files and folders of a begun run that this folder lacks."""
-        made = {
+        parts = {
             "job.conf": self.job_file.exists(),
             "checkpoints/": self.checkpoints.is_dir(),
             "sites/": self.sites.is_dir(),
         }
-        return ", ".join(name for name, is_there in made.items() if not is_there)
+        return ", ".join(name for name, exists in parts.items() if not exists)
 
     def _furnish(self) -> None:
         """Make what a run begins with, unless it is there, and make all these names durable."""
@@ -261,7 +261,7 @@ class RunDirectory:
         return self.site(name) / "log.txt"
 
     def log(self, process: str) -> Path:
-        """What a process that is not a site prints; it is not kept if that is nothing."""
+        """Log of a process that is not a site; an empty one is not kept."""
         return self.path / f"{process}.log"
 
     def write(self, path: Path, text: str) -> None:
@@ -317,7 +317,7 @@ class RunDirectory:
             models: The models that count.
             written: Round and step of every model that the run has written, or was about to.
         """
-        kept = {self.model_file(each) for each in models}
+        counting = {self.model_file(model) for model in models}
         files, void, known = self.checkpoint_files(), [], set(written)
         for number, step in sorted(known):
             paths = [self.checkpoint(number)]
@@ -325,20 +325,20 @@ class RunDirectory:
             if (number, step + 1) in known:
                 paths.append(self.step_checkpoint(number, step))
             for path in paths:
-                if path not in kept:
+                if path not in counting:
                     # The model, then what lies beside it.
-                    beside = (each for each, file in files if path.name == file.of_model.name)
-                    void += [path, *(each for each in beside if each != path)]
+                    beside = [body for body, file in files if path.name == file.of_model.name]
+                    void += [path, *(body for body in beside if body != path)]
         # The initial model is written by a process of its own, which the journal says nothing of.
-        if self.checkpoint(0) not in kept:
+        if self.checkpoint(0) not in counting:
             void.append(self.checkpoint(0))
-        found = [path for path in dict.fromkeys(void) if path.is_file() and not path.is_symlink()]
-        found += [path for path, file in files if file.is_temporary]
+        gone = [path for path in dict.fromkeys(void) if path.is_file() and not path.is_symlink()]
+        gone += [path for path, file in files if file.is_temporary]
         ends = [self.final_model, self.best_model, self.summary]
         temporary = [
             temporary_of(path) for path in (self.job_file, self.job_files, self.versions, *ends)
         ]
-        return found + [path for path in (*ends, *temporary) if path.is_file()]
+        return gone + [path for path in (*ends, *temporary) if path.is_file()]
 
     def models_found(self) -> list[Path]:
         """Files that have the names of models of rounds after the initial one."""
@@ -374,15 +374,15 @@ def _newest(job_name: str) -> Path | None:
     """The run of a job that was begun last below the working directory."""
     runs = Path("runs").absolute()
     name = re.compile(re.escape(job_name) + r"-(\d{8}-\d{6})(?:-(\d+))?")
-    found = []
+    runs_of_job = []
     for path in runs.iterdir() if runs.is_dir() else ():
         match = name.fullmatch(path.name)
         if match is not None and path.is_dir():
-            found.append(((match[1], int(match[2] or 1)), path))
-    return max(found)[1] if found else None
+            runs_of_job.append(((match[1], int(match[2] or 1)), path))
+    return max(runs_of_job)[1] if runs_of_job else None
 
 
-def _made(path: Path) -> Path:
+def _new_folder(path: Path) -> Path:
     """Make a folder of this name, or with a number behind it where a run of the same second did."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for number in count(1):

@@ -17,7 +17,7 @@ def columns_of(sites: Sequence[str], metrics: Mapping[str, Mapping[str, float]])
         sites: All sites, in their fixed order.
         metrics: Metrics of each site that has any.
     """
-    names = sorted({name for each in metrics.values() for name in each})
+    names = sorted({name for columns in metrics.values() for name in columns})
     rows = [metrics.get(site, {}) for site in sites]
     return {name: [row.get(name) for row in rows] for name in names}
 

@@ -151,7 +151,7 @@ class Summary(msgspec.Struct):
     @property
     def privacy(self) -> PrivacySpent | None:
         """Privacy that a private job has spent; None before its first fold, and for others."""
-        return next((each.privacy for each in reversed(self.rounds) if each.privacy), None)
+        return next((entry.privacy for entry in reversed(self.rounds) if entry.privacy), None)
 
     def to_json(self) -> str:
         """The summary as indented JSON."""
@@ -175,12 +175,12 @@ def summarize(history: History) -> Summary:
         best=best and BestSummary(best.round, facts.key_metric, best.value),
         evaluate="received" if history.is_received else "task",
         failures=[
-            SiteFailure(each.round, each.site, each.reason, each.signal, each.exit_status)
-            for each in history.failures
+            SiteFailure(event.round, event.site, event.reason, event.signal, event.exit_status)
+            for event in history.failures
         ],
         benched=list(history.suspended),
         transfer=TransferSummary(history.mode, history.chunk_size, history.down, history.up),
-        rounds=[_round(each) for each in history.rounds],
+        rounds=[_round(record) for record in history.rounds],
         network=dict(facts.network) or UNSET,
     )
 
@@ -192,9 +192,9 @@ def _metrics(history: History) -> list[dict[str, Any]]:
     tables = []
     for record in [*initial, *history.rounds]:
         table: dict[str, Any] = {**(record.scores or {}), "round": record.number}
-        found = by_site(sites, history.site_scores.get(record.number, {}))
-        if found:
-            table["sites"] = found
+        scores = by_site(sites, history.site_scores.get(record.number, {}))
+        if scores:
+            table["sites"] = scores
         if record.trained:
             table["train"] = record.trained
         tables.append(table)
@@ -202,7 +202,7 @@ def _metrics(history: History) -> list[dict[str, Any]]:
 
 
 def _round(record: RoundRecord) -> RoundSummary:
-    found = RoundSummary(record.number, *record.phases, record.aggregator)
+    summary = RoundSummary(record.number, *record.phases, record.aggregator)
     if record.privacy is None:
-        return found
-    return msgspec.structs.replace(found, **msgspec.structs.asdict(record.privacy))
+        return summary
+    return msgspec.structs.replace(summary, **msgspec.structs.asdict(record.privacy))
