@@ -75,7 +75,7 @@ def test_a_learner_is_imported_and_has_to_train_or_to_evaluate(flstream_here, wr
     take = ("--set", "train.script=null", "--set", "train.learner=mine:Net")
     done = flstream_here("validate", path, *take)
     assert done.returncode == 2
-    assert "must be a class with train(model) or a class with evaluate(model)" in done.stderr
+    assert "must be a class with train(model) or one with evaluate(model)" in done.stderr
     (path.parent / "mine.py").write_text("class Net:\n    def train(self, model): ...\n")
     assert flstream_here("validate", path, *take).returncode == 0
 
