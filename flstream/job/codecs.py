@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 
 from flstream.job.code import find
 from flstream.job.fields import Allowed, Patterns, Real, Section, Whole
-from flstream.job.files import CodeName
+from flstream.job.files import code_name
 from flstream.job.problems import Problem, RefusedValueError, given
 from flstream.job.typed import Sections, TypedSection, TypedSpec
 
@@ -143,7 +143,7 @@ BUILT_IN: Mapping[str, type[CodecArgs]] = {
 class CodecSection(TypedSection):
     """A codec, with its arguments."""
 
-    type: Annotated[str, CodeName("Class", lambda: BUILT_IN)]
+    type: Annotated[str, *code_name("Class", BUILT_IN.keys)]
     """The codec: cast, int8, int4, topk, ternary, delta, shuffle, zstd, or a class of yours."""
 
     @classmethod

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from flstream.job.fields import NOT_EMPTY, Allowed, Pattern, Real, Section
-from flstream.job.files import CodeName
+from flstream.job.files import code_name
 from flstream.job.typed import Sections, TypedSection, TypedSpec
 
 PERCENTILE, SVT, EXCLUDE_VARS, GAUSSIAN = (
@@ -92,7 +92,7 @@ BUILT_IN: Sections = {
 class FilterSection(TypedSection):
     """A filter, with its arguments."""
 
-    type: Annotated[str, CodeName("Class", lambda: BUILT_IN)]
+    type: Annotated[str, *code_name("Class", BUILT_IN.keys)]
     """The filter: percentile_privacy, svt_privacy, exclude_vars, gaussian, or a class of yours."""
 
     @classmethod

@@ -157,7 +157,7 @@ ROWS = [
     (UNIFORM + "2 Mbit, high = 1 Mbit }", "network.up.high", "must be at least low"),
     (UNIFORM + "1 Mbit, high = 2 Mbit, sigma = 1 }", "network.up.sigma", "unknown key"),
     ("network.up " + DRAWN + "1 Mbit, sigma = -1 }", "network.up.sigma", "a number of at least 0"),
-    ("network.sites.site-1.up " + DRAWN + "x }", "network.sites.site-1.up.median", "be a rate"),
+    ("network.sites.ward.up " + DRAWN + "x, sigma = 1 }", "network.sites.ward.up.median", "a rate"),
     ("network.traces = lnks.csv", "network.traces", "the path of an existing .csv file"),
     (
         "workflow.type = swarm, clients.parallel = 2, network.up = 1 Mbit",
