@@ -50,11 +50,6 @@ class Stage(TypedSection):
         """Return the section of the arguments of a workflow, after its import."""
         return find_workflow(kind).args
 
-    @classmethod
-    def known_section(cls, kind: str) -> AnySection:
-        """Return the section of a built-in workflow's arguments, else that of all workflows."""
-        return find_workflow(kind).args if kind in built_ins() else WorkflowArgs
-
     @property
     def program(self) -> str:
         """Place of the workflow's function: `package.module:name` or `/abs/path.py:name`."""
