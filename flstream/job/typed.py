@@ -89,7 +89,8 @@ class TypedSection(Section):
         """Return the JSON schema, with the arguments of each built-in type."""
         reference = handler(core)
         schema = handler.resolve_ref_schema(reference)
-        common = TypeAdapter(cls.model_fields["args"].annotation).json_schema()["properties"]
+        args: Any = cls.model_fields["args"].annotation
+        common = TypeAdapter(args).json_schema()["properties"]
         schema["properties"]["args"] = {"type": "object", "properties": common}
         schema["allOf"] = [
             {
