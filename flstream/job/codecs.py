@@ -17,7 +17,7 @@ from flstream.job.typed import Sections, TypedSection, TypedSpec
 
 
 class CodecTraits(NamedTuple):
-    """What a codec does.
+    """Traits of a codec.
 
     Attributes:
         kind: What it does to bytes: it loses bits, changes them, or makes them fewer.
@@ -159,7 +159,7 @@ class CodecSpec(TypedSpec):
 
     @property
     def traits(self) -> CodecTraits:
-        """What the codec does; one of the user's own is made to be asked."""
+        """Traits of the codec; one of the user's own is made to ask it."""
         if self.type in BUILT_IN:
             return BUILT_IN[self.type].traits
         codec = find(self.type, "class")(**self.args)

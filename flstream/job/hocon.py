@@ -77,7 +77,7 @@ class _Empty:
 
 
 class _Appended(ConfigValues):  # type: ignore[misc]
-    """What `+=` appends to the list that is there before.
+    """Value that `+=` appends to the list before it.
 
     pyhocon says once more what was there before when a section is merged into one above it, which
     then lies before what the section itself has.
@@ -87,7 +87,7 @@ class _Appended(ConfigValues):  # type: ignore[misc]
 
     @property
     def overridden_value(self) -> Any:
-        """What was there before; None for nothing."""
+        """Value before it; None for none."""
         return self._before
 
     @overridden_value.setter
@@ -282,17 +282,17 @@ def _steps(root: Any, key: str) -> list[Any] | Problem:
     for number, part in enumerate(parts, 1):
         name, index = split_index(part)
         node = dict.get(node, name) if isinstance(node, dict) else None
-        here, allowed = join(before, name), ""
+        place, allowed = join(before, name), ""
         steps.append(name)
         if isinstance(node, list):
             is_missing = index >= len(node) if index is not None else number < len(parts)
             if is_missing:
-                allowed = f"one of {here}[0] to {here}[{len(node) - 1}], since {here} is a list"
+                allowed = f"one of {place}[0] to {place}[{len(node) - 1}], since {place} is a list"
             elif index is not None:
                 steps.append(index)
                 node = node[index]
         elif index:
-            allowed = f"{here}, since it is not a list"
+            allowed = f"{place}, since it is not a list"
         before = join(before, part)
         if allowed:
             return Problem(key, f"{before} is given", allowed)

@@ -162,5 +162,5 @@ class Job(Section):
 def _has_no_rounds(written: Any) -> bool:
     """Whether all workflows that a job file gives come with flstream, and none has rounds."""
     sections = written if isinstance(written, list) else [written]
-    kinds = [each.get("type") if isinstance(each, Mapping) else each for each in sections]
+    kinds = [stage.get("type") if isinstance(stage, Mapping) else stage for stage in sections]
     return all(kind in [*built_ins()] and not find_workflow(kind).args.has_rounds for kind in kinds)

@@ -155,7 +155,7 @@ def inside(schema: Schema, part: int | str, values: Any) -> Schema | None:
     if inner is None and isinstance(values, Mapping) and part in values:
         inner = schema.get("additionalProperties") or None
     options = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
-    return inner or next(filter(None, (inside(each, part, values) for each in options)), None)
+    return inner or next(filter(None, (inside(option, part, values) for option in options)), None)
 
 
 def flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
