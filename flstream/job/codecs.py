@@ -271,16 +271,6 @@ class CodecsSection(Section):
     require_lossless: Patterns = Field(default_factory=list)
     """Regular expressions: tensors in whose names one is found lose no bits."""
 
-    def by_direction(self) -> Iterator[tuple[Literal["down", "up"], list[CodecSpec]]]:
-        """Yield the codecs of each direction."""
-        yield from (("up", self.up), ("down", self.down))
-
-    def by_key(self) -> Iterator[tuple[str, CodecSpec]]:
-        """Yield all codecs, each with its key, such as `streaming.codecs.up[0]`."""
-        for direction, codecs in self.by_direction():
-            for place, codec in enumerate(codecs):
-                yield f"streaming.codecs.{direction}[{place}]", codec
-
     @property
     def keep_models(self) -> bool:
         """Whether sites keep a model as they received it, since others are compared with it."""

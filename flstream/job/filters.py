@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import Field
@@ -144,9 +143,3 @@ class FiltersSection(Section):
     def keep_models(self) -> bool:
         """Whether a model is kept as it was received, since filters need it after training."""
         return bool(self.down) or any(spec.changes_numbers for spec in self.up)
-
-    def by_key(self) -> Iterator[tuple[str, FilterSpec]]:
-        """Yield all filters, each with its key, such as `filters.up[0]`."""
-        for direction, filters in (("up", self.up), ("down", self.down)):
-            for place, spec in enumerate(filters):
-                yield f"filters.{direction}[{place}]", spec

@@ -135,12 +135,6 @@ class TypedSpec:
         )
 
     @property
-    def file(self) -> Path | None:
-        """Path of the file with the user's own class; None for others."""
-        where = self.type.rpartition(":")[0]
-        return Path(where) if where.endswith(".py") else None
-
-    @property
     def name(self) -> str:
         """Name for messages: `gaussian`, or `mine.py:Filter` without a folder."""
         return short_name(self.type)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -16,9 +16,9 @@ from flstream.codecs.frame_codec import FrameCompressor
 from flstream.engines.processes import ProcessHost
 from flstream.filters.block import BlockFilter
 from flstream.job import Job, Problem
-from flstream.job.aggregation_method import is_own
 from flstream.job.code import described, find, misfit, raised
 from flstream.job.codecs import disorder
+from flstream.job.job import OwnCode
 from flstream.job.problems import RefusedValueError, given
 from flstream.simulation.child import end_with_peer, ignore_interrupts, redirect_output
 
@@ -27,13 +27,12 @@ _NAME = "own-code"
 _END_SECONDS = 2.0
 
 
-class _Own(NamedTuple):
-    """Class of the user's own: the key that names it, its place, arguments, what it may be."""
-
-    key: str
-    place: str
-    args: Mapping[str, Any]
-    protocols: tuple[type, ...]
+# Protocols of the classes, by the section that names them.
+_PROTOCOLS = {
+    "aggregation": (Folds, Weighs),
+    "filters": (BlockFilter,),
+    "streaming": (BlockCodec, FrameCompressor),
+}
 
 
 def own_code_problems(job: Job, host: ProcessHost) -> list[Problem]:
@@ -45,7 +44,7 @@ def own_code_problems(job: Job, host: ProcessHost) -> list[Problem]:
         job: The job.
         host: Host of the process that imports and makes them; inline, it is this one.
     """
-    if not [*_named(job)]:
+    if not _named(job):
         return []
     if job.engine.is_inline:
         return [*problems_here(job)]
@@ -69,26 +68,19 @@ def problems_here(job: Job) -> Iterator[Problem]:
         for problem in _problems(own):
             wrong = True
             yield problem
-    for direction, specs in () if wrong else job.streaming.codecs.by_direction():
-        for problem in disorder(specs, direction):
+    directions: tuple[Literal["down", "up"], ...] = () if wrong else ("down", "up")
+    for direction in directions:
+        for problem in disorder(getattr(job.streaming.codecs, direction), direction):
             yield problem.below(f"streaming.codecs.{direction}")
 
 
-def _named(job: Job) -> Iterator[_Own]:
-    rule = job.aggregation
-    if is_own(rule.method):
-        yield _Own("aggregation.method", rule.method, rule.args, (Folds, Weighs))
-    for listed, protocols in (
-        (job.filters.by_key(), (BlockFilter,)),
-        (job.streaming.codecs.by_key(), (BlockCodec, FrameCompressor)),
-    ):
-        for key, spec in listed:
-            if is_own(spec.type):
-                yield _Own(f"{key}.type", spec.type, spec.args, protocols)
+def _named(job: Job) -> list[OwnCode]:
+    return [own for own in job.own_code() if own.key.partition(".")[0] in _PROTOCOLS]
 
 
-def _problems(own: _Own) -> Iterator[Problem]:
-    allowed = described(*own.protocols).replace(
+def _problems(own: OwnCode) -> Iterator[Problem]:
+    protocols = _PROTOCOLS[own.key.partition(".")[0]]
+    allowed = described(*protocols).replace(
         "a function of", "a class whose objects are functions of"
     )
     try:
@@ -104,7 +96,7 @@ def _problems(own: _Own) -> Iterator[Problem]:
         hint = raised(error, own.place.rpartition(":")[0], Path(own.place).name)
         yield Problem(own.key, given(own.place), "a class that takes these arguments", hint)
     else:
-        if flaw := misfit(instance, *own.protocols):
+        if flaw := misfit(instance, *protocols):
             yield Problem(own.key, given(own.place), allowed, flaw)
 
 
