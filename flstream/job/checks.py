@@ -127,7 +127,7 @@ def _workflows(job: Job) -> Iterator[Problem]:
 
 def _workflow(job: Job, stage: Stage, section: str) -> Iterator[_Rule]:
     """Yield the rules of one workflow beside the job's other sections."""
-    args, name, first = stage.args, stage.name, judged(job.stages)
+    args, first = stage.args, judged(job.stages)
     clients, rules, codecs = job.clients, job.aggregation, job.streaming.codecs
     hint, one = "the best round is that of all workflows", workflow_name(job.stages.index(first), 2)
     for key in ("key_metric", "key_metric_mode") if stage.has_rounds else ():
@@ -135,22 +135,23 @@ def _workflow(job: Job, stage: Stage, section: str) -> Iterator[_Rule]:
         differs = getattr(args, key) != expected
         yield differs, f"{section}.args.{key}", f"{expected}, as in {one}", hint
     if args.server_step is not None:
-        rule = f"left out in {name}", "its own step counts every site alike, and is the server's"
-        yield rules.method != "mean", "aggregation.method", *rule
-        yield rules.weights, "aggregation.weights", *rule
-        yield job.server_optimizer.type != "none", "server_optimizer.type", *rule
+        allowed = f"left out in {stage.name}"
+        hint = "its own step counts every site alike, and is the server's"
+        yield rules.method != "mean", "aggregation.method", allowed, hint
+        yield rules.weights, "aggregation.weights", allowed, hint
+        yield job.server_optimizer.type != "none", "server_optimizer.type", allowed, hint
     if job.privacy.is_on:
         allowed = "fedavg, or a workflow of your own that folds, where privacy.type is central"
         yield not stage.is_own and not args.only_folds, f"{section}.type", allowed
     if args.bodies:
-        beside = f"in {name}, which sends tensors beside the model"
+        beside = f"in {stage.name}, which sends tensors beside the model"
         yield job.filters.up or job.filters.down, "filters", f"left out {beside}"
         yield codecs.of_updates.is_lossy, "streaming.codecs.up", f"without a loss {beside}"
         yield codecs.of_models.is_lossy, "streaming.codecs.down", f"without a loss {beside}"
-        allowed = f"{' or '.join(WEIGHTED)} in {name}, of which further tensors are summed"
+        allowed = f"{' or '.join(WEIGHTED)} in {stage.name}, of which further tensors are summed"
         yield rules.method not in WEIGHTED, "aggregation.method", allowed
     if args.folds_at_sites:
-        allowed = f"{clients.count} where links are emulated in {name}, whose sites fold"
+        allowed = f"{clients.count} where links are emulated in {stage.name}, whose sites fold"
         few = job.network.is_on and clients.workers < clients.count
         yield few, "clients.parallel", allowed
 

@@ -43,7 +43,8 @@ def imports_in(nodes: Iterable[ast.AST]) -> Iterator[Import]:
     """Yield the imports among statements: of ``tree.body``, or of ``ast.walk(tree)``."""
     for node in nodes:
         if isinstance(node, ast.Import):
-            yield from (Import(node.lineno, alias.name, []) for alias in node.names)
+            for alias in node.names:
+                yield Import(node.lineno, alias.name, [])
         elif isinstance(node, ast.ImportFrom):
             names = [alias.name for alias in node.names]
             yield Import(node.lineno, node.module or "", names, node.level)
@@ -75,7 +76,9 @@ def own_files(
             for named in imports_in(part(ast.parse(path.read_bytes()))):
                 # One dot is the folder of the file itself, each further one the folder above.
                 searched = [path.parents[named.level - 1]] if named.level else folders
-                beside = next(filter(None, (_files_in(folder, named) for folder in searched)), [])
+                for folder in searched:
+                    if beside := _files_in(folder, named):
+                        break
                 waiting += beside
                 if not (beside or named.level):
                     others.append(named)

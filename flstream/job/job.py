@@ -110,7 +110,7 @@ class Job(Section):
         if not isinstance(values, Mapping):
             return values
         # So that the keys that an omitted section has to have are named one by one.
-        required: dict[str, Any] = {name: {} for name in ("clients", "model", "train")}
+        required: dict[str, Any] = {"clients": {}, "model": {}, "train": {}}
         if "rounds" not in values and _has_no_rounds(values.get("workflow")):
             required["rounds"] = 1
         return {**required, **values}

@@ -113,7 +113,7 @@ class AggregationSection(Section):
     `median` is the median of the norms of the updates that are folded together.
     """
 
-    include: SomePatterns = Field(default_factory=lambda: [".*"])
+    include: SomePatterns = Field(default=[".*"])
     """Regular expressions: a tensor is aggregated only if one is found in its name.
 
     Others keep their old value. A whole name is matched by `^name$`.
