@@ -12,8 +12,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from flstream.engines.fork_server import host_for
-from flstream.engines.imports import LIBRARIES, render_imports
+from flstream.engines.fork_server import SOURCE, host_for
 from flstream.engines.processes import ProcessHost
 from flstream.job import Job, load_job
 from flstream.runs.resume import ResumePoint, plan_resume
@@ -36,7 +35,8 @@ def build(elements=1000):
     }
 """
 
-COMMON_IMPORTS = [("numpy", []), ("torch._dynamo", [])]
+COMMON_IMPORTS = Path(__file__).with_name("common_imports.py")
+"""File that imports what the workers of most tests do: NumPy, and torch.optim."""
 
 LOCAL = ("engine.type=local",)
 """The engine of tests that watch or kill processes, measure memory, or need parallel workers."""
@@ -69,7 +69,7 @@ def shared_host_for(job: Job) -> ProcessHost:
     """What a job's processes start from, if it need not be of its own."""
     host = SharedHost(host_for(job)._environment)
     # Whichever job comes first, the others find there what their workers would import in its place.
-    host.prepare({LIBRARIES: render_imports(COMMON_IMPORTS)})
+    host.prepare({SOURCE: str(COMMON_IMPORTS)})
     return host
 
 

@@ -29,6 +29,7 @@ def _paragraphs(command: Callable[..., None]) -> str:
 
 
 app = typer.Typer(
+    invoke_without_command=True,
     no_args_is_help=True,
     # Expected errors are printed as sentences. Any other exception is a defect, and a bug report
     # needs its plain traceback.
@@ -39,22 +40,14 @@ for command in (init, validate, simulate, join, report, inspect, bench):
     app.command(help=_paragraphs(command))(command)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"flstream {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
 def flstream(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
-        ),
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Simulate federated learning on models larger than memory.
 
     Exit status: 0 done, 1 the job failed, 2 what was asked for is wrong, 130 stopped by Ctrl-C.
     """
+    if version:
+        typer.echo(f"flstream {__version__}")
+        raise typer.Exit

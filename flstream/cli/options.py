@@ -32,8 +32,10 @@ def job_file(named: Path) -> Path:
 
 def engine_settings(engine: str | None) -> dict[str, str | None]:
     """Return the keys that ``--engine`` stands for: ``ray:HOST:PORT`` has two of them."""
-    kind, _, address = (engine or "").partition(":")
-    return {"engine.type": kind or None, "engine.address": address or None}
+    if engine is None:
+        return {}
+    kind, _, address = engine.partition(":")
+    return {"engine.type": kind, "engine.address": address or None}
 
 
 def size(option: str, text: str) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -101,8 +100,9 @@ def simulate(
     try:
         with closing(new_host()) as host:
             # The fork server's imports take longest, so this process does its own meanwhile.
-            if not _may_be_inline(path, [engine or "", *(overrides or ())]):
-                host.begin()
+            text = path.read_text(errors="replace") if path.is_file() else ""
+            if "inline" not in " ".join([engine or "", *(overrides or ()), text]):
+                host.begin()  # and with inline it may be that no process is needed
             from flstream.job import load_job
 
             settings = {
@@ -124,13 +124,6 @@ def simulate(
         typer.echo("stopped; a run that had begun goes on with --resume", err=True)
         status = STOPPED
     raise typer.Exit(status)
-
-
-def _may_be_inline(job: Path, given: Sequence[str]) -> bool:
-    """Whether a job that is not loaded yet may need no process at all."""
-    with suppress(OSError):
-        given = [*given, job.read_text(errors="replace")]
-    return any("inline" in each for each in given)
 
 
 def _run(

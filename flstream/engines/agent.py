@@ -202,7 +202,7 @@ class NodeAgent:
             sampler.watch(f"{self.job.node}/{AGENT}", os.getpid())
             sampler.watch(f"{self.job.node}/{FORK_SERVER}", self._host.fork_server_pid() or 0)
             # Its imports may take long on a cold file system, and the first process waits for them.
-            self._host.start("0", time.sleep, 0)
+            self._host.start("0", "time:sleep", 0)
             self._host.exit_code("0", _IMPORT_SECONDS)
             self._host.take_ended()
             try:

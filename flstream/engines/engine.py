@@ -77,11 +77,6 @@ class Engine(Protocol):
     An engine that learns of it by other means, such as a node's silence, ends them itself.
     """
 
-    @property
-    def room(self) -> int | None:
-        """How many workers there is room for now; None where that is for the job to say."""
-        ...
-
     def start(self, name: str) -> StartedWorker:
         """Start a worker, and connect it.
 

@@ -14,6 +14,13 @@ from flstream.engines.processes import ProcessHost
 if TYPE_CHECKING:
     from flstream.job import Job
 
+SOURCE = "FLSTREAM_SOURCE"
+"""Environment variable with the path of the training code, whose libraries are imported."""
+PRELOAD = "FLSTREAM_PRELOAD"
+"""Environment variable with the libraries that the job asks for, with commas."""
+QUIET_ARROW = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""Setting of Arrow's allocator, which pandas imports: no thread that gives memory back."""
+
 
 def new_host() -> ProcessHost:
     """Create a process host for a job that is not loaded yet.
@@ -40,25 +47,14 @@ def host_for(job: Job) -> ProcessHost:
 
 def needs_of(job: Job) -> dict[str, str]:
     """Return the environment variables of a job's processes, for :meth:`ProcessHost.prepare`."""
-    from flstream.engines.imports import (
-        LIBRARIES,
-        PRELOADED,
-        QUIET_ARROW,
-        library_imports,
-        preloaded_imports,
-        render_imports,
-    )
-
-    threads = str(job.clients.threads)
+    threads, variables = str(job.clients.threads), {}
     # A command's processes are not forked from here: what they import is their own.
-    source = None if job.train.command is not None else job.train.source
-    imports = library_imports(source) if source is not None else []
-    preload = [] if job.train.command is not None else job.train.preload
+    if job.train.command is None:
+        variables = {SOURCE: str(job.train.source or ""), PRELOAD: ",".join(job.train.preload)}
     # Libraries that warn, in each process that training code forks, of what is as it should be.
     quiet = {"TOKENIZERS_PARALLELISM": "false", "KMP_WARNINGS": "off"}
     return {
-        LIBRARIES: render_imports(imports),
-        PRELOADED: render_imports(preloaded_imports(source, preload)),
+        **variables,
         "OMP_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
         **{name: os.environ.get(name, value) for name, value in quiet.items()},

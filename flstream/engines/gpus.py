@@ -6,11 +6,14 @@ import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from flstream.client.worker_info import WorkerInfo
 from flstream.errors import WorkerLostError
+
+if TYPE_CHECKING:
+    from flstream.client.worker_info import WorkerInfo
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 

@@ -1,4 +1,4 @@
-"""Library imports of the training code: found in its source, done once in the fork server.
+"""Library imports of the training code: found in its source and done by the fork server, once.
 
 Workers inherit what the fork server has imported; otherwise each of them would spend the time and
 the memory again.
@@ -7,7 +7,6 @@ the memory again.
 from __future__ import annotations
 
 import ast
-import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -17,15 +16,6 @@ from pathlib import Path
 
 from flstream.errors import SimulationError
 from flstream.job.imports import own_files
-
-LIBRARIES = "FLSTREAM_LIBRARIES"
-"""Environment variable with the imports for the fork server, from :func:`render_imports`."""
-
-PRELOADED = "FLSTREAM_PRELOADED"
-"""The same, for the imports of libraries that the job asks for."""
-
-# Of Arrow's allocator, which pandas imports where it is there: no thread that gives memory back.
-QUIET_ARROW = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 # OpenBLAS ends its threads before a fork, but they would be counted among those of a library. One
 # that a library brings along, as SciPy does, then has one thread in the sites, too.
@@ -47,7 +37,7 @@ LibraryImport = tuple[str, Sequence[str]]
 """A module, such as ``sklearn.datasets``, and the names imported from it."""
 
 
-def library_imports(source: Path) -> list[LibraryImport]:
+def library_imports(source: Path | None) -> list[LibraryImport]:
     """Find the library imports that can be done before workers are forked.
 
     These are the imports at the head of a file: they always run, and before the file can set
@@ -56,11 +46,13 @@ def library_imports(source: Path) -> list[LibraryImport]:
     site that runs it reports the error.
 
     Args:
-        source: path of the file with the script or the learner.
+        source: path of the file with the script or the learner; None for an installed module.
 
     Returns:
         The imports of fork-safe libraries, in the order in which they were found.
     """
+    if source is None:
+        return []
     files = own_files(source, part=lambda tree: takewhile(_sets_nothing, tree.body))
     imports: list[LibraryImport] = [
         (module, names)
@@ -103,18 +95,13 @@ def _sets_nothing(statement: ast.stmt) -> bool:
     return False
 
 
-def render_imports(imports: Iterable[LibraryImport]) -> str:
-    """Serialise imports as the value of an environment variable, for :func:`import_libraries`."""
-    return json.dumps(list(imports))
-
-
-def import_libraries(rendered: str) -> None:
+def import_libraries(imports: Iterable[LibraryImport]) -> None:
     """Import libraries in this process; an import that fails is left to the training code.
 
     Args:
-        rendered: imports as :func:`render_imports` serialised them.
+        imports: imports, in order.
     """
-    for module, names in json.loads(rendered):
+    for module, names in imports:
         before = set(sys.modules)
         try:
             __import__(module, fromlist=names)
@@ -124,19 +111,19 @@ def import_libraries(rendered: str) -> None:
                 del sys.modules[name]
 
 
-def preload_libraries(rendered: str) -> None:
+def preload_libraries(imports: Iterable[LibraryImport]) -> None:
     """Import libraries in this process, and see whether they start threads.
 
     Args:
-        rendered: Imports as :func:`render_imports` serialised them.
+        imports: imports, in order.
     """
     before = {name: os.environ.get(name) for name in _FEWER_THREADS}
     os.environ.update(_FEWER_THREADS)
-    for each in json.loads(rendered):
+    for library in imports:
         count = _threads()
-        import_libraries(json.dumps([each]))
+        import_libraries([library])
         if _threads() > count:
-            _started_threads.append(each[0])
+            _started_threads.append(library[0])
     for name, value in before.items():
         if value is None:
             del os.environ[name]

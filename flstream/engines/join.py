@@ -169,7 +169,7 @@ class JoinEngine:
             raise SimulationError(reason)
 
     @property
-    def room(self) -> int | None:
+    def room(self) -> int:
         """How many workers the nodes of now have room for together."""
         with self._changed:
             return sum(node.room for node in self._nodes)

@@ -16,11 +16,7 @@ class LocalEngine:
             its process and 0; or 0 and its number, where it is a thread of this process.
         sampler: Sampler of the memory of this machine's processes.
         exit_code: Returns the exit code of a worker's process, as :meth:`exit_code` does.
-        room: How many workers there is room for; None where that is for the job to say.
         kill: Ends a worker that is a thread, given its number; None where none is.
-
-    Attributes:
-        room: As given.
     """
 
     def __init__(
@@ -28,13 +24,11 @@ class LocalEngine:
         start: Callable[[str, WorkerSockets], tuple[int, int]],
         sampler: MemorySampler,
         exit_code: Callable[[str, float], int | None],
-        room: int | None = None,
         kill: Callable[[int], None] | None = None,
     ) -> None:
         self._start = start
         self._sampler = sampler
         self._exit_code = exit_code
-        self.room = room
         self._kill = kill
 
     def start(self, name: str) -> StartedWorker:

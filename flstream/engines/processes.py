@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import pkgutil
 import resource
 import signal
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
@@ -51,19 +52,20 @@ class ProcessHost:
         # The exit code of a process can be read once, by one thread.
         self._reading = threading.RLock()
 
-    def start(self, name: str, target: Callable[..., None], *args: Any) -> int:
+    def start(self, name: str, target: str, *args: Any) -> int:
         """Start a process.
 
         Args:
             name: name of the process; it replaces an earlier process of that name.
-            target: function that the process runs; must be picklable.
+            target: function that the process runs, as ``package.module:name``: the module need not
+                be imported here.
             *args: arguments of the function; must be picklable.
 
         Returns:
             The pid of the process.
         """
         # Not a daemon: a training script may start processes of its own, such as data loaders.
-        process = self._context.Process(target=target, args=args, name=name, daemon=False)
+        process = self._context.Process(target=_call, args=(target, *args), name=name, daemon=False)
         with _without_main_module():
             process.start()
         if name in self._processes:
@@ -197,7 +199,11 @@ class ProcessHost:
         self.close()
 
     def _ensure_running(self) -> None:
-        _raise_file_limit()
+        # Every site costs this process a dozen descriptors while the processes start, and some in
+        # the server, which inherits this limit. The soft limit of many systems is 1,024.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != hard:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         # The fork server is a `python -c`, for which the working directory comes first on the path:
         # a script there with the name of a standard module would be imported in its place.
         variables = {SAFE_PATH: "flstream", OF_A_RUN: "1", **self._environment}
@@ -241,12 +247,8 @@ class _Needs:
         os.unlink(self.path)
 
 
-def _raise_file_limit() -> None:
-    # Every site costs this process a dozen descriptors while the processes start, and some in the
-    # server, which inherits this limit. The soft limit of many systems is 1,024.
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def _call(target: str, *args: Any) -> None:
+    pkgutil.resolve_name(target)(*args)
 
 
 @contextmanager

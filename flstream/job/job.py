@@ -171,6 +171,7 @@ class Job(Section):
             ("model.factory", self.model.factory, self.model.args),
             ("train.learner", self.train.learner, {}),
             ("aggregation.method", rule.method, rule.args),
+            ("tracking.type", self.tracking.type, self.tracking.args),
         ]
         for index, stage in enumerate(self.stages):
             named.append((f"{workflow_name(index, len(self.stages))}.type", stage.type, {}))

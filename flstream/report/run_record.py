@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from flstream.client.site_folder import SPLIT
 from flstream.errors import SimulationError, UsageError
 from flstream.job import JobError
 from flstream.job.hocon import read_hocon
@@ -334,6 +333,8 @@ def _read_json(path: Path, kind: Any) -> Any:
 
 
 def _read_split(sites: Path) -> Mapping[str, Mapping[str, int]]:
+    from flstream.client.site_folder import SPLIT  # at the end of a run: it loads the whole client
+
     counts = {
         path.parent.name: _read_json(path, dict[str, int]) for path in sites.glob(f"*/{SPLIT}")
     }

@@ -17,7 +17,6 @@ from flstream.report.console import LABEL_WIDTH, error_console
 from flstream.report.live.view import watching
 from flstream.report.result import print_result
 from flstream.report.text import shown_path
-from flstream.runs.resume import final_summary, plan_resume
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.small_files import temporary_of
 from flstream.runs.summary import Summary
@@ -53,7 +52,11 @@ def run_and_show(
         UsageError: the run directory is in use, or its run cannot be resumed by this job.
     """
     with run.in_use():
-        point = plan_resume(job, run) if resume else None
+        point = None
+        if resume:
+            from flstream.runs.resume import final_summary, plan_resume
+
+            point = plan_resume(job, run)
         is_finished = point is not None and point.is_finished
         if point is not None and is_finished:
             console.out(f"nothing is left to do: the run in {run.path} is finished")

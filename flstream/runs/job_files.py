@@ -12,7 +12,6 @@ import xxhash
 from flstream.errors import CheckpointError, UsageError
 from flstream.job import Job
 from flstream.job.imports import own_files
-from flstream.model.formats.opening import open_checkpoint
 from flstream.runs.run_directory import RunDirectory
 
 _READ_BYTES = 1 << 20
@@ -46,22 +45,12 @@ def files_of(job: Job) -> FilesByKey:
     Raises:
         UsageError: A file cannot be read.
     """
-    return {
-        key: [_described(file, paths[0].parent) for file in paths]
-        for key, paths in paths_of(job).items()
-    }
-
-
-def paths_of(job: Job) -> Mapping[str, Sequence[Path]]:
-    """Return the paths of the files that a job names, by key: a file, then those it needs.
-
-    Raises:
-        UsageError: The index of a sharded checkpoint cannot be read.
-    """
-    return {
-        key: [*own_files(path, job.folder)] if path.suffix == ".py" else [path, *_shards(path)]
-        for key, path in _named_files(job)
-    }
+    files: dict[str, Sequence[JobFile]] = {}
+    for key, path in _named_files(job):
+        is_code = path.suffix == ".py"
+        paths = own_files(path, job.folder) if is_code else [path, *_shards(path)]
+        files[key] = [_described(each, path.parent) for each in paths]
+    return files
 
 
 def render_files(job: Job) -> str:
@@ -121,7 +110,8 @@ def _named_files(job: Job) -> Iterator[tuple[str, Path]]:
         if path is not None:
             yield key, path
     for code in job.own_code():
-        if code.file is not None:
+        # A tracker changes nothing of the run.
+        if code.file is not None and code.key != "tracking.type":
             yield code.key, code.file
 
 
@@ -129,6 +119,8 @@ def _shards(path: Path) -> list[Path]:
     """Return the files that the index of a sharded checkpoint names; none for other files."""
     if path.suffix != ".json":
         return []
+    from flstream.model.formats.opening import open_checkpoint
+
     try:
         return list(open_checkpoint(path).files)
     except CheckpointError as error:

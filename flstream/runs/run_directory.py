@@ -8,7 +8,6 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -27,15 +26,44 @@ _MADE_FIRST = {
 _OF_EFFECT = re.compile(r"effect-(\d{4,})")
 
 
-@dataclass(frozen=True)
 class RunDirectory:
     """The files of one run.
 
+    Args:
+        path: The folder, absolute.
+
     Attributes:
-        path: the folder, absolute.
+        path: The folder.
+        job_file: The job as resolved, with every default written out.
+        job_files: Digests of the files that the job named when the run began.
+        versions: Versions and machine of the run.
+        summary: The summary of the run, for scripts.
+        report: The page of the run, for people.
+        events: The journal, one event a line.
+        memory: Samples of memory, one a line.
+        checkpoints: The folder of the models that rounds ended with.
+        final_model: The model that the run ended with.
+        best_model: The best evaluated model.
+        export_files: The folder of what an export has beside the weights, such as config.json.
+        sites: The folder of the sites' own folders.
+        cross_site_results: Scores of each model at each site, where a workflow asked for them.
     """
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.job_file = path / "job.conf"
+        self.job_files = path / "job.files.json"
+        self.versions = path / "versions.json"
+        self.summary = path / "summary.json"
+        self.report = path / "report.html"
+        self.events = path / "events.jsonl"
+        self.memory = path / "memory.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.final_model = path / "global.safetensors"
+        self.best_model = path / "best.safetensors"
+        self.export_files = path / "export"
+        self.sites = path / "sites"
+        self.cross_site_results = path / "cross_site" / "cross_val_results.json"
 
     @classmethod
     def create(
@@ -154,66 +182,6 @@ class RunDirectory:
                 ) from error
             yield
 
-    @property
-    def job_file(self) -> Path:
-        """The job as resolved, with every default written out."""
-        return self.path / "job.conf"
-
-    @property
-    def job_files(self) -> Path:
-        """Digests of the files that the job named when the run began."""
-        return self.path / "job.files.json"
-
-    @property
-    def versions(self) -> Path:
-        """Versions and machine of the run."""
-        return self.path / "versions.json"
-
-    @property
-    def summary(self) -> Path:
-        """The summary of the run, for scripts."""
-        return self.path / "summary.json"
-
-    @property
-    def report(self) -> Path:
-        """The page of the run, for people."""
-        return self.path / "report.html"
-
-    @property
-    def events(self) -> Path:
-        """One event a line."""
-        return self.path / "events.jsonl"
-
-    @property
-    def memory(self) -> Path:
-        """One sample of memory a line."""
-        return self.path / "memory.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the models that rounds ended with."""
-        return self.path / "checkpoints"
-
-    @property
-    def final_model(self) -> Path:
-        """The model that the run ended with."""
-        return self.path / "global.safetensors"
-
-    @property
-    def best_model(self) -> Path:
-        """The best evaluated model."""
-        return self.path / "best.safetensors"
-
-    @property
-    def export_files(self) -> Path:
-        """The folder of what an export has beside the weights, such as config.json."""
-        return self.path / "export"
-
-    @property
-    def sites(self) -> Path:
-        """The folder of the sites' own folders."""
-        return self.path / "sites"
-
     def checkpoint(self, round_number: int) -> Path:
         """The newest model of a round; round 0 is the initial model."""
         return self.checkpoints / ModelFile(round_number).name
@@ -282,11 +250,6 @@ class RunDirectory:
     def site_model(self, site: str) -> Path:
         """The model of a site that a workflow has collected."""
         return self.path / "cross_site" / "models" / f"{site}.safetensors"
-
-    @property
-    def cross_site_results(self) -> Path:
-        """Scores of each model at each site, where a workflow asked for them."""
-        return self.path / "cross_site" / "cross_val_results.json"
 
     def site_log(self, name: str) -> Path:
         """Log of a site's script."""

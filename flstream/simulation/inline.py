@@ -24,6 +24,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, closing, suppress
 from itertools import count
 from pathlib import Path
+from pkgutil import resolve_name
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Self
 
@@ -143,7 +144,7 @@ class InlineHost(ProcessHost):
             self._resources = stack.pop_all()
         return self
 
-    def start(self, name: str, target: Callable[..., None], *args: Any) -> int:
+    def start(self, name: str, target: str, *args: Any) -> int:
         """Start a thread in the place of a process.
 
         Returns:
@@ -152,7 +153,7 @@ class InlineHost(ProcessHost):
         self.start_thread(name, target, *args)
         return os.getpid() if name == SERVER else 0
 
-    def start_thread(self, name: str, target: Callable[..., None], *args: Any) -> int:
+    def start_thread(self, name: str, target: str, *args: Any) -> int:
         """Start a thread, which has duplicates of the sockets among its arguments.
 
         Returns:
@@ -168,7 +169,7 @@ class InlineHost(ProcessHost):
                 return place.sockets[-1]
             return argument
 
-        arguments = place, target, [duplicate(each) for each in args]
+        arguments = place, resolve_name(target), [duplicate(each) for each in args]
         place.thread = threading.Thread(target=self._run, args=arguments, name=name, daemon=True)
         number = next(self._numbers)
         self._threads[number] = place

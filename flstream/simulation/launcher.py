@@ -10,12 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from typing import Any
+from typing import TYPE_CHECKING
 
-from flstream.client.worker_info import WorkerInfo
 from flstream.engines.engine import Engine
 from flstream.engines.fork_server import host_for
-from flstream.engines.join import NodeReports
 from flstream.engines.processes import FORK_SERVER, ProcessHost
 from flstream.engines.spawning import SpawnService
 from flstream.errors import AbortedError, SimulationError, StreamingError, UsageError
@@ -23,17 +21,11 @@ from flstream.job import Job, JobError, render_job
 from flstream.runs.history import History, Status
 from flstream.runs.job_facts import JobFacts
 from flstream.runs.job_files import render_files
-from flstream.runs.resume import ResumePoint, take_up
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import RunningSummary, Summary
-from flstream.simulation.inline import InlineHost
 from flstream.simulation.interruption import STOPS, handling
-from flstream.simulation.model_builder import builder_main
-from flstream.simulation.node_output import NodeOutput
 from flstream.simulation.own_code import own_code_problems
-from flstream.simulation.server_process import server_main
-from flstream.simulation.tracker_process import TrackerProcess
-from flstream.simulation.workers import fitted, start_engine, worker_info
+from flstream.simulation.workers import start_engine
 from flstream.telemetry.events import (
     SERVER,
     AnyEvent,
@@ -54,7 +46,15 @@ from flstream.transport.channel import Signal
 from flstream.transport.messages import MessageChannel
 from flstream.transport.sockets import SocketChannel
 
+# What only some runs need is imported where it is needed, and what runs in other processes is
+# named, so that a run begins soon: this process imports neither NumPy nor the server.
+if TYPE_CHECKING:
+    from flstream.runs.resume import ResumePoint
+    from flstream.simulation.tracker_process import TrackerProcess
+
 LAUNCHER, BUILDER = "launcher", "model-builder"
+_SERVER_PROCESS = "flstream.simulation.server_process:server_main"
+_BUILDER_PROCESS = "flstream.simulation.model_builder:builder_main"
 
 # Time for the server to stop in order, after which everything is killed.
 _STOP_SECONDS = 3.0
@@ -104,33 +104,32 @@ def simulate(
     if resume is None:
         running = RunningSummary(History(JobFacts.of(job)), run.events)
     else:
+        from flstream.runs.resume import take_up
+
         running = take_up(job, run, resume)
     # The summary is written in any case, and Ctrl-C does not interrupt that.
     with closing(Signal()) as stop, handling(STOPS, lambda *_: stop.set()):
         with MemorySampler(run.memory) as sampler:
             is_inline = job.engine.is_inline
             follower = _Follower(running, sampler, listener, on_round, is_inline=is_inline)
+            if is_inline:
+                from flstream.simulation.inline import InlineHost
 
-            def info(name: str) -> WorkerInfo:
-                return worker_info(job, run, name)  # of the job as it fits the engine
-
-            if job.engine.is_inline:
                 host = InlineHost(job, stop, is_shown=listener is not None)
             host = host or host_for(job)
-            output = NodeOutput(job, run)
-            reports = NodeReports(follower.note_node, sampler.take, sampler.forget, output.take)
             try:
                 with ExitStack() as stack:
                     stack.enter_context(host)
                     if problems := own_code_problems(job, host):
                         raise JobError(f"the job {job.name}", problems)
-                    engine = start_engine(job, run, info, host, sampler, reports, stop)
+                    engine, job = start_engine(job, run, host, sampler, follower.note_node, stop)
                     stack.enter_context(closing(engine))
                     spawn_service = stack.enter_context(closing(SpawnService(engine)))
-                    job = fitted(job, engine)
                     follower.engine = engine
                     server = _start(job, run, host, sampler, resume, spawn_service)
                     if job.tracking.type is not None:
+                        from flstream.simulation.tracker_process import TrackerProcess
+
                         tracker = TrackerProcess.start(job.tracking, job.name, run, host, sampler)
                         follower.tracker = stack.enter_context(closing(tracker))
                     status = follower.follow(server, stop, host)
@@ -179,10 +178,6 @@ def _start(
     if not job.engine.is_inline:  # of which the server is a part
         sampler.watch(LAUNCHER, os.getpid())
     sampler.watch(FORK_SERVER, host.fork_server_pid() or 0)
-
-    def start(name: str, target: Callable[..., None], *args: Any) -> None:
-        sampler.watch(name, host.start(name, target, *args))
-
     # A process sees a socket close only if no copy of the other end is open here. So all ends are
     # closed here in any case, and the one that is needed is kept as a duplicate.
     with ExitStack() as stack:
@@ -192,11 +187,12 @@ def _start(
         (events, server_events), (builder_end, server_builder) = pairs
         # The builder first, since it has the most to do. The server then waits for it, and the
         # workers' imports overlap with both.
-        builds = resume is None or resume.round is None
-        if builds:
-            start(BUILDER, builder_main, job, run, builder_end)
-        sources = server_builder if builds else None
-        start(SERVER, server_main, job, run, spawn_service.theirs, sources, server_events, resume)
+        sources = None
+        if resume is None or resume.round is None:
+            sampler.watch(BUILDER, host.start(BUILDER, _BUILDER_PROCESS, job, run, builder_end))
+            sources = server_builder
+        ends = spawn_service.theirs, sources, server_events
+        sampler.watch(SERVER, host.start(SERVER, _SERVER_PROCESS, job, run, *ends, resume))
         spawn_service.begin()
         return events.dup()
 

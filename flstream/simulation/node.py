@@ -21,8 +21,9 @@ from flstream.job import Job
 from flstream.job.imports import own_files
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.interruption import STOPS, handling
-from flstream.simulation.worker_process import worker_main
 from flstream.transport.channel import Signal
+
+_WORKER = "flstream.simulation.worker_process:worker_main"
 
 
 def node_job(job: Job, run: RunDirectory) -> NodeJob:
@@ -97,7 +98,7 @@ def run_node(
 
             def start(number: int, info: WorkerInfo, end: WorkerSockets) -> int:
                 facts = files.new_worker(info)
-                return host.start(str(number), worker_main, facts, run, code, threads, end)
+                return host.start(str(number), _WORKER, facts, run, code, threads, end)
 
             on_joined(files)
             agent.serve(start, files, stop)

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 # Imports leave next to no garbage, and collecting it would be a quarter of their time.
 gc.disable()
@@ -35,7 +36,13 @@ if os.environ.get("PYTHONSAFEPATH") == "flstream":
 # NumPy or torch, which read environment variables that the job sets.
 import flstream.job
 import flstream.telemetry.memory
-from flstream.engines.imports import LIBRARIES, PRELOADED, import_libraries, preload_libraries
+from flstream.engines.fork_server import PRELOAD, SOURCE
+from flstream.engines.imports import (
+    import_libraries,
+    library_imports,
+    preload_libraries,
+    preloaded_imports,
+)
 from flstream.engines.processes import NEEDS
 from flstream.engines.sockets_folder import FOLDER, remove_with_this_process
 
@@ -56,11 +63,14 @@ if NEEDS in os.environ:
 
 import torch
 
+import flstream.simulation.model_builder
 import flstream.simulation.server_process
 import flstream.simulation.worker_process
 
-import_libraries(os.environ.pop(LIBRARIES, "[]"))
-preload_libraries(os.environ.pop(PRELOADED, "[]"))
+source = Path(path) if (path := os.environ.pop(SOURCE, "")) else None
+libraries = [name for name in os.environ.pop(PRELOAD, "").split(",") if name]
+import_libraries(library_imports(source))
+preload_libraries(preloaded_imports(source, libraries))
 
 # All objects so far are exempt from garbage collection: traversing them would cost every process
 # time, and copies of the pages that the processes share.

@@ -119,7 +119,8 @@ class TrackerProcess:
         """
         (wake, its_wake), (report, its_report) = socket.socketpair(), socket.socketpair()
         with its_wake, its_report:
-            pid = host.start(TRACKER, tracker_main, tracking, job, run, its_wake, its_report)
+            process = f"{__name__}:tracker_main"
+            pid = host.start(TRACKER, process, tracking, job, run, its_wake, its_report)
         sampler.watch(TRACKER, pid)
         return cls(wake, report, tracking.name, host)
 

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Literal
 
+from msgspec.structs import replace
+
 from flstream.aggregation.rules import AggregationRule
 from flstream.client.alias import install as install_alias
-from flstream.client.code import LearnerCode, ScriptCode, TrainCode
+from flstream.client.code import LearnerCode, ScriptCode, TrainCode, train_code
 from flstream.client.messages import Goodbye, ToWorker
 from flstream.client.peers import Peers
 from flstream.client.run_learner import serve_learner
@@ -20,8 +22,10 @@ from flstream.client.worker import Selection, Worker
 from flstream.client.worker_info import WorkerInfo
 from flstream.engines.engine import WorkerSockets
 from flstream.errors import FlstreamError
+from flstream.job import Job
 from flstream.job.code import make_importable
 from flstream.runs.run_directory import RunDirectory
+from flstream.server.stream_settings import stream_settings
 from flstream.simulation.child import (
     SiteLogs,
     abandon_in_children,
@@ -41,6 +45,53 @@ from flstream.transport.channel import Channel
 from flstream.transport.link_relay import LinkRelay
 from flstream.transport.messages import MessageChannel
 from flstream.transport.sockets import SocketChannel
+
+
+def local_worker(
+    job: Job, run: RunDirectory, name: str, gpus: str | None, end: WorkerSockets
+) -> None:
+    """Run the process of a worker on the launcher's machine.
+
+    Args:
+        job: the job.
+        run: the run directory.
+        name: name of the worker.
+        gpus: value of CUDA_VISIBLE_DEVICES; None to leave it to the job.
+        end: the worker's ends of the sockets to the server.
+    """
+    info = worker_info(job, run, name)
+    info = info if gpus is None else replace(info, gpus=gpus)
+    worker_main(info, run, train_code(job.train), job.clients.threads, end)
+
+
+def worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
+    """Return the facts about the run and a worker of a name."""
+    is_own, gpus = job.clients.workers == job.clients.count, job.clients.gpus
+    return WorkerInfo(
+        name=name,
+        site=name if is_own else None,
+        index=job.clients.site_names.index(name) if is_own else None,
+        job=job.name,
+        clients=job.clients.count,
+        rounds=job.planned_rounds,
+        seed=job.seed,
+        sites_folder=str(run.sites),
+        job_folder=str(job.folder),
+        gpus=gpus[job.clients.worker_names.index(name) % len(gpus)] if gpus else None,
+        site_args=job.clients.args,
+        model_args=job.model.args,
+        alias=job.train.alias,
+        exchange_format=job.train.exchange_format,
+        streaming=stream_settings(job, job.train.exchange_format),
+        include=job.aggregation.include,
+        exclude=job.aggregation.exclude,
+        optimizer_state=job.train.optimizer_state,
+        filters_up=job.filters.up,
+        filters_down=job.filters.down,
+        codecs_up=job.streaming.codecs.of_updates,
+        codecs_down=job.streaming.codecs.of_models,
+        links=job.network.links([name] if is_own else job.clients.site_names, job.seed),
+    )
 
 
 def worker_main(
@@ -199,6 +250,6 @@ def _selection(info: WorkerInfo) -> Selection | None:
 
 def set_threads(count: int) -> None:
     """Set the number of torch's threads."""
-    import torch  # not at the top: the launcher imports this module for worker_main
+    import torch
 
     torch.set_num_threads(count)

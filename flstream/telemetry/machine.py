@@ -38,37 +38,26 @@ class Machine:
 
     def in_words(self) -> dict[str, str]:
         """Return the same facts as readable text, by label."""
-        named = {
-            "Python" if name == "python" else name: number for name, number in self.versions.items()
-        }
         machine = f"{self.cores} cores, {self.memory / _GIB:.0f} GiB of memory"
-        return {**named, "system": self.system, "machine": machine}
+        return {**self.versions, "system": self.system, "machine": machine}
 
 
 def this_machine() -> Machine:
     """Describe the machine and the software of this process."""
-    uname = platform.uname()
-    return Machine(
-        system=f"{uname.system} {uname.release} {uname.machine}",
-        processor=_processor(),
-        cores=len(os.sched_getaffinity(0)),
-        memory=int(psutil.virtual_memory().total),
-        versions=_versions(),
-    )
-
-
-def _versions() -> dict[str, str]:
-    found = {"flstream": __version__, "python": platform.python_version()}
+    uname, processor = platform.uname(), ""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                processor = line.partition(":")[2].strip()
+                break
+    versions = {"flstream": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    names = (line.partition(":")[2] for line in lines if line.startswith("model name"))
-    return next(names, "").strip()
+            versions[name] = version(name)
+    return Machine(
+        system=f"{uname.system} {uname.release} {uname.machine}",
+        processor=processor,
+        cores=len(os.sched_getaffinity(0)),
+        memory=int(psutil.virtual_memory().total),
+        versions=versions,
+    )

@@ -18,10 +18,11 @@ from flstream.client.run_script import serve_own_site, serve_sites
 from flstream.engines.engine import worker_socket_pairs
 from flstream.engines.processes import ProcessHost
 from flstream.runs.run_directory import RunDirectory
-from flstream.simulation.worker_process import worker_main
 
 Serve = Callable[..., Serving]
 Start = Callable[..., Server]
+
+WORKER_MAIN = "flstream.simulation.worker_process:worker_main"
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +85,15 @@ def start_worker(host: ProcessHost, run: RunDirectory) -> Iterator[Start]:
     def start(code: TrainCode, site: str | None = None, **more: Any) -> Server:
         ours, theirs = worker_socket_pairs()
         info = worker_info(run.sites, site, **more)
-        host.start(str(run.path), worker_main, info, run, code, 1, theirs)
+        host.start(
+            str(run.path),
+            "flstream.simulation.worker_process:worker_main",
+            info,
+            run,
+            code,
+            1,
+            theirs,
+        )
         theirs.close()
         servers.append(Server(ours))
         return servers[-1]

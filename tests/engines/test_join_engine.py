@@ -35,7 +35,7 @@ from flstream.errors import (
 )
 from flstream.job import make_job
 from flstream.runs.run_directory import RunDirectory
-from flstream.simulation.workers import worker_info
+from flstream.simulation.worker_process import worker_info
 from flstream.telemetry.events import NodeJoined, NodeLost
 from flstream.telemetry.machine import this_machine
 from flstream.telemetry.memory import MemorySampler, NodeMemory, ProcessMemory, Sample

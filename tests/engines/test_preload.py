@@ -13,13 +13,12 @@ from contextlib import closing
 import psutil
 import pytest
 
+from flstream.engines.fork_server import QUIET_ARROW
 from flstream.engines.imports import (
     FORK_SAFE,
-    QUIET_ARROW,
     import_libraries,
     library_imports,
     preloaded_imports,
-    render_imports,
 )
 from flstream.engines.processes import NEEDS, ProcessHost
 
@@ -62,7 +61,7 @@ def test_imports_of_known_libraries_at_the_top_of_a_script_are_found(
     imports_of, tmp_path, script, found
 ):
     assert imports_of(script) == found
-    assert [tuple(each) for each in json.loads(render_imports(imports_of(script)))] == found
+    assert imports_of(script) == found
     assert library_imports(tmp_path / "none.py") == []
 
 
@@ -88,7 +87,7 @@ def test_what_fails_to_import_leaves_nothing_half_imported(tmp_path, monkeypatch
     (package / "cracked.py").write_text("raise ValueError('it broke')")
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
-    import_libraries(json.dumps([["brittle", []], ["nowhere.to_be", ["found"]]]))
+    import_libraries([("brittle", []), ("nowhere.to_be", ["found"])])
     assert set(sys.modules) == before
     with pytest.raises(ValueError, match="it broke"):
         importlib.import_module("brittle")
@@ -96,11 +95,11 @@ def test_what_fails_to_import_leaves_nothing_half_imported(tmp_path, monkeypatch
 
 # Prints what importing the libraries does to a process beside filling its memory.
 OBSERVE = """
-import os, sys, torch
+import json, os, sys, torch
 from flstream.engines.imports import import_libraries
 count = lambda: [len(os.listdir(f"/proc/self/{folder}")) for folder in ("task", "fd")]
 before = count()
-import_libraries(sys.argv[1])
+import_libraries(json.loads(sys.argv[1]))
 print(before == count(), "sklearn.linear_model" in sys.modules)
 """
 
@@ -166,7 +165,7 @@ def test_the_fork_server_heeds_the_job_before_it_imports_what_looks_at_it(tmp_pa
 def variable_in(host):
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        host.start("child", send_variable, theirs)
+        host.start("child", f"{__name__}:send_variable", theirs)
         return ours.recv(100)
 
 

@@ -10,18 +10,12 @@ import pytest
 import torch
 from patched_jobs import LIBRARIES as TRAINERS
 from patched_jobs import finished
-from run_fixtures import COMMON_IMPORTS, LOCAL, Jobs, SharedHost
+from run_fixtures import LOCAL, Jobs, SharedHost
 from safetensors.torch import load_file
 from shared_results import made_once
 from tiny_gpt2 import write_model
 
-from flstream.engines.fork_server import host_for, new_host
-from flstream.engines.imports import (
-    LIBRARIES,
-    PRELOADED,
-    QUIET_ARROW,
-    render_imports,
-)
+from flstream.engines.fork_server import PRELOAD, QUIET_ARROW, SOURCE, host_for, new_host
 from flstream.engines.processes import ProcessHost
 from flstream.job import Job
 
@@ -33,15 +27,9 @@ os.environ |= {
     "POSSIBLE_USER_WARNINGS": "off",
 }
 
-TRANSFORMERS = ["Trainer", "TrainingArguments", "AutoModelForCausalLM", "AutoTokenizer"]
-# What takes 15 s of a core, once for all runs.
-IMPORTS = [
-    ("transformers", [*TRANSFORMERS, "GPT2LMHeadModel", "EarlyStoppingCallback"]),
-    ("lightning.pytorch", []),
-    ("pytorch_lightning", []),
-    ("peft", ["LoraConfig", "get_peft_model"]),
-    ("trl", ["SFTTrainer", "SFTConfig"]),
-]
+# What takes 15 s of a core, once for all runs: the imports of that file from these libraries.
+LIBRARY_IMPORTS = HERE / "library_imports.py"
+PRELOADED = "transformers,lightning,pytorch_lightning,peft,trl"
 
 
 class LibraryHost(SharedHost):
@@ -59,7 +47,7 @@ class LibraryHost(SharedHost):
 def library_host(job: Job | None = None) -> LibraryHost:
     """What processes of a job start from, or those of a test itself."""
     made = LibraryHost((new_host() if job is None else host_for(job))._environment)
-    imports = {LIBRARIES: render_imports(COMMON_IMPORTS), PRELOADED: render_imports(IMPORTS)}
+    imports = {SOURCE: str(LIBRARY_IMPORTS), PRELOAD: PRELOADED}
     # As for each job, also where a test's own process is the first: threads outlive no fork.
     made.prepare({**imports, **QUIET_ARROW, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
     return made
@@ -68,7 +56,7 @@ def library_host(job: Job | None = None) -> LibraryHost:
 def in_a_process(target: Callable[..., None], *args: object) -> None:
     """Call a function of a module in a process that has the libraries, so that no test has."""
     with library_host() as host:
-        host.start("test", target, *args)
+        host.start("test", f"{target.__module__}:{target.__qualname__}", *args)
         assert host.exit_code("test", 120) == 0
 
 

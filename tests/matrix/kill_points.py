@@ -128,7 +128,7 @@ def _kill_launcher(folder: Path, overrides: list[str], point: str, time: int, vi
         return True
 
     with shared_host_for(load_job(JOB, overrides)) as host, KillAt(point, time, kill) as at:
-        launcher_pid = host.start("launcher", _launch, folder, overrides)
+        launcher_pid = host.start("launcher", f"{__name__}:_launch", folder, overrides)
         assert host.wait(PATIENCE)
         _await_end(everyone)
     return at.was_reached

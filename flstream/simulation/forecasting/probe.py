@@ -97,7 +97,7 @@ def _ask(job: Job, host: ProcessHost, device: str | None = "meta") -> _Answer:
     ours, theirs = socket.socketpair()
     with ours, ours.makefile("rb") as reader:
         with theirs:
-            host.start(_NAME, _main, job, device, theirs)
+            host.start(_NAME, f"{__name__}:_main", job, device, theirs)
         data = reader.read()
     if not data:
         code = host.exit_code(_NAME, _END_SECONDS) or 0
