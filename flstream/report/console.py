@@ -97,8 +97,6 @@ def print_tables(console: Console, *tables: Table) -> None:
                 for line in wrapped([table.title], console.width):
                     console.print(Text(line, style="bold"))
             console.print(table)
-            for line in wrapped([table.note] if table.note else [], console.width):
-                console.print(Text(line, style="dim"))
 
 
 def print_facts(console: Console, facts: Iterable[tuple[str, Text]], width: int | None) -> None:

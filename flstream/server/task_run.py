@@ -23,7 +23,6 @@ from flstream.server.context import ServerContext
 from flstream.server.failures import brief, site_failed
 from flstream.server.model_offers import hint_at_pull
 from flstream.server.reporting import TaskReport, report_message, report_replaced
-from flstream.server.sampling import brief_names
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan
@@ -45,6 +44,7 @@ from flstream.telemetry.events import (
     Transfer,
     UpdateTakenUp,
 )
+from flstream.text import brief_names
 from flstream.units import format_seconds
 
 

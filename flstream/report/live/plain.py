@@ -112,7 +112,7 @@ class PlainView:
             case EndedEarly():
                 return f"the job ends after round {event.round}: {printable(event.reason)}"
             case NodesAwaited():
-                return ": ".join(filter(None, [nodes_awaited(event), printable(event.command)]))
+                return nodes_awaited(event)
             case NodeJoined():
                 workers = counted(event.cpus, "worker")
                 return f"{printable(event.node)} joined, with room for {workers}"

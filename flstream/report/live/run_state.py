@@ -137,7 +137,7 @@ class LiveRun:
             case RunFinished():
                 self.phase = event.status
             case NodesAwaited():
-                self.phase = ": ".join(filter(None, [nodes_awaited(event), event.command]))
+                self.phase = nodes_awaited(event)
 
     def _begin_round(self, event: RoundStarted) -> None:
         self.round, self.phase = event.round, "training"
