@@ -17,7 +17,7 @@ from rich.console import Console, Group
 
 from flstream.job import load_job
 from flstream.report.live.frame import LiveMemory, Rates, render
-from flstream.report.live.snapshot import Snapshot
+from flstream.report.live.run_state import LiveRun
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.launcher import simulate
 from flstream.telemetry.events import AnyEvent, RunStarted
@@ -42,7 +42,7 @@ class Photographer:
     """
 
     def __init__(self, width: int) -> None:
-        self._run, self._rates = Snapshot(0.0), Rates()
+        self._run, self._rates = LiveRun(0.0), Rates()
         self._width = width
         self.frame: Group | None = None
 
@@ -55,9 +55,8 @@ class Photographer:
         start = self._run.start
         if self.frame or start is None or self._run.round < start.rounds:
             return
-        sites = self._run.workers.values()
-        moving = [site.down for site in sites if site.state == "downloading"]
-        is_begun = len(moving) > len(sites) // 2
+        moving = [work.moved for work in self._run.now.workers if work.state == "downloading"]
+        is_begun = len(moving) > len(self._run.names) // 2
         if is_begun and sum(moving) >= PART * self._run.model_bytes * len(moving):
             memory = LiveMemory(sampler.current_rss(), sampler.peaks(), sampler.peak_total_pss)
             self.frame = render(self._run, memory, self._rates, event.time, self._width, LINES)

@@ -75,7 +75,7 @@ def draw(path: Path, parts: Sequence[tuple[str, Sequence[Result], Sequence[str]]
     """Write a PNG file with bars of figures: for each part its title, results and figures."""
     from matplotlib.figure import Figure
 
-    from flstream.report.charts.style import save, styled
+    from flstream.report.matplotlib_style import save, styled
 
     @styled()
     def chart() -> None:
@@ -94,7 +94,7 @@ def draw(path: Path, parts: Sequence[tuple[str, Sequence[Result], Sequence[str]]
 
 
 def _bars(axes: Any, figure: str, results: Sequence[Result]) -> None:
-    from flstream.report.charts.style import INK, series_color
+    from flstream.report.matplotlib_style import INK, series_color
 
     axes.set_title(FIGURES[figure][0])
     axes.grid(visible=False)

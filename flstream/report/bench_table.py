@@ -13,7 +13,7 @@ from flstream.bench.document import first_measured
 from flstream.bench.measuring import Result
 from flstream.report.console import print_tables
 from flstream.report.table import Column, Row, Table
-from flstream.report.text import counted, fold
+from flstream.report.text import counted, wrap_words
 from flstream.text import printable
 from flstream.units import format_bytes
 
@@ -60,7 +60,7 @@ def print_bench(console: Console, plan: BenchPlan, results: Sequence[Result]) ->
     lines.append((f"{_NOTES} {_ERROR_NOTE}" if plan.with_codecs else _NOTES, "dim"))
     console.print()
     for sentence, style in lines:
-        console.print(Text("\n".join(fold(sentence, console.width)), style=style))
+        console.print(Text("\n".join(wrap_words(sentence, console.width)), style=style))
 
 
 def _cells(result: Result, first: Result | None) -> list[Any]:

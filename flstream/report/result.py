@@ -12,15 +12,14 @@ from rich.text import Text
 from flstream.report import views
 from flstream.report.console import print_facts, print_tables
 from flstream.report.metrics import UNSCORED, last_scored
-from flstream.report.table import Gap, Table
+from flstream.report.table import STATE_STYLES, Gap, Table
 from flstream.report.text import counted, format_metrics, privacy_words, shown_path, wrapped
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary
-from flstream.text import MOST_ON_A_LINE, printable, quotable
+from flstream.text import MOST_ON_A_LINE, brief_names, printable, quotable
 from flstream.units import format_bytes, format_seconds
 
 _MOST_SCORES, _MOST_REASON_LINES = 6, 3
-_STATUS_STYLES = {"finished": "bold green", "failed": "bold red"}
 
 
 def print_result(console: Console, summary: Summary, run: RunDirectory) -> None:
@@ -79,14 +78,14 @@ def _facts(summary: Summary, run: RunDirectory) -> list[tuple[str, Text]]:
         facts.append(("final model", Text(_scores(scored.metrics))))
     if summary.privacy is not None:
         facts.append(("privacy", Text(privacy_words(summary.privacy))))
-    ended = Text(summary.status, style=_STATUS_STYLES.get(summary.status, "bold yellow"))
+    ended = Text(summary.status, style=STATE_STYLES.get(summary.status, ""))
     rounds = counted(summary.rounds_completed, "round")
     ended.append(f" after {rounds}, {format_seconds(summary.wall_seconds)}", style="none")
     facts.append(("status", ended))
     if summary.ended_early is not None:
         facts.append(("ended early", Text(printable(summary.ended_early))))
     if summary.benched:
-        facts.append(("asked no more", Text(views.named(summary.benched))))
+        facts.append(("asked no more", Text(brief_names(summary.benched, 8))))
     model = _model(summary, run)
     if model is not None:
         facts.append(("model", _path(model)))

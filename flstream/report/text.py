@@ -53,26 +53,13 @@ def format_metric(value: float | None) -> str:
     return f"{value:.3g}"
 
 
-def format_metrics(metrics: Metrics, width: int | None = None) -> str:
-    """Format several metrics on a line: ``accuracy 0.9731, loss 0.1020``.
-
-    Args:
-        metrics: values by name.
-        width: maximum width in columns; metrics beyond it are replaced by ``...``. None for no
-            limit.
-    """
-    texts = [f"{printable(name)} {format_metric(metrics[name])}" for name in metrics]
-    line = ", ".join(texts)
-    while width is not None and cell_len(line) > width and len(texts) > 1:
-        texts.pop()
-        line = ", ".join([*texts, ELLIPSIS])
-    return line if width is None else elide(line, width)
+def format_metrics(metrics: Metrics) -> str:
+    """Format several metrics on a line: ``accuracy 0.9731, loss 0.1020``."""
+    return ", ".join(f"{printable(name)} {format_metric(metrics[name])}" for name in metrics)
 
 
-def format_epsilon(spent: PrivacySpent | None) -> str:
-    """Format the epsilon of a round: `2.31`, or a dash where the job is not private."""
-    if spent is None:
-        return "-"
+def format_epsilon(spent: PrivacySpent) -> str:
+    """Format the epsilon that a job has spent: ``2.31``, or ``infinite``."""
     return "infinite" if spent.epsilon is None else f"{spent.epsilon:.4g}"
 
 
@@ -122,11 +109,12 @@ def shown_path(path: Path) -> str:
 
 
 def nodes_awaited(event: NodesAwaited) -> str:
-    """Return what a run waits for before it begins."""
-    return f"waiting for {counted(event.nodes, 'node')}"
+    """Return what a run waits for before it begins, and the command that is to be run there."""
+    text = f"waiting for {counted(event.nodes, 'node')}"
+    return f"{text}: {printable(event.command)}" if event.command else text
 
 
-def fold(text: str, width: int) -> list[str]:
+def wrap_words(text: str, width: int) -> list[str]:
     """Break text into lines of at most ``width`` columns, between words where that is possible."""
     if cell_len(text) <= width:
         return [text]
@@ -157,7 +145,7 @@ def wrapped(sentences: Iterable[str], width: int | None, most: int = _MOST_WRAPP
         if cell_len(sentence) <= width:
             lines.append(sentence)
             continue
-        first, *others = fold(sentence, width - len(GAP))
+        first, *others = wrap_words(sentence, width - len(GAP))
         lines += [first, *(GAP + line for line in others[: most - 1])]
         if len(others) >= most:
             lines.append(f"{GAP}({len(sentence):,} characters in all)")
