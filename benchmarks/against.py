@@ -31,7 +31,7 @@ from rows import cost, formatted, print_table
 
 HERE = Path(__file__).resolve().parent.parent
 HEADS = ("what", "here", "there", "median", "min", "max", "")
-PARTS = [(script.__name__, part.__name__) for script in (transfer, rounds) for part in script.PARTS]
+PARTS = [(script.__name__, part) for script in (transfer, rounds) for part in script.PARTS]
 MILLISECONDS = {"s": 0.1, "ms": 100.0}
 """Median below which a row is only reported, by unit."""
 

@@ -7,12 +7,16 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+from rows import MIB, Row
+
 from flstream.bench.cases import EXCHANGE, BenchPlan, Case
 from flstream.bench.measuring import Figures, measure
+from flstream.runs.summary import Summary
 
 JOBS = Path(__file__).parent.parent / "jobs"
 
@@ -27,7 +31,7 @@ class MeasuredRun(NamedTuple):
         began: time at which the command was started, in seconds since the epoch.
     """
 
-    summary: dict[str, Any]
+    summary: Summary
     events: list[dict[str, Any]]
     samples: list[dict[str, Any]]
     began: float
@@ -56,22 +60,13 @@ def run(job: Path, folder: Path, *settings: str, may_fail: str = "") -> Measured
     if done.returncode and not (may_fail and may_fail in done.stderr):
         raise SystemExit(f"{' '.join(line)}: {done.stderr}")
     try:
-        summary = json.loads((path / "summary.json").read_text())
-        return MeasuredRun(
-            summary, records(path / "events.jsonl"), records(path / "memory.jsonl"), began
-        )
+        summary = msgspec.json.decode((path / "summary.json").read_bytes(), type=Summary)
+        files = [(path / name).read_bytes() for name in ("events.jsonl", "memory.jsonl")]
+        # The last line may not be whole.
+        events, samples = ([json.loads(line) for line in f.split(b"\n")[:-1]] for f in files)
+        return MeasuredRun(summary, events, samples, began)
     finally:
         shutil.rmtree(path)
-
-
-def records(path: Path) -> list[dict[str, Any]]:
-    """Read a file of JSON lines, without a last line that is not whole."""
-    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
-
-
-def over_idle(memory: Mapping[str, int]) -> int:
-    """Return the peak RSS of a process over its RSS after its imports, in bytes."""
-    return max(memory["peak_rss"] - memory["idle_rss"], 0)
 
 
 def compare(
@@ -109,3 +104,20 @@ def compare(
     if same_bits and len({result.digest for result in results}) > 1:
         raise SystemExit(f"models differ: {[(r.case.name, r.digest) for r in results]}")
     return {result.case.name: result.median for result in results if result.median}
+
+
+def rows_of_rounds(
+    figures: Mapping[str, Figures], what: str, most: float | None = None
+) -> Iterator[Row]:
+    """Yield the seconds of each case's round beside the first's, and the server's memory.
+
+    Args:
+        figures: figures by case.
+        what: description of all cases, before the name of each.
+        most: times as long as in the first case that a round may take; None for any.
+    """
+    name, first = next(iter(figures.items()))
+    for case, ours in figures.items():
+        yield Row(f"a round, {what}{case}", ours.seconds, "s", first.seconds, name, most=most)
+        server = ours.server_over_idle
+        yield Row(f"server over idle, {what}{case}", server, "bytes", 64 * MIB, most=1)

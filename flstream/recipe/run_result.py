@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from flstream.errors import SimulationError, UsageError
+from flstream.recipe.arguments import checked
 from flstream.report.text import counted
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary
@@ -44,6 +45,7 @@ class RunResult:
         UsageError: It has no sound ``summary.json``.
     """
 
+    @checked
     def __init__(self, path: str | Path) -> None:
         files = RunDirectory(Path(path).absolute())
         try:
@@ -60,10 +62,6 @@ class RunResult:
         self.model, self.report = files.final_model, files.report
         self.best_model = files.best_model if files.best_model.exists() else None
 
-    def get_job_id(self) -> str:
-        """Return the name of the run directory."""
-        return self.directory.name
-
     def get_status(self) -> str:
         """Return ``finished``, ``failed`` or ``stopped``."""
         return self.summary.status
@@ -72,15 +70,26 @@ class RunResult:
         """Return the path of the run directory; the run has ended, so nothing is waited for."""
         return str(self.directory)
 
-    def load(self, path: Path | None = None) -> dict[str, torch.Tensor]:
-        """Return the tensors of a model by name, in memory; those of the final one for None."""
+    def load(self, path: str | Path | None = None) -> dict[str, torch.Tensor]:
+        """Return the tensors of a model by name, in memory; those of the final one for None.
+
+        Raises:
+            UsageError: The run has no such model, or it cannot be read.
+        """
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        return load_file(path or self.model)
+        try:
+            return load_file(path or self.model)
+        except (OSError, TypeError, SafetensorError) as error:
+            raise UsageError(
+                f"{path or self.model} cannot be read ({error}); the run {self.get_status()}, and "
+                f"its models are in {self.directory}/checkpoints"
+            ) from error
 
     def __repr__(self) -> str:
         rounds = counted(self.summary.rounds_completed, "round")
-        return f"<Run {self.get_job_id()}: {self.get_status()} after {rounds}>"
+        return f"<Run {self.directory.name}: {self.get_status()} after {rounds}>"
 
     def _repr_html_(self) -> str:
         from flstream.report.page import run_cell
