@@ -17,7 +17,7 @@ from rich.console import Console, Group
 from running import JOBS
 
 from flstream.job import load_job
-from flstream.report.live.frame import LiveMemory, Rates, render
+from flstream.report.live.frame import LiveMemory, render
 from flstream.report.live.run_state import LiveRun
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.launcher import simulate
@@ -35,7 +35,7 @@ class Photographer:
     """Listener of a run that keeps one frame of the live view; None until it is taken."""
 
     def __init__(self) -> None:
-        self._run, self._rates = LiveRun(0.0), Rates()
+        self._run = LiveRun(0.0)
         self.frame: Group | None = None
 
     def __call__(self, event: AnyEvent, sampler: MemorySampler) -> None:
@@ -43,7 +43,6 @@ class Photographer:
         if isinstance(event, RunStarted):
             self._run.began = event.time
         self._run.apply(event)
-        self._rates.per_second(self._run, event.time)
         start = self._run.start
         if self.frame or start is None or self._run.round < start.rounds:
             return
@@ -51,7 +50,7 @@ class Photographer:
         is_begun = len(moving) > len(self._run.names) // 2
         if is_begun and sum(moving) >= PART * self._run.model_bytes * len(moving):
             memory = LiveMemory(sampler.current_rss(), sampler.peaks(), sampler.peak_total_pss)
-            self.frame = render(self._run, memory, self._rates, event.time, WIDTH, LINES)
+            self.frame = render(self._run, memory, event.time, WIDTH, LINES)
 
 
 def main(size: str) -> None:

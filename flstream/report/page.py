@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 import jinja2
@@ -35,15 +35,6 @@ _HEAD_BYTES = 512
 # Beside a small model, most of a process's memory is not the model's, so no ratio is shown.
 _LARGE_MODEL = 16 << 20
 _MOST_ROUNDS, _MOST_CLIENTS, _MOST_FAILED = 60, 40, 40
-_AFTER = {"failed": "Failed", "stopped": "Stopped", "running": "Going on"}
-
-
-class Fact(NamedTuple):
-    """A figure at the top of a run's page: label, formatted value, remark or an empty text."""
-
-    label: str
-    value: str
-    note: str = ""
 
 
 def write_page(
@@ -112,33 +103,32 @@ def run_page(runs: Sequence[RunRecord]) -> str:
     """Render the page of one run, or of several to compare, as HTML."""
     labels = run_labels([run.path for run in runs])
     colors = [run_charts.series_color(at) for at in range(len(runs))]
+    groups = run_charts.seed_groups(runs)
     values = [{key: setting.value for key, setting in run.settings.items()} for run in runs]
     versions = [run.versions for run in runs]
     only = runs[0] if len(runs) == 1 else None
     if only:
         settings = [views.settings_table(only.settings, default=d) for d in (False, True)]
-        own = {"title": printable(only.name), "status": only.status, **_summary_of(only)}
     else:
         settings = [views.differing_table(values, labels, same=same) for same in (False, True)]
-        has_spread = len(run_charts.seed_groups(runs)) == 1
-        table = views.comparison_table(runs, labels, colors, spread=has_spread)
-        own = {"title": f"{len(runs)} runs side by side", "glance": table}
-    remarks = [
-        remark if only else f"{label}: {remark}"
-        for run, label in zip(runs, labels, strict=True)
-        for remark in remarks_of(run)
-    ]
+    metrics = metrics_of([run.summary for run in runs])
     return _render(
         "page.html",
         is_running=only is not None and only.status == "running",
-        is_one=only is not None,
-        remarks=list(map(printable, remarks)),
+        run=only,
+        title=printable(only.name) if only else f"{len(runs)} runs side by side",
+        remarks=[(label, remarks_of(run)) for label, run in zip(labels, runs, strict=True)],
+        glance=views.comparison_table(
+            runs, labels, colors, spread=len(groups) < len(runs) == len(groups[0])
+        ),
         metrics=run_charts.metric_charts(runs, labels),
-        metrics_note=_metrics_note(runs),
+        has_scores=any(not metric.kind for metric in metrics),
+        has_train_values=any(metric.kind for metric in metrics),
+        is_received=any(run.summary.evaluate == "received" for run in runs),
+        has_seeds=any(len(group) > 1 for group in groups),
         parts=_parts(runs, labels, colors),
         settings=settings,
         versions=[views.differing_table(versions, labels, same=same) for same in (True, False)],
-        **own,
     )
 
 
@@ -153,12 +143,10 @@ def run_cell(path: Path) -> str:
     return _render(
         "cell.html",
         is_running=run.status == "running",
-        name=printable(run.name),
-        status=run.status,
-        remarks=list(map(printable, remarks_of(run))),
+        run=run,
+        remarks=remarks_of(run),
         rounds=views.rounds_of(run.summary),
         charts_of_run=filter(None, charts),
-        **_summary_of(run),
     )
 
 
@@ -207,28 +195,6 @@ def _parts(
     return parts
 
 
-def _summary_of(run: RunRecord) -> dict[str, object]:
-    return {"headline": headline(run), "facts": list(facts(run)), "where": _where(run)}
-
-
-def headline(run: RunRecord) -> str:
-    """Return a sentence with the outcome of a run, its time and the server's memory."""
-    summary = run.summary
-    sites, took = counted(summary.clients, "site"), format_seconds(run.seconds)
-    if run.status == "finished":
-        text = f"{counted(summary.rounds_completed, 'round')} with {sites} in {took}"
-    else:
-        planned = run.history.planned_rounds
-        of = f" of {planned:,}" if planned else ""
-        rounds = f"{summary.rounds_completed:,}{of} rounds"
-        text = f"{_AFTER.get(run.status, 'Cut off')} after {rounds} with {sites}, {took}"
-    over, model = summary.memory.server.over_idle, summary.model.bytes
-    if over and model:
-        text += f"; the server stayed within {format_bytes(over)} over idle for a model of "
-        text += format_bytes(model)
-    return f"{text}."
-
-
 def remarks_of(run: RunRecord) -> list[str]:
     """Return a sentence for each irregularity of a run: its error, interruptions, warnings."""
     summary, history = run.summary, run.history
@@ -248,71 +214,6 @@ def remarks_of(run: RunRecord) -> list[str]:
         names = brief_names(summary.benched, 8)
         remarks.append(f"Asked no more, having failed too often: {names}.")
     return remarks + [f"Warning: {warning}" for warning in summary.warnings]
-
-
-def facts(run: RunRecord) -> Iterator[Fact]:
-    """Yield the figures at the top of the page of a run."""
-    summary, memory = run.summary, run.summary.memory
-    model, best, spent = summary.model, summary.best, summary.privacy
-    if best is not None:
-        note = f"best, after round {best.round:,}" if best.round else "best, of the initial model"
-        yield Fact(printable(best.metric), format_metric(best.value), note)
-    if spent is not None:
-        note = f"{spent.clipped:.0%} of updates clipped to {spent.clip_norm:.4g}"
-        yield Fact("epsilon", format_epsilon(spent), note)
-    yield Fact("time", format_seconds(run.seconds), counted(len(summary.rounds), "round"))
-    over_idle = {
-        "server over idle": memory.server.over_idle,
-        "largest client over idle": memory.largest_client,
-    }
-    for label, size in over_idle.items():
-        if size:
-            is_large = model.bytes >= _LARGE_MODEL
-            times = f"{size / model.bytes:.2f} times the model" if is_large else ""
-            yield Fact(label, format_bytes(size), times)
-    if memory.peak_total_pss:
-        note = "at most at one time, shared pages once"
-        yield Fact("all processes", format_bytes(memory.peak_total_pss), note)
-    if memory.nodes:
-        note = f"at most {format_bytes(max(memory.nodes.values()))} on one"
-        yield Fact("on the nodes", format_bytes(sum(memory.nodes.values())), note)
-    moved = summary.transfer.down + summary.transfer.up
-    if moved.bytes:
-        yield Fact("moved", format_bytes(moved.bytes), f"in {counted(moved.requests, 'request')}")
-    if model.bytes:
-        yield Fact("model", format_bytes(model.bytes), f"in {counted(model.tensors, 'tensor')}")
-
-
-def _where(run: RunRecord) -> str:
-    parts = [str(run.path)]
-    if run.history.timeline.sittings:
-        began = time.gmtime(run.history.timeline.sittings[0][0])
-        parts.append(f"began {time.strftime('%Y-%m-%d %H:%M UTC', began)}")
-    if run.summary.seed or run.settings:
-        parts.append(f"seed {run.summary.seed}")
-    if run.summary.model.digest:
-        parts.append(f"model digest {run.summary.model.digest}")
-    return printable(" \N{MIDDLE DOT} ".join(parts))
-
-
-def _metrics_note(runs: Sequence[RunRecord]) -> str:
-    metrics = metrics_of([run.summary for run in runs])
-    is_received = any(run.summary.evaluate == "received" for run in runs)
-    notes = []
-    if any(not metric.kind for metric in metrics):
-        by = "who received it to train it" if is_received else "that evaluated"
-        notes.append(f"Scores are of the model that a round ended with, by all sites {by}.")
-    if is_received:
-        notes.append(f"The last model has {UNSCORED}.")
-    if any(metric.kind for metric in metrics):
-        notes.append("Train values are what sites reported with their updates, weighted alike.")
-    if len(runs) == 1 and runs[0].summary.best is not None:
-        notes.append("The circle is the best round.")
-    if any(len(group) > 1 for group in run_charts.seed_groups(runs)):
-        notes.append(
-            "Runs that differ in their seed alone are a mean with a band of one standard deviation."
-        )
-    return " ".join(notes)
 
 
 def _check_replaceable(path: Path) -> None:
@@ -360,12 +261,29 @@ def _render(template: str, *, is_running: bool, **context: Any) -> str:
     )
 
 
+def format_date(seconds: float) -> str:
+    """Format a time in seconds since the epoch: ``2026-01-31 12:00 UTC``."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+
+
 @cache
 def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    formats = (
+        printable,
+        counted,
+        format_date,
+        format_bytes,
+        format_seconds,
+        format_metric,
+        format_epsilon,
+    )
+    environment.filters |= {format_.__name__: format_ for format_ in formats}
+    environment.globals |= {"unscored": UNSCORED, "large_model": _LARGE_MODEL}
+    return environment

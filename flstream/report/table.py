@@ -183,16 +183,6 @@ class Table:
     title: str = ""
     is_live: bool = False
 
-    def only(self, heads: Iterable[str]) -> Table:
-        """Return the table with the columns of these headings."""
-        wanted = set(heads)
-        places = [at for at, column in enumerate(self.columns) if column.head in wanted]
-        rows = [
-            row._replace(cells=[row.cells[at] for at in places]) if isinstance(row, Row) else row
-            for row in self.rows
-        ]
-        return Table([self.columns[at] for at in places], rows, self.title, self.is_live)
-
     def lines(self, width: int | None = None) -> list[str]:
         """Return the table as lines of plain text.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.cells import cell_len, set_cell_size
@@ -79,18 +78,6 @@ def format_clock(seconds: float) -> str:
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest:02d}"
 
 
-def format_left(seconds: float) -> str:
-    """Format an approximate duration in seconds: ``8 s``, ``4m 10s``, ``42m``, ``3h 20m``."""
-    whole = math.ceil(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 600:
-        tens = round(whole / 10)
-        return f"{tens // 6}m {tens % 6}0s"
-    minutes = round(whole / 60)
-    return f"{minutes}m" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02d}m"
-
-
 def counted(count: int, noun: str) -> str:
     """Format a number with its noun: ``1 site``, ``4 sites``, ``2 processes``."""
     plural = "es" if noun.endswith("s") else "s"
@@ -121,22 +108,10 @@ def wrap_words(text: str, width: int) -> list[str]:
     return [line.plain.rstrip() for line in Text(text).wrap(_ANY_CONSOLE, max(width, 1))]
 
 
-def section(head: str, lines: Sequence[str], width: int | None) -> list[str]:
-    """Indent lines below a heading and wrap them; return nothing without lines."""
-    if not lines:
-        return []
-    room = None if width is None else width - len(GAP)
-    indented = (f"{GAP}{line}".rstrip() for line in wrapped(lines, room))
-    return ["", *wrapped([head], width), *indented]
-
-
 def wrapped(sentences: Iterable[str], width: int | None, most: int = _MOST_WRAPPED) -> list[str]:
     """Wrap sentences to the width of a terminal, with all lines but the first indented.
 
-    Args:
-        sentences: sentences in printable text.
-        width: columns of the terminal; None if the output is not a terminal, and they stay whole.
-        most: maximum number of lines of a sentence.
+    Without a width, as where the output is not a terminal, they stay whole.
     """
     if width is None:
         return list(sentences)

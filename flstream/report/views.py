@@ -1,47 +1,81 @@
-"""Tables of runs, built once each from their records for the terminal, the page and notebooks."""
+"""Tables of runs, built once each from their records for the terminal, the page and notebooks.
+
+A table is a list of named items and of fields: columns with what they take of an item. A field of
+which no item has a value is left out.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from statistics import mean, median_low, stdev
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from flstream.report.metrics import Metric, metrics_of, values_by_round
 from flstream.report.run_record import LoggedValues, RunRecord, Setting
-from flstream.report.table import Column, Gap, Link, Mark, Row, Shade, Table, ends
+from flstream.report.table import Column, Gap, Kind, Link, Mark, Row, Shade, Table, ends
 from flstream.report.text import clip, counted, format_epsilon, pieces
 from flstream.runs.round_record import PHASES
 from flstream.runs.site_record import SiteRecord
 from flstream.runs.summary import Summary
-from flstream.telemetry.events import PrivacySpent, Transfer
-from flstream.telemetry.memory import ProcessMemory
+from flstream.telemetry.events import PrivacySpent
 from flstream.text import brief_names, natural_key
 from flstream.units import format_bytes
-
-ItemT = TypeVar("ItemT")
-Fields = list[tuple[Column, Callable[[ItemT], Any]]]
-"""Columns of a table, each with the function that returns its cell of an item."""
 
 _MOST_COLUMNS = 60  # labels or models that have a column
 # The names that NVFlare's readers look for say little to people.
 _OWNERS = {"SRV_FL_global_model.pt": "final model", "SRV_best_FL_global_model.pt": "best model"}
 # The first metric and the seconds of a round stay longest on a narrow terminal.
-_PHASE_COLUMNS = [
-    Column(head, "seconds", rank)
-    for head, rank in zip(
-        ("download", "train", "up+fold", "checkpoint", "evaluate"), (3, 3, 3, 5, 4), strict=True
+_PHASE_HEADS = {"download": 3, "train": 3, "up+fold": 3, "checkpoint": 5, "evaluate": 4}
+# In columns of these kinds, zero stands for no value.
+_NONE_IF_ZERO = ("bytes", "seconds", "duration", "rate")
+
+
+class Field(NamedTuple):
+    """A column of a table, as :class:`Column` has it, with what it takes of an item.
+
+    Attributes:
+        cell: path of attributes, or a function of the item; what raises AttributeError is no value.
+    """
+
+    head: str
+    kind: Kind
+    rank: int
+    cell: str | Callable[[Any], Any]
+
+
+def _table(
+    first: Column,
+    items: Iterable[tuple[Any, Any]],
+    fields: Iterable[Field],
+    title: str = "",
+    mark: Callable[[Any], Mark] = lambda _: "",
+) -> Table:
+    """Return the table of items, each after the cell that names it."""
+    items = list(items)
+    columns, rows = [first], [[name] for name, _ in items]
+    for field in fields:
+        take = attrgetter(field.cell) if isinstance(field.cell, str) else field.cell
+        cells = [take(item) for _, item in items]
+        if field.kind in _NONE_IF_ZERO:
+            cells = [cell or None for cell in cells]
+        if not field.rank or any(cell is not None for cell in cells):
+            columns.append(Column(field.head, field.kind, field.rank))
+            for row, cell in zip(rows, cells, strict=True):
+                row.append(cell)
+    return Table(
+        columns, [Row(row, mark(item)) for row, (_, item) in zip(rows, items, strict=True)], title
     )
-]
 
 
-def _rows(items: Iterable[ItemT], fields: Fields[ItemT], mark: Mark = "") -> list[Row]:
-    return [Row([cell(item) for _, cell in fields], mark) for item in items]
+def _rows(table: Table) -> list[Row]:
+    return [row for row in table.rows if isinstance(row, Row)]
 
 
-def _columns(fields: Fields[ItemT]) -> list[Column]:
-    return [column for column, _ in fields]
+def _ends(table: Table, *counts: int) -> Table:
+    return replace(table, rows=ends(_rows(table), *counts))
 
 
 class RoundRow(NamedTuple):
@@ -57,25 +91,15 @@ class RoundRow(NamedTuple):
 
     number: int
     metrics: Mapping[Metric, float]
-    phases: Sequence[float] = ()
+    phases: Sequence[float] = (0.0,) * len(PHASES)
     privacy: PrivacySpent | None = None
     aggregator: str = ""
-
-
-def _value_of(metric: Metric) -> Callable[[RoundRow], float | None]:
-    return lambda row: row.metrics.get(metric)
-
-
-def _seconds_of(phase: int) -> Callable[[RoundRow], float | None]:
-    """Return a function for a phase's seconds; zero stands for a round without an evaluation."""
-    is_last = phase == len(PHASES) - 1
-    return lambda row: (row.phases[phase] or (None if is_last else 0.0)) if row.phases else None
 
 
 def rounds_table(
     rounds: Sequence[RoundRow], metrics: Sequence[Metric], best: int | None, most: int = 20
 ) -> Table:
-    """Return the table of rounds.
+    """Return the table of rounds; the columns of metrics are in their order.
 
     Args:
         rounds: rounds in order.
@@ -83,25 +107,31 @@ def rounds_table(
         best: number of the best round; None for none.
         most: number of rounds up to which all are shown.
     """
-    fields: Fields[RoundRow] = [(Column("round", "count"), lambda row: row.number)]
-    for place, metric in enumerate(metrics):
-        column = Column(metric.title, "metric", 6 * bool(place))
-        fields.append((column, _value_of(metric)))
-    if any(row.privacy for row in rounds):
-        fields += [
-            (Column("epsilon", "name", 1), lambda row: row.privacy and format_epsilon(row.privacy)),
-            (
-                Column("clipping norm", "number", 6),
-                lambda row: row.privacy and row.privacy.clip_norm,
-            ),
-            (Column("clipped", "share", 6), lambda row: row.privacy and row.privacy.clipped),
-        ]
-    fields += [(column, _seconds_of(phase)) for phase, column in enumerate(_PHASE_COLUMNS)]
-    if any(row.aggregator for row in rounds):
-        fields.append((Column("folded at", "name", 5), lambda row: row.aggregator or "server"))
-    rows = (_rows([row], fields, "best" if row.number == best else "")[0] for row in rounds)
-    shown = ends(rows, most // 4, most * 3 // 5, most)
-    return Table(_columns(fields), shown, "Rounds (in seconds)")
+
+    def spent(cell: Callable[[PrivacySpent], Any]) -> Callable[[RoundRow], Any]:
+        return lambda row: row.privacy and cell(row.privacy)
+
+    def metric_of(metric: Metric) -> Callable[[RoundRow], float | None]:
+        return lambda row: row.metrics.get(metric)
+
+    def seconds_of(phase: int) -> Callable[[RoundRow], float]:
+        return lambda row: row.phases[phase]
+
+    fields = [
+        *(Field(m.title, "metric", 6 * bool(at), metric_of(m)) for at, m in enumerate(metrics)),
+        Field("epsilon", "name", 1, spent(format_epsilon)),
+        Field("clipping norm", "number", 6, spent(lambda privacy: privacy.clip_norm)),
+        Field("clipped", "share", 6, spent(lambda privacy: privacy.clipped)),
+        *(
+            Field(head, "seconds", rank, seconds_of(at))
+            for at, (head, rank) in enumerate(_PHASE_HEADS.items())
+        ),
+        Field("folded at", "name", 5, lambda row: row.aggregator or None),
+    ]
+    items = ((row.number, row) for row in rounds)
+    title, first = "Rounds (in seconds)", Column("round", "count")
+    table = _table(first, items, fields, title, lambda row: "best" if row.number == best else "")
+    return _ends(table, most // 4, most * 3 // 5, most)
 
 
 def rounds_of(summary: Summary, most: int = 20) -> Table:
@@ -120,23 +150,17 @@ def transfer_table(summary: Summary) -> Table:
     """Return the table of transfers in each direction; without rows if nothing moved."""
     transfer = summary.transfer
     ways = {"down": transfer.down, "up": transfer.up} if transfer.down.requests else {}
-    fields: Fields[tuple[str, Transfer]] = [
-        (Column("", "name"), lambda way: way[0]),
-        (Column("bytes", "bytes"), lambda way: way[1].bytes),
-        (Column("not sent", "bytes", 1), lambda way: way[1].reused),
-        (Column("requests", "count", 2), lambda way: way[1].requests),
-        (Column("chunks", "count", 4), lambda way: way[1].chunks),
-        (Column("retries", "count", 3), lambda way: way[1].retries),
-        (Column("seconds", "seconds", 1), lambda way: way[1].seconds),
-        (
-            Column("rate", "rate", 1),
-            lambda way: way[1].bytes / way[1].seconds if way[1].seconds else None,
-        ),
+    fields = [
+        Field("bytes", "bytes", 0, "bytes"),
+        Field("not sent", "bytes", 1, "reused"),
+        Field("requests", "count", 2, "requests"),
+        Field("chunks", "count", 4, "chunks"),
+        Field("retries", "count", 3, "retries"),
+        Field("seconds", "seconds", 1, "seconds"),
+        Field("rate", "rate", 1, lambda way: way.bytes / way.seconds if way.seconds else None),
     ]
-    if not any(way.reused for way in ways.values()):
-        del fields[2]
     title = f"Transfer ({transfer.mode} mode, {pieces(transfer.chunk_size)})"
-    return Table(_columns(fields), _rows(ways.items(), fields), title)
+    return _table(Column("", "name"), ways.items(), fields, title)
 
 
 def memory_table(summary: Summary, most: int = 16, largest: int = 3) -> Table:
@@ -147,85 +171,87 @@ def memory_table(summary: Summary, most: int = 16, largest: int = 3) -> Table:
         most: number of clients up to which all are shown.
         largest: clients to show where there are more.
     """
-    server, clients = summary.memory.server, summary.memory.clients
-    # Zero stands for no measurement: the process ended before it.
-    fields: Fields[tuple[str, ProcessMemory]] = [
-        (Column("process", "name"), lambda row: row[0]),
-        (Column("idle RSS", "bytes", 2), lambda row: row[1].idle_rss or None),
-        (Column("peak RSS", "bytes", 1), lambda row: row[1].peak_rss or None),
-        (Column("over idle", "bytes"), lambda row: row[1].over_idle or None),
-        (Column("peak USS", "bytes", 3), lambda row: row[1].peak_uss or None),
-    ]
-    if any(isinstance(memory.node, str) for memory in clients.values()):
-        fields.append((Column("node", "name", 2), lambda row: row[1].node or None))
-    shown = list(clients.items())
-    hidden: list[Row | Gap] = []
+    clients, server = dict(summary.memory.clients), summary.memory.server
+    processes = {"server": server} if server.peak_rss else {}
     if len(clients) > most:
-        shown.sort(key=lambda client: -client[1].peak_rss)
+        by_peak = sorted(clients, key=lambda name: -clients[name].peak_rss)
         middle = median_low(memory.peak_rss for memory in clients.values())
+        processes |= {name: clients[name] for name in by_peak[:largest]}
         median = next(memory for memory in clients.values() if memory.peak_rss == middle)
-        median_row = _rows([(f"median of {len(clients):,}", median)], fields)
-        shown, hidden = shown[:largest], [Gap(len(clients) - largest), *median_row]
-    rows = _rows([*([("server", server)] if server.peak_rss else []), *shown], fields)
+        processes[f"median of {len(clients):,}"] = median
+    else:
+        processes |= clients
+    fields = [
+        Field("idle RSS", "bytes", 2, "idle_rss"),
+        Field("peak RSS", "bytes", 1, "peak_rss"),
+        Field("over idle", "bytes", 0, "over_idle"),
+        Field("peak USS", "bytes", 3, "peak_uss"),
+        Field("node", "name", 2, lambda memory: memory.node or None),  # unset is false
+    ]
     title = f"Peak memory (the model is {format_bytes(summary.model.bytes)})"
-    return Table(_columns(fields), [*rows, *hidden], title)
+    table = _table(Column("process", "name"), processes.items(), fields, title)
+    if len(clients) > most:
+        gap = Gap(len(clients) - largest)
+        return replace(table, rows=[*table.rows[:-1], gap, table.rows[-1]])
+    return table
 
 
 def nodes_table(summary: Summary) -> Table:
     """Return the table of nodes; without rows if all processes were on one machine."""
-    memory, rows = summary.memory, []
-    nodes = memory.nodes or {}
-    for node in sorted(nodes, key=natural_key):
+    memory, items = summary.memory, []
+    for node, size in (memory.nodes or {}).items():
         workers = {name: client for name, client in memory.clients.items() if client.node == node}
         largest = max((client.over_idle for client in workers.values()), default=0)
-        rows.append(Row([node, nodes[node], largest or None, brief_names(list(workers), 8)]))
-    columns = [
-        Column("node", "name"),
-        Column("all processes (PSS)", "bytes"),
-        Column("largest over idle", "bytes", 1),
-        Column("workers that it had last", "text", 2),
+        items.append((node, (size, largest, brief_names(list(workers), 8))))
+    items.sort(key=lambda item: natural_key(item[0]))
+    fields = [
+        Field("all processes (PSS)", "bytes", 0, lambda item: item[0]),
+        Field("largest over idle", "bytes", 1, lambda item: item[1]),
+        Field("workers that it had last", "text", 2, lambda item: item[2]),
     ]
-    return Table(columns, rows, "Nodes")
+    return _table(Column("node", "name"), items, fields, "Nodes")
 
 
 def failures_table(summary: Summary, most: int = 5) -> Table:
     """Return the table of failed sites, those that failed most often first."""
     times = Counter(failure.site for failure in summary.failures)
     last = {failure.site: failure for failure in summary.failures}
-    fields: Fields[tuple[str, int]] = [
-        (Column("site", "name"), lambda row: row[0]),
-        (Column("times", "count", 1), lambda row: row[1]),
-        (Column("last round", "count", 2), lambda row: last[row[0]].round),
-        (Column("reason, the last time", "text"), lambda row: last[row[0]].reason),
+    fields = [
+        Field("times", "count", 1, lambda failure: times[failure.site]),
+        Field("last round", "count", 2, "round"),
+        Field("reason, the last time", "text", 0, "reason"),
     ]
     title = (
         f"Failures ({counted(len(times), 'site')}, {counted(len(summary.failures), 'time')}; "
         "summary.json has each reason)"
     )
-    rows = _rows(times.most_common(), fields, "bad")
-    return Table(_columns(fields), ends(rows, most, 0, most), title)
+    items = ((site, last[site]) for site, _ in times.most_common())
+    table = _table(Column("site", "name"), items, fields, title, lambda _: "bad")
+    return _ends(table, most, 0, most)
 
 
 def sites_table(sites: Mapping[str, SiteRecord]) -> Table:
     """Return the table of sites: those that failed most, then those that trained longest."""
     whole = sum(site.weight for site in sites.values()) or 1.0
-    fields: Fields[SiteRecord] = [
-        (Column("site", "name"), lambda site: site.name + " (asked no more)" * site.is_suspended),
-        (Column("updates", "count"), lambda site: site.updates),
-        (Column("train", "seconds", 1), lambda site: site.trains or None),
-        (Column("slowest", "seconds", 2), lambda site: site.slowest or None),
-        (Column("download", "seconds", 3), lambda site: site.downloads or None),
-        (Column("failures", "count", 1), lambda site: site.failures),
-        (Column("weight", "number", 4), lambda site: site.weight),
-        (Column("share", "share", 5), lambda site: site.weight / whole),
+    fields = [
+        Field("updates", "count", 0, "updates"),
+        Field("train", "seconds", 1, "trains"),
+        Field("slowest", "seconds", 2, "slowest"),
+        Field("download", "seconds", 3, "downloads"),
+        Field("failures", "count", 1, "failures"),
+        Field("weight", "number", 4, "weight"),
+        Field("share", "share", 5, lambda site: site.weight / whole),
     ]
-    if not any(site.trains for site in sites.values()):
-        del fields[2:5]
-    in_order = sorted(sites.values(), key=_urgency)
-    failed = sum(bool(site.failures) for site in in_order)
-    rows = _rows(in_order[:failed], fields, "bad") + _rows(in_order[failed:], fields)
+    items = (
+        (site.name + " (asked no more)" * site.is_suspended, site)
+        for site in sorted(sites.values(), key=_urgency)
+    )
+    failed = sum(bool(site.failures) for site in sites.values())
     title = f"{counted(len(sites), 'site')}, of which {failed:,} failed at least once (in seconds)"
-    return Table(_columns(fields), ends(rows, 45, 15, 60), title)
+    table = _table(
+        Column("site", "name"), items, fields, title, lambda site: "bad" if site.failures else ""
+    )
+    return _ends(table, 45, 15, 60)
 
 
 def _urgency(site: SiteRecord) -> tuple[bool, int, float, list[tuple[int, str]]]:
@@ -233,12 +259,7 @@ def _urgency(site: SiteRecord) -> tuple[bool, int, float, list[tuple[int, str]]]
 
 
 def seconds_table(run: RunRecord, colors: Mapping[str, str]) -> Table:
-    """Return the table of a run's seconds by phase.
-
-    Args:
-        run: the run.
-        colors: colour of each phase in charts.
-    """
+    """Return the table of a run's seconds by phase, in the phases' colours."""
     rounds = [summary.phases for summary in run.summary.rounds]
     spent = {phase: sum(phases[at] for phases in rounds) for at, phase in enumerate(PHASES)}
     spent["start-up, and between the phases"] = max(run.seconds - sum(spent.values()), 0.0)
@@ -251,24 +272,15 @@ def seconds_table(run: RunRecord, colors: Mapping[str, str]) -> Table:
 
 def settings_table(settings: Mapping[str, Setting], *, default: bool) -> Table:
     """Return the settings that have their default, or those that a job sets."""
-    rows = [
-        Row([key, setting.value, setting.meaning])
-        for key, setting in settings.items()
-        if setting.is_default == default
-    ]
-    return Table([Column("key", "name"), Column("value"), Column("meaning", rank=1)], rows)
+    items = ((key, it) for key, it in settings.items() if it.is_default == default)
+    fields = [Field("value", "text", 0, "value"), Field("meaning", "text", 1, "meaning")]
+    return _table(Column("key", "name"), items, fields)
 
 
 def differing_table(
     values: Sequence[Mapping[str, str]], labels: Sequence[str], *, same: bool
 ) -> Table:
-    """Return the keys whose values differ between runs, or those that are the same in all.
-
-    Args:
-        values: values of each run by key.
-        labels: label of each run.
-        same: whether to return those that are the same.
-    """
+    """Return the keys whose values differ between runs, or those that are the same in all."""
     keys = dict.fromkeys(key for run in values for key in run)
     cells = {key: [run.get(key) for run in values] for key in keys}
     rows = [
@@ -281,14 +293,8 @@ def differing_table(
 
 
 def index_table(runs: Sequence[RunRecord], links: Sequence[Link]) -> Table:
-    """Return the table of all runs of a folder.
-
-    Args:
-        runs: the runs.
-        links: name of each run, with the address of its page.
-    """
-    heads = ("run", "status", "job", "rounds", "sites", "best", "of", "in round", "time")
-    return _runs_table(runs, links, [], []).only(heads)
+    """Return the table of all runs of a folder, whose names link their pages."""
+    return _table(Column("run", "link"), zip(links, runs, strict=True), _RUN_FIELDS)
 
 
 def comparison_table(
@@ -302,65 +308,47 @@ def comparison_table(
         colors: colour of each run in charts.
         spread: whether to add the mean and the standard deviation of numbers as rows.
     """
-    metrics = metrics_of([run.summary for run in runs])
-    table = _runs_table(runs, [Link(label, "") for label in labels], colors, metrics)
-    table = table.only(column.head for column in table.columns if column.head not in ("job", "of"))
-    return replace(table, rows=[*table.rows, *_spread_rows(table)]) if spread else table
-
-
-def _runs_table(
-    runs: Sequence[RunRecord],
-    links: Sequence[Link],
-    colors: Sequence[str],
-    metrics: Sequence[Metric],
-) -> Table:
     rounds = {run.path: list(values_by_round(run.summary).values())[::-1] for run in runs}
 
     def last(metric: Metric) -> Callable[[RunRecord], float | None]:
         return lambda run: next((row[metric] for row in rounds[run.path] if metric in row), None)
 
-    fields: Fields[RunRecord] = [
-        (Column("status", "state"), lambda run: run.status),
-        (Column("job", "name", 2), lambda run: run.summary.job),
-        (Column("rounds", "count", 1), lambda run: run.summary.rounds_completed),
-        (Column("sites", "count", 3), lambda run: run.summary.clients),
-        (Column("best", "metric", 1), lambda run: run.summary.best and run.summary.best.value),
-        (Column("of", "name", 2), lambda run: run.summary.best and run.summary.best.metric),
-        (Column("in round", "count", 2), lambda run: run.summary.best and run.summary.best.round),
-        (Column("time", "duration", 1), lambda run: run.seconds or None),
-    ]
-    fields += [(Column(f"last {metric.title}", "metric", 3), last(metric)) for metric in metrics]
+    fields = [field for field in _RUN_FIELDS if field.head not in ("job", "of")]
     fields += [
-        (
-            Column("server over idle", "bytes", 4),
-            lambda run: run.summary.memory.server.over_idle or None,
-        ),
-        (
-            Column("largest client over idle", "bytes", 4),
-            lambda run: run.summary.memory.largest_client or None,
-        ),
-        (
-            Column("all processes (PSS)", "bytes", 4),
-            lambda run: run.summary.memory.peak_total_pss or None,
-        ),
-        (Column("down", "bytes", 4), lambda run: run.summary.transfer.down.bytes or None),
-        (Column("up", "bytes", 4), lambda run: run.summary.transfer.up.bytes or None),
-        (Column("model digest", "name", 5), lambda run: run.summary.model.digest[:12] or None),
+        Field(f"last {metric.title}", "metric", 3, last(metric))
+        for metric in metrics_of([run.summary for run in runs])
     ]
-    rows = [
-        Row([link, *row.cells], color=color)
-        for link, row, color in zip(
-            links, _rows(runs, fields), colors or [""] * len(runs), strict=True
-        )
-    ]
-    return Table([Column("run", "link"), *_columns(fields)], rows)
+    items = zip(labels, runs, strict=True)
+    table = _table(Column("run", "name"), items, [*fields, *_COST_FIELDS])
+    rows = [Row(row.cells, color=color) for row, color in zip(_rows(table), colors, strict=True)]
+    return replace(table, rows=[*rows, *(_spread_rows(table) if spread else [])])
+
+
+_RUN_FIELDS = [
+    Field("status", "state", 0, "status"),
+    Field("job", "name", 2, "summary.job"),
+    Field("rounds", "count", 1, "summary.rounds_completed"),
+    Field("sites", "count", 3, "summary.clients"),
+    Field("best", "metric", 1, lambda run: run.summary.best and run.summary.best.value),
+    Field("of", "name", 2, lambda run: run.summary.best and run.summary.best.metric),
+    Field("in round", "count", 2, lambda run: run.summary.best and run.summary.best.round),
+    Field("time", "duration", 1, "seconds"),
+]
+_COST_FIELDS = [
+    Field("server over idle", "bytes", 4, "summary.memory.server.over_idle"),
+    Field("largest client over idle", "bytes", 4, "summary.memory.largest_client"),
+    Field("all processes (PSS)", "bytes", 4, "summary.memory.peak_total_pss"),
+    Field("down", "bytes", 4, "summary.transfer.down.bytes"),
+    Field("up", "bytes", 4, "summary.transfer.up.bytes"),
+    Field("model digest", "name", 5, lambda run: run.summary.model.digest[:12] or None),
+]
 
 
 def _spread_rows(table: Table) -> list[Row]:
     rows: list[Row] = []
-    columns = list(zip(*(row.cells for row in table.rows if isinstance(row, Row)), strict=True))
+    columns = list(zip(*(row.cells for row in _rows(table)), strict=True))
     for name, fold in (("mean", mean), ("standard deviation", stdev)):
-        cells: list[Any] = [Link(name, "")]
+        cells: list[Any] = [name]
         for column, values in zip(table.columns[1:], columns[1:], strict=True):
             is_number = column.kind in ("metric", "bytes", "duration") and None not in values
             value = fold(values) if is_number else None
@@ -371,11 +359,8 @@ def _spread_rows(table: Table) -> list[Row]:
 
 def across_sites_tables(run: RunRecord) -> list[Table]:
     """Return the tables of models scored at each site, and of how the data is split, if any."""
-    matrix = run.cross_site
-    names = dict.fromkeys(
-        name for row in matrix.values() for entry in row.values() for name in entry
-    )
-    key = run.history.facts.key_metric
+    matrix, key = run.cross_site, run.history.facts.key_metric
+    names = [name for row in matrix.values() for entry in row.values() for name in entry]
     name = key if key in names else next(iter(names), "")
     scores = {
         site: {_OWNERS.get(owner, owner): entry.get(name) for owner, entry in row.items()}
@@ -407,16 +392,13 @@ def _matrix(title: str, values: Mapping[str, Mapping[str, float | None]]) -> Tab
 
 def texts_table(logged: LoggedValues) -> Table:
     """Return the table of the last logged texts, the newest first."""
-    columns = [
-        Column("site", "name"),
-        Column("round", "count"),
-        Column("step", "count"),
-        Column("key", "name"),
-        Column("text", "text"),
+    fields = [
+        Field("round", "count", 0, "round"),
+        Field("step", "count", 1, "step"),
+        Field("key", "name", 0, "key"),
+        Field("text", "text", 0, lambda event: clip(event.text, 500)),
     ]
-    rows: list[Row | Gap] = [
-        Row([text.site or "workflow", text.round, text.step, text.key, clip(text.text or "", 500)])
-        for text in logged.texts
-    ]
-    more = logged.text_count - len(rows)
-    return Table(columns, [*rows, Gap(more)] if more else rows)
+    items = ((event.site or "workflow", event) for event in logged.texts)
+    table = _table(Column("site", "name"), items, fields)
+    more = logged.text_count - len(table.rows)
+    return replace(table, rows=[*table.rows, Gap(more)]) if more else table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
@@ -13,6 +14,7 @@ MOST_WORKERS = 32
 """Most workers whose activity a snapshot has."""
 
 _SECONDS = 0.1  # least time between two snapshots
+_RATE_SECONDS, _LEAST_SECONDS = 2.0, 0.5  # over which rates are
 
 
 class LivePicture:
@@ -26,6 +28,7 @@ class LivePicture:
         self._emit = emit
         self._now = Snapshot()
         self._workers: Callable[[], Iterable[WorkerActivity]] = tuple
+        self._totals: deque[tuple[float, tuple[int, int, int]]] = deque()
         self._fold_began = self._next = 0.0
 
     def begin(
@@ -102,6 +105,7 @@ class LivePicture:
         is_loading = loading and len(loading) == len(workers) and not now.done
         sent = sum(work.moved for work in loading)
         over = sum(work.over for work in workers)
+        totals = now.down + sent, now.up, now.answers + over
         shown = heapq.nsmallest(MOST_WORKERS, workers, key=_urgency)
         self._emit(
             Snapshot(
@@ -110,13 +114,23 @@ class LivePicture:
                 asked=now.asked,
                 done=min(now.done + over, max(now.asked - now.failed, 0)),
                 failed=now.failed,
-                answers=now.answers + over,
-                down=now.down + sent,
-                up=now.up,
+                answers=totals[2],
+                down=totals[0],
+                up=totals[1],
+                rates=self._rates(seconds, totals),
                 folded=now.folded,
                 workers=shown if len(workers) > MOST_WORKERS else workers,
             )
         )
+
+    def _rates(self, now: float, totals: tuple[int, int, int]) -> tuple[float, float, float]:
+        self._totals.append((now, totals))
+        while self._totals[0][0] < now - _RATE_SECONDS:
+            self._totals.popleft()
+        begin, before = self._totals[0]
+        seconds = max(now - begin, _LEAST_SECONDS)
+        down, up, answers = (b - a for a, b in zip(before, totals, strict=True))
+        return max(down, 0) / seconds, up / seconds, max(answers, 0) / seconds
 
 
 def _urgency(work: WorkerActivity) -> tuple[bool, float]:

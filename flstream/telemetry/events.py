@@ -495,6 +495,7 @@ class Snapshot(Event, tag="snapshot"):
         answers: Number of answers of sites to all tasks of this sitting.
         down: Bytes of models that were sent to sites in this sitting.
         up: Bytes of updates that were folded in this sitting.
+        rates: Bytes down, bytes up and answers a second, over the last two seconds.
         folded: Bytes of the model that the present walk over the updates has done.
         workers: Activity of the workers, of those that have been at work longest where there are
             more than 32.
@@ -508,6 +509,7 @@ class Snapshot(Event, tag="snapshot"):
     answers: int = 0
     down: int = 0
     up: int = 0
+    rates: tuple[float, float, float] = (0.0, 0.0, 0.0)
     folded: int = 0
     workers: list[WorkerActivity] = []
 

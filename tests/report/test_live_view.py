@@ -23,7 +23,7 @@ from runs import (
     started,
 )
 
-from flstream.report.live.frame import LiveMemory, Rates, render
+from flstream.report.live.frame import LiveMemory, render
 from flstream.report.live.run_state import LiveRun
 from flstream.telemetry.events import (
     AnyEvent,
@@ -45,7 +45,7 @@ def frame(run, width=80, height=24, now=START + 1, memory=None, encoding="utf-8"
     rss = {"server": 180 * MIB} | dict.fromkeys(run.names, 231 * MIB)
     peaks = {name: ProcessMemory(0, size) for name, size in rss.items()}
     memory = memory or LiveMemory(rss, peaks, 3 << 30)
-    shown = render(run, memory, Rates(), now, width, height)
+    shown = render(run, memory, now, width, height)
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(file=file, width=width, markup=False, force_terminal=True, color_system=None)
     options = console.options.update(no_wrap=True, overflow="crop")
@@ -65,27 +65,16 @@ def names_in(lines, start="site-"):
 @pytest.mark.parametrize("width", [80, 200])
 def test_a_frame_has_the_round_the_sites_their_bytes_and_the_memory(width):
     moved = {f"site-{n}": ("downloading", 16 * n * MIB) for n in (0, 1, 2)}
-    picture = snapshot("downloading", 3, moved, START + 1, down=48 * MIB)
+    picture = snapshot("downloading", 3, moved, START + 1, down=48 * MIB, rates=(24 * MIB, 0, 0))
     lines = frame(after(*started(), picture), width)
-    assert lines[0].split() == ["digits", "round", "1", "of", "10", "downloading", "1.0", "s"]
-    assert len(lines[0]) == width
+    assert lines[0].split() == ["digits", "round", "1", "of", "10", "1.0", "s", "downloading"]
     assert lines[1] == "model of 64 MiB in 34 tensors, 3 sites, pull mode, chunks of 2 MiB"
     assert line_of(lines, "rounds").endswith("  0 of 10")
     assert line_of(lines, "down    \u2501").endswith("48 MiB of 192 MiB")
     assert {"downloading", "50%", "64", "231"} <= set(line_of(lines, "site-2").split())
-    assert "0 B/s, 48 MiB in all" in line_of(lines, "down      ")
+    assert "24 MiB/s, 48 MiB in all" in line_of(lines, "down      ")
     assert "server 180 MiB RSS, all processes at most 3 GiB so far" in line_of(lines, "memory")
     assert line_of(lines, "site ").split() == ["site", "state", "time", "RSS", "peak", "RSS"]
-
-
-def test_rates_are_of_the_last_two_seconds():
-    run, rates = after(*started()), Rates()
-    rates.per_second(run, START)
-    run.apply(snapshot("downloading", 3, {}, down=48 * MIB))
-    assert rates.per_second(run, START + 1) == [48 * MIB, 0, 0]
-    run.apply(snapshot("training", 3, {}, down=48 * MIB, answers=1))
-    assert rates.per_second(run, START + 2) == [24 * MIB, 0, 0.5]
-    assert rates.per_second(run, START + 3.5) == [0, 0, 0]
 
 
 def test_sites_that_processes_share_are_counted_and_their_failures_named():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
@@ -22,7 +21,6 @@ from flstream.report.text import (
     counted,
     elide,
     format_elapsed,
-    format_left,
     format_metrics,
     pieces,
 )
@@ -30,14 +28,13 @@ from flstream.report.views import rounds_table
 from flstream.telemetry.events import SERVER, RunStarted, WorkerActivity
 from flstream.telemetry.memory import ProcessMemory
 from flstream.text import printable
-from flstream.units import format_bytes, format_rate
+from flstream.units import format_bytes, format_rate, format_seconds
 
 # Lines of a terminal below which only the title, the bars, the workers and the rates are shown.
 _ROOMY = 15
 _LABEL, _LEAST_NAME, _LEAST_PAST, _MOST_WORKERS = 8, 8, 2, 32
 # Columns beside a bar, those of a terminal on which there are more of them, and the least of a bar.
 _BESIDE, _BESIDE_WIDE, _WIDE, _LEAST_BAR = 28, 40, 100, 10
-_RATE_SECONDS, _LEAST_SECONDS = 2.0, 0.5
 _MOVING, _WORKING = ("downloading", "uploading"), ("training", "evaluating", "submitting")
 
 
@@ -49,35 +46,8 @@ class LiveMemory(NamedTuple):
     peak_total: int = 0
 
 
-class Rates:
-    """Rates of a run over the last two seconds, from the totals of its frames."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, tuple[int, int, int]]] = deque()
-
-    def per_second(self, run: LiveRun, now: float) -> list[float]:
-        """Return bytes down, bytes up and answers per second."""
-        totals = run.now.down, run.now.up, run.now.answers
-        self._seen.append((now, totals))
-        while self._seen[0][0] < now - _RATE_SECONDS:
-            self._seen.popleft()
-        begin, before = self._seen[0]
-        seconds = max(now - begin, _LEAST_SECONDS)
-        return [max(b - a, 0) / seconds for a, b in zip(before, totals, strict=True)]
-
-
-def render(
-    run: LiveRun, memory: LiveMemory, rates: Rates, now: float, width: int, height: int
-) -> Group:
+def render(run: LiveRun, memory: LiveMemory, now: float, width: int, height: int) -> Group:
     """Render a frame of the live view.
-
-    Args:
-        run: the run.
-        memory: memory of its processes.
-        rates: rates, which see every frame.
-        now: current time in seconds since the epoch.
-        width: columns of the terminal.
-        height: lines of the terminal.
 
     Returns:
         Texts of a line each and tables, which fit a terminal of at least five lines.
@@ -87,11 +57,10 @@ def render(
         elapsed = format_elapsed(now - run.began)
         return Group(Text(clip(f"flstream  {printable(run.phase)}  {elapsed}", width)))
     roomy = height >= _ROOMY
-    down, up, answers = rates.per_second(run, now)
     top: list[Text | Table | Grid] = [_title(run, start, now, width)]
     top += [_facts(run, start, width), Text()] if roomy else []
-    top += _bars(run, start.rounds, answers, width)
-    bottom = _footer(run, memory, down, up, width)
+    top += _bars(run, start.rounds, width)
+    bottom = _footer(run, memory, width)
     bottom = [Text(), *bottom] if roomy else bottom[:1]
     workers = _workers(run, memory, now, height - _lines([*top, *bottom]) - roomy)
     top += [*([Text()] if roomy else []), workers] if workers.rows else []
@@ -110,19 +79,12 @@ def _lines(parts: Sequence[Text | Table | Grid]) -> int:
 
 def _title(run: LiveRun, start: RunStarted, now: float, width: int) -> Text:
     where = f"round {run.round} of {start.rounds}" if run.round else counted(start.rounds, "round")
+    times, left = format_elapsed(now - run.began), run.seconds_left(now)
+    times += f", about {format_seconds(round(left))} left" if left and left >= 1 else ""
     phase = "training" if run.is_quick else printable(run.phase)
-    times = format_elapsed(now - run.began)
-    seconds = run.seconds_left(now)
-    beside, name = len(f"  {where}  {phase}  "), printable(start.job)
-    if seconds is not None and seconds >= 1:
-        longer = f"{times}, about {format_left(seconds)} left"
-        fits = beside + min(len(name), _LEAST_NAME) + len(longer) <= width
-        times = longer if fits else times
-    name = elide(name, max(width - beside - len(times), _LEAST_NAME))
-    title = Text.assemble((name, "bold"), f"  {where}  ", (phase, "bold cyan"))
-    # Aligned right, so that it does not move when the phase changes.
-    gap = max(width - title.cell_len - len(times), 2)
-    return title.append(" " * gap).append(times, "dim")
+    others = [where, times, phase]
+    name = elide(printable(start.job), max(width - len(GAP.join(["", *others])), _LEAST_NAME))
+    return Text(clip(GAP.join([name, *others]), width), "bold")
 
 
 def _facts(run: LiveRun, start: RunStarted, width: int) -> Text:
@@ -135,16 +97,16 @@ def _facts(run: LiveRun, start: RunStarted, width: int) -> Text:
     return Text(clip(", ".join(facts), width), "dim")
 
 
-def _bars(run: LiveRun, planned: int, answers: float, width: int) -> list[Text | Grid]:
+def _bars(run: LiveRun, planned: int, width: int) -> list[Text | Grid]:
     """Return the bars of the job's and the present task's progress."""
     over = max(run.round - 1, run.rounds[-1].number if run.rounds else 0)
     text, pace, now = f"{over:,} of {planned:,}", run.seconds_a_round, run.now
     if pace is not None:
-        text += f", {pace:.2f} s each" if pace < 60 else f", {format_left(pace)} each"
+        text += f", {pace:.2f} s each" if pace < 60 else f", {format_seconds(round(pace))} each"
     rounds = _bar("rounds", over / max(planned, 1), text, width)
     failed = f", {now.failed:,} failed" if now.failed else ""
     if run.is_quick:  # a bar would change too fast to be read
-        task = _bar("sites", None, f"{answers:,.0f} answers/s{failed}", width)
+        task = _bar("sites", None, f"{now.rates[2]:,.0f} answers/s{failed}", width)
     elif run.phase == "folding":
         task = _bytes_bar("fold", now.folded, run.model_bytes, width)
     elif run.phase == "downloading":
@@ -155,7 +117,7 @@ def _bars(run: LiveRun, planned: int, answers: float, width: int) -> list[Text |
         if not run.round:
             text = f"{len(run.ready)} of {counted(len(run.names), 'process')} ready"
         is_at_work = run.phase in _WORKING
-        text += f", {answers:,.1f}/s" if is_at_work and run.is_shared else ""
+        text += f", {now.rates[2]:,.1f}/s" if is_at_work and run.is_shared else ""
         task = _bar("sites", now.done / max(now.asked, 1) if is_at_work else None, text, width)
     return [rounds, task]
 
@@ -236,7 +198,8 @@ def _activity(run: LiveRun, name: str, work: WorkerActivity | None, now: float) 
     return [work.state, *[site or None] * run.is_shared, progress, time]
 
 
-def _footer(run: LiveRun, memory: LiveMemory, down: float, up: float, width: int) -> list[Text]:
+def _footer(run: LiveRun, memory: LiveMemory, width: int) -> list[Text]:
+    down, up, _ = run.now.rates
     # Rates have a fixed width, so that the text after them does not move.
     received = f"{format_rate(down):>12}, {format_bytes(run.now.down)} in all"
     sent = f"{format_rate(up):>12}, {format_bytes(run.now.up)} in all"

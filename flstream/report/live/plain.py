@@ -13,25 +13,7 @@ from flstream.report.text import (
     privacy_words,
 )
 from flstream.runs.round_record import PHASES
-from flstream.telemetry.events import (
-    AnyEvent,
-    EndedEarly,
-    Evaluated,
-    ModelReady,
-    ModelsCollected,
-    ModelScored,
-    NodeJoined,
-    NodeLost,
-    NodesAwaited,
-    RoundFinished,
-    RoundStarted,
-    RunFinished,
-    RunResumed,
-    RunStarted,
-    SiteFailed,
-    SiteSuspended,
-    Warned,
-)
+from flstream.telemetry import events
 from flstream.telemetry.memory import MemorySampler
 from flstream.text import MOST_ON_A_LINE, MOST_QUOTED, printable, quotable, shortened
 from flstream.units import format_bytes, format_seconds
@@ -53,22 +35,27 @@ class PlainView:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._rounds = 0
-        self._round: RoundStarted | None = None
+        self._round: events.RoundStarted | None = None
         self._began = float("-inf")
         self._is_slow = True
         self._troubles = 0
 
-    def __call__(self, event: AnyEvent, sampler: MemorySampler) -> None:
+    def __call__(self, event: events.AnyEvent, sampler: MemorySampler) -> None:
         """Handle an event of the run."""
         if self._began < 0:
             self._began = event.time
         lines = []
         match event:
-            case SiteFailed() | SiteSuspended() | Warned():
+            case events.SiteFailed() | events.SiteSuspended() | events.Warned():
                 self._troubles += 1
                 if self._troubles > _MOST_PRINTED:
                     return
-            case RoundFinished() | Evaluated() | ModelScored() | RunFinished():
+            case (
+                events.RoundFinished()
+                | events.Evaluated()
+                | events.ModelScored()
+                | events.RunFinished()
+            ):
                 if self._troubles > _MOST_PRINTED:
                     more = f"... and {self._troubles - _MOST_PRINTED:,} more failures and warnings"
                     lines.append(f"{more}; summary.json has all of them")
@@ -78,57 +65,57 @@ class PlainView:
             clock = format_clock(event.time - self._began)
             self._console.out(f"{clock}  {shortened(line, MOST_ON_A_LINE)}", highlight=False)
 
-    def _line(self, event: AnyEvent) -> str:
+    def _line(self, event: events.AnyEvent) -> str:
         """Return the line of an event; empty for none."""
         match event:
-            case RunStarted():
+            case events.RunStarted():
                 self._rounds = event.rounds
                 return _started(event)
-            case ModelReady():
+            case events.ModelReady():
                 return f"model: {format_bytes(event.bytes)} in {counted(event.tensors, 'tensor')}"
-            case RoundStarted():
+            case events.RoundStarted():
                 return self._begin_round(event)
-            case RoundFinished():
+            case events.RoundFinished():
                 self._is_slow = sum(event.phases) >= _ANNOUNCED_AFTER_SECONDS
                 return self._of(event.round, _finished(event))
-            case Evaluated(received=True):
+            case events.Evaluated(received=True):
                 return self._of(event.round, f"scored by those who received it, {_scores(event)}")
-            case Evaluated():
+            case events.Evaluated():
                 took = format_seconds(event.seconds)
                 return self._of(event.round, f"evaluated in {took}, {_scores(event)}")
-            case ModelsCollected():
+            case events.ModelsCollected():
                 return _collected(event)
-            case ModelScored():
+            case events.ModelScored():
                 owner = printable(event.owner) or "a model"
                 where = f"{counted(event.sites, 'site')} in {format_seconds(event.seconds)}"
                 return f"{owner} scored by {where}, {_scores(event)}"
-            case SiteFailed():
+            case events.SiteFailed():
                 where = f"round {event.round}: " if event.round else ""
                 reason = quotable(event.reason, MOST_QUOTED)
                 return f"{where}{printable(event.site)} failed: {reason}"
-            case SiteSuspended():
+            case events.SiteSuspended():
                 times = counted(event.failures, "time")
                 return f"{printable(event.site)} is asked no more: it failed {times} in a row"
-            case EndedEarly():
+            case events.EndedEarly():
                 return f"the job ends after round {event.round}: {printable(event.reason)}"
-            case NodesAwaited():
+            case events.NodesAwaited():
                 return nodes_awaited(event)
-            case NodeJoined():
+            case events.NodeJoined():
                 workers = counted(event.cpus, "worker")
                 return f"{printable(event.node)} joined, with room for {workers}"
-            case NodeLost():
+            case events.NodeLost():
                 return f"warning: node {printable(event.node)}: {printable(event.reason)}"
-            case RunResumed():
+            case events.RunResumed():
                 return "; ".join(["the run resumes", *map(printable, event.warnings)])
-            case Warned():
+            case events.Warned():
                 return f"warning: {printable(event.message)}"
-            case RunFinished(status="failed"):
+            case events.RunFinished(status="failed"):
                 return f"the run failed: {printable(event.error)}"
-            case RunFinished():
+            case events.RunFinished():
                 return f"the run {'was stopped' if event.status == 'stopped' else 'finished'}"
         return ""
 
-    def _begin_round(self, event: RoundStarted) -> str:
+    def _begin_round(self, event: events.RoundStarted) -> str:
         # A round may ask sites more than once, and is announced only once.
         if self._round is not None and self._round.round == event.round:
             return ""
@@ -140,7 +127,7 @@ class PlainView:
         return f"round {number} of {self._rounds}: {text}" if number else f"initial model: {text}"
 
 
-def _started(event: RunStarted) -> str:
+def _started(event: events.RunStarted) -> str:
     sites = counted(event.clients, "site")
     if event.workers:
         sites += f" in {counted(len(event.workers), 'process')}"
@@ -148,11 +135,11 @@ def _started(event: RunStarted) -> str:
     return f"{event.job}: {rounds}, {sites}, {event.mode} mode, {pieces(event.chunk_size)}"
 
 
-def _scores(event: Evaluated | ModelScored) -> str:
+def _scores(event: events.Evaluated | events.ModelScored) -> str:
     return format_metrics(event.metrics) or "no metrics"
 
 
-def _collected(event: ModelsCollected) -> str:
+def _collected(event: events.ModelsCollected) -> str:
     took = format_seconds(event.seconds)
     text = f"collected the models of {counted(len(event.sites), 'site')} in {took}"
     if not event.failures:
@@ -162,7 +149,7 @@ def _collected(event: ModelsCollected) -> str:
     return f"{text}; none of {printable(site)} ({quotable(reason, MOST_QUOTED)}){more}"
 
 
-def _finished(event: RoundFinished) -> str:
+def _finished(event: events.RoundFinished) -> str:
     steps = zip(PHASES, event.phases, strict=False)
     split = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in steps)
     trained = f"; sites report {format_metrics(event.metrics)}" if event.metrics else ""

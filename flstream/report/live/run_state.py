@@ -10,25 +10,7 @@ from collections import deque
 from flstream.report.metrics import flat_metrics
 from flstream.report.text import nodes_awaited
 from flstream.report.views import RoundRow
-from flstream.telemetry.events import (
-    AnyEvent,
-    Evaluated,
-    Metrics,
-    ModelReady,
-    ModelScored,
-    NodesAwaited,
-    ProcessReady,
-    RoundFinished,
-    RoundStarted,
-    RunFinished,
-    RunResumed,
-    RunStarted,
-    SiteFailed,
-    SiteLog,
-    SiteSuspended,
-    SiteUpdate,
-    Snapshot,
-)
+from flstream.telemetry import events
 
 _ENDED = ("finished", "failed", "stopped")
 _PACE_ROUNDS, _MOST_PAST, _MOST_FAILURES = 8, 24, 32
@@ -58,16 +40,16 @@ class LiveRun:
 
     def __init__(self, began: float) -> None:
         self.began, self.phase, self.round = began, "starting", 0
-        self.start: RunStarted | None = None
-        self.model: ModelReady | None = None
-        self.now = Snapshot()
+        self.start: events.RunStarted | None = None
+        self.model: events.ModelReady | None = None
+        self.now = events.Snapshot()
         self.names: dict[str, None] = {}
         self.ready: set[str] = set()
-        self.metrics: dict[str, Metrics] = {}
+        self.metrics: dict[str, events.Metrics] = {}
         self.failures: dict[str, str] = {}
         self.rounds: deque[RoundRow] = deque(maxlen=_MOST_PAST)
-        self.scored: Evaluated | None = None
-        self._scores: Metrics = {}
+        self.scored: events.Evaluated | None = None
+        self._scores: events.Metrics = {}
         self._evaluate_seconds = 0.0
         self._begins: deque[float] = deque(maxlen=_PACE_ROUNDS + 1)
 
@@ -100,46 +82,46 @@ class LiveRun:
             return None
         return max(pace - (now - self._begins[-1]), 0.0) + (self.start.rounds - self.round) * pace
 
-    def apply(self, event: AnyEvent) -> None:
+    def apply(self, event: events.AnyEvent) -> None:
         """Take one event, in the order in which they happened."""
         match event:
-            case Snapshot():
+            case events.Snapshot():
                 self.now, self.phase = event, event.phase
-            case SiteLog() if event.text is None and event.site in self.names:
+            case events.SiteLog() if event.text is None and event.site in self.names:
                 self.metrics[event.site] = {event.key: event.value}
-            case SiteUpdate():
+            case events.SiteUpdate():
                 self.failures.pop(event.site, None)
                 if event.site in self.names:
                     self.metrics[event.site] = event.metrics
-            case SiteFailed():
+            case events.SiteFailed():
                 self._fail(event.site, f"round {event.round}: " * bool(event.round) + event.reason)
-            case SiteSuspended():
+            case events.SiteSuspended():
                 reason = self.failures.get(event.site, "it kept failing")
                 self._fail(event.site, f"asked no more: {reason}")
-            case RoundStarted() if event.round != self.round:
+            case events.RoundStarted() if event.round != self.round:
                 self._begin_round(event)
-            case Evaluated():
+            case events.Evaluated():
                 self.scored, self._scores = event, event.metrics
                 self._evaluate_seconds += event.seconds
-            case ModelScored():
+            case events.ModelScored():
                 self._evaluate_seconds += event.seconds
-            case RoundFinished():
+            case events.RoundFinished():
                 self._finish_round(event)
-            case RunStarted():
+            case events.RunStarted():
                 self.start, self.phase = event, "preparing the model"
                 self.names = dict.fromkeys(event.workers or event.sites)
-            case ModelReady():
+            case events.ModelReady():
                 self.model, self.phase = event, "starting the sites"
-            case ProcessReady() if event.process in self.names:
+            case events.ProcessReady() if event.process in self.names:
                 self.ready.add(event.process)
-            case RunResumed():
+            case events.RunResumed():
                 self.phase, self.round = "starting the sites", event.round or 0
-            case RunFinished():
+            case events.RunFinished():
                 self.phase = event.status
-            case NodesAwaited():
+            case events.NodesAwaited():
                 self.phase = nodes_awaited(event)
 
-    def _begin_round(self, event: RoundStarted) -> None:
+    def _begin_round(self, event: events.RoundStarted) -> None:
         self.round, self.phase = event.round, "training"
         self._begins.append(event.time)
         if event.round == len(self._begins) == 3:
@@ -151,7 +133,7 @@ class LiveRun:
         if len(self.failures) > _MOST_FAILURES:
             del self.failures[next(iter(self.failures))]
 
-    def _finish_round(self, event: RoundFinished) -> None:
+    def _finish_round(self, event: events.RoundFinished) -> None:
         metrics = flat_metrics({**self._scores, "train": event.metrics})
         phases = (*event.phases, self._evaluate_seconds)
         self.rounds.append(RoundRow(event.round, metrics, phases, event.privacy, event.aggregator))

@@ -16,7 +16,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 
 from flstream.report.console import in_notebook, is_live, make_console
-from flstream.report.live.frame import LiveMemory, Rates, render
+from flstream.report.live.frame import LiveMemory, render
 from flstream.report.live.plain import PlainView
 from flstream.report.live.run_state import LiveRun
 from flstream.simulation.launcher import Listener
@@ -69,7 +69,7 @@ class LiveView:
     """
 
     def __init__(self) -> None:
-        self._run, self._rates = LiveRun(time.time()), Rates()
+        self._run = LiveRun(time.time())
         self._lock = threading.Lock()
         self._sampler: MemorySampler | None = None
 
@@ -86,7 +86,7 @@ class LiveView:
             memory = LiveMemory(sampler.current_rss(), sampler.peaks(), sampler.peak_total_pss)
         height = options.height or console.height
         with self._lock:
-            frame = render(self._run, memory, self._rates, time.time(), options.max_width, height)
+            frame = render(self._run, memory, time.time(), options.max_width, height)
         yield from console.render(frame, options.update(no_wrap=True, overflow="crop", height=None))
 
 
