@@ -22,7 +22,7 @@ from flstream.report.console import make_console
 P = ParamSpec("P")
 R = TypeVar("R")
 
-SERVER, ALL_SITES = "server", "@ALL"
+PLACES = SERVER, ALL_SITES = "server", "@ALL"
 """Names in NVFlare's jobs that stand for the server, and for all sites."""
 
 STREAMING_KEYS = (

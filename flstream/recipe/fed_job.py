@@ -13,30 +13,12 @@ from typing import Any
 
 from flstream.errors import UsageError
 from flstream.job import Job, JobError, WorkflowArgs, make_job
-from flstream.recipe.arguments import (
-    ALL_SITES,
-    KEYS,
-    SERVER,
-    STREAMING_KEYS,
-    by_name,
-    checked,
-    converted,
-    is_needed,
-    metric_mode,
-    nearest,
-    put,
-)
+from flstream.recipe import arguments as names
+from flstream.recipe.arguments import KEYS, by_name, checked, put
 from flstream.recipe.components import FilterType
 from flstream.recipe.initial_model import WEIGHTS, write_weights
-from flstream.recipe.job_folder import (
-    JOB_FILE,
-    portable,
-    python_files,
-    whole_folder,
-    write_job_folder,
-)
-from flstream.recipe.run_result import RunResult
-from flstream.recipe.sim_env import ARGUMENTS, SimEnv
+from flstream.recipe.job_folder import portable, python_files, whole_folder, write_job_folder
+from flstream.recipe.sim_env import ARGUMENTS, RunResult, SimEnv
 from flstream.simulation.factory import MadeModel
 from flstream.text import shortened
 
@@ -96,8 +78,8 @@ class FedJob:
         """
         is_dict = isinstance(obj, Mapping) and all(isinstance(key, str) for key in obj)
         is_script = is_dict and "train_script" in obj
-        site = None if target in (SERVER, ALL_SITES) else target
-        if is_script if target == SERVER else site is not None and not is_script:
+        site = None if target in (names.SERVER, names.ALL_SITES) else target
+        if is_script if target == names.SERVER else site is not None and not is_script:
             raise UsageError(
                 f"{obj!r} cannot be added to {target}: sites have scripts, and all else is the "
                 "server's or of all sites"
@@ -127,11 +109,11 @@ class FedJob:
 
     def to_server(self, obj: Any, id: str | None = None, **how: Any) -> None:
         """Add something to the server: see :meth:`to`."""
-        self.to(obj, SERVER, id, **how)
+        self.to(obj, names.SERVER, id, **how)
 
     def to_clients(self, obj: Any, id: str | None = None, **how: Any) -> None:
         """Add something to all sites: see :meth:`to`."""
-        self.to(obj, ALL_SITES, id, **how)
+        self.to(obj, names.ALL_SITES, id, **how)
 
     @checked
     def configure(self, settings: Mapping[str, Any]) -> None:
@@ -142,27 +124,23 @@ class FedJob:
                 the flat name of NVFlare's (``tensor_download_chunk_size``).
         """
         for name, value in settings.items():
-            if is_needed(name):
-                put(self._values, f"streaming.{name}" if name in STREAMING_KEYS else name, value)
+            if names.is_needed(name):
+                put(
+                    self._values,
+                    f"streaming.{name}" if name in names.STREAMING_KEYS else name,
+                    value,
+                )
 
     def set_arguments(self, arguments: Mapping[str, Any], site: str | None = None) -> None:
-        """Set the keys that arguments of a recipe become, for all sites or for one.
-
-        Args:
-            arguments: Arguments of :class:`~flstream.recipe.arguments.RecipeArguments`.
-            site: Name of the site; None for all.
-
-        Raises:
-            UsageError: An argument is unknown, or cannot be converted.
-        """
-        needed = {name: value for name, value in arguments.items() if is_needed(name)}
+        """Set the keys that arguments of a recipe become, for all sites or for one."""
+        needed = {name: value for name, value in arguments.items() if names.is_needed(name)}
         owner = type(self).__name__
         if unknown := next(iter(needed.keys() - KEYS.keys()), None):
-            raise UsageError(f"{owner} has no argument {unknown}; {nearest(unknown, KEYS)}")
+            raise UsageError(f"{owner} has no argument {unknown}; {names.nearest(unknown, KEYS)}")
         values = {}
         for name, value in needed.items():
             try:
-                values[name] = converted(name, value)
+                values[name] = names.converted(name, value)
             except (TypeError, AttributeError, ValueError) as error:
                 what = f"{name} is {shortened(repr(value), 60)}"
                 raise UsageError(f"{owner}: {what}: {error}") from error
@@ -193,18 +171,24 @@ class FedJob:
         self.configure(values.get("config", {}))
 
     def append_workflow(self, kind: str, args: Mapping[str, Any]) -> None:
-        """Append a workflow that follows the training.
-
-        Raises:
-            UsageError: The job does not train, or has such a workflow already.
-        """
+        """Append a workflow that follows the training."""
         if self._last_workflow or self._values["workflow"].get("type") == "evaluate":
             raise UsageError(f"{self.name} cannot have {kind} here; it comes once, after training")
         self._last_workflow = {"type": kind, "args": dict(args)}
 
     @checked
     def export_job(self, job_root: str | Path) -> Path:
-        """Write a job folder ``<job_root>/<name>``: see :meth:`write`."""
+        """Write a job folder ``<job_root>/<name>`` for ``flstream simulate``; return its path.
+
+        It has all Python files below the folder that the job's paths start in.
+
+        Args:
+            job_root: Folder for the folder, which is new, empty or an earlier export.
+
+        Raises:
+            JobError: The job has mistakes; the message names all of them.
+            UsageError: The folder has something else in it, or cannot be written.
+        """
         return self.write(Path(job_root) / self.name, {})
 
     @checked
@@ -231,12 +215,7 @@ class FedJob:
     ) -> tuple[Job, dict[str, Any], Path]:
         """Return the job, the values of its job file, and the folder that their paths start in.
 
-        Args:
-            settings: Settings of where it runs, by the dotted name of a key.
-            weights_root: Folder for the initial weights, where the model is an instance.
-
-        Raises:
-            JobError: The job has mistakes; the message names all of them, by argument or key.
+        Weights of a model that is an instance are written below a folder.
         """
         values: dict[str, Any] = {"name": self.name, **deepcopy(self._values)}
         for key, value in settings.items():
@@ -255,7 +234,7 @@ class FedJob:
         if isinstance(workflow, dict):
             args = workflow["args"]
             metric = args.get("key_metric", WorkflowArgs.model_fields["key_metric"].default)
-            if metric_mode(metric, values.get("stop_when")) == "min":
+            if names.metric_mode(metric, values.get("stop_when")) == "min":
                 args.setdefault("key_metric_mode", "min")
             if last := self._last_workflow:
                 shared = {name: args[name] for name in args if name.startswith("key_metric")}
@@ -271,18 +250,7 @@ class FedJob:
             raise JobError(error.path, problems) from None
 
     def write(self, folder: Path, settings: Mapping[str, Any]) -> Path:
-        """Write the job's folder, which ``flstream simulate`` runs, and return its path.
-
-        It has all Python files below the folder that the job's paths start in.
-
-        Args:
-            folder: A new or empty folder, or one that was written before.
-            settings: Settings of where it runs, by the dotted name of a key.
-
-        Raises:
-            JobError: The job has mistakes; the message names all of them.
-            UsageError: The folder has something else in it, or cannot be written.
-        """
+        """Write a job folder, with the Python files below the one that the job's paths start in."""
         folder = Path(os.path.abspath(folder))
         with whole_folder(folder, _HEAD) as scratch:
             _, values, origin = self.resolve(settings, scratch / _INITIAL)
@@ -290,7 +258,7 @@ class FedJob:
             values = portable(portable(values, scratch, {}), origin, files)
             for path in [origin / path for path in self._files]:
                 other = files.setdefault(Path(path.name), path)
-                if other != path or path.name == JOB_FILE:
+                if other != path or path.name == "job.conf":
                     both = f"{other} and {path} would both be {path.name}"
                     raise UsageError(f"{both} in the job's folder; rename one")
             write_job_folder(scratch, f"{_HEAD}{folder.name}", values, files)
