@@ -71,7 +71,7 @@ def versions(peers: Sequence[str]) -> dict[str, str]:
 def selected(contestants: Sequence[Contestant], only: Sequence[str]) -> list[Contestant]:
     """Return the selected contestants, after the first one, which the others are compared with."""
     first, *others = contestants
-    chosen = [each for each in others if not only or each.name in only or each.peer in only]
+    chosen = [one for one in others if not only or one.name in only or one.peer in only]
     return [first, *chosen] if chosen else []
 
 

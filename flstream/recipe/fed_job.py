@@ -267,12 +267,12 @@ class FedJob:
 
 
 def _folder_of(code: str) -> Path:
-    """Return where a job's paths start: here, or else beside the program or an absolute script."""
+    """Return where paths start: the working folder, or beside the program or an absolute script."""
     where, colon, _ = code.rpartition(":")
     file = code if not colon else where if where.endswith(".py") else f"{where}.py"
-    here = Path.cwd()
+    working = Path.cwd()
     if os.path.isabs(file):
-        return here if Path(file).is_relative_to(here) else Path(file).parent
+        return working if Path(file).is_relative_to(working) else Path(file).parent
     program = getattr(sys.modules["__main__"], "__file__", None)
-    beside = here if program is None else Path(os.path.abspath(program)).parent
-    return beside if not (here / file).is_file() and (beside / file).is_file() else here
+    beside = working if program is None else Path(os.path.abspath(program)).parent
+    return beside if not (working / file).is_file() and (beside / file).is_file() else working
