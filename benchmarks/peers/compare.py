@@ -51,7 +51,7 @@ def compare(contestants: Sequence[Contestant], task: Task, repeat: int) -> list[
         for result in results:
             run = measure(result.contestant, task)
             result.runs.append(run)
-            line = run.failure or f"rounds of {', '.join(f'{s:.2f}' for s in run.rounds)} s"
+            line = run.failure or f"second round: {run.rounds[1]:.2f} s"
             title = f"{result.contestant.name}, {task.clients} clients, {number} of {repeat}"
             print(f"{title}: {line}", file=sys.stderr, flush=True)
     return results

@@ -102,10 +102,6 @@ class Recipe(FedJob):
         """Say that tensor streaming is on, as it always is."""
         self.configure(TensorServerStreamer())
 
-    def set_per_site_config(self, config: Mapping[str, Mapping[str, Any]]) -> None:
-        """Give sites arguments of their own: by site, ``{"train_args": "--data a.csv"}``."""
-        self.set_arguments({"per_site_config": config})
-
 
 class FedAvgRecipe(Recipe):
     """Federated averaging (McMahan et al. 2017, arXiv:1602.05629)."""
