@@ -139,9 +139,9 @@ def _attack(service: DownloadService, requests: Requests) -> Iterator[None]:
     many = {f"layer.{number}": np.zeros(1, np.uint8) for number in range(10_000)}
     offered = many if requests is ATTACKS["layouts"] else {"a": array}
     ref = add_arrays(service, offered, ["attacker", "nobody"])
-    asked = [request for n in range(1, 51) for request in requests(n, ref.token, array.nbytes)]
+    flood = [request for n in range(1, 51) for request in requests(n, ref.token, array.nbytes)]
     greeting = pack_message(Hello(VERSION, b"attacker"))
-    packets = b"".join(pack_message(request, request.token) for request in asked)
+    packets = b"".join(pack_message(request, request.token) for request in flood)
     with _beside(service, "attacker", _attacker, greeting, packets) as control:
         assert control.recv() == "asked"
         yield

@@ -34,7 +34,7 @@ KINDS = {
 def measured(folder: Path, scale: int, size: str, kind: str) -> Iterator[Row]:
     """Measure two rounds: memory over idle, what moved in a round, and seconds of the exchange."""
     (folder / "pass_on.py").write_text(SCRIPT)
-    settings = [setting.format(folder=folder) for setting in KINDS[kind]]
+    settings = [setting.format(folder=folder.absolute()) for setting in KINDS[kind]]
     size = size if scale == 1 else "tiny"
     settings += ["rounds=2", f"model.args.size={size}", "workflow.args.evaluate_every=0"]
     summary = run(JOBS / "gpt2", folder, *settings).summary

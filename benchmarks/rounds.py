@@ -56,17 +56,17 @@ def phases(folder: Path, scale: int) -> Iterator[Row]:
     """Measure the seconds of a round against the bare pipe and the bare disk, which alternate."""
     for whole, clients in ((GIB, 2), (512 * MIB, 4)):
         size = whole // scale
-        moved, kept, bare_moves, bare_writes = [], [], [], []
+        moved, written, bare_moves, bare_writes = [], [], [], []
         for _ in range(REPEAT):
             bare = measure([Run("pipe", Model(1, size), into="bare")] * 4, folder).rate("pipe")
             bare_moves.append(2 * clients * size / bare)
             bare_writes.append(write_seconds(folder, size))
             for steady in exchange(folder, size, clients, 3).summary.rounds[1:]:
                 moved.append(steady.download + steady.upload_and_fold)
-                kept.append(steady.checkpoint)
+                written.append(steady.checkpoint)
         for what, ours, bare_seconds, beside, most in (
             ("down, up and fold", moved, bare_moves, "bare pipe", 1.5),
-            ("checkpoint", kept, bare_writes, "bare write and fsync", 1.3),
+            ("checkpoint", written, bare_writes, "bare write and fsync", 1.3),
         ):
             seconds, limit = statistics.median(ours), statistics.median(bare_seconds)
             name = f"{what}, {format_bytes(size)} x {clients} clients"

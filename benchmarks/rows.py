@@ -42,14 +42,14 @@ class Row(NamedTuple):
     """A figure, and what it is compared with.
 
     Attributes:
-        what: description of the measurement.
-        value: the figure, in its unit.
-        unit: one of :data:`RATES` or :data:`LEAST`.
-        limit: value measured in the same run, or set as a target, in the same unit.
-        beside: name of the limit; empty for a target.
-        least: smallest acceptable ratio of the value to the limit; None for no lower bound.
-        most: largest acceptable ratio; None for no upper bound.
-        spread: the values of which the figure is the median, as text.
+        what: Description of the measurement.
+        value: The figure, in its unit.
+        unit: One of :data:`RATES` or :data:`LEAST`.
+        limit: Value measured in the same run, or set as a target, in the same unit.
+        beside: Name of the limit; empty for a target.
+        least: Smallest acceptable ratio of the value to the limit; None for no lower bound.
+        most: Largest acceptable ratio; None for no upper bound.
+        spread: The values of which the figure is the median, as text.
     """
 
     what: str
@@ -134,8 +134,8 @@ def measure_parts(parts: Mapping[str, Part], description: str) -> None:
     """Read the command line of a script, measure the parts that it names, and print their rows.
 
     Args:
-        parts: measurements by name, in the order in which they are made.
-        description: first line of ``--help``.
+        parts: Measurements by name, in the order in which they are made.
+        description: First line of ``--help``.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--scale", type=int, default=1, help="divisor of all sizes")

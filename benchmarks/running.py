@@ -25,10 +25,10 @@ class MeasuredRun(NamedTuple):
     """A run that has ended.
 
     Attributes:
-        summary: content of ``summary.json``.
-        events: records of ``events.jsonl``.
-        samples: records of ``memory.jsonl``.
-        began: time at which the command was started, in seconds since the epoch.
+        summary: Content of ``summary.json``.
+        events: Records of ``events.jsonl``.
+        samples: Records of ``memory.jsonl``.
+        began: Time at which the command was started, in seconds since the epoch.
     """
 
     summary: Summary
@@ -41,13 +41,13 @@ def run(job: Path, folder: Path, *settings: str, may_fail: str = "") -> Measured
     """Run a job, and remove its run directory.
 
     Args:
-        job: job file, or a folder with one.
-        folder: folder for the run directory.
-        settings: overrides of the job file.
-        may_fail: words in the error of a run that failed as the measurement expects.
+        job: Job file, or a folder with one.
+        folder: Folder for the run directory.
+        settings: Overrides of the job file.
+        may_fail: Words in the error of a run that failed as the measurement expects.
 
     Raises:
-        SystemExit: the run failed otherwise.
+        SystemExit: The run failed otherwise.
     """
     path = folder / "run"
     line = [sys.executable, "-m", "flstream", "simulate", str(job), "--quiet"]
@@ -83,17 +83,17 @@ def compare(
     """Run cases of the bench in turn, and return the medians of each by its name.
 
     Args:
-        cases: overrides of each case, by its name.
-        folder: folder for the runs.
-        size: size of the model in bytes.
-        clients: number of clients.
-        same_bits: whether all final models must be the same.
-        repeat: number of runs of each case.
-        job_file: job file whose key ``model.args.size`` is the size of the model.
-        rounds: rounds of a run, of which the last one is measured.
+        cases: Overrides of each case, by its name.
+        folder: Folder for the runs.
+        size: Size of the model in bytes.
+        clients: Number of clients.
+        same_bits: Whether all final models must be the same.
+        repeat: Number of runs of each case.
+        job_file: Job file whose key ``model.args.size`` is the size of the model.
+        rounds: Rounds of a run, of which the last one is measured.
 
     Raises:
-        SystemExit: a case failed or does not fit, or models differ.
+        SystemExit: A case failed or does not fit, or models differ.
     """
     listed = [Case(name, tuple(overrides)) for name, overrides in cases.items()]
     plan = BenchPlan(size, clients, None, listed, repeat, job_file=job_file, rounds=rounds)
@@ -112,9 +112,9 @@ def rows_of_rounds(
     """Yield the seconds of each case's round beside the first's, and the server's memory.
 
     Args:
-        figures: figures by case.
-        what: description of all cases, before the name of each.
-        most: times as long as in the first case that a round may take; None for any.
+        figures: Figures by case.
+        what: Description of all cases, before the name of each.
+        most: Times as long as in the first case that a round may take; None for any.
     """
     name, first = next(iter(figures.items()))
     for case, ours in figures.items():

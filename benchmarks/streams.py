@@ -42,9 +42,9 @@ class Link(NamedTuple):
     """One process's ends of the connections between a sender and a receiver.
 
     Attributes:
-        receiver: name of the receiver.
-        control: connection for control messages: tokens, and when to begin.
-        sockets: for downloads over a socket pair and over TCP; then for bytes without a protocol.
+        receiver: Name of the receiver.
+        control: Connection for control messages: tokens, and when to begin.
+        sockets: For downloads over a socket pair and over TCP; then for bytes without a protocol.
     """
 
     receiver: str
@@ -65,29 +65,29 @@ class Model(NamedTuple):
     """A model to send.
 
     Attributes:
-        tensors: number of tensors.
-        each: size of each tensor in bytes.
-        path: path of a sparse file with the model; None for a model in memory.
+        tensors: Number of tensors.
+        size: Size of each tensor in bytes.
+        path: Path of a sparse file with the model; None for a model in memory.
     """
 
     tensors: int
-    each: int
+    size: int
     path: Path | None = None
 
     @property
     def nbytes(self) -> int:
         """Size of the model in bytes."""
-        return self.tensors * self.each
+        return self.tensors * self.size
 
     def make(self) -> Source:
         """Create the model as a source. A file is kept; in memory every page is touched."""
         names = [f"t{number:05d}" for number in range(self.tensors)]
         if self.path is None:
             values = (number % 251 for number in range(self.tensors))
-            arrays = (np.full(self.each, value, np.uint8) for value in values)
+            arrays = (np.full(self.size, value, np.uint8) for value in values)
             return MemoryBody.of(dict(zip(names, arrays, strict=True)))
         if not self.path.exists():
-            header = Layout.of((name, "U8", (self.each,)) for name in names).plain_header
+            header = Layout.of((name, "U8", (self.size,)) for name in names).plain_header
             with self.path.open("wb") as file:
                 file.write(header)
                 file.truncate(len(header) + self.nbytes)
@@ -98,11 +98,11 @@ class Run(NamedTuple):
     """A model sent once to one or more receivers at a time.
 
     Attributes:
-        label: name of the measurement; runs with the same label are repetitions.
-        model: model to send.
-        receivers: number of receivers.
-        into: kind of sink of each receiver; ``bare`` is a socket without a protocol.
-        tcp: whether it goes over TCP on the loopback.
+        label: Name of the measurement; runs with the same label are repetitions.
+        model: Model to send.
+        receivers: Number of receivers.
+        into: Kind of sink of each receiver; ``bare`` is a socket without a protocol.
+        tcp: Whether it goes over TCP on the loopback.
     """
 
     label: str
@@ -131,9 +131,9 @@ class Measured(NamedTuple):
     """Results of a list of runs.
 
     Attributes:
-        rates: bytes a second of each run, over all its receivers together, by label.
-        sent: measurements of the sender.
-        received: measurements of each receiver.
+        rates: Bytes a second of each run, over all its receivers together, by label.
+        sent: Measurements of the sender.
+        received: Measurements of each receiver.
     """
 
     rates: dict[str, list[float]]
@@ -155,7 +155,7 @@ def measure(runs: list[Run], folder: Path) -> Measured:
     """Run all runs in order, with the same processes throughout.
 
     Raises:
-        EOFError: a process failed; its traceback is on standard error.
+        EOFError: A process failed; its traceback is on standard error.
     """
     links = [_linked(f"receiver-{n}") for n in range(max(run.receivers for run in runs))]
     with ExitStack() as stack:
@@ -261,13 +261,13 @@ def _receive(link: Link, runs: list[Run], folder: Path) -> Received:
     """Run a receiver: receive the model of every run that the sender announces."""
     receivers = [Receiver(channel, "sender") for channel in link.channels("sender")]
     spans: dict[int, tuple[float, float]] = {}
-    kept: dict[Model, MemoryBody] = {}
+    bodies: dict[Model, MemoryBody] = {}
     path, buffer = folder / f"{link.receiver}.safetensors", Scratch()
 
     def existing(layout: Layout) -> MemoryBody:
-        if run.model not in kept:
-            kept[run.model] = MemoryBody.allocate(layout, "numpy")
-        return kept[run.model]
+        if run.model not in bodies:
+            bodies[run.model] = MemoryBody.allocate(layout, "numpy")
+        return bodies[run.model]
 
     idle = own_rss()
     while (announced := link.control.recv()) is not None:

@@ -13,7 +13,7 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import date
 from pathlib import Path
 
 from contestants import (
@@ -51,7 +51,7 @@ def compare(contestants: Sequence[Contestant], task: Task, repeat: int) -> list[
         for result in results:
             run = measure(result.contestant, task)
             result.runs.append(run)
-            line = run.failure or f"rounds of {', '.join(f'{s:.2f}' for s in run.rounds)} s"
+            line = run.failure or f"second round: {run.rounds[1]:.2f} s"
             title = f"{result.contestant.name}, {task.clients} clients, {number} of {repeat}"
             print(f"{title}: {line}", file=sys.stderr, flush=True)
     return results
@@ -71,7 +71,7 @@ def versions(peers: Sequence[str]) -> dict[str, str]:
 def selected(contestants: Sequence[Contestant], only: Sequence[str]) -> list[Contestant]:
     """Return the selected contestants, after the first one, which the others are compared with."""
     first, *others = contestants
-    chosen = [each for each in others if not only or each.name in only or each.peer in only]
+    chosen = [one for one in others if not only or one.name in only or one.peer in only]
     return [first, *chosen] if chosen else []
 
 
@@ -100,7 +100,7 @@ def main(options: argparse.Namespace) -> None:
         parts.append(("1,000 clients of 18 digits, 100 a round", results, RACE_FIGURES))
 
     about = [
-        f"{datetime.now(UTC):%Y-%m-%d}, {machine()}. Medians of {options.repeat} runs, alternating.",
+        f"{date.today()}, {machine()}. Medians of {options.repeat} runs, alternating.",
         ", ".join(f"{title} {version}" for title, version in packages.items()) + ".",
     ]
     page = list(about)

@@ -45,10 +45,10 @@ class Contestant(NamedTuple):
     """A peer with one choice of settings, in one job.
 
     Attributes:
-        name: name on the command line and in JSON.
-        peer: key of :data:`PEERS`; its adapter is ``adapters/<peer>_peer.py``.
-        label: name in tables.
-        arguments: arguments of the adapter after the numbers of clients and of rounds, with
+        name: Name on the command line and in JSON.
+        peer: Key of :data:`PEERS`; its adapter is ``adapters/<peer>_peer.py``.
+        label: Name in tables.
+        arguments: Arguments of the adapter after the numbers of clients and of rounds, with
             ``{clients}`` and ``{size}`` to be filled in.
     """
 
@@ -95,12 +95,12 @@ class Run:
     """One run; seconds and bytes.
 
     Attributes:
-        startup: from the command to the beginning of the first round.
-        rounds: each from its beginning to that of the next, without the last, which has no next.
+        startup: From the command to the beginning of the first round.
+        rounds: Each from its beginning to that of the next, without the last, which has no next.
         server_idle: RSS of the server's process after its imports, before it had a model.
-        server_peak: the kernel's high-water mark of its RSS.
-        peak_pss: highest PSS of all processes together at one time.
-        failure: one line that says why the run does not count, or nothing.
+        server_peak: The kernel's high-water mark of its RSS.
+        peak_pss: Highest PSS of all processes together at one time.
+        failure: One line that says why the run does not count, or nothing.
     """
 
     startup: float = 0.0
@@ -212,13 +212,13 @@ def measure(contestant: Contestant, task: Task) -> Run:
 
 
 def read_journal(path: Path, began: float, peaks: Mapping[int, int], peak_pss: int) -> Run:
-    """Read a run from its journal and what was sampled.
+    """Read a run from its journal and its samples.
 
     Args:
-        path: path of the journal; see ``adapters/task.py``.
-        began: time of the command, in seconds since the epoch.
-        peaks: high-water marks of RSS in bytes, by pid.
-        peak_pss: highest PSS of all processes, in bytes.
+        path: Path of the journal; see ``adapters/task.py``.
+        began: Time of the command, in seconds since the epoch.
+        peaks: High-water marks of RSS in bytes, by pid.
+        peak_pss: Highest PSS of all processes, in bytes.
     """
     events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     idle = [event for event in events if event["event"] == "idle"]

@@ -40,11 +40,11 @@ def run_to_end(
     """Run a command; whatever it started and did not end is killed with it.
 
     Args:
-        command: program and arguments.
-        env: all of its environment.
-        folder: its working directory.
-        log: file for what it prints.
-        deadline: seconds until it is killed.
+        command: Program and arguments.
+        env: All of its environment.
+        folder: Its working directory.
+        log: File for what it prints.
+        deadline: Seconds until it is killed.
 
     Returns:
         The exit status, or None if the deadline passed.
@@ -83,8 +83,8 @@ class TreeSampler:
     """Samples every descendant of this process on a thread of its own, as a context manager.
 
     Attributes:
-        peak_rss: the kernel's high-water mark of RSS in bytes, of each process by its pid.
-        peak_pss: the highest sum of PSS over all processes at one time, in bytes. Shared pages
+        peak_rss: The kernel's high-water mark of RSS in bytes, of each process by its pid.
+        peak_pss: The highest sum of PSS over all processes at one time, in bytes. Shared pages
             count once, those of shared memory (``/dev/shm``) among them.
     """
 

@@ -22,7 +22,7 @@ from flstream.report.console import make_console
 P = ParamSpec("P")
 R = TypeVar("R")
 
-SERVER, ALL_SITES = "server", "@ALL"
+PLACES = SERVER, ALL_SITES = "server", "@ALL"
 """Names in NVFlare's jobs that stand for the server, and for all sites."""
 
 STREAMING_KEYS = (
@@ -164,10 +164,12 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Suggest the nearest name, or list all names."""
-    near = get_close_matches(name, list(names), n=1)
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+def expect_known(name: str, names: Iterable[str]) -> None:
+    """Refuse an unknown name, and suggest the nearest one."""
+    if name not in names:
+        near = get_close_matches(name, list(names), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+        raise ValueError(f"there is no such argument; {hint}")
 
 
 def by_name(words: str | Mapping[str, Any], site: str) -> Mapping[str, Any]:

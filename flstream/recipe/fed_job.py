@@ -13,31 +13,14 @@ from typing import Any
 
 from flstream.errors import UsageError
 from flstream.job import Job, JobError, WorkflowArgs, make_job
-from flstream.recipe.arguments import (
-    ALL_SITES,
-    KEYS,
-    SERVER,
-    STREAMING_KEYS,
-    by_name,
-    checked,
-    converted,
-    is_needed,
-    metric_mode,
-    nearest,
-    put,
-)
+from flstream.recipe import arguments
+from flstream.recipe.arguments import KEYS, by_name, checked, put
 from flstream.recipe.components import FilterType
 from flstream.recipe.initial_model import WEIGHTS, write_weights
-from flstream.recipe.job_folder import (
-    JOB_FILE,
-    portable,
-    python_files,
-    whole_folder,
-    write_job_folder,
-)
-from flstream.recipe.run_result import RunResult
-from flstream.recipe.sim_env import ARGUMENTS, SimEnv
+from flstream.recipe.job_folder import portable, python_files, whole_folder, write_job_folder
+from flstream.recipe.sim_env import ARGUMENTS, RunResult, SimEnv
 from flstream.simulation.factory import MadeModel
+from flstream.telemetry.events import default_site_names
 from flstream.text import shortened
 
 _HEAD, _INITIAL = "# Exported by flstream. Run it: flstream simulate ", "initial"
@@ -96,8 +79,8 @@ class FedJob:
         """
         is_dict = isinstance(obj, Mapping) and all(isinstance(key, str) for key in obj)
         is_script = is_dict and "train_script" in obj
-        site = None if target in (SERVER, ALL_SITES) else target
-        if is_script if target == SERVER else site is not None and not is_script:
+        site = None if target in arguments.PLACES else target
+        if is_script if target == arguments.SERVER else site is not None and not is_script:
             raise UsageError(
                 f"{obj!r} cannot be added to {target}: sites have scripts, and all else is the "
                 "server's or of all sites"
@@ -127,11 +110,11 @@ class FedJob:
 
     def to_server(self, obj: Any, id: str | None = None, **how: Any) -> None:
         """Add something to the server: see :meth:`to`."""
-        self.to(obj, SERVER, id, **how)
+        self.to(obj, arguments.SERVER, id, **how)
 
     def to_clients(self, obj: Any, id: str | None = None, **how: Any) -> None:
         """Add something to all sites: see :meth:`to`."""
-        self.to(obj, ALL_SITES, id, **how)
+        self.to(obj, arguments.ALL_SITES, id, **how)
 
     @checked
     def configure(self, settings: Mapping[str, Any]) -> None:
@@ -142,36 +125,30 @@ class FedJob:
                 the flat name of NVFlare's (``tensor_download_chunk_size``).
         """
         for name, value in settings.items():
-            if is_needed(name):
-                put(self._values, f"streaming.{name}" if name in STREAMING_KEYS else name, value)
+            section = "streaming." if name in arguments.STREAMING_KEYS else ""
+            if arguments.is_needed(name):
+                put(self._values, f"{section}{name}", value)
 
-    def set_arguments(self, arguments: Mapping[str, Any], site: str | None = None) -> None:
-        """Set the keys that arguments of a recipe become, for all sites or for one.
-
-        Args:
-            arguments: Arguments of :class:`~flstream.recipe.arguments.RecipeArguments`.
-            site: Name of the site; None for all.
-
-        Raises:
-            UsageError: An argument is unknown, or cannot be converted.
-        """
-        needed = {name: value for name, value in arguments.items() if is_needed(name)}
-        owner = type(self).__name__
-        if unknown := next(iter(needed.keys() - KEYS.keys()), None):
-            raise UsageError(f"{owner} has no argument {unknown}; {nearest(unknown, KEYS)}")
-        values = {}
-        for name, value in needed.items():
+    @checked
+    def set_arguments(self, values: Mapping[str, Any], site: str | None = None) -> None:
+        """Set the keys that arguments of a recipe become, for all sites or for one."""
+        owner, converted = type(self).__name__, {}
+        for name, value in values.items():
             try:
-                values[name] = converted(name, value)
+                if arguments.is_needed(name):
+                    arguments.expect_known(name, KEYS)
+                    converted[name] = arguments.converted(name, value)
             except (TypeError, AttributeError, ValueError) as error:
                 what = f"{name} is {shortened(repr(value), 60)}"
                 raise UsageError(f"{owner}: {what}: {error}") from error
-        values = {name: value for name, value in values.items() if value is not None}
-        if not values.pop("launch_external_process", False):
-            values.pop("command", None)
+        converted = {name: value for name, value in converted.items() if value is not None}
+        if not converted.pop("launch_external_process", False):
+            converted.pop("command", None)
         if site is not None:
-            self._site_args[site] = values.pop("train_args", "")
-        for name, value in values.items():
+            self._site_args[site] = converted.pop("train_args", "")
+        self.set_per_site_config(converted.pop("per_site_config", {}))
+        config = converted.pop("config", {})
+        for name, value in converted.items():
             key = KEYS[name]
             if key == "model":
                 self._weights = value.pop(WEIGHTS, None)
@@ -184,27 +161,37 @@ class FedJob:
             if key:
                 put(self._values, key, value)
                 self._arguments[key] = name
-        for site, own in values.get("per_site_config", {}).items():
-            if own.keys() - {"train_args", "script_args"}:
+        self.configure(config)
+
+    @checked
+    def set_per_site_config(self, config: Mapping[str, Mapping[str, Any]]) -> None:
+        """Give sites arguments of their own: by site, ``{"train_args": "--data a.csv"}``."""
+        for site, own in config.items():
+            if own.keys() != {"train_args"}:
                 raise UsageError(
                     f"{site} has {', '.join(own)}; sites have their own train_args alone"
                 )
-            self._site_args[site] = next(iter(own.values()), "")
-        self.configure(values.get("config", {}))
+            self._site_args[site] = own["train_args"]
 
     def append_workflow(self, kind: str, args: Mapping[str, Any]) -> None:
-        """Append a workflow that follows the training.
-
-        Raises:
-            UsageError: The job does not train, or has such a workflow already.
-        """
+        """Append a workflow that follows the training."""
         if self._last_workflow or self._values["workflow"].get("type") == "evaluate":
             raise UsageError(f"{self.name} cannot have {kind} here; it comes once, after training")
         self._last_workflow = {"type": kind, "args": dict(args)}
 
     @checked
     def export_job(self, job_root: str | Path) -> Path:
-        """Write a job folder ``<job_root>/<name>``: see :meth:`write`."""
+        """Write a job folder ``<job_root>/<name>`` for ``flstream simulate``; return its path.
+
+        It has all Python files below the folder that the job's paths start in.
+
+        Args:
+            job_root: Folder for the folder, which is new, empty or an earlier export.
+
+        Raises:
+            JobError: The job has mistakes; the message names all of them.
+            UsageError: The folder has something else in it, or cannot be written.
+        """
         return self.write(Path(job_root) / self.name, {})
 
     @checked
@@ -231,58 +218,43 @@ class FedJob:
     ) -> tuple[Job, dict[str, Any], Path]:
         """Return the job, the values of its job file, and the folder that their paths start in.
 
-        Args:
-            settings: Settings of where it runs, by the dotted name of a key.
-            weights_root: Folder for the initial weights, where the model is an instance.
-
-        Raises:
-            JobError: The job has mistakes; the message names all of them, by argument or key.
+        Weights of a model that is an instance are written below a folder.
         """
         values: dict[str, Any] = {"name": self.name, **deepcopy(self._values)}
         for key, value in settings.items():
             put(values, key, value)
-        train, clients, workflow = values["train"], values["clients"], values["workflow"]
-        if not {"count", "names"} & clients.keys():
-            number = clients.get("min_updates", clients.get("per_round"))
-            if self._site_args:
-                clients["names"] = [*self._site_args]
-            elif isinstance(number, int):
-                clients["count"] = number
-        if self._site_args:
-            sites = clients.get("names") or [f"site-{n + 1}" for n in range(clients["count"])]
-            words = {**dict.fromkeys(sites, train.pop("args", {})), **self._site_args}
-            clients["args"] = {site: by_name(own, site) for site, own in words.items()}
-        if isinstance(workflow, dict):
-            args = workflow["args"]
-            metric = args.get("key_metric", WorkflowArgs.model_fields["key_metric"].default)
-            if metric_mode(metric, values.get("stop_when")) == "min":
-                args.setdefault("key_metric_mode", "min")
-            if last := self._last_workflow:
-                shared = {name: args[name] for name in args if name.startswith("key_metric")}
-                values["workflow"] = [workflow, {**last, "args": {**shared, **last["args"]}}]
+        if all(isinstance(values[key], dict) for key in ("clients", "train", "workflow")):
+            self._fill(values)
         if self._weights is not None and "initial" not in values["model"]:
             values["model"]["initial"] = str(write_weights(self._weights, weights_root))
-        folder = _folder_of(train.get("script") or train.get("learner", ""))
+        folder = _folder_of(values["train"])
         try:
             return make_job(values, folder, f"the job {self.name}"), values, folder
         except JobError as error:
-            arguments = {**self._arguments, **{key: ARGUMENTS.get(key, key) for key in settings}}
-            problems = [replace(p, key=arguments.get(p.key, p.key)) for p in error.problems]
+            names = {**self._arguments, **{key: ARGUMENTS.get(key, key) for key in settings}}
+            problems = [replace(p, key=names.get(p.key, p.key)) for p in error.problems]
             raise JobError(error.path, problems) from None
 
+    def _fill(self, values: dict[str, Any]) -> None:
+        """Fill in the number of sites, their arguments, the key metric's mode, a last workflow."""
+        train, clients, workflow = values["train"], values["clients"], values["workflow"]
+        number = clients.get("min_updates", clients.get("per_round"))
+        if not {"count", "names"} & clients.keys():
+            clients |= {"names": [*self._site_args]} if self._site_args else {"count": number}
+        if self._site_args:
+            sites = clients.get("names") or default_site_names(int(clients["count"]))
+            words = {**dict.fromkeys(sites, train.pop("args", {})), **self._site_args}
+            clients["args"] = {site: by_name(own, site) for site, own in words.items()}
+        args = workflow["args"]
+        metric = args.get("key_metric", WorkflowArgs.model_fields["key_metric"].default)
+        if arguments.metric_mode(str(metric), str(values.get("stop_when"))) == "min":
+            args.setdefault("key_metric_mode", "min")
+        if last := self._last_workflow:
+            shared = {name: args[name] for name in args if name.startswith("key_metric")}
+            values["workflow"] = [workflow, {**last, "args": {**shared, **last["args"]}}]
+
     def write(self, folder: Path, settings: Mapping[str, Any]) -> Path:
-        """Write the job's folder, which ``flstream simulate`` runs, and return its path.
-
-        It has all Python files below the folder that the job's paths start in.
-
-        Args:
-            folder: A new or empty folder, or one that was written before.
-            settings: Settings of where it runs, by the dotted name of a key.
-
-        Raises:
-            JobError: The job has mistakes; the message names all of them.
-            UsageError: The folder has something else in it, or cannot be written.
-        """
+        """Write a job folder, with the Python files below the one that the job's paths start in."""
         folder = Path(os.path.abspath(folder))
         with whole_folder(folder, _HEAD) as scratch:
             _, values, origin = self.resolve(settings, scratch / _INITIAL)
@@ -290,7 +262,7 @@ class FedJob:
             values = portable(portable(values, scratch, {}), origin, files)
             for path in [origin / path for path in self._files]:
                 other = files.setdefault(Path(path.name), path)
-                if other != path or path.name == JOB_FILE:
+                if other != path or path.name == "job.conf":
                     both = f"{other} and {path} would both be {path.name}"
                     raise UsageError(f"{both} in the job's folder; rename one")
             write_job_folder(scratch, f"{_HEAD}{folder.name}", values, files)
@@ -298,13 +270,14 @@ class FedJob:
         return folder
 
 
-def _folder_of(code: str) -> Path:
-    """Return where a job's paths start: here, or else beside the program or an absolute script."""
+def _folder_of(train: Any) -> Path:
+    """Return where paths start: the working folder, or beside the program or an absolute script."""
+    code = str(train.get("script") or train.get("learner", "") if isinstance(train, dict) else "")
     where, colon, _ = code.rpartition(":")
     file = code if not colon else where if where.endswith(".py") else f"{where}.py"
-    here = Path.cwd()
+    working = Path.cwd()
     if os.path.isabs(file):
-        return here if Path(file).is_relative_to(here) else Path(file).parent
+        return working if Path(file).is_relative_to(working) else Path(file).parent
     program = getattr(sys.modules["__main__"], "__file__", None)
-    beside = here if program is None else Path(os.path.abspath(program)).parent
-    return beside if not (here / file).is_file() and (beside / file).is_file() else here
+    beside = working if program is None else Path(os.path.abspath(program)).parent
+    return beside if not (working / file).is_file() and (beside / file).is_file() else working

@@ -53,13 +53,6 @@ def initial_model(model: Any) -> dict[str, Any]:
 
     An instance keeps its weights, bit for bit. A factory is called by each run, with the job's seed
     and in a process of its own, so the model need not fit in this process.
-
-    Args:
-        model: A torch module; a dict of tensors or arrays; ``{"class_path": "model.Net", "args":
-            {...}}``; ``"module:callable"``; a function or class of a file; an array or nested list.
-
-    Raises:
-        ValueError: It is none of these.
     """
     import numpy as np
     import torch
@@ -84,11 +77,7 @@ def initial_model(model: Any) -> dict[str, Any]:
 
 
 def class_section(model: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the section for ``{"class_path": "model.Net", "args": {...}}``.
-
-    Raises:
-        ValueError: It is no such model.
-    """
+    """Return the section for ``{"class_path": "model.Net", "args": {...}}``."""
     path, args = model.get("class_path", model.get("path")), model.get("args") or {}
     module, dot, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
     if not dot or model.keys() - {"class_path", "path", "args", "config_type"}:
@@ -97,11 +86,7 @@ def class_section(model: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def code_place(code: str | type | FunctionType) -> str:
-    """Return the place of a function or class, as a job file names it.
-
-    Raises:
-        ValueError: A text is no such place, or a run could not find the code.
-    """
+    """Return the place of a function or class, as a job file names it."""
     if isinstance(code, str):
         if ":" not in code:
             raise ValueError("give module:name; for weights on disk give initial_ckpt = their path")

@@ -18,21 +18,16 @@ _APART = (JOB_FILE, "pyvenv.cfg")  # files of folders that are another job's, or
 
 
 @contextmanager
-def whole_folder(folder: Path, replaced: str | None = None) -> Iterator[Path]:
-    """Make a folder whole: yield a scratch folder, whose files come into it at the end.
+def whole_folder(folder: Path, replaced: str = "") -> Iterator[Path]:
+    """Yield a scratch folder whose files come into a new or empty folder at the end.
 
-    Args:
-        folder: A new or empty folder.
-        replaced: Beginning of the job file in a folder that may have files; None for no such.
-
-    Raises:
-        UsageError: The folder has files, or one cannot be written or read.
+    It may have files if its job file begins with a text.
     """
     above = next(path for path in Path(os.path.abspath(folder)).parents if path.is_dir())
     job_file = folder / JOB_FILE
     try:
         if folder.exists() and any(folder.iterdir()):
-            text = job_file.read_text(errors="replace") if replaced and job_file.is_file() else ""
+            text = job_file.read_text(errors="replace") if job_file.is_file() else ""
             if not replaced or not text.startswith(replaced):
                 raise UsageError(f"{folder} is not empty; name a new folder")
         with tempfile.TemporaryDirectory(prefix=".export-", dir=above) as scratch:

@@ -9,20 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from filecmp import cmp
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from flstream.errors import UsageError
 from flstream.job import JobError, Problem, load_job
 from flstream.job.hocon import read_hocon
-from flstream.recipe import nvflare_table
-from flstream.recipe.arguments import (
-    ALL_SITES,
-    SERVER,
-    STREAMING_KEYS,
-    converted,
-    metric_mode,
-    put,
-)
+from flstream.recipe import arguments
+from flstream.recipe import nvflare_table as table
 from flstream.recipe.initial_model import NUMPY_KEY, class_section
 from flstream.recipe.job_folder import JOB_FILE, whole_folder, write_job_folder
 from flstream.text import natural_key, printable, shortened
@@ -50,18 +43,8 @@ _VALUES: Mapping[str, Callable[[Any], Any]] = {
     "torch": lambda value: value if value == "pytorch" else None,
 }
 """Converters of values that need nothing else of the job; None for a value that asks nothing."""
-ValueT = TypeVar("ValueT")
-
-
-def _by_name(table: Mapping[str, ValueT]) -> dict[str, ValueT]:
-    """Return a table with an entry for each of the names that share one."""
-    return {name: value for names, value in table.items() for name in names.split()}
-
-
-_CLASSES, _ARGUMENTS = _by_name(nvflare_table.CLASSES), _by_name(nvflare_table.ARGUMENTS)
-_LOST = _by_name(nvflare_table.LOST_ARGUMENTS)
-_LOST_CLASSES = _by_name(nvflare_table.LOST_CLASSES)
-CLASSES = (*_CLASSES, *nvflare_table.FILTERS, *nvflare_table.UNNEEDED_CLASSES)
+_CLASSES = {name: keys for names, keys in table.CLASSES.items() for name in names.split()}
+CLASSES = (*_CLASSES, *table.FILTERS, *table.UNNEEDED_CLASSES)
 """Names of NVFlare's classes that are taken or not needed, in the order of conversion."""
 
 
@@ -227,10 +210,14 @@ class _Draft:
         self.models: set[str] = set()  # ids of components
         self.keys: set[str] = set()  # dotted, of all that has a value
         listed = re.findall(r'"([^"]+)"(?!")(?=[,\]])', deploy_map)
-        sites = [name for name in dict.fromkeys(listed) if name not in (SERVER, ALL_SITES)]
+        sites = [
+            name
+            for name in dict.fromkeys(listed)
+            if name not in (arguments.SERVER, arguments.ALL_SITES)
+        ]
         self.count = len(sites) or max(map(int, _COUNTS.findall(files)), default=0)
         is_numbered = sites == [f"site-{n + 1}" for n in range(len(sites))]
-        if ALL_SITES not in listed and not is_numbered:
+        if arguments.ALL_SITES not in listed and not is_numbered:
             self.values["clients.names"] = sites
         elif self.count:
             self.values["clients.count"] = self.count
@@ -250,9 +237,9 @@ class _Draft:
                 self._note(key, filters, "all sites have the same filters here")
         text = path.read_text(errors="replace")
         for key, value in values.items():
-            if key in STREAMING_KEYS:
+            if key in arguments.STREAMING_KEYS:
                 self.values.setdefault(f"streaming.{key}", value)
-            elif key not in nvflare_table.UNNEEDED and f"{{{key}}}" not in text:
+            elif key not in table.UNNEEDED and f"{{{key}}}" not in text:
                 self._argument(key, key, None, values)
 
     def finished(self) -> Conversion:
@@ -267,7 +254,7 @@ class _Draft:
         stop = str(self.values.get("stop_when", ""))
         if "key_metric" not in self.metric and (condition := re.match(r"\s*([^\s<>=]+)", stop)):
             self.metric["key_metric"] = condition[1]
-        if metric_mode(str(self.metric.get("key_metric", "")), stop) == "min":
+        if arguments.metric_mode(str(self.metric.get("key_metric", "")), stop) == "min":
             self.metric.setdefault("key_metric_mode", "min")
         stages = [{**stage, "args": {**stage["args"], **self.metric}} for stage in self.stages]
         stages = [{key: stage[key] for key in stage if stage[key]} for stage in stages]
@@ -277,7 +264,7 @@ class _Draft:
             )
         values = {"name": self.job.name, **self.values, "train.alias": "nvflare"}
         for key in sorted(values, key=lambda key: _KEYS.index(key.partition(".")[0])):
-            put(self.job.values, key, values[key])
+            arguments.put(self.job.values, key, values[key])
         for notes in self.job.notes.values():
             notes.sort(key=natural_key)
         return self.job
@@ -316,15 +303,15 @@ class _Draft:
         if part.section.get("disabled") is True or str(part.section.get("id")) in self.models:
             return
         if part.name not in _CLASSES:
-            if part.name not in nvflare_table.UNNEEDED_CLASSES:
-                reason = _LOST_CLASSES.get(part.name, _UNKNOWN)
+            if part.name not in table.UNNEEDED_CLASSES:
+                reason = table.LOST_CLASSES.get(part.name, _UNKNOWN)
                 self._note(f"{part.place} {part.named}", part.args, reason)
             return
         defaults = dict(_CLASSES[part.name])
         if workflow := defaults.pop("workflow", ""):
             self.stages.append({"type": workflow, "args": {}})
-        for key in sorted(part.args, key=lambda name: [*_ARGUMENTS, name].index(name)):
-            rule = _ARGUMENTS.get(f"{workflow}.{key}", _ARGUMENTS.get(key))
+        for key in sorted(part.args, key=lambda name: [*table.ARGUMENTS, name].index(name)):
+            rule = table.ARGUMENTS.get(f"{workflow}.{key}", table.ARGUMENTS.get(key))
             self._argument(f"{part.place}.args.{key}", key, rule, part.args)
         for rule, value in defaults.items():
             key = rule.partition(":")[0]
@@ -334,27 +321,28 @@ class _Draft:
 
     def _filter(self, part: _Object) -> dict[str, Any] | None:
         """Return the filter that a section becomes; None for one that is not taken."""
-        if part.name not in nvflare_table.FILTERS:
+        if part.name not in table.FILTERS:
             self._class(part)
         elif part.tasks and {"train", "*"}.isdisjoint(part.tasks):
             self._note(f"{part.place} {part.named}", part.args, "filters are applied to trainings")
         else:
-            args = {k: part.args[k] for k in part.args if k not in nvflare_table.UNNEEDED}
-            return {"type": nvflare_table.FILTERS[part.name], **({"args": args} if args else {})}
+            args = {k: part.args[k] for k in part.args if k not in table.UNNEEDED}
+            return {"type": table.FILTERS[part.name], **({"args": args} if args else {})}
         return None
 
     def _argument(self, place: str, name: str, rule: str | None, args: Mapping[str, Any]) -> None:
         """Convert an argument by its rule, a key and the name of a converter."""
         value = args[name]
-        asks_nothing = value is None or value in ("", [], {}) or (value is False and name in _LOST)
-        if asks_nothing or (rule is None and name in nvflare_table.UNNEEDED):
+        is_off = value is False and name in table.LOST_ARGUMENTS
+        asks_nothing = value is None or value in ("", [], {}) or is_off
+        if asks_nothing or (rule is None and name in table.UNNEEDED):
             return
         try:
             if rule is None:
-                raise ValueError(_LOST.get(name, _UNKNOWN))
+                raise ValueError(table.LOST_ARGUMENTS.get(name, _UNKNOWN))
             key, _, converter = rule.partition(":")
             convert = _VALUES.get(converter) or getattr(self, f"_{converter}", None)
-            value = convert(value) if convert else converted(converter or name, value)
+            value = convert(value) if convert else arguments.converted(converter or name, value)
             if value is not None:
                 self._put(key, value)
         except (ValueError, TypeError, AttributeError) as error:
@@ -444,5 +432,5 @@ class _Draft:
         if at is None:
             raise ValueError("it starts no Python file, as train.script is")
         args = self._words(shlex.join(words[at + 1 :])) or None
-        launcher = converted("command", shlex.join(words[:at]))
+        launcher = arguments.converted("command", shlex.join(words[:at]))
         return {"script": self._script(words[at]), "args": args, "command": launcher}

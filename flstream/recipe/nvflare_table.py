@@ -1,13 +1,23 @@
 """NVFlare's classes and their arguments: the key of a job file that each becomes, or why none.
 
-Names that share an entry stand in one text. A key may have the name of a converter of
-:mod:`flstream.recipe.nvflare` after a colon; ``stage.`` is ``args`` of the class's own workflow.
+A row has the names that share it, a bar, and what they become. A key may have the name of a
+converter of :mod:`flstream.recipe.nvflare` after a colon; ``stage.`` is ``args`` of the class's own
+workflow.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+
+def by_name(rows: str) -> dict[str, str]:
+    """Return what names become; a row goes on in lines that are indented more."""
+    lines = re.split(r"\n {4}(?=\S)", rows.strip())
+    pairs = (" ".join(line.split()).split(" | ") for line in lines)
+    return {name: target for names, target in pairs for name in names.split()}
+
 
 CLASSES: Mapping[str, Mapping[str, Any]] = {
     "ScatterAndGather FedAvg PTFedAvg FedAvgEarlyStopping PTFedAvgEarlyStopping FedOpt": {
@@ -36,7 +46,7 @@ CLASSES: Mapping[str, Mapping[str, Any]] = {
 }
 """Classes that are taken, in the order of their conversion: the workflow of each, and defaults."""
 
-FILTERS: Mapping[str, str] = {
+FILTERS = {
     "PercentilePrivacy": "percentile_privacy",
     "SVTPrivacy": "svt_privacy",
     "ExcludeVars": "exclude_vars",
@@ -54,70 +64,70 @@ _UNNEEDED_CLASSES = """
 UNNEEDED_CLASSES = frozenset(_UNNEEDED_CLASSES.split())
 """Classes without a counterpart that need none."""
 
-LOST_CLASSES: Mapping[str, str] = {
-    "ModelLearnerExecutor LearnerExecutor NPTrainer": (
-        "write a script (train.script), or a class with train and evaluate (train.learner)"
-    ),
-    "TFClientAPILauncherExecutor TFInProcessClientAPIExecutor": (
-        "a script receives tensors or arrays, not the weights of a Keras model"
-    ),
-    "WandBReceiver": "nothing is sent to Weights & Biases; report.html draws what is logged",
-    "ModelQuantizer ModelDequantizer": "streaming.codecs has codecs of its own",
-    "HEModelEncryptor HEModelDecryptor HEModelSerializeFilter": (
-        "nothing is encrypted between processes of one machine"
-    ),
-}
+LOST_CLASSES = by_name(
+    """
+    ModelLearnerExecutor LearnerExecutor NPTrainer | write a script (train.script), or a class with
+        train and evaluate (train.learner)
+    TFClientAPILauncherExecutor TFInProcessClientAPIExecutor | a script receives tensors or arrays,
+        not the weights of a Keras model
+    WandBReceiver | nothing is sent to Weights & Biases; report.html draws what is logged
+    ModelQuantizer ModelDequantizer | streaming.codecs has codecs of its own
+    HEModelEncryptor HEModelDecryptor HEModelSerializeFilter | nothing is encrypted between
+        processes of one machine
+    """
+)
 """Reasons why classes are not taken."""
 
-ARGUMENTS: Mapping[str, str] = {
-    "num_rounds": "rounds",
-    "min_clients min_responses_required": "clients.min_updates",
-    "num_clients": "clients.per_round",
-    "wait_time_after_min_received wait_time_after_min_resps_received": (
-        "clients.wait_after_min:positive"
-    ),
-    "train_timeout learn_task_timeout": "clients.round_timeout:timeout",
-    "stop_cond": "stop_when",
-    "patience": "patience",
-    "exclude_vars": "aggregation.exclude",
-    "aggregation_weights": "aggregation.weights",
-    "model initial_model": "model:model",
-    "source_ckpt_file_full_name source_npy_file_full_name": "model.initial:checkpoint",
-    "order cyclic_order": "stage.order:order",
-    "key_metric": "metric.key_metric",
-    "negate_key_metric": "metric.key_metric_mode:min",
-    "optimizer_args": "server_optimizer",
-    "task_script_path": "train.script:script",
-    "task_script_args": "train.args:words",
-    "command script": "train:command",
-    "params_exchange_format": "train.exchange_format:arrays",
-    "server_expected_format": "train.exchange_format:torch",
-    "swarm.start_task_timeout": "stage.start_task_timeout",
-    "swarm.progress_timeout": "stage.progress_timeout",
-    "swarm.aggr_clients": "stage.aggregators:listed",
-    "cross_site.eval_task_timeout cross_site.validation_timeout evaluate.eval_task_timeout "
-    "evaluate.validation_timeout": "stage.eval_task_timeout",
-    "cross_site.submit_model_timeout": "stage.submit_model_timeout",
-    "cross_site.participating_clients evaluate.participating_clients": (
-        "stage.participating_sites:listed"
-    ),
-}
+ARGUMENTS = by_name(
+    """
+    num_rounds | rounds
+    min_clients min_responses_required | clients.min_updates
+    num_clients | clients.per_round
+    wait_time_after_min_received | clients.wait_after_min:positive
+    wait_time_after_min_resps_received | clients.wait_after_min:positive
+    train_timeout learn_task_timeout | clients.round_timeout:timeout
+    stop_cond | stop_when
+    patience | patience
+    exclude_vars | aggregation.exclude
+    aggregation_weights | aggregation.weights
+    model initial_model | model:model
+    source_ckpt_file_full_name source_npy_file_full_name | model.initial:checkpoint
+    order cyclic_order | stage.order:order
+    key_metric | metric.key_metric
+    negate_key_metric | metric.key_metric_mode:min
+    optimizer_args | server_optimizer
+    task_script_path | train.script:script
+    task_script_args | train.args:words
+    command script | train:command
+    params_exchange_format | train.exchange_format:arrays
+    server_expected_format | train.exchange_format:torch
+    swarm.start_task_timeout | stage.start_task_timeout
+    swarm.progress_timeout | stage.progress_timeout
+    aggr_clients | stage.aggregators:listed
+    eval_task_timeout validation_timeout | stage.eval_task_timeout
+    submit_model_timeout | stage.submit_model_timeout
+    cross_site.participating_clients | stage.participating_sites:listed
+    evaluate.participating_clients | stage.participating_sites:listed
+    """
+)
 """Keys by arguments, of any class or of a workflow's, in the order of their conversion."""
 
-LOST_ARGUMENTS: Mapping[str, str] = {
-    "lr_scheduler_args": "server_optimizer.args.learning_rate is one number",
-    "aggregator": "aggregation.method has rules of its own, and takes a class of yours",
-    "allow_empty_global_weights": "a job has an initial model",
-    "allow_early_termination": "a workflow of your own may end when it likes",
-    "participating_clients train_clients": "all sites take part, and all of them train",
-    "evaluators evaluatees": "all sites that take part score all models",
-    "clean_up_script": "nothing is run after a script",
-    "allow_reconnect attach_id attach_timeout": "a script is started by the run",
-    "kw_args": "experiment and run have the names of the job and of its run directory",
-    "tracking_uri artifact_location": "the store is mlflow/mlflow.db of the run directory",
-    "resource_spec": "clients.parallel, clients.threads and clients.gpus are for all sites",
-    "mandatory_clients": "clients.min_updates is a number, whoever they are",
-}
+LOST_ARGUMENTS = by_name(
+    """
+    lr_scheduler_args | server_optimizer.args.learning_rate is one number
+    aggregator | aggregation.method has rules of its own, and takes a class of yours
+    allow_empty_global_weights | a job has an initial model
+    allow_early_termination | a workflow of your own may end when it likes
+    participating_clients train_clients | all sites take part, and all of them train
+    evaluators evaluatees | all sites that take part score all models
+    clean_up_script | nothing is run after a script
+    allow_reconnect attach_id attach_timeout | a script is started by the run
+    kw_args | experiment and run have the names of the job and of its run directory
+    tracking_uri artifact_location | the store is mlflow/mlflow.db of the run directory
+    resource_spec | clients.parallel, clients.threads and clients.gpus are for all sites
+    mandatory_clients | clients.min_updates is a number, whoever they are
+    """
+)
 """Reasons why arguments that ask for something are not taken, also keys at the top of a file."""
 
 _UNNEEDED = """

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Self, Unpack
 from flstream.recipe.arguments import RecipeArguments, checked, notice
 from flstream.recipe.components import FilterType, TensorServerStreamer
 from flstream.recipe.fed_job import FedJob
-from flstream.recipe.run_result import RunResult
-from flstream.recipe.sim_env import SimEnv
+from flstream.recipe.sim_env import RunResult, SimEnv
 
 
 class Recipe(FedJob):
@@ -56,11 +55,11 @@ class Recipe(FedJob):
 
     @checked
     def export(self, job_dir: str | Path, env: SimEnv | None = None) -> Path:
-        """Write a job folder for ``flstream simulate``, with the clients of an environment.
+        """Write a job folder, with an environment's clients: see :meth:`export_job`.
 
         Args:
             job_dir: A new or empty folder, or one that was exported before.
-            env: The environment; None for ``min_clients``. See :meth:`write` for errors.
+            env: The environment; None for ``min_clients``.
         """
         settings = {} if env is None else env.settings
         clients = {key: settings[key] for key in settings if key.startswith("clients.")}
@@ -102,10 +101,6 @@ class Recipe(FedJob):
     def enable_tensor_streaming(self) -> None:
         """Say that tensor streaming is on, as it always is."""
         self.configure(TensorServerStreamer())
-
-    def set_per_site_config(self, config: Mapping[str, Mapping[str, Any]]) -> None:
-        """Give sites arguments of their own: by site, ``{"train_args": "--data a.csv"}``."""
-        self.set_arguments({"per_site_config": config})
 
 
 class FedAvgRecipe(Recipe):

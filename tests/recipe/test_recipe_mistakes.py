@@ -75,12 +75,14 @@ MISTAKES = [
     (lambda: recipe(model=[object()]), "model is .*object"),
     (weights_below_a_file, "initial weights cannot be written to file"),
     # Arguments of a recipe.
-    (lambda: recipe(num_round=3), "no argument num_round; did you mean num_rounds"),
+    (lambda: recipe(num_round=3), "num_round is 3: .*; did you mean num_rounds"),
     (lambda: recipe(min_clients=3).execute(quiet(2)), "\n  min_clients: given 3; must be at most"),
     (lambda: recipe(optimizer_args=3), "optimizer_args is 3"),
+    (lambda: recipe(per_site_config={"a": 3}), "FedJob.set_per_site_config: config is 3"),
+    (lambda: recipe(config=3), "FedJob.configure: settings is 3"),
     (lambda: FedOptRecipe(optimizer_args={"path": "torch.optim.Adam"}), "formulas of its own"),
     (lambda: FedOptRecipe(optimizer_args={"lr": 1, "nesterov": 1}), "lr and momentum of torch"),
-    (lambda: FedOptRecipe(lr_scheduler_args={}), "no argument lr_scheduler_args"),
+    (lambda: FedOptRecipe(lr_scheduler_args={}), "lr_scheduler_args is {}: there is no such"),
     (lambda: FedProxRecipe(model=3, fedprox_mu=-1), "model is 3: give a torch module"),
     # Keys that they become.
     *(
@@ -88,6 +90,8 @@ MISTAKES = [
         for given, message in (
             ({"aggregator": "medain"}, 'method: given "medain"; must be .*median'),
             ({"config": {"aggregation.methud": 3}}, "did you mean aggregation.method"),
+            ({"config": {"train": 3}}, "train: given 3; must be a section"),
+            ({"key_metric": 3, "stop_cond": 3}, "(?s)stop_cond: given 3.*key_metric: given 3"),
             ({"learner": "client:Own"}, '\n  learner: given "client:Own"'),
             ({"fedprox_mu": -1}, "\n  fedprox_mu: given -1; must be a number"),
             ({"aggregator": object()}, "aggregation.method: given .*object"),
