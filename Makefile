@@ -74,12 +74,12 @@ SIZE    ?= 256MiB
 CLIENTS ?= 2
 PEERS   := benchmarks/peers
 
-bench-gpt2: $(VENV)/.installed-hf ## Measure jobs/gpt2 at 124M (8 GiB of memory; ARGS='--size 774M --exchange-only')
+bench-gpt2: $(VENV)/.installed-hf ## Measure jobs/gpt2 at 124M and 774M (10 GiB of memory; ARGS='--only 124M-train')
 	$(BIN)/python benchmarks/gpt2.py $(ARGS)
 
 bench-peers: $(STAMP) ## Measure beside NVFlare, Flower and pfl-research; SIZE=256MiB CLIENTS=2,4 (4 GiB of disk)
 	$(BIN)/python $(PEERS)/compare.py --size $(SIZE) --clients $(CLIENTS) $(ARGS) \
-		--json $(PEERS)/.work/peers.json --markdown $(PEERS)/.work/peers.md --plot $(PEERS)/.work/peers.png
+		--json $(PEERS)/.work/peers.json --markdown $(PEERS)/.work/peers.md
 
 against: $(STAMP) ## Compare rows with another checkout in pairs; OTHER=path ARGS='--scale 8 --rows growth'
 	@test -n "$(OTHER)" || { echo 'name the other checkout: make against OTHER=path' >&2; exit 2; }

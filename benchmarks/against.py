@@ -31,7 +31,7 @@ from rows import cost, formatted, print_table
 
 HERE = Path(__file__).resolve().parent.parent
 HEADS = ("what", "here", "there", "median", "min", "max", "")
-PARTS = [(script.__name__, part.__name__) for script in (transfer, rounds) for part in script.PARTS]
+PARTS = [(script.__name__, part) for script in (transfer, rounds) for part in script.PARTS]
 MILLISECONDS = {"s": 0.1, "ms": 100.0}
 """Median below which a row is only reported, by unit."""
 
@@ -40,11 +40,11 @@ class Comparison(NamedTuple):
     """A row that both checkouts have measured in pairs.
 
     Attributes:
-        what: description of the measurement.
-        unit: unit of the figures.
-        here: figures of this checkout, in the order of the pairs.
-        there: figures of the other one.
-        bound: largest acceptable median ratio.
+        what: Description of the measurement.
+        unit: Unit of the figures.
+        here: Figures of this checkout, in the order of the pairs.
+        there: Figures of the other one.
+        bound: Largest acceptable median ratio.
     """
 
     what: str
@@ -82,7 +82,7 @@ def measure(root: Path, script: str, part: str, scale: int) -> list[dict[str, An
     """Return the rows of a part, measured by a checkout's own script and interpreter.
 
     Raises:
-        SystemExit: the script failed, or has no such part.
+        SystemExit: The script failed, or has no such part.
     """
     python = root / ".venv" / "bin" / "python"
     with tempfile.TemporaryDirectory() as folder:

@@ -9,13 +9,13 @@ Takes a quarter of an hour, 12 GiB of memory and 4 GiB on disk. The part `engine
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from rows import GIB, MIB, Part, Row, measure_parts
-from running import compare
+from running import compare, rows_of_rounds
 
 from flstream.bench.cases import EXCHANGE
 from flstream.units import format_bytes
@@ -24,72 +24,56 @@ REUSE = Path(__file__).parent / "reuse_job" / "job.conf"
 
 
 class Comparison(NamedTuple):
-    """A setting with several values, of which the first is what others are compared with.
+    """A key with two values, of which the first is what the other is compared with.
 
-    Attributes:
-        name: name on the command line.
-        key: key of the job file.
-        values: values of the key.
-        size: size of the model in bytes.
-        clients: number of clients.
-        most: times as long as with the first value that a round may take; None for any.
-        job_file: job file.
-        trained: what sites of the reuse job train: `adapters` or `all`; empty in another job.
-        settings: overrides of all cases.
+    The model has a size in bytes. A round may take `most` times as long as with the first value.
+    Sites of the reuse job train `adapters` or `all`; those of the exchange nothing.
     """
 
-    name: str
     key: str
-    values: Sequence[str]
+    values: tuple[str, str]
     size: int
     clients: int
     most: float | None = None
-    job_file: Path = EXCHANGE
     trained: str = ""
     settings: tuple[str, ...] = ()
 
 
-_reuse = partial(Comparison, key="streaming.reuse", values=("off", "auto"), job_file=REUSE)
+_reuse = partial(Comparison, "streaming.reuse", ("off", "auto"))
 _LINKS = ("network={ up = 100 Mbit, down = 100 Mbit, latency = 50 ms }",)
 
-COMPARISONS = (
-    _reuse("adapters", size=GIB, clients=4, trained="adapters"),
-    _reuse("full", size=GIB, clients=2, trained="all", most=1.05),
-    _reuse("adapters_over_links", size=48 * MIB, clients=4, trained="adapters", settings=_LINKS),
-    _reuse("full_over_links", size=16 * MIB, clients=2, trained="all", most=1.05, settings=_LINKS),
-    Comparison("engines", "engine.type", ("local", "ray"), 256 * MIB, 2, most=2.5),
-)
+COMPARISONS = {
+    "adapters": _reuse(GIB, 4, trained="adapters"),
+    "full": _reuse(GIB, 2, 1.05, "all"),
+    "adapters_over_links": _reuse(48 * MIB, 4, trained="adapters", settings=_LINKS),
+    "full_over_links": _reuse(16 * MIB, 2, 1.05, "all", settings=_LINKS),
+    "engines": Comparison("engine.type", ("local", "ray"), 256 * MIB, 2, 2.5),
+}
 
 
 def measured(folder: Path, scale: int, comparison: Comparison) -> Iterator[Row]:
     """Measure a round with each value: seconds, the server's memory, and what moves."""
-    name, key, values, size, clients, most, job_file, trained, settings = comparison
+    key, values, size, clients, most, trained, settings = comparison
     size = max(size // scale, 16 * MIB) if trained else size // scale
     same = (f"train.args.size={size}", f"train.args.trained={trained}") if trained else ()
-    cases = {value: (f"{key}={value}", *same, *settings) for value in values}
+    cases = {f"{key} = {value}": (f"{key}={value}", *same, *settings) for value in values}
+    job_file = REUSE if trained else EXCHANGE
     # Whether there is anything to reuse is asked in the first three rounds, then in every eighth.
     figures = compare(
         cases, folder, size, clients, repeat=5, job_file=job_file, rounds=6, same_bits=True
     )
-    first, *others = figures.items()
-    for value, ours in others:
-        what = f"{key} = {value}, {name.replace('_', ' ')}, {format_bytes(size)} x {clients}"
-        yield Row(f"a round, {what}", ours.seconds, "s", first[1].seconds, first[0], most=most)
-        server, plain = ours.server_over_idle, first[1].server_over_idle
-        yield Row(f"server over idle, {what}", server, "bytes", plain, first[0])
-        for way in ("down", "up") if trained else ():
-            share = getattr(ours, f"{way}_bytes") / getattr(first[1], f"{way}_bytes")
-            limit = 0.02 if trained == "adapters" else 1.0
-            yield Row(f"moved {way}, {what}", share, "of the model", limit, most=1)
+    what = f"{trained or 'all'} trained, {format_bytes(size)} x {clients}, "
+    yield from rows_of_rounds(figures, what, most)
+    first, ours = figures.values()
+    for way in ("down", "up") if trained else ():
+        share = getattr(ours, f"{way}_bytes") / getattr(first, f"{way}_bytes")
+        limit = 0.02 if trained == "adapters" else 1.0
+        yield Row(f"moved {way}, {what}{[*figures][1]}", share, "of the model", limit, most=1)
 
 
-def _part(comparison: Comparison) -> Part:
-    part = partial(measured, comparison=comparison)
-    part.__name__ = comparison.name  # type: ignore[attr-defined]
-    return part
-
-
-PARTS: list[Part] = [_part(comparison) for comparison in COMPARISONS]
+PARTS: Mapping[str, Part] = {
+    name: partial(measured, comparison=comparison) for name, comparison in COMPARISONS.items()
+}
 
 
 if __name__ == "__main__":

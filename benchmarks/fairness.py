@@ -9,7 +9,6 @@ nothing from the service. The two alternate; the figures are medians.
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import socket
 import statistics
@@ -17,8 +16,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,23 +45,15 @@ from flstream.transport.sockets import SocketChannel
 REPEAT = 5
 HONEST_BYTES = 256 * MIB
 ATTACKED_BYTES = 64 * MIB
-MOST = 3.0
 
 Requests = Callable[[int, bytes, int], list[Request]]
 """Function that returns requests, given a number, a token and the length of the body."""
 
 
-def _digests(chunk_size: int) -> Requests:
-    def ask(number: int, token: bytes, nbytes: int) -> list[Request]:
-        return [Digest(token, number, 0, min(nbytes, chunk_size << 12), chunk_size)]
-
-    return ask
-
-
 ATTACKS: dict[str, Requests] = {
     "layouts": lambda number, token, _: [Open(token, number)],
-    "digests": _digests(16 * MIB),
-    "digests_of_16_bytes": _digests(16),
+    "digests": lambda number, token, nbytes: [Digest(token, number, 0, nbytes, 16 * MIB)],
+    "digests_of_16_bytes": lambda number, token, _: [Digest(token, number, 0, 16 << 12, 16)],
     "frames_of_16_bytes": lambda number, token, nbytes: [
         Fetch(token, number, 0, nbytes, 16, urgent=True)
     ],
@@ -147,16 +139,16 @@ def _attack(service: DownloadService, requests: Requests) -> Iterator[None]:
     many = {f"layer.{number}": np.zeros(1, np.uint8) for number in range(10_000)}
     offered = many if requests is ATTACKS["layouts"] else {"a": array}
     ref = add_arrays(service, offered, ["attacker", "nobody"])
-    asked = [request for n in range(1, 51) for request in requests(n, ref.token, array.nbytes)]
+    flood = [request for n in range(1, 51) for request in requests(n, ref.token, array.nbytes)]
     greeting = pack_message(Hello(VERSION, b"attacker"))
-    packets = b"".join(pack_message(request, request.token) for request in asked)
+    packets = b"".join(pack_message(request, request.token) for request in flood)
     with _beside(service, "attacker", _attacker, greeting, packets) as control:
         assert control.recv() == "asked"
         yield
     ref.abort("it has been measured")
 
 
-def _measured(name: str, requests: Requests, _folder: Path, scale: int) -> Iterator[Row]:
+def _measured(name: str, _folder: Path, scale: int) -> Iterator[Row]:
     beside_attack: list[float] = []
     beside_busy: list[float] = []
     nbytes = HONEST_BYTES // scale
@@ -166,20 +158,14 @@ def _measured(name: str, requests: Requests, _folder: Path, scale: int) -> Itera
         for _ in range(REPEAT):
             with _busy():
                 beside_busy.append(_download(service, control, arrays))
-            with _attack(service, requests):
+            with _attack(service, ATTACKS[name]):
                 beside_attack.append(_download(service, control, arrays))
     ours, theirs = statistics.median(beside_attack), statistics.median(beside_busy)
     what = f"download beside {name.replace('_', ' ')} without end"
-    yield Row(what, ours, "s", theirs, "beside a busy loop", most=MOST)
-
-
-def _part(name: str, requests: Requests) -> Part:
-    part = functools.partial(_measured, name, requests)
-    part.__name__ = name  # type: ignore[attr-defined]
-    return part
+    yield Row(what, ours, "s", theirs, "beside a busy loop", most=3)
 
 
 if __name__ == "__main__":
     print(f"Medians of {REPEAT}, {HONEST_BYTES // MIB} MiB, chunks of 2 MiB.")
-    parts = [_part(name, requests) for name, requests in ATTACKS.items()]
+    parts: Mapping[str, Part] = {name: partial(_measured, name) for name in ATTACKS}
     measure_parts(parts, "Measure an honest download beside attacks.")

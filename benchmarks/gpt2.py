@@ -1,21 +1,20 @@
 """Measure jobs/gpt2 at full size: its exchange alone, a short round of training, and an adapter.
 
-    python benchmarks/gpt2.py [--size 124M] [--size 774M] [--exchange-only] [--json FILE]
+    python benchmarks/gpt2.py [--only SIZE-KIND]... [--scale N] [--json FILE]
 
 In the exchange, sites receive the model and send it back. For the rest, AdamW makes one step a
-round. It needs the extra hf; 124M takes 8 GiB of memory, and 774M 10 GiB for the exchange.
+round. It needs the extra hf; 124M takes 8 GiB of memory, and 774M 10 GiB for the exchange. With
+``--scale`` the model is the tiny one.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import tempfile
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from rows import formatted, print_table
-from running import JOBS, over_idle, run
+from rows import MIB, Part, Row, measure_parts
+from running import JOBS, run
 
 SCRIPT = """
 import flstream.client as flare
@@ -30,53 +29,32 @@ KINDS = {
     "lora": ("train.args.max_steps=1", "model.args.peft=lora", "model.args.lora_r=8"),
 }
 """Settings of each kind of run."""
-UNITS = {
-    "model": "bytes",
-    "server": "bytes",
-    "client": "bytes",
-    "a round": "bytes",
-    "exchange": "s",
+
+
+def measured(folder: Path, scale: int, size: str, kind: str) -> Iterator[Row]:
+    """Measure two rounds: memory over idle, what moved in a round, and seconds of the exchange."""
+    (folder / "pass_on.py").write_text(SCRIPT)
+    settings = [setting.format(folder=folder.absolute()) for setting in KINDS[kind]]
+    size = size if scale == 1 else "tiny"
+    settings += ["rounds=2", f"model.args.size={size}", "workflow.args.evaluate_every=0"]
+    summary = run(JOBS / "gpt2", folder, *settings).summary
+    memory, transfer, last = summary.memory, summary.transfer, summary.rounds[-1]
+    model, what = summary.model.bytes, f"{size}, {kind}"
+    client = max(process.over_idle for process in memory.clients.values())
+    moved = (transfer.down.bytes + transfer.up.bytes) // 2
+    seconds = last.download + last.upload_and_fold + last.checkpoint
+    yield Row(f"server over idle, {what}", memory.server.over_idle, "bytes", 64 * MIB)
+    yield Row(f"largest client over idle, {what}", client, "bytes", model, "the model")
+    yield Row(f"moved in a round, {what}", moved, "bytes", model, "the model")
+    yield Row(f"a round without training, {what}", seconds, "s", seconds + last.train, "all")
+
+
+PARTS: Mapping[str, Part] = {
+    f"{size}-{kind}": partial(measured, size=size, kind=kind)
+    for size, kinds in (("124M", KINDS), ("774M", ("exchange",)))
+    for kind in kinds
 }
 
 
-def measure(size: str, kind: str, folder: Path) -> dict[str, Any]:
-    """Run two rounds, and return bytes, peaks of RSS over idle, and seconds without training."""
-    (folder / "pass_on.py").write_text(SCRIPT)
-    settings = [setting.format(folder=folder) for setting in KINDS[kind]]
-    settings += ["rounds=2", f"model.args.size={size}", "workflow.args.evaluate_every=0"]
-    summary = run(JOBS / "gpt2", folder, *settings).summary
-    memory, transfer, last = summary["memory"], summary["transfer"], summary["rounds"][-1]
-    return {
-        "size": size,
-        "sites": kind,
-        "model": summary["model"]["bytes"],
-        "server": over_idle(memory["server"]),
-        "client": max(map(over_idle, memory["clients"].values())),
-        "a round": (transfer["down"]["bytes"] + transfer["up"]["bytes"]) // 2,
-        "exchange": last["download"] + last["upload_and_fold"] + last["checkpoint"],
-    }
-
-
-def main() -> None:
-    """Measure, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", action="append", help="124M (default), 774M or tiny; repeatable")
-    parser.add_argument("--exchange-only", action="store_true", help="leave out training")
-    parser.add_argument("--json", type=Path, help="write the rows into this file, too")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="flstream-gpt2-") as folder:
-        rows = [
-            measure(size, kind, Path(folder))
-            for size in options.size or ["124M"]
-            for kind in (["exchange"] if options.exchange_only else KINDS)
-        ]
-    cells = [[row["size"], row["sites"]] for row in rows]
-    for row, line in zip(rows, cells, strict=True):
-        line += [formatted(row[key], unit) for key, unit in UNITS.items()]
-    print_table(["size", "sites", *UNITS], cells)
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    measure_parts(PARTS, "Measure jobs/gpt2.")

@@ -16,18 +16,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from rows import GIB, MIB, Part, Row, measure_parts
-from running import JOBS, MeasuredRun, over_idle, run
+from rows import GIB, MIB, Row, by_name, measure_parts
+from running import JOBS, MeasuredRun, run
 from streams import Model, Run, measure
 
 from flstream.units import format_bytes
 
-# Times that a round and the machine's limits are measured in turn.
-REPEAT = 5
+REPEAT = 5  # times that a round and the machine's limits are measured in turn
 
 
 def exchange(folder: Path, size: int, clients: int, rounds: int = 2, *settings: str) -> MeasuredRun:
@@ -42,14 +41,13 @@ def flat_memory(folder: Path, scale: int) -> Iterator[Row]:
     for mebibytes, clients, workers in (*cases, (64, 64, 2)):
         size = mebibytes * MIB // scale
         done = exchange(folder, size, clients, 2, f"clients.parallel={workers}")
-        memory = done.summary["memory"]
+        memory = done.summary.memory
         what = f"{format_bytes(size)} model, {clients} clients"
         what += f" in {workers} workers" if workers < clients else ""
-        yield Row(
-            f"server over idle, {what}", over_idle(memory["server"]), "bytes", 64 * MIB, most=1
-        )
+        server = memory.server.over_idle
+        yield Row(f"server over idle, {what}", server, "bytes", 64 * MIB, most=1)
         if workers == clients:
-            largest = max(map(over_idle, memory["clients"].values()))
+            largest = max(process.over_idle for process in memory.clients.values())
             limit = size + 48 * MIB
             yield Row(f"largest client over idle, {what}", largest, "bytes", limit, most=1)
 
@@ -58,17 +56,17 @@ def phases(folder: Path, scale: int) -> Iterator[Row]:
     """Measure the seconds of a round against the bare pipe and the bare disk, which alternate."""
     for whole, clients in ((GIB, 2), (512 * MIB, 4)):
         size = whole // scale
-        moved, kept, bare_moves, bare_writes = [], [], [], []
+        moved, written, bare_moves, bare_writes = [], [], [], []
         for _ in range(REPEAT):
             bare = measure([Run("pipe", Model(1, size), into="bare")] * 4, folder).rate("pipe")
             bare_moves.append(2 * clients * size / bare)
             bare_writes.append(write_seconds(folder, size))
-            for steady in exchange(folder, size, clients, 3).summary["rounds"][1:]:
-                moved.append(steady["download"] + steady["upload_and_fold"])
-                kept.append(steady["checkpoint"])
+            for steady in exchange(folder, size, clients, 3).summary.rounds[1:]:
+                moved.append(steady.download + steady.upload_and_fold)
+                written.append(steady.checkpoint)
         for what, ours, bare_seconds, beside, most in (
             ("down, up and fold", moved, bare_moves, "bare pipe", 1.5),
-            ("checkpoint", kept, bare_writes, "bare write and fsync", 1.3),
+            ("checkpoint", written, bare_writes, "bare write and fsync", 1.3),
         ):
             seconds, limit = statistics.median(ours), statistics.median(bare_seconds)
             name = f"{what}, {format_bytes(size)} x {clients} clients"
@@ -133,21 +131,21 @@ def startup(folder: Path, scale: int) -> Iterator[Row]:
             for event in done.events
             if event["kind"] == "site_state" and event["state"] == "training"
         )
-        seconds.append([*(process_seconds(*line) for line in commands), first - done.began])
+        seconds.append([*map(process_seconds, commands), first - done.began])
     bare, helped, imported, step = map(statistics.median, zip(*seconds[1:], strict=True))
     yield Row("flstream --help", helped, "s", bare, "nothing")
     what = "command to first training step, 4 clients"
     yield Row(what, step, "s", imported, "import torch", most=3)
 
 
-def process_seconds(*arguments: str) -> float:
+def process_seconds(arguments: Sequence[str]) -> float:
     """Return the seconds of a whole process of Python."""
     began = time.perf_counter()
     subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - began
 
 
-PARTS: list[Part] = [startup, virtual_clients, growth, phases, flat_memory]
+PARTS = by_name(startup, virtual_clients, growth, phases, flat_memory)
 
 
 if __name__ == "__main__":

@@ -4,67 +4,52 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from flstream.report.table import Column, Table
 from flstream.report.table import Row as TableRow
+from flstream.telemetry.machine import this_machine
 from flstream.units import format_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
 HEADS = ("what", "figure", "beside", "ratio", "wanted", "")
 
 
-class Unit(NamedTuple):
-    """A unit of figures.
+RATES = ("", "GB/s", "tasks/s")
+"""Units of which more is better; without a name it is an accuracy."""
 
-    Attributes:
-        least: smallest cost that is distinguished from smaller ones.
-        is_rate: whether more is better, so that the cost is the inverse.
-    """
-
-    least: float = 0.0
-    is_rate: bool = False
-
-
-UNITS = {
-    "": Unit(is_rate=True),  # accuracies
-    "s": Unit(1e-6),
-    "ms": Unit(1e-3),
-    "GB/s": Unit(is_rate=True),
-    "tasks/s": Unit(is_rate=True),
+LEAST = {
+    "s": 1e-6,
+    "ms": 1e-3,
     # The kernel counts the pages of a thread in batches of 64, so peaks of RSS are right to some
     # hundred KiB; and a process may need none at all.
-    "bytes": Unit(4.0 * MIB),
-    "of the model": Unit(1e-4),
-    "requests": Unit(1.0),
-    "rounds": Unit(1.0),
+    "bytes": 4.0 * MIB,
+    "of the model": 1e-4,
+    "requests": 1.0,
+    "rounds": 1.0,
     # A slope around nothing: below what a row of it may have, no two are told apart.
-    "MiB/round": Unit(0.05),
+    "MiB/round": 0.05,
 }
-"""Units of figures, by the name that follows the number."""
+"""Smallest costs that are distinguished from smaller ones, by the name of the unit."""
 
 
 class Row(NamedTuple):
     """A figure, and what it is compared with.
 
     Attributes:
-        what: description of the measurement.
-        value: the figure, in its unit.
-        unit: one of :data:`UNITS`.
-        limit: value measured in the same run, or set as a target, in the same unit.
-        beside: name of the limit; empty for a target.
-        least: smallest acceptable ratio of the value to the limit; None for no lower bound.
-        most: largest acceptable ratio; None for no upper bound.
-        spread: the values of which the figure is the median, as text.
+        what: Description of the measurement.
+        value: The figure, in its unit.
+        unit: One of :data:`RATES` or :data:`LEAST`.
+        limit: Value measured in the same run, or set as a target, in the same unit.
+        beside: Name of the limit; empty for a target.
+        least: Smallest acceptable ratio of the value to the limit; None for no lower bound.
+        most: Largest acceptable ratio; None for no upper bound.
+        spread: The values of which the figure is the median, as text.
     """
 
     what: str
@@ -116,8 +101,7 @@ def formatted(value: float, unit: str) -> str:
 
 def cost(value: float, unit: str) -> float:
     """Return the cost of a figure: of two, the larger one is the worse."""
-    least, is_rate = UNITS[unit]
-    return 1 / value if is_rate else max(value, least)
+    return 1 / value if unit in RATES else max(value, LEAST[unit])
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -132,38 +116,45 @@ def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
 
+def machine() -> str:
+    """Return the versions of the libraries, the system and the machine in words."""
+    return ", ".join(" ".join(fact) for fact in this_machine().in_words().items())
+
+
 Part = Callable[[Path, int], Iterator[Row]]
 """A measurement: makes its rows, given a scratch folder and a divisor of all sizes."""
 
 
-def measure_parts(parts: Sequence[Part], description: str) -> None:
+def by_name(*parts: Callable[[Path, int], Iterator[Row]]) -> dict[str, Part]:
+    """Return functions that measure, by their names."""
+    return {part.__name__: part for part in parts}
+
+
+def measure_parts(parts: Mapping[str, Part], description: str) -> None:
     """Read the command line of a script, measure the parts that it names, and print their rows.
 
     Args:
-        parts: measurements, in the order in which they are made.
-        description: first line of ``--help``.
+        parts: Measurements by name, in the order in which they are made.
+        description: First line of ``--help``.
     """
-    names = [part.__name__ for part in parts]
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--scale", type=int, default=1, help="divisor of all sizes")
-    parser.add_argument("--only", metavar="PART", action="append", choices=names, default=[])
+    parser.add_argument("--only", metavar="PART", action="append", choices=parts, default=[])
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the rows there as well")
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="write a page of them there")
-    parser.epilog = "parts: " + ", ".join(names)
+    parser.epilog = "parts: " + ", ".join(parts)
     options = parser.parse_args()
     rows: list[Row] = []
-    for part in parts:
-        if not options.only or part.__name__ in options.only:
-            print(f"measuring: {part.__name__.replace('_', ' ')}", file=sys.stderr, flush=True)
+    for name, part in parts.items():
+        if not options.only or name in options.only:
+            print(f"measuring: {name.replace('_', ' ')}", file=sys.stderr, flush=True)
             # In the current directory, since /tmp may be memory.
             with tempfile.TemporaryDirectory(prefix="flstream-bench-", dir=".") as folder:
                 rows += part(Path(folder), options.scale)
     cells = [row.cells for row in rows]
     print_table(HEADS, cells)
     if options.markdown is not None:
-        memory = format_bytes(psutil.virtual_memory().total)
-        machine = f"{os.cpu_count()} cores, {memory} of memory, torch {version('torch')}"
-        written = f"Written by `{Path(sys.argv[0]).name}` on {date.today()}: {machine}."
+        written = f"Written by `{Path(sys.argv[0]).name}` on {date.today()}: {machine()}."
         page = f"# {description.removesuffix('.')}\n\n{written}\n\n{markdown_table(HEADS, cells)}"
         options.markdown.write_text(page)
     if options.json is not None:

@@ -7,12 +7,16 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+from rows import MIB, Row
+
 from flstream.bench.cases import EXCHANGE, BenchPlan, Case
 from flstream.bench.measuring import Figures, measure
+from flstream.runs.summary import Summary
 
 JOBS = Path(__file__).parent.parent / "jobs"
 
@@ -21,13 +25,13 @@ class MeasuredRun(NamedTuple):
     """A run that has ended.
 
     Attributes:
-        summary: content of ``summary.json``.
-        events: records of ``events.jsonl``.
-        samples: records of ``memory.jsonl``.
-        began: time at which the command was started, in seconds since the epoch.
+        summary: Content of ``summary.json``.
+        events: Records of ``events.jsonl``.
+        samples: Records of ``memory.jsonl``.
+        began: Time at which the command was started, in seconds since the epoch.
     """
 
-    summary: dict[str, Any]
+    summary: Summary
     events: list[dict[str, Any]]
     samples: list[dict[str, Any]]
     began: float
@@ -37,13 +41,13 @@ def run(job: Path, folder: Path, *settings: str, may_fail: str = "") -> Measured
     """Run a job, and remove its run directory.
 
     Args:
-        job: job file, or a folder with one.
-        folder: folder for the run directory.
-        settings: overrides of the job file.
-        may_fail: words in the error of a run that failed as the measurement expects.
+        job: Job file, or a folder with one.
+        folder: Folder for the run directory.
+        settings: Overrides of the job file.
+        may_fail: Words in the error of a run that failed as the measurement expects.
 
     Raises:
-        SystemExit: the run failed otherwise.
+        SystemExit: The run failed otherwise.
     """
     path = folder / "run"
     line = [sys.executable, "-m", "flstream", "simulate", str(job), "--quiet"]
@@ -56,22 +60,13 @@ def run(job: Path, folder: Path, *settings: str, may_fail: str = "") -> Measured
     if done.returncode and not (may_fail and may_fail in done.stderr):
         raise SystemExit(f"{' '.join(line)}: {done.stderr}")
     try:
-        summary = json.loads((path / "summary.json").read_text())
-        return MeasuredRun(
-            summary, records(path / "events.jsonl"), records(path / "memory.jsonl"), began
-        )
+        summary = msgspec.json.decode((path / "summary.json").read_bytes(), type=Summary)
+        files = [(path / name).read_bytes() for name in ("events.jsonl", "memory.jsonl")]
+        # The last line may not be whole.
+        events, samples = ([json.loads(line) for line in f.split(b"\n")[:-1]] for f in files)
+        return MeasuredRun(summary, events, samples, began)
     finally:
         shutil.rmtree(path)
-
-
-def records(path: Path) -> list[dict[str, Any]]:
-    """Read a file of JSON lines, without a last line that is not whole."""
-    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
-
-
-def over_idle(memory: Mapping[str, int]) -> int:
-    """Return the peak RSS of a process over its RSS after its imports, in bytes."""
-    return max(memory["peak_rss"] - memory["idle_rss"], 0)
 
 
 def compare(
@@ -88,17 +83,17 @@ def compare(
     """Run cases of the bench in turn, and return the medians of each by its name.
 
     Args:
-        cases: overrides of each case, by its name.
-        folder: folder for the runs.
-        size: size of the model in bytes.
-        clients: number of clients.
-        same_bits: whether all final models must be the same.
-        repeat: number of runs of each case.
-        job_file: job file whose key ``model.args.size`` is the size of the model.
-        rounds: rounds of a run, of which the last one is measured.
+        cases: Overrides of each case, by its name.
+        folder: Folder for the runs.
+        size: Size of the model in bytes.
+        clients: Number of clients.
+        same_bits: Whether all final models must be the same.
+        repeat: Number of runs of each case.
+        job_file: Job file whose key ``model.args.size`` is the size of the model.
+        rounds: Rounds of a run, of which the last one is measured.
 
     Raises:
-        SystemExit: a case failed or does not fit, or models differ.
+        SystemExit: A case failed or does not fit, or models differ.
     """
     listed = [Case(name, tuple(overrides)) for name, overrides in cases.items()]
     plan = BenchPlan(size, clients, None, listed, repeat, job_file=job_file, rounds=rounds)
@@ -109,3 +104,20 @@ def compare(
     if same_bits and len({result.digest for result in results}) > 1:
         raise SystemExit(f"models differ: {[(r.case.name, r.digest) for r in results]}")
     return {result.case.name: result.median for result in results if result.median}
+
+
+def rows_of_rounds(
+    figures: Mapping[str, Figures], what: str, most: float | None = None
+) -> Iterator[Row]:
+    """Yield the seconds of each case's round beside the first's, and the server's memory.
+
+    Args:
+        figures: Figures by case.
+        what: Description of all cases, before the name of each.
+        most: Times as long as in the first case that a round may take; None for any.
+    """
+    name, first = next(iter(figures.items()))
+    for case, ours in figures.items():
+        yield Row(f"a round, {what}{case}", ours.seconds, "s", first.seconds, name, most=most)
+        server = ours.server_over_idle
+        yield Row(f"server over idle, {what}{case}", server, "bytes", 64 * MIB, most=1)

@@ -12,11 +12,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from rows import GIB, MIB, Part, Row, measure_parts
-from running import JOBS, compare, run
+from rows import GIB, Row, by_name, measure_parts
+from running import JOBS, compare, rows_of_rounds, run
 
+from flstream.runs.summary import Summary
 from flstream.units import format_bytes
 
 SCIENCE = Path(__file__).parent / "science_job"
@@ -73,31 +73,21 @@ _BOUNDS: dict[str, tuple[float | None, float | None]] = {
 
 def summaries(
     folder: Path, job: Path, scale: int, *settings: str, first_seed: int = 7, may_fail: str = ""
-) -> list[dict[str, Any]]:
+) -> list[Summary]:
     """Run a job with each of three seeds, or one, and return the summaries."""
-    return [
-        run(
-            job,
-            folder,
-            f"seed={seed}",
-            f"train.args.split_seed={seed}",
-            *settings,
-            may_fail=may_fail,
-        ).summary
-        for seed in range(first_seed, first_seed + (3 if scale == 1 else 1))
-    ]
+    seeds = range(first_seed, first_seed + (3 if scale == 1 else 1))
+    cases = [(f"seed={seed}", f"train.args.split_seed={seed}", *settings) for seed in seeds]
+    return [run(job, folder, *case, may_fail=may_fail).summary for case in cases]
 
 
 def least_squares(folder: Path, scale: int) -> Iterator[Row]:
     """Measure how far from the optimum of all sites workflows end where sites' own differ."""
     rounds = max(100 // scale, 2)
     settings = (f"rounds={rounds}", f"workflow.args.evaluate_every={rounds}")
-    distances = {
-        name: run(SCIENCE / "least_squares.conf", folder, *settings, *WORKFLOWS[name]).summary[
-            "metrics"
-        ][-1]["distance"]
-        for name in ("fedavg", "scaffold", "feddyn, alpha 0.1")
-    }
+    distances = {}
+    for name in ("fedavg", "scaffold", "feddyn, alpha 0.1"):
+        done = run(SCIENCE / "least_squares.conf", folder, *settings, *WORKFLOWS[name])
+        distances[name] = done.summary.metrics[-1]["distance"]
     for name, distance in distances.items():
         what = f"least squares, {rounds} rounds of 50 steps: {name}"
         most = 0.1 if name == "scaffold" else None
@@ -110,8 +100,8 @@ def rounds_to(folder: Path, scale: int) -> Iterator[Row]:
     plain = 0.0
     for name, settings in WORKFLOWS.items():
         counts = [
-            summary["rounds_completed"]
-            if max(row["accuracy"] for row in summary["metrics"]) >= REACHED
+            summary.rounds_completed
+            if max(row["accuracy"] for row in summary.metrics) >= REACHED
             else MOST_ROUNDS + 1
             for summary in summaries(folder, JOBS / "digits", scale, *PLAIN_SGD, *settings)
         ]
@@ -128,24 +118,16 @@ def robustness(folder: Path, scale: int) -> Iterator[Row]:
     A run whose model is no longer finite has the accuracy of its last round that is.
     """
     first = next(iter(ATTACKS))
-    for attack, (kind, factor, alpha) in (
-        ATTACKS.items() if scale == 1 else [(first, ATTACKS[first])]
-    ):
+    attacks = ATTACKS if scale == 1 else {first: ATTACKS[first]}
+    for attack, (kind, factor, alpha) in attacks.items():
         same = [f"train.args.alpha={alpha}", "checkpoints.keep=1"]
         for site in ("site-1", "site-2", "site-3"):
             same += [f"clients.args.{site}.attack={kind}", f"clients.args.{site}.scale={factor}"]
         for rule, settings in RULES.items():
-            ended = summaries(
-                folder,
-                JOBS / "byzantine",
-                scale,
-                *same,
-                f"aggregation.method={rule}",
-                *settings,
-                may_fail="finite",
-            )
+            case = (*same, f"aggregation.method={rule}", *settings)
+            ended = summaries(folder, JOBS / "byzantine", scale, *case, may_fail="finite")
             scores = [
-                [row["accuracy"] for row in summary["metrics"] if "accuracy" in row][-1]
+                [row["accuracy"] for row in summary.metrics if "accuracy" in row][-1]
                 for summary in ended
             ]
             least, most = _BOUNDS.get(rule, (None, None)) if attack == first else (None, None)
@@ -170,7 +152,7 @@ def personal(folder: Path, scale: int) -> Iterator[Row]:
     ):
         ended = summaries(folder, JOBS / "digits", scale, *own_tests, *settings, first_seed=1)
         for metric, what in models.items():
-            values = [float(summary["metrics"][-1][metric]) for summary in ended]
+            values = [float(summary.metrics[-1][metric]) for summary in ended]
             median = statistics.median(values)
             plain = plain or median
             spread = f"({min(values):.3f} to {max(values):.3f})"
@@ -178,7 +160,7 @@ def personal(folder: Path, scale: int) -> Iterator[Row]:
 
 
 def costs(folder: Path, scale: int) -> Iterator[Row]:
-    """Measure a round at 1 GiB and four clients, and the server's memory over its idle."""
+    """Measure a round and the server's memory at 1 GiB and four clients, beside those of a mean."""
     # Of four updates none may be Byzantine for bulyan: that is the mean again.
     cases: dict[str, tuple[str, ...]] = {
         rule: (f"aggregation.method={rule}", *settings)
@@ -189,15 +171,10 @@ def costs(folder: Path, scale: int) -> Iterator[Row]:
     cases["private"] = "privacy.type=central", "privacy.clipping.norm=1", "clients.per_round=4"
     size = GIB // scale
     figures = compare(cases, folder, size, 4, repeat=3 if scale == 1 else 1)
-    plain = figures["mean"].seconds
-    for name, ours in figures.items():
-        what = f"{format_bytes(size)} x 4, {name}"
-        yield Row(f"a round, {what}", ours.seconds, "s", plain, "mean")
-        limit = (32 if name == "swarm" else 64) * MIB
-        yield Row(f"server over idle, {what}", ours.server_over_idle, "bytes", limit, most=1)
+    yield from rows_of_rounds(figures, f"{format_bytes(size)} x 4, ")
 
 
-PARTS: list[Part] = [least_squares, rounds_to, robustness, personal, costs]
+PARTS = by_name(least_squares, rounds_to, robustness, personal, costs)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,8 @@ import multiprocessing
 import socket
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -34,8 +33,7 @@ from flstream.transport.sockets import SocketChannel
 DEFAULTS = StreamSettings()
 CHUNK = DEFAULTS.chunk_size
 REPEAT = 5
-# Seconds after which a run has failed.
-PATIENCE = 600.0
+PATIENCE = 600.0  # seconds after which a run has failed
 
 Into = Literal["bare", "scratch", "existing memory", "new memory", "file"]
 
@@ -44,50 +42,52 @@ class Link(NamedTuple):
     """One process's ends of the connections between a sender and a receiver.
 
     Attributes:
-        receiver: name of the receiver.
-        control: connection for control messages: tokens, and when to begin.
-        pair: sockets of pairs: for downloads, and for bytes without a protocol.
-        tcp: the same, over TCP on the loopback.
+        receiver: Name of the receiver.
+        control: Connection for control messages: tokens, and when to begin.
+        sockets: For downloads over a socket pair and over TCP; then for bytes without a protocol.
     """
 
     receiver: str
     control: Any
-    pair: tuple[socket.socket, socket.socket]
-    tcp: tuple[socket.socket, socket.socket]
+    sockets: Sequence[socket.socket]
 
-    def close(self) -> None:
-        """Close the ends of all connections."""
-        for end in (self.control, *self.pair, *self.tcp):
-            end.close()
+    def bare(self, run: Run) -> socket.socket:
+        """Return the socket of a run without a protocol."""
+        return self.sockets[2 + run.tcp]
+
+    def channels(self, peer: str, *, lends: bool = False) -> list[SocketChannel]:
+        """Return the channels over a socket pair and over TCP to a peer."""
+        pair, tcp, *_ = self.sockets
+        return [SocketChannel(pair, peer, lends=lends), SocketChannel(tcp, peer, beats=True)]
 
 
 class Model(NamedTuple):
     """A model to send.
 
     Attributes:
-        tensors: number of tensors.
-        each: size of each tensor in bytes.
-        path: path of a sparse file with the model; None for a model in memory.
+        tensors: Number of tensors.
+        size: Size of each tensor in bytes.
+        path: Path of a sparse file with the model; None for a model in memory.
     """
 
     tensors: int
-    each: int
+    size: int
     path: Path | None = None
 
     @property
     def nbytes(self) -> int:
         """Size of the model in bytes."""
-        return self.tensors * self.each
+        return self.tensors * self.size
 
     def make(self) -> Source:
         """Create the model as a source. A file is kept; in memory every page is touched."""
         names = [f"t{number:05d}" for number in range(self.tensors)]
         if self.path is None:
             values = (number % 251 for number in range(self.tensors))
-            arrays = (np.full(self.each, value, np.uint8) for value in values)
+            arrays = (np.full(self.size, value, np.uint8) for value in values)
             return MemoryBody.of(dict(zip(names, arrays, strict=True)))
         if not self.path.exists():
-            header = Layout.of((name, "U8", (self.each,)) for name in names).plain_header
+            header = Layout.of((name, "U8", (self.size,)) for name in names).plain_header
             with self.path.open("wb") as file:
                 file.write(header)
                 file.truncate(len(header) + self.nbytes)
@@ -98,19 +98,17 @@ class Run(NamedTuple):
     """A model sent once to one or more receivers at a time.
 
     Attributes:
-        label: name of the measurement; runs with the same label are repetitions.
-        model: model to send.
-        receivers: number of receivers.
-        into: kind of sink of each receiver; ``bare`` is a socket without a protocol.
-        request_size: bytes that a request covers.
-        tcp: whether it goes over TCP on the loopback.
+        label: Name of the measurement; runs with the same label are repetitions.
+        model: Model to send.
+        receivers: Number of receivers.
+        into: Kind of sink of each receiver; ``bare`` is a socket without a protocol.
+        tcp: Whether it goes over TCP on the loopback.
     """
 
     label: str
     model: Model
     receivers: int = 1
     into: Into = "scratch"
-    request_size: int = DEFAULTS.request_size
     tcp: bool = False
 
 
@@ -133,9 +131,9 @@ class Measured(NamedTuple):
     """Results of a list of runs.
 
     Attributes:
-        rates: bytes a second of each run, over all its receivers together, by label.
-        sent: measurements of the sender.
-        received: measurements of each receiver.
+        rates: Bytes a second of each run, over all its receivers together, by label.
+        sent: Measurements of the sender.
+        received: Measurements of each receiver.
     """
 
     rates: dict[str, list[float]]
@@ -157,7 +155,7 @@ def measure(runs: list[Run], folder: Path) -> Measured:
     """Run all runs in order, with the same processes throughout.
 
     Raises:
-        EOFError: a process failed; its traceback is on standard error.
+        EOFError: A process failed; its traceback is on standard error.
     """
     links = [_linked(f"receiver-{n}") for n in range(max(run.receivers for run in runs))]
     with ExitStack() as stack:
@@ -166,7 +164,8 @@ def measure(runs: list[Run], folder: Path) -> Measured:
         # An end that stays open here would keep a process waiting for a peer that has died.
         for pair in links:
             for link in pair:
-                link.close()
+                for end in (link.control, *link.sockets):
+                    end.close()
         sent, *received = [answer.recv() for answer in answers]
     rates: dict[str, list[float]] = {}
     for number, run in enumerate(runs):
@@ -197,9 +196,9 @@ def _answer(answer: Connection, function: Callable[..., Any], *args: Any) -> Non
 
 def _linked(name: str) -> tuple[Link, Link]:
     control, end = multiprocessing.Pipe()
-    data, bare, tcp, bare_tcp = socket.socketpair(), socket.socketpair(), _tcp_pair(), _tcp_pair()
-    ours = Link(name, control, (data[0], bare[0]), (tcp[0], bare_tcp[0]))
-    return ours, Link(name, end, (data[1], bare[1]), (tcp[1], bare_tcp[1]))
+    pairs = socket.socketpair(), _tcp_pair(), socket.socketpair(), _tcp_pair()
+    ours, theirs = zip(*pairs, strict=True)
+    return Link(name, control, ours), Link(name, end, theirs)
 
 
 def _tcp_pair() -> tuple[socket.socket, socket.socket]:
@@ -219,16 +218,16 @@ def _send(links: list[Link], runs: list[Run]) -> Sent:
     idle = own_rss()
     with DownloadService() as service:
         for link in links:
-            link.pair[1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-            service.attach(SocketChannel(link.pair[0], link.receiver, lends=True), link.receiver)
-            service.attach(SocketChannel(link.tcp[0], link.receiver, beats=True), link.receiver)
+            link.sockets[2].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+            for channel in link.channels(link.receiver, lends=True):
+                service.attach(channel, link.receiver)
         for number, run in enumerate(runs):
             chosen = links[: run.receivers]
             ref = service.offer(models[run.model], [link.receiver for link in chosen])
             for link in chosen:
                 link.control.send((number, ref.token))
             if run.into == "bare":
-                _send_bare(models[run.model], (chosen[0].tcp if run.tcp else chosen[0].pair)[1])
+                _send_bare(models[run.model], chosen[0].bare(run))
                 ref.abort("it was sent without")
             else:
                 outcome = ref.wait(PATIENCE)
@@ -237,7 +236,8 @@ def _send(links: list[Link], runs: list[Run]) -> Sent:
             for link in chosen:
                 link.control.recv()  # the receiver has all of it
             requests.append(sum(delivery.requests for delivery in ref.deliveries.values()))
-        over_idle = own_peak_rss() - idle
+        # The kernel counts the peak a little late, so it may lie below the value read at idle.
+        over_idle = max(own_peak_rss() - idle, 0)
         for link in links:
             link.control.send(None)
     return Sent(over_idle, requests, settled)
@@ -259,57 +259,38 @@ def _drain(sock: socket.socket, size: int, buffer: memoryview) -> None:
 
 def _receive(link: Link, runs: list[Run], folder: Path) -> Received:
     """Run a receiver: receive the model of every run that the sender announces."""
-    channels = (
-        SocketChannel(link.pair[0], "sender"),
-        SocketChannel(link.tcp[0], "sender", beats=True),
-    )
-    receivers = [Receiver(channel, "sender") for channel in channels]
+    receivers = [Receiver(channel, "sender") for channel in link.channels("sender")]
     spans: dict[int, tuple[float, float]] = {}
-    memory: dict[Model, MemoryBody] = {}
-    buffer = Scratch()
+    bodies: dict[Model, MemoryBody] = {}
+    path, buffer = folder / f"{link.receiver}.safetensors", Scratch()
+
+    def existing(layout: Layout) -> MemoryBody:
+        if run.model not in bodies:
+            bodies[run.model] = MemoryBody.allocate(layout, "numpy")
+        return bodies[run.model]
+
     idle = own_rss()
     while (announced := link.control.recv()) is not None:
         number, token = announced
         began = time.monotonic()
         run = runs[number]
-        if run.into == "bare":
-            _drain((link.tcp if run.tcp else link.pair)[1], run.model.nbytes, buffer.take(CHUNK))
-        else:
-            path = folder / f"{link.receiver}.safetensors"
-            _download(run, receivers[run.tcp], token, path, memory, buffer)
+        receiver, status = receivers[run.tcp], None
+        match run.into:
+            case "bare":
+                _drain(link.bare(run), run.model.nbytes, buffer.take(CHUNK))
+            case "scratch":
+                remote = RemoteSource(receiver, token, DEFAULTS)
+                for start, stop in remote.layout.ranges(DEFAULTS.frame_size):
+                    remote.views(start, stop, buffer)
+                remote.close()
+            case "new memory":
+                status, _ = download_arrays(receiver, token)
+            case "existing memory":
+                download(receiver, token, DEFAULTS, existing)
+            case "file":
+                status, _ = download_file(receiver, token, path)
+                path.unlink()
+        assert status is None or status.ok, status.reason
         spans[number] = began, time.monotonic()
         link.control.send("done")
-    return Received(own_peak_rss() - idle, spans)
-
-
-def _download(
-    run: Run,
-    receiver: Receiver,
-    token: bytes,
-    path: Path,
-    memory: dict[Model, MemoryBody],
-    buffer: Scratch,
-) -> None:
-    """Receive the model of a run into the run's kind of sink."""
-    settings = replace(DEFAULTS, request_size=run.request_size)
-
-    def existing(layout: Layout) -> MemoryBody:
-        if run.model not in memory:
-            memory[run.model] = MemoryBody.allocate(layout, "numpy")
-        return memory[run.model]
-
-    match run.into:
-        case "scratch":
-            remote = RemoteSource(receiver, token, settings)
-            for start, stop in remote.layout.ranges(settings.frame_size):
-                remote.views(start, stop, buffer)
-            remote.close()
-        case "existing memory":
-            download(receiver, token, settings, existing)
-        case "new memory":
-            status, _ = download_arrays(receiver, token, settings=settings)
-            assert status.ok, status.reason
-        case "file":
-            status, _ = download_file(receiver, token, path, settings=settings)
-            path.unlink()
-            assert status.ok, status.reason
+    return Received(max(own_peak_rss() - idle, 0), spans)

@@ -17,34 +17,27 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from rows import MIB, Part, Row, measure_parts
-from streams import CHUNK, REPEAT, Into, Measured, Model, Run, alternating, measure
+from rows import MIB, Row, by_name, measure_parts
+from streams import CHUNK, DEFAULTS, REPEAT, Into, Measured, Model, Run, alternating, measure
 
 from flstream.units import format_bytes
 
-# Number of tiny downloads before those that are measured.
-WARM_UPS = 50
-OPENFL_REQUESTS = 160
+WARM_UPS = 50  # tiny downloads before those that are measured
 
 
 def one_receiver(folder: Path, scale: int) -> Iterator[Row]:
-    """Measure a download against the bare socket pair, from the same cold memory."""
-    model = Model(64, 16 * MIB // scale)
-    runs = alternating(Run("bare socket pair", model, into="bare"), Run("download", model))
-    what = f"1 receiver, {format_bytes(model.nbytes)} in 64 tensors"
-    yield rate_row(measure(runs, folder), what, "download", "bare socket pair", 0.8)
-
-
-def over_tcp(folder: Path, scale: int) -> Iterator[Row]:
-    """Measure downloads over TCP against a bare connection of the loopback."""
+    """Measure downloads against bare sockets, from the same cold memory and from a file."""
     memory = Model(64, 16 * MIB // scale)
     file = Model(1, 1024 * MIB // scale, folder / "sparse-tcp.safetensors")
-    for model, place in ((memory, "in 64 tensors"), (file, "from a file")):
-        runs = alternating(
-            Run("bare connection", model, into="bare", tcp=True), Run("download", model, tcp=True)
-        )
-        what = f"1 receiver over TCP, {format_bytes(model.nbytes)} {place}"
-        yield rate_row(measure(runs, folder), what, "download", "bare connection", 0.8)
+    for tcp, model, place in (
+        (False, memory, "in 64 tensors"),
+        (True, memory, "in 64 tensors, over TCP"),
+        (True, file, "from a file, over TCP"),
+    ):
+        bare = Run("bare TCP" if tcp else "bare socket pair", model, into="bare", tcp=tcp)
+        done = measure(alternating(bare, Run("download", model, tcp=tcp)), folder)
+        what = f"1 receiver, {format_bytes(model.nbytes)} {place}"
+        yield rate_row(done, what, "download", bare.label, 0.8)
 
 
 def small_tensors(folder: Path, scale: int) -> Iterator[Row]:
@@ -89,21 +82,15 @@ def memory_over_idle(folder: Path, scale: int) -> Iterator[Row]:
         done = measure([Run("download", model, into=into)], folder)
         size = format_bytes(model.nbytes)
         what = f"{size} from {'memory' if model.path is None else '1 tensor in a file'} into {into}"
-        yield memory_row(f"sender over idle, {what}", done.sent.over_idle, 32 * MIB)
-        kept = model.nbytes if into == "new memory" else 0
-        over_idle = done.received[0].over_idle
-        yield memory_row(f"receiver over idle, {what}", over_idle, kept + 32 * MIB)
+        limit = (model.nbytes if into == "new memory" else 0) + 32 * MIB
+        sender, receiver = done.sent.over_idle, done.received[0].over_idle
+        yield Row(f"sender over idle, {what}", sender, "bytes", 32 * MIB, most=1.0)
+        yield Row(f"receiver over idle, {what}", receiver, "bytes", limit, most=1.0)
 
 
 def rate_row(done: Measured, what: str, label: str, limit: str, least: float) -> Row:
     """Return a row that compares the rates of two labels."""
     return Row(what, done.rate(label) / 1e9, "GB/s", done.rate(limit) / 1e9, limit, least=least)
-
-
-def memory_row(what: str, used: int, limit: int) -> Row:
-    """Return a row of memory used against memory allowed, both in bytes."""
-    # The kernel counts the peak a little late, so it may lie below the value read at idle.
-    return Row(what, max(used, 0), "bytes", limit, most=1.0)
 
 
 def growth(folder: Path, scale: int) -> Iterator[Row]:
@@ -133,28 +120,18 @@ def tiny(folder: Path, scale: int) -> Iterator[Row]:
 def histology(folder: Path, scale: int) -> Iterator[Row]:
     """Measure a round with the shape of OpenFL's histology task: 20 tensors, 64 MB, 8 receivers."""
     model = Model(20, 3_200_000 // scale)
-    whole = Run("default", model, receivers=8, into="new memory")
-    pieces = whole._replace(label="1 MiB", request_size=MIB)
-    done = measure([whole, pieces], folder)
-    for run, count in zip((whole, pieces), done.sent.requests, strict=True):
-        expected = run.receivers * math.ceil(model.nbytes / run.request_size)
-        what = f"20 tensors, {model.nbytes / 1e6:g} MB, 8 receivers, request_size "
-        what += format_bytes(run.request_size)
-        limit = f"by the formula, OpenFL {OPENFL_REQUESTS}"
-        yield Row(what, count, "requests", expected, limit, least=1.0, most=1.0)
-    yield memory_row("server over idle, the same round", done.sent.over_idle, 64 * MIB)
+    done = measure([Run("default", model, receivers=8, into="new memory")], folder)
+    expected = 8 * math.ceil(model.nbytes / DEFAULTS.request_size)
+    what = f"20 tensors, {model.nbytes / 1e6:g} MB, 8 receivers"
+    limit = "by the formula, OpenFL 160"
+    yield Row(what, done.sent.requests[0], "requests", expected, limit, least=1.0, most=1.0)
+    server = done.sent.over_idle
+    yield Row("server over idle, the same round", server, "bytes", 64 * MIB, most=1.0)
 
 
-PARTS: list[Part] = [
-    one_receiver,
-    over_tcp,
-    small_tensors,
-    four_receivers,
-    memory_over_idle,
-    growth,
-    tiny,
-    histology,
-]
+PARTS = by_name(
+    one_receiver, small_tensors, four_receivers, memory_over_idle, growth, tiny, histology
+)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Sequence
 
 MOST_QUOTED = 300
 """Characters of one reason, such as an exception's text, among others on a line."""
@@ -59,6 +60,13 @@ def natural_key(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts names as people do: ``site-2`` before ``site-10``."""
     parts = re.split(r"([0-9]+)", name)
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts if part]
+
+
+def brief_names(names: Sequence[str], most: int = 6) -> str:
+    """Return some names in a sentence: ``a, b and 3 more``."""
+    more = len(names) - most
+    text = ", ".join(map(printable, names[:most]))
+    return f"{text} and {more:,} more" if more > 0 else text
 
 
 def signal_name(number: int) -> str:

@@ -11,21 +11,30 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import date
 from pathlib import Path
 
-from contestants import EXCHANGE, PEERS, RACE, Contestant, Result, Task, install, measure, python_of
-from table import EXCHANGE_FIGURES, RACE_FIGURES, draw, grid
+from contestants import (
+    EXCHANGE,
+    PEERS,
+    RACE,
+    REQUIREMENTS,
+    Contestant,
+    Result,
+    Task,
+    install,
+    measure,
+)
+from table import EXCHANGE_FIGURES, RACE_FIGURES, grid
 from tree import adopt_orphans
 
-from flstream.telemetry.machine import this_machine
+from flstream import __version__
 from flstream.units import format_bytes, parse_bytes
 
 sys.path.insert(1, str(Path(__file__).parents[1]))
-from rows import markdown_table, print_table
+from rows import machine, markdown_table, print_table
 
 RACE_TASK = Task(clients=1000, rounds=30)
 LEGEND = (
@@ -39,45 +48,35 @@ def compare(contestants: Sequence[Contestant], task: Task, repeat: int) -> list[
     """Run contestants in turn, each of them ``repeat`` times."""
     results = [Result(contestant, []) for contestant in contestants]
     for number in range(1, repeat + 1):
-        for contestant, runs in ((result.contestant, result.runs) for result in results):
-            assert isinstance(runs, list)
-            title = f"{contestant.name}, {task.clients} clients, run {number} of {repeat}"
-            print(title, file=sys.stderr, flush=True)
-            runs.append(measure(contestant, task))
-            steady = ", ".join(f"{seconds:.2f}" for seconds in runs[-1].rounds[1:3])
-            line = runs[-1].failure or f"steady rounds: {steady} s"
-            print(f"  {line}", file=sys.stderr, flush=True)
+        for result in results:
+            run = measure(result.contestant, task)
+            result.runs.append(run)
+            line = run.failure or f"second round: {run.rounds[1]:.2f} s"
+            title = f"{result.contestant.name}, {task.clients} clients, {number} of {repeat}"
+            print(f"{title}: {line}", file=sys.stderr, flush=True)
     return results
 
 
 def versions(peers: Sequence[str]) -> dict[str, str]:
-    """Return the version of each peer's package, with those of torch and Ray."""
-    code = "import importlib.metadata as m, sys; print(*map(m.version, sys.argv[1:]))"
+    """Return the versions that are installed for each peer, of its package, torch and Ray."""
     texts = {}
-    for peer in peers:
-        packages = [PEERS[peer].package, "torch", *(["ray"] if peer == "flower" else [])]
-        command = [str(python_of(peer)), "-c", code, *packages]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-        except (OSError, subprocess.CalledProcessError):
-            texts[PEERS[peer].title] = "not installed"
-            continue
-        own, *others = done.stdout.split()
-        beside = ", ".join(map(" ".join, zip(packages[1:], others, strict=True)))
-        texts[PEERS[peer].title] = f"{own} ({beside})"
+    for title, package, file in ((*PEERS[peer], REQUIREMENTS / f"{peer}.txt") for peer in peers):
+        lines = file.read_text().splitlines() if file.exists() else []
+        pins = dict(line.split("==") for line in lines if "==" in line)
+        pinned = [f"{name} {pins[name]}" for name in ("torch", "ray") if name in pins]
+        texts[title] = " ".join([pins.get(package, __version__), *pinned])
     return texts
 
 
 def selected(contestants: Sequence[Contestant], only: Sequence[str]) -> list[Contestant]:
     """Return the selected contestants, after the first one, which the others are compared with."""
     first, *others = contestants
-    chosen = [each for each in others if not only or each.name in only or each.peer in only]
+    chosen = [one for one in others if not only or one.name in only or one.peer in only]
     return [first, *chosen] if chosen else []
 
 
 def main(options: argparse.Namespace) -> None:
     """Install, measure, and print the tables."""
-    began = datetime.now(UTC).astimezone()
     size, counts = parse_bytes(options.size), [int(count) for count in options.clients.split(",")]
     if options.rounds < 3:
         raise SystemExit("--rounds must be 3 or more: the first and last do not count")
@@ -100,11 +99,8 @@ def main(options: argparse.Namespace) -> None:
         results = compare(race, RACE_TASK, options.repeat)
         parts.append(("1,000 clients of 18 digits, 100 a round", results, RACE_FIGURES))
 
-    here = this_machine()
-    machine = f"{here.cores} cores, {format_bytes(here.memory)}, {here.system}"
-    machine += f", Python {here.versions['python']}"
     about = [
-        f"{began:%Y-%m-%d}, {machine}. Medians of {options.repeat} runs, alternating.",
+        f"{date.today()}, {machine()}. Medians of {options.repeat} runs, alternating.",
         ", ".join(f"{title} {version}" for title, version in packages.items()) + ".",
     ]
     page = list(about)
@@ -118,20 +114,8 @@ def main(options: argparse.Namespace) -> None:
     if options.markdown:
         options.markdown.write_text("\n\n".join(page) + "\n")
     if options.json:
-        document = {
-            "date": began.isoformat(timespec="seconds"),
-            "machine": machine,
-            "versions": packages,
-            "model_bytes": size,
-            "rounds": options.rounds,
-            "parts": [
-                {"title": title, "results": [result.to_dict() for result in results]}
-                for title, results, _ in parts
-            ],
-        }
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
-    if options.plot:
-        draw(options.plot, parts)
+        figures = {title: [one.to_dict() for one in results] for title, results, _ in parts}
+        options.json.write_text(json.dumps({"about": about, "parts": figures}, indent=2) + "\n")
 
 
 def _stop(number: int, _frame: object) -> None:
@@ -151,7 +135,6 @@ if __name__ == "__main__":
     parser.add_argument("--no-install", action="store_true", help="take peers as they are")
     parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--markdown", type=Path, help="file for the tables")
-    parser.add_argument("--plot", type=Path, help="file for a chart, PNG")
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGHUP, _stop)
     adopt_orphans()

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -32,29 +32,23 @@ COHORT = 100
 """Clients of a round in the race."""
 
 
-class Peer(NamedTuple):
-    """A program: its own name, and that of its package."""
-
-    title: str
-    package: str
-
-
 PEERS = {
-    "flstream": Peer("flstream", "flstream"),
-    "nvflare": Peer("NVFlare", "nvflare"),
-    "flower": Peer("Flower", "flwr"),
-    "pfl": Peer("pfl-research", "pfl"),
+    "flstream": ("flstream", "flstream"),
+    "nvflare": ("NVFlare", "nvflare"),
+    "flower": ("Flower", "flwr"),
+    "pfl": ("pfl-research", "pfl"),
 }
+"""Names of programs, and of their packages."""
 
 
 class Contestant(NamedTuple):
     """A peer with one choice of settings, in one job.
 
     Attributes:
-        name: name on the command line and in JSON.
-        peer: key of :data:`PEERS`; its adapter is ``adapters/<peer>_peer.py``.
-        label: name in tables.
-        arguments: arguments of the adapter after the numbers of clients and of rounds, with
+        name: Name on the command line and in JSON.
+        peer: Key of :data:`PEERS`; its adapter is ``adapters/<peer>_peer.py``.
+        label: Name in tables.
+        arguments: Arguments of the adapter after the numbers of clients and of rounds, with
             ``{clients}`` and ``{size}`` to be filled in.
     """
 
@@ -101,13 +95,12 @@ class Run:
     """One run; seconds and bytes.
 
     Attributes:
-        startup: from the command to the beginning of the first round.
-        rounds: each from its beginning to that of the next, without the last, which has no next.
+        startup: From the command to the beginning of the first round.
+        rounds: Each from its beginning to that of the next, without the last, which has no next.
         server_idle: RSS of the server's process after its imports, before it had a model.
-        server_peak: the kernel's high-water mark of its RSS.
-        peak_pss: highest PSS of all processes together at one time.
-        pss_interval: median of the seconds between two readings of PSS.
-        failure: one line that says why the run does not count, or nothing.
+        server_peak: The kernel's high-water mark of its RSS.
+        peak_pss: Highest PSS of all processes together at one time.
+        failure: One line that says why the run does not count, or nothing.
     """
 
     startup: float = 0.0
@@ -115,7 +108,6 @@ class Run:
     server_idle: int = 0
     server_peak: int = 0
     peak_pss: int = 0
-    pss_interval: float = 0.0
     failure: str = ""
 
 
@@ -127,7 +119,7 @@ class Result:
     """
 
     contestant: Contestant
-    runs: Sequence[Run]
+    runs: list[Run]
 
     @property
     def good(self) -> list[Run]:
@@ -209,7 +201,7 @@ def measure(contestant: Contestant, task: Task) -> Run:
         began = time.time()
         with TreeSampler() as sampler:
             status = run_to_end(command, environment, folder, log, DEADLINE)
-        run = read_journal(journal, began, sampler.peak_rss, sampler.peak_pss, sampler.pss_interval)
+        run = read_journal(journal, began, sampler.peak_rss, sampler.peak_pss)
         failure = run.failure or (f"it ended with status {status}" if status else "")
         if status is None:
             failure = f"it was killed after {DEADLINE:.0f} s"
@@ -219,17 +211,14 @@ def measure(contestant: Contestant, task: Task) -> Run:
         return Run(failure=f"{failure}: {last_error(log)}")
 
 
-def read_journal(
-    path: Path, began: float, peaks: Mapping[int, int], peak_pss: int, pss_interval: float
-) -> Run:
-    """Read a run from its journal and what was sampled.
+def read_journal(path: Path, began: float, peaks: Mapping[int, int], peak_pss: int) -> Run:
+    """Read a run from its journal and its samples.
 
     Args:
-        path: path of the journal; see ``adapters/task.py``.
-        began: time of the command, in seconds since the epoch.
-        peaks: high-water marks of RSS in bytes, by pid.
-        peak_pss: highest PSS of all processes, in bytes.
-        pss_interval: seconds between two readings of PSS.
+        path: Path of the journal; see ``adapters/task.py``.
+        began: Time of the command, in seconds since the epoch.
+        peaks: High-water marks of RSS in bytes, by pid.
+        peak_pss: Highest PSS of all processes, in bytes.
     """
     events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     idle = [event for event in events if event["event"] == "idle"]
@@ -243,7 +232,7 @@ def read_journal(
         return Run(failure="it did not say when its rounds began")
     rounds = tuple(later - earlier for earlier, later in pairwise(begun))
     peak = peaks.get(idle[0]["pid"], 0)
-    return Run(begun[0] - began, rounds, idle[0]["rss"], peak, peak_pss, pss_interval)
+    return Run(begun[0] - began, rounds, idle[0]["rss"], peak, peak_pss)
 
 
 def last_error(log: Path) -> str:

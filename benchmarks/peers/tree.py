@@ -5,13 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
@@ -42,16 +40,17 @@ def run_to_end(
     """Run a command; whatever it started and did not end is killed with it.
 
     Args:
-        command: program and arguments.
-        env: all of its environment.
-        folder: its working directory.
-        log: file for what it prints.
-        deadline: seconds until it is killed.
+        command: Program and arguments.
+        env: All of its environment.
+        folder: Its working directory.
+        log: File for what it prints.
+        deadline: Seconds until it is killed.
 
     Returns:
         The exit status, or None if the deadline passed.
     """
-    with log.open("wb") as output, no_descendants_left():
+    with log.open("wb") as output, ExitStack() as stack:
+        stack.callback(_kill_descendants)
         # In a session of its own, so that Ctrl-C reaches this process alone.
         process = subprocess.Popen(
             command,
@@ -68,17 +67,7 @@ def run_to_end(
             return None
 
 
-@contextmanager
-def no_descendants_left() -> Iterator[None]:
-    """Kill every descendant of this process at the end, whichever way it comes."""
-    try:
-        yield
-    finally:
-        # A second Ctrl-C must not cut this short.
-        with handling(STOPS, signal.SIG_IGN):
-            _kill_descendants()
-
-
+@handling(STOPS, signal.SIG_IGN)  # a second Ctrl-C must not cut this short
 def _kill_descendants() -> None:
     # Those that are being killed may start others, so look again until there are none.
     while living := psutil.Process().children(recursive=True):
@@ -94,24 +83,17 @@ class TreeSampler:
     """Samples every descendant of this process on a thread of its own, as a context manager.
 
     Attributes:
-        peak_rss: the kernel's high-water mark of RSS in bytes, of each process by its pid.
-        peak_pss: the highest sum of PSS over all processes at one time, in bytes. Shared pages
+        peak_rss: The kernel's high-water mark of RSS in bytes, of each process by its pid.
+        peak_pss: The highest sum of PSS over all processes at one time, in bytes. Shared pages
             count once, those of shared memory (``/dev/shm``) among them.
     """
 
     def __init__(self) -> None:
         self.peak_rss: dict[int, int] = {}
         self.peak_pss = 0
-        self._times: list[float] = []
         self._next_pss = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tree-sampler", daemon=True)
-
-    @property
-    def pss_interval(self) -> float:
-        """Median of seconds between two readings of PSS; 0 if there were not two."""
-        gaps = [later - earlier for earlier, later in pairwise(self._times)]
-        return statistics.median(gaps) if gaps else 0.0
 
     def _run(self) -> None:
         while not self._stopping.wait(INTERVAL):
@@ -122,7 +104,6 @@ class TreeSampler:
             if began >= self._next_pss:
                 total = sum(_kib(pid, "smaps_rollup", "Pss:") for pid in pids)
                 self.peak_pss = max(self.peak_pss, total)
-                self._times.append(began)
                 self._next_pss = began + (time.monotonic() - began) / PSS_SHARE
 
     def __enter__(self) -> Self:

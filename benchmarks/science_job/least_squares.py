@@ -27,8 +27,8 @@ flare.init()
 info = flare.system_info()
 matrix, right = problem(info["site_index"])
 everything = [problem(index) for index in range(info["clients"])]
-left = sum(each.T @ each for each, _ in everything)
-optimum = torch.linalg.solve(left, sum(each.T @ side for each, side in everything))
+normal = sum(matrix.T @ matrix for matrix, _ in everything)
+optimum = torch.linalg.solve(normal, sum(matrix.T @ side for matrix, side in everything))
 
 while flare.is_running():
     model = flare.receive(into=net)

@@ -4,7 +4,7 @@ import torch
 
 
 class Point(torch.nn.Module):
-    """What is sought: it begins at zero."""
+    """The point that is sought, which begins at zero."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ MODES = ("pull", "native", "map", "file")
 CODECS = ("zstd", "delta+shuffle+zstd", "cast", "cast/cast", "int8", "int4", "topk", "ternary")
 """Entries of a list of codecs that `all` stands for."""
 
-NONE, ALL = "none", "all"
+_NONE, _ALL = "none", "all"
 
 _FILE_CLIENT = Path(__file__).with_name("file_client.py")
 _CODEC_CLIENT = Path(__file__).with_name("model_like.py")
@@ -49,9 +49,9 @@ class Case(NamedTuple):
     """A set of overrides of the exchange job.
 
     Attributes:
-        name: name in tables, such as `pull 2 MiB`.
-        overrides: overrides of the job file, beside those of all cases.
-        in_files: whether clients keep the model in a file instead of in memory.
+        name: Name in tables, such as `pull 2 MiB`.
+        overrides: Overrides of the job file, beside those of all cases.
+        in_files: Whether clients keep the model in a file instead of in memory.
     """
 
     name: str
@@ -71,14 +71,14 @@ class BenchPlan:
     """Cases to measure with one model.
 
     Attributes:
-        model_bytes: size of the model in bytes.
-        clients: number of clients, each a process.
-        tensors: number of tensors of equal size; None for a mix like a transformer's.
-        cases: the cases; others are compared with the first.
-        repeat: number of runs of each case.
-        with_codecs: whether codecs are compared, so that models differ by what was lost.
-        job_file: job file whose key `model.args.size` is the size of the model.
-        rounds: rounds of a run, of which the last one is measured.
+        model_bytes: Size of the model in bytes.
+        clients: Number of clients, each a process.
+        tensors: Number of tensors of equal size; None for a mix like a transformer's.
+        cases: The cases; others are compared with the first.
+        repeat: Number of runs of each case.
+        with_codecs: Whether codecs are compared, so that models differ by what was lost.
+        job_file: Job file whose key `model.args.size` is the size of the model.
+        rounds: Rounds of a run, of which the last one is measured.
     """
 
     model_bytes: int
@@ -94,7 +94,7 @@ class BenchPlan:
         """Load the job with the settings of a case.
 
         Raises:
-            UsageError: the settings make no valid job.
+            UsageError: The settings make no valid job.
         """
         overrides = [
             f"rounds={self.rounds}",
@@ -145,17 +145,17 @@ def make_plan(
     """Combine every mode, chunk size, list of codecs and link into cases.
 
     Args:
-        model_bytes: size of the model in bytes.
-        clients: number of clients.
-        modes: modes with commas between them; None for all but `map`, or `pull` with codecs.
-        chunk_sizes: maximum frame sizes in bytes, for the modes that have frames.
-        codecs: entries with commas between them, as docs/bench.md has them; None for no codecs.
-        links: emulated links of each client, each as `10Mbit,50ms`; `none` is without.
-        tensors: number of tensors of equal size; None for a mix.
-        repeat: runs of each case; None for 3, or 1 where a run takes long enough.
+        model_bytes: Size of the model in bytes.
+        clients: Number of clients.
+        modes: Modes with commas between them; None for all but `map`, or `pull` with codecs.
+        chunk_sizes: Maximum frame sizes in bytes, for the modes that have frames.
+        codecs: Entries with commas between them, as docs/bench.md has them; None for no codecs.
+        links: Emulated links of each client, each as `10Mbit,50ms`; `none` is without.
+        tensors: Number of tensors of equal size; None for a mix.
+        repeat: Runs of each case; None for 3, or 1 where a run takes long enough.
 
     Raises:
-        UsageError: an option has a value that it cannot have.
+        UsageError: An option has a value that it cannot have.
     """
     if model_bytes == 0 or model_bytes % 4:
         raise UsageError(f"--model-size {model_bytes}: weights are float32, so a multiple of 4")
@@ -164,21 +164,21 @@ def make_plan(
     chosen = _listed("--modes", modes or ("pull" if codecs else "pull,native,file"))
     if unknown := [mode for mode in chosen if mode not in MODES]:
         raise UsageError(f"--modes {modes}: no mode {unknown[0]!r}; known are {', '.join(MODES)}")
-    entries = [NONE]
+    entries = [_NONE]
     for entry in [] if codecs is None else _listed("--codecs", codecs):
-        entries += CODECS if entry == ALL else [entry]
+        entries += CODECS if entry == _ALL else [entry]
     if codecs and "file" in chosen:
         raise UsageError(f"--modes {modes}: file goes without --codecs; leave one of them out")
     if codecs and model_bytes <= _NOT_ENCODED:
         what = f"--model-size {model_bytes}: bodies of up to 64 KiB go as they are"
         raise UsageError(f"{what}; name a larger one with --codecs")
     cases: dict[str, Case] = {}
-    for link, mode, size, entry in product(links or [NONE], chosen, chunk_sizes, entries):
+    for link, mode, size, entry in product(links or [_NONE], chosen, chunk_sizes, entries):
         parts = (
             (mode, len(chosen) > 1 or len(entries) == 1),
             (format_bytes(size), len(chunk_sizes) > 1 and mode != "native"),
             (entry, len(entries) > 1),
-            ("no link" if link == NONE else link, len(links) > 1),
+            ("no link" if link == _NONE else link, len(links) > 1),
         )
         name = " ".join(part for part, differs in parts if differs)
         overrides = (
@@ -209,7 +209,7 @@ def _codec_overrides(entry: str) -> Iterable[str]:
     Codecs of updates stand before a slash and those of models after it. Without a slash, exact
     codecs are for both, and those with a loss for updates alone.
     """
-    if entry == NONE:
+    if entry == _NONE:
         return ()
     up, slash, down = entry.partition("/")
     if not slash:
@@ -223,7 +223,7 @@ def _codec_overrides(entry: str) -> Iterable[str]:
 def _codec_section(entry: str, step: str) -> str:
     name, colon, value = (part.strip() for part in step.partition(":"))
     if not colon:
-        return "" if name in ("", NONE) else json.dumps(name)
+        return "" if name in ("", _NONE) else json.dumps(name)
     if name not in _ARGUMENTS:
         raise UsageError(f"--codecs {entry}: only {', '.join(_ARGUMENTS)} take a value, not {name}")
     args = f"{_ARGUMENTS[name]} = {json.dumps(value)}"
@@ -232,7 +232,7 @@ def _codec_section(entry: str, step: str) -> str:
 
 def _link_overrides(text: str, model_bytes: int) -> Iterable[str]:
     """Return the overrides with which a job's sites have a link, and the time that it takes."""
-    if text == NONE:
+    if text == _NONE:
         return ()
     try:
         link = parse_link(text)

@@ -19,17 +19,11 @@ def document(plan: BenchPlan, results: Sequence[Result]) -> dict[str, Any]:
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": asdict(this_machine()),
         "plan": {key: getattr(plan, key) for key in keys},
-        "results": [_result(result, first_measured(results)) for result in results],
+        "results": [_result(result, results) for result in results],
     }
 
 
-def first_measured(results: Sequence[Result]) -> Result | None:
-    """Return the result of the first case that was run, which others are compared with."""
-    return next((result for result in results if result.runs), None)
-
-
-def _result(result: Result, first: Result | None) -> dict[str, Any]:
-    figures, compared = result.median, first and first.median
+def _result(result: Result, results: Sequence[Result]) -> dict[str, Any]:
     return {
         "case": result.case.name,
         "overrides": list(result.case.overrides),
@@ -38,8 +32,8 @@ def _result(result: Result, first: Result | None) -> dict[str, Any]:
         "failed": result.has_failed,
         "digest": result.digest,
         "predicted": result.need._asdict(),
-        "median": asdict(figures) if figures else None,
-        "ratio": figures.seconds / compared.seconds if figures and compared else None,
-        "error": result.error,
+        "median": asdict(result.median) if result.median else None,
+        "ratio": result.ratio(results),
+        "error": result.loss,
         "runs": [asdict(run) for run in result.runs],
     }

@@ -7,7 +7,7 @@ import os
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -41,19 +41,19 @@ class Figures:
     """Figures of one run. Seconds, bytes and requests are those of its last round.
 
     Attributes:
-        seconds: seconds of the whole round.
-        download: seconds until every client had the model.
-        train: seconds in which the clients changed it.
-        upload_and_fold: seconds until every update was folded.
-        checkpoint: seconds until the next model was durable.
-        down_bytes: bytes that moved to all clients.
-        up_bytes: bytes that moved from all clients.
-        requests: requests of all clients, both ways.
-        rate: bytes a second, both ways, while models and updates moved.
-        server_over_idle: peak RSS of the server over that after its imports, in bytes.
-        client_over_idle: the same of the client with the highest peak.
-        total_pss: highest PSS of all processes at one time, in bytes.
-        wall_seconds: seconds of the whole run, from its first process to its last.
+        seconds: Seconds of the whole round.
+        download: Seconds until every client had the model.
+        train: Seconds in which the clients changed it.
+        upload_and_fold: Seconds until every update was folded.
+        checkpoint: Seconds until the next model was durable.
+        down_bytes: Bytes that moved to all clients.
+        up_bytes: Bytes that moved from all clients.
+        requests: Requests of all clients, both ways.
+        rate: Bytes a second, both ways, while models and updates moved.
+        server_over_idle: Peak RSS of the server over that after its imports, in bytes.
+        client_over_idle: The same of the client with the highest peak.
+        total_pss: Highest PSS of all processes at one time, in bytes.
+        wall_seconds: Seconds of the whole run, from its first process to its last.
     """
 
     seconds: float
@@ -76,15 +76,15 @@ class Result:
     """Measurements of a case.
 
     Attributes:
-        case: the case.
-        need: predicted memory and disk of a run.
-        runs: figures of each run.
-        reason: why it was not run as often as planned; empty if it was.
-        has_failed: whether that was a failure, and not a lack of memory or disk.
-        digest: digest of the final model; empty without runs.
-        error: L2 norm of the difference of the final model from the first case's, divided by that
+        case: The case.
+        need: Predicted memory and disk of a run.
+        runs: Figures of each run.
+        reason: Why it was not run as often as planned; empty if it was.
+        has_failed: Whether that was a failure, and not a lack of memory or disk.
+        digest: Digest of the final model; empty without runs.
+        loss: L2 norm of the difference of the final model from the first case's, divided by that
             of all changes of the first case's; None where codecs are not compared.
-        traces: memory over time in the first run, of the server and the client with the highest
+        traces: Memory over time in the first run, of the server and the client with the highest
             peak.
     """
 
@@ -94,7 +94,7 @@ class Result:
     reason: str = ""
     has_failed: bool = False
     digest: str = ""
-    error: float | None = None
+    loss: float | None = None
     traces: Traces = field(default_factory=dict)
 
     @property
@@ -105,6 +105,12 @@ class Result:
         rows = [asdict(run) for run in self.runs]
         return Figures(**{name: statistics.median(row[name] for row in rows) for name in rows[0]})
 
+    def ratio(self, results: Sequence[Result]) -> float | None:
+        """Return the seconds of a round over those of the first case that was run; None without."""
+        medians = [result.median for result in results]
+        first = next((figures for figures in medians if figures is not None), None)
+        return self.median.seconds / first.seconds if self.median and first else None
+
 
 def measure(plan: BenchPlan, folder: Path, tell: Callable[[str], None]) -> list[Result]:
     """Run the cases of a plan in turn, as often as it repeats them.
@@ -112,15 +118,15 @@ def measure(plan: BenchPlan, folder: Path, tell: Callable[[str], None]) -> list[
     A case for which there is not enough memory or disk is not run. One that fails is not repeated.
 
     Args:
-        plan: cases to run.
-        folder: folder for the temporary run directories, on the disk to be measured.
-        tell: function called with a line of progress after each run.
+        plan: Cases to run.
+        folder: Folder for the temporary run directories, on the disk to be measured.
+        tell: Function called with a line of progress after each run.
 
     Returns:
         The results of all cases, in the order of the plan.
 
     Raises:
-        UsageError: a case makes no valid job, no case fits this machine, or the folder cannot be
+        UsageError: A case makes no valid job, no case fits this machine, or the folder cannot be
             written.
         AbortedError: Ctrl-C stopped a run.
         KeyboardInterrupt: Ctrl-C came between two runs.
@@ -162,7 +168,7 @@ def _run(plan: BenchPlan, result: Result, work: Path) -> None:
 
     Raises:
         AbortedError: Ctrl-C stopped the run.
-        SimulationError: the run failed.
+        SimulationError: The run failed.
     """
     with tempfile.TemporaryDirectory(prefix="run-", dir=work) as path:
         run = RunDirectory.create("exchange", Path(path))
@@ -179,7 +185,7 @@ def _run(plan: BenchPlan, result: Result, work: Path) -> None:
             result.digest = summary.model.digest
             result.traces = _traces(run, history.timeline.spans[0].begin, peaks)
             if plan.with_codecs:
-                result.error = _error(run, plan.rounds, work)
+                result.loss = _loss(run, plan.rounds, work)
 
 
 def _figures(measured: RoundRecord, summary: Summary, client: ProcessMemory) -> Figures:
@@ -216,7 +222,7 @@ def _traces(run: RunDirectory, began: float, peaks: Mapping[str, ProcessMemory])
     }
 
 
-def _error(run: RunDirectory, last: int, work: Path) -> float:
+def _loss(run: RunDirectory, last: int, work: Path) -> float:
     """Return the relative error of a run's final model; the first case's models are kept."""
     initial, final = work / "initial.safetensors", work / "final.safetensors"
     if not final.exists():

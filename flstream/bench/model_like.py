@@ -56,8 +56,8 @@ def build(size: int, tensors: int | None = None) -> dict[str, Any]:
     """Return the tensors of a model of float32, by name.
 
     Args:
-        size: bytes of all tensors together, a multiple of 4.
-        tensors: number of tensors, of about equal size; None for 8.
+        size: Bytes of all tensors together, a multiple of 4.
+        tensors: Number of tensors, of about equal size; None for 8.
     """
     import torch
 

@@ -3,7 +3,7 @@
 from flstream.job.clients_section import ClientsSection
 from flstream.job.fields import Section
 from flstream.job.job import Job
-from flstream.job.keys import Key, job_keys, job_schema, parse_value
+from flstream.job.keys import Key, job_keys, job_schema
 from flstream.job.load import load_job, make_job
 from flstream.job.problems import JobError, Problem
 from flstream.job.sections import AggregationSection, ModelSection, StreamingSection
@@ -29,7 +29,6 @@ __all__ = [
     "job_schema",
     "load_job",
     "make_job",
-    "parse_value",
     "render_job",
     "render_values",
 ]

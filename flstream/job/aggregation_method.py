@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from flstream.job.files import CodeName
+from flstream.job.files import code_name
 
 BuiltInMethod = Literal[
     "mean",
@@ -49,5 +49,5 @@ def is_own(method: str) -> bool:
     return ":" in method
 
 
-MethodName = Annotated[str, CodeName("Class", lambda: METHODS)]
+MethodName = Annotated[str, *code_name("Class", lambda: METHODS)]
 """Name of a method that comes with flstream, or a class in a file or a module."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -40,13 +40,18 @@ def contradictions(job: Job) -> Iterator[Problem]:
         yield Problem("clients.count", "", allowed, "leave it out")
         return
     yield from _sites(job)
-    for rules in (_clients, _aggregation, _privacy, _travel, _places):
-        for rule in rules(job):
-            if isinstance(rule, Problem):
-                yield rule
-            elif rule[0]:
-                yield Problem(rule[1], "", *rule[2:])
+    for rules in (_clients, _aggregation, _privacy, _places):
+        yield from _broken(rules(job))
     yield from _workflows(job)
+
+
+def _broken(rules: Iterable[_Rule]) -> Iterator[Problem]:
+    """Yield the problems of the rules that a job breaks."""
+    for rule in rules:
+        if isinstance(rule, Problem):
+            yield rule
+        elif rule[0]:
+            yield Problem(rule[1], "", *rule[2:])
 
 
 def judged(stages: Sequence[Stage]) -> Stage:
@@ -105,7 +110,6 @@ def _clients(job: Job) -> Iterator[_Rule]:
 
 
 def _workflows(job: Job) -> Iterator[Problem]:
-    first = judged(job.stages)
     early = [key for key in ("stop_when", "patience") if getattr(job, key) is not None]
     if job.stop_when and job.privacy.is_on and read_condition(job.stop_when).metric == EPSILON:
         early.remove("stop_when")  # what is spent is known of each round, evaluated or not
@@ -113,17 +117,43 @@ def _workflows(job: Job) -> Iterator[Problem]:
         section = workflow_name(index, len(job.stages))
         for problem in stage.args.check_clients(job.clients):
             yield problem.below(f"{section}.args")
-        for name in ("key_metric", "key_metric_mode") if stage.has_rounds else ():
-            first_value = getattr(first.args, name)
-            if getattr(stage.args, name) != first_value:
-                hint = "the best round is that of all workflows"
-                allowed = f"{first_value}, as in {workflow_name(job.stages.index(first), 2)}"
-                yield Problem(f"{section}.args.{name}", "", allowed, hint)
+        yield from _broken(_workflow(job, stage, section))
         is_unjudged = stage.has_rounds and stage.args.evaluate_every == 0
         if is_unjudged and stage.args.evaluate == "task":
             allowed = f"null where {section}.args.evaluate_every is 0, as no round is evaluated"
             yield from (Problem(key, "", allowed) for key in early)
             early = []
+
+
+def _workflow(job: Job, stage: Stage, section: str) -> Iterator[_Rule]:
+    """Yield the rules of one workflow beside the job's other sections."""
+    args, first = stage.args, judged(job.stages)
+    clients, rules, codecs = job.clients, job.aggregation, job.streaming.codecs
+    hint, one = "the best round is that of all workflows", workflow_name(job.stages.index(first), 2)
+    for key in ("key_metric", "key_metric_mode") if stage.has_rounds else ():
+        expected = getattr(first.args, key)
+        differs = getattr(args, key) != expected
+        yield differs, f"{section}.args.{key}", f"{expected}, as in {one}", hint
+    if args.server_step is not None:
+        allowed = f"left out in {stage.name}"
+        hint = "its own step counts every site alike, and is the server's"
+        yield rules.method != "mean", "aggregation.method", allowed, hint
+        yield rules.weights, "aggregation.weights", allowed, hint
+        yield job.server_optimizer.type != "none", "server_optimizer.type", allowed, hint
+    if job.privacy.is_on:
+        allowed = "fedavg, or a workflow of your own that folds, where privacy.type is central"
+        yield not stage.is_own and not args.only_folds, f"{section}.type", allowed
+    if args.bodies:
+        beside = f"in {stage.name}, which sends tensors beside the model"
+        yield job.filters.up or job.filters.down, "filters", f"left out {beside}"
+        yield codecs.of_updates.is_lossy, "streaming.codecs.up", f"without a loss {beside}"
+        yield codecs.of_models.is_lossy, "streaming.codecs.down", f"without a loss {beside}"
+        allowed = f"{' or '.join(WEIGHTED)} in {stage.name}, of which further tensors are summed"
+        yield rules.method not in WEIGHTED, "aggregation.method", allowed
+    if args.folds_at_sites:
+        allowed = f"{clients.count} where links are emulated in {stage.name}, whose sites fold"
+        few = job.network.is_on and clients.workers < clients.count
+        yield few, "clients.parallel", allowed
 
 
 def _aggregation(job: Job) -> Iterator[_Rule]:
@@ -151,11 +181,6 @@ def _aggregation(job: Job) -> Iterator[_Rule]:
         allowed = f"at most {most}, since {method} needs {needed} updates for that many"
         yield byzantine > most >= 0, "aggregation.byzantine", allowed, hint
         yield (section.selected or 0) > cohort, "aggregation.selected", f"at most {cohort}", hint
-    for owner in [stage.name for stage in job.stages if stage.args.server_step is not None][:1]:
-        rule = f"left out in {owner}", "its own step counts every site alike, and is the server's"
-        yield method != "mean", "aggregation.method", *rule
-        yield section.weights, "aggregation.weights", *rule
-        yield job.server_optimizer.type != "none", "server_optimizer.type", *rule
 
 
 def _privacy(job: Job) -> Iterator[_Rule]:
@@ -180,32 +205,14 @@ def _privacy(job: Job) -> Iterator[_Rule]:
     yield section.weights, "aggregation.weights", allowed
     allowed = f"null {central}, which has privacy.clipping.norm"
     yield section.clip_norm is not None, "aggregation.clip_norm", allowed
-    for index, stage in enumerate(job.stages):
-        key = f"{workflow_name(index, len(job.stages))}.type"
-        allowed = f"fedavg, or a workflow of your own that folds, {central}"
-        yield not stage.is_own and not stage.args.only_folds, key, allowed
     condition = read_condition(job.stop_when) if job.stop_when else None
     shrinks = condition and condition.metric == EPSILON and condition.operator in ("<", "<=")
     yield shrinks, "stop_when", f"{EPSILON} > a number, since {EPSILON} only grows"
 
 
-def _travel(job: Job) -> Iterator[_Rule]:
-    filters, codecs = job.filters, job.streaming.codecs
-    for sender in [stage.name for stage in job.stages if stage.args.bodies][:1]:
-        beside = f"in {sender}, which sends tensors beside the model"
-        yield filters.up or filters.down, "filters", f"left out {beside}"
-        yield codecs.of_updates.is_lossy, "streaming.codecs.up", f"without a loss {beside}"
-        yield codecs.of_models.is_lossy, "streaming.codecs.down", f"without a loss {beside}"
-        allowed = f"{' or '.join(WEIGHTED)} in {sender}, of which further tensors are summed"
-        yield job.aggregation.method not in WEIGHTED, "aggregation.method", allowed
-
-
 def _places(job: Job) -> Iterator[_Rule]:
     """Yield the rules of links, machines and their devices."""
     clients, network, engine, maps = job.clients, job.network, job.engine, job.streaming.maps
-    for folding in [stage.name for stage in job.stages if stage.args.folds_at_sites][:1]:
-        allowed = f"{clients.count} where links are emulated in {folding}, whose sites fold"
-        yield network.is_on and clients.workers < clients.count, "clients.parallel", allowed
     mapped = "where streaming.mode is map, since no network carries descriptors"
     hint = "set streaming.mode = pull"
     yield maps and network.is_on, "network", f"left out {mapped}", hint

@@ -136,7 +136,7 @@ def misfit(value: Any, *protocols: type) -> str:
         protocols: As of :func:`check`.
     """
     methods = [_methods(protocol) for protocol in protocols]
-    if any(all(_takes(value, *method) for method in each) for each in methods):
+    if any(all(_takes(value, *method) for method in listed) for listed in methods):
         return ""
     lacking = []
     for name, arguments in chain(*methods):

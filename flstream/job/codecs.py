@@ -11,13 +11,13 @@ from pydantic import AfterValidator, Field
 
 from flstream.job.code import find
 from flstream.job.fields import Allowed, Patterns, Real, Section, Whole
-from flstream.job.files import CodeName
+from flstream.job.files import code_name
 from flstream.job.problems import Problem, RefusedValueError, given
 from flstream.job.typed import Sections, TypedSection, TypedSpec
 
 
 class CodecTraits(NamedTuple):
-    """What a codec does.
+    """Traits of a codec.
 
     Attributes:
         kind: What it does to bytes: it loses bits, changes them, or makes them fewer.
@@ -143,7 +143,7 @@ BUILT_IN: Mapping[str, type[CodecArgs]] = {
 class CodecSection(TypedSection):
     """A codec, with its arguments."""
 
-    type: Annotated[str, CodeName("Class", lambda: BUILT_IN)]
+    type: Annotated[str, *code_name("Class", BUILT_IN.keys)]
     """The codec: cast, int8, int4, topk, ternary, delta, shuffle, zstd, or a class of yours."""
 
     @classmethod
@@ -159,7 +159,7 @@ class CodecSpec(TypedSpec):
 
     @property
     def traits(self) -> CodecTraits:
-        """What the codec does; one of the user's own is made to be asked."""
+        """Traits of the codec; one of the user's own is made to ask it."""
         if self.type in BUILT_IN:
             return BUILT_IN[self.type].traits
         codec = find(self.type, "class")(**self.args)
@@ -270,16 +270,6 @@ class CodecsSection(Section):
 
     require_lossless: Patterns = Field(default_factory=list)
     """Regular expressions: tensors in whose names one is found lose no bits."""
-
-    def by_direction(self) -> Iterator[tuple[Literal["down", "up"], list[CodecSpec]]]:
-        """Yield the codecs of each direction."""
-        yield from (("up", self.up), ("down", self.down))
-
-    def by_key(self) -> Iterator[tuple[str, CodecSpec]]:
-        """Yield all codecs, each with its key, such as `streaming.codecs.up[0]`."""
-        for direction, codecs in self.by_direction():
-            for place, codec in enumerate(codecs):
-                yield f"streaming.codecs.{direction}[{place}]", codec
 
     @property
     def keep_models(self) -> bool:

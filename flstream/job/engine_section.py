@@ -40,7 +40,7 @@ _NewFile = Annotated[
 
 
 class EngineSection(Section):
-    """Machines of the workers. Models are bit-identical on all of them."""
+    """Machines of the workers, whose kind changes no bit of a model."""
 
     type: Annotated[Engine, AfterValidator(_is_installed)] = "local"
     """Where workers run: local (this machine), inline, join (where `flstream join` is run), or ray.

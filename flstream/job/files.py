@@ -4,105 +4,80 @@ import importlib.util
 import os
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import CodeType
 from typing import Annotated, Any
 
-from annotated_types import GroupedMetadata
 from pydantic import AfterValidator, PlainSerializer, PlainValidator, ValidationInfo
 
 from flstream.job.fields import Allowed, folder_of
 from flstream.job.problems import Problem, RefusedValueError, did_you_mean, must_be
 
-CHECKPOINTS = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".json")
-"""Suffixes of the files that weights are loaded from."""
+_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".json")
 
 
-@dataclass(frozen=True)
-class ExistingFile(GroupedMetadata):
-    """The path of an existing file, optionally with one of some suffixes; becomes absolute."""
+def existing_path(value: Any, info: ValidationInfo, suffixes: tuple[str, ...] = ("",)) -> Path:
+    """Return the absolute path of an existing file with one of some suffixes.
 
-    suffixes: tuple[str, ...] = ()
-    what: str = ""
-    """Kind of the file, in words; empty for the suffixes."""
-
-    @property
-    def allowed(self) -> str:
-        """Description of allowed values."""
-        *others, last = self.suffixes or ("",)
-        kinds = f"{', '.join(others)} or {last}" if others else last
-        return f"the path of an existing {self.what or kinds} file"
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the validator, the serializer and the description."""
-        yield PlainValidator(self.parse)
-        yield PlainSerializer(str, when_used="json")
-        yield Allowed(self.allowed)
-
-    def parse(self, value: Any, info: ValidationInfo) -> Path:
-        """Return the absolute path.
-
-        Raises:
-            ValueError: There is no such file; the message is a hint, and may be empty.
-        """
-        if not isinstance(value, str | Path) or not str(value):
-            raise ValueError("")  # the description says all
-        path = _absolute(folder_of(info), value)
-        if not path.is_file():
-            raise ValueError(_where(path))
-        if not path.name.lower().endswith(self.suffixes or ("",)):
-            raise ValueError("")
-        return path
+    Raises:
+        ValueError: There is no such file; the message is a hint, and may be empty.
+    """
+    if not isinstance(value, str | Path) or not str(value):
+        raise ValueError("")  # the description says all
+    path = _absolute(folder_of(info), value)
+    if not path.is_file():
+        raise ValueError(_where(path))
+    if not path.name.lower().endswith(suffixes):
+        raise ValueError("")
+    return path
 
 
-@dataclass(frozen=True)
-class CodeName(GroupedMetadata):
-    """The name of a built-in, or something callable in a file or a module.
+def _weights(value: Any, info: ValidationInfo) -> Path:
+    return existing_path(value, info, _WEIGHTS)
+
+
+def _script(value: Any, info: ValidationInfo) -> Path:
+    path = existing_path(value, info)
+    _compiled(path)
+    return path
+
+
+def code_name(what: str, built_in: Callable[[], Collection[str]] = tuple) -> tuple[Any, ...]:
+    """Return the annotations of a text: the name of a built-in, or code in a file or a module.
 
     Code beside the job file or in a file resolves to `/abs/path/model.py:build`, which can be
     found from anywhere; an installed module keeps its name. No code is imported.
+
+    Args:
+        what: Kind of the code, such as `Class`.
+        built_in: Function that returns the names of the built-ins.
     """
 
-    what: str = "callable"
-    built_in: Callable[[], Collection[str]] = tuple
-    """Returns the names of the built-ins."""
+    def allowed() -> str:
+        if names := ", ".join(built_in()):
+            return f"{names}, path/to/file.py:{what} or module:{what}"
+        return f"module:{what} or path/to/file.py:{what}"
 
-    @property
-    def allowed(self) -> str:
-        """Description of allowed values."""
-        if built_in := ", ".join(self.built_in()):
-            return f"{built_in}, path/to/file.py:{self.what} or module:{self.what}"
-        return f"module:{self.what} or path/to/file.py:{self.what}"
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the validator, and the description."""
-        yield PlainValidator(lambda value, info: self.parse(value, folder_of(info)))
-        yield Allowed(lambda: self.allowed)
-
-    def parse(self, value: Any, folder: Path) -> str:
-        """Return a built-in's name, or the place of the code in its absolute form.
-
-        Raises:
-            ValueError: It is neither; the message is a hint, and may be empty.
-        """
-        if value in list(self.built_in()):
+    def read(value: Any, info: ValidationInfo) -> str:
+        if value in list(built_in()):
             return str(value)
         where, _, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
         if not isinstance(value, str) or ":" not in value:
-            raise ValueError(did_you_mean(str(value).lower(), self.built_in()))
+            raise ValueError(did_you_mean(str(value).lower(), built_in()))
         if not where or not name.isidentifier():
             raise ValueError("")
-        path = _locate(where, folder)
+        path = _locate(where, folder_of(info))
         if path is None:
             return value
         names = _compiled(path).co_names
         if name not in names and b"import *" not in path.read_bytes():
-            allowed = f"the name of a {self.what} at the top level of {path}"
-            raise must_be(allowed, did_you_mean(name, names))
+            kind = f"the name of a {what} at the top level of {path}"
+            raise must_be(kind, did_you_mean(name, names))
         return f"{path}:{name}"
+
+    return PlainValidator(read), Allowed(allowed)
 
 
 def _locate(where: str, folder: Path) -> Path | None:
@@ -153,11 +128,6 @@ def _compiled(path: Path) -> CodeType:
     raise must_be("Python that parses", hint)
 
 
-def _compiles(path: Path) -> Path:
-    _compiled(path)
-    return path
-
-
 def check_installed(value: str, module: str, install: str) -> None:
     """Refuse a value that needs a library which is not installed.
 
@@ -183,11 +153,21 @@ def _is_module(name: str) -> str:
     return name
 
 
-Checkpoint = Annotated[Path, ExistingFile(CHECKPOINTS)]
+_AS_TEXT = PlainSerializer(str, when_used="json")
+_SUFFIXES = f"{', '.join(_WEIGHTS[:-1])} or {_WEIGHTS[-1]}"
+
+Checkpoint = Annotated[
+    Path, PlainValidator(_weights), _AS_TEXT, Allowed(f"the path of an existing {_SUFFIXES} file")
+]
 """An existing file with weights."""
 
-ScriptFile = Annotated[Path, ExistingFile(what="Python"), AfterValidator(_compiles)]
+ScriptFile = Annotated[
+    Path, PlainValidator(_script), _AS_TEXT, Allowed("the path of an existing Python file")
+]
 """An existing Python file that parses."""
+
+Factory = Annotated[str, *code_name("callable")]
+"""A callable in a file or a module."""
 
 Modules = Annotated[
     list[Annotated[str, AfterValidator(_is_module)]],

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import Field
 
 from flstream.job.fields import NOT_EMPTY, Allowed, Pattern, Real, Section
-from flstream.job.files import CodeName
+from flstream.job.files import code_name
 from flstream.job.typed import Sections, TypedSection, TypedSpec
 
 PERCENTILE, SVT, EXCLUDE_VARS, GAUSSIAN = (
@@ -92,7 +91,7 @@ BUILT_IN: Sections = {
 class FilterSection(TypedSection):
     """A filter, with its arguments."""
 
-    type: Annotated[str, CodeName("Class", lambda: BUILT_IN)]
+    type: Annotated[str, *code_name("Class", BUILT_IN.keys)]
     """The filter: percentile_privacy, svt_privacy, exclude_vars, gaussian, or a class of yours."""
 
     @classmethod
@@ -144,9 +143,3 @@ class FiltersSection(Section):
     def keep_models(self) -> bool:
         """Whether a model is kept as it was received, since filters need it after training."""
         return bool(self.down) or any(spec.changes_numbers for spec in self.up)
-
-    def by_key(self) -> Iterator[tuple[str, FilterSpec]]:
-        """Yield all filters, each with its key, such as `filters.up[0]`."""
-        for direction, filters in (("up", self.up), ("down", self.down)):
-            for place, spec in enumerate(filters):
-                yield f"filters.{direction}[{place}]", spec

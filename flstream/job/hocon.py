@@ -76,6 +76,28 @@ class _Empty:
         return ""
 
 
+class _Appended(ConfigValues):  # type: ignore[misc]
+    """Value that `+=` appends to the list before it.
+
+    pyhocon says once more what was there before when a section is merged into one above it, which
+    then lies before what the section itself has.
+    """
+
+    _before: Any = None
+
+    @property
+    def overridden_value(self) -> Any:
+        """Value before it; None for none."""
+        return self._before
+
+    @overridden_value.setter
+    def overridden_value(self, before: Any) -> None:
+        if self._before is None:
+            self._before = before
+        elif isinstance(self._before, _Appended):
+            self._before.overridden_value = before
+
+
 def read_hocon(path: Path, overrides: Sequence[Override] = ()) -> Hocon:
     """Read a HOCON file and the files that it includes.
 
@@ -192,14 +214,11 @@ class _Parser:
         parse_tree = pyhocon.ConfigTreeParser.postParse
         parse_value = pyhocon.ConcatenatedValueParser.postParse
 
-        def refusing_appends(parser: Any, text: str, location: int, tokens: Any) -> Any:
+        def appending(parser: Any, text: str, location: int, tokens: Any) -> Any:
             for element in tokens:
                 parts: Any = [] if isinstance(element, pyhocon.ConfigInclude) else element
                 if len(parts) == 3 and parts[1].strip() == "+=":
-                    allowed = "one whole value, such as [1, 2, 3]"
-                    problem = Problem(element[0].strip(), "+= is not supported", allowed)
-                    self._hocon.problems.append(problem)
-                    element[1] = "="
+                    element[1], element[2] = "=", _Appended([parts[2]], text, location)
             return parse_tree(parser, text, location, tokens)
 
         def keeping_empty_texts(parser: Any, text: str, location: int, tokens: Any) -> Any:
@@ -215,8 +234,8 @@ class _Parser:
             (pyhocon, "get_period_expr", NoMatch),
             # Files of a pattern are merged in no order, and a pattern without files is ignored.
             (pyhocon, "glob", lambda pattern, **how: sorted(glob(pattern, **how)) or [pattern]),
-            # `a = [1, 2], a += 3` becomes 3, and the += of a text fails.
-            (pyhocon.ConfigTreeParser, "postParse", refusing_appends),
+            # `a = [1, 2], a += 3` becomes 3, and `a += ${b}` appends nothing.
+            (pyhocon.ConfigTreeParser, "postParse", appending),
             # `""` is dropped from a list, as it equals the element after a last comma.
             (pyhocon.ConcatenatedValueParser, "postParse", keeping_empty_texts),
         )
@@ -263,17 +282,17 @@ def _steps(root: Any, key: str) -> list[Any] | Problem:
     for number, part in enumerate(parts, 1):
         name, index = split_index(part)
         node = dict.get(node, name) if isinstance(node, dict) else None
-        here, allowed = join(before, name), ""
+        place, allowed = join(before, name), ""
         steps.append(name)
         if isinstance(node, list):
             is_missing = index >= len(node) if index is not None else number < len(parts)
             if is_missing:
-                allowed = f"one of {here}[0] to {here}[{len(node) - 1}], since {here} is a list"
+                allowed = f"one of {place}[0] to {place}[{len(node) - 1}], since {place} is a list"
             elif index is not None:
                 steps.append(index)
                 node = node[index]
         elif index:
-            allowed = f"{here}, since it is not a list"
+            allowed = f"{place}, since it is not a list"
         before = join(before, part)
         if allowed:
             return Problem(key, f"{before} is given", allowed)
@@ -326,6 +345,12 @@ class _Resolver:
         return self._known[id(node)]
 
     def _whole(self, node: ConfigValues) -> Any:
+        if isinstance(node, _Appended):
+            before = [] if node.overridden_value is None else self.get(node.overridden_value)
+            if not isinstance(before, list):
+                raise ConfigException(f"{node.key} += appends to a list, and {node.key} is none")
+            value = self.get(node.tokens[-1])
+            return before if value is _ABSENT else [*before, value]
         values: list[tuple[Any, str]] = []
         for token in node.tokens:
             is_name = isinstance(token, ConfigSubstitution)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib.machinery import PathFinder
@@ -44,7 +43,8 @@ def imports_in(nodes: Iterable[ast.AST]) -> Iterator[Import]:
     """Yield the imports among statements: of ``tree.body``, or of ``ast.walk(tree)``."""
     for node in nodes:
         if isinstance(node, ast.Import):
-            yield from (Import(node.lineno, alias.name, []) for alias in node.names)
+            for alias in node.names:
+                yield Import(node.lineno, alias.name, [])
         elif isinstance(node, ast.ImportFrom):
             names = [alias.name for alias in node.names]
             yield Import(node.lineno, node.module or "", names, node.level)
@@ -76,7 +76,9 @@ def own_files(
             for named in imports_in(part(ast.parse(path.read_bytes()))):
                 # One dot is the folder of the file itself, each further one the folder above.
                 searched = [path.parents[named.level - 1]] if named.level else folders
-                beside = next(filter(None, (_files_in(folder, named) for folder in searched)), [])
+                for folder in searched:
+                    if beside := _files_in(folder, named):
+                        break
                 waiting += beside
                 if not (beside or named.level):
                     others.append(named)
@@ -85,11 +87,14 @@ def own_files(
 
 def _files_in(folder: Path, named: Import) -> list[Path]:
     """Return the files in a folder that an import loads; they take precedence over libraries."""
+    files, place = [], folder
     parts = named.module.split(".") if named.module else []
-    modules = [folder.joinpath(*parts[: count + 1]) for count in range(len(parts))]
-    modules += [folder.joinpath(*parts, name) for name in named.names]
-    files = [file for path in modules for file in (path / "__init__.py", path.with_suffix(".py"))]
-    return [file for file in files if file.is_file()]
+    for part in parts:
+        place = place / part
+        files += [place / "__init__.py", place.with_suffix(".py")]
+    for name in named.names:
+        files += [place / name / "__init__.py", (place / name).with_suffix(".py")]
+    return [*filter(Path.is_file, files)]
 
 
 def missing_modules(job: Job) -> Iterator[Problem]:
@@ -103,18 +108,8 @@ def missing_modules(job: Job) -> Iterator[Problem]:
     key, path = "train.learner" if job.train.script is None else "train.script", job.train.source
     if path is None:
         return
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(path.read_bytes(), filename=str(path))
-    except SyntaxError as error:
-        yield Problem(key, f"{path.name} line {error.lineno}: {error.msg}")
-        return
-    except (ValueError, OSError) as error:
-        yield Problem(key, f"{path}: {error}")
-        return
     folders = [str(path.parent), str(job.folder)]
-    for line, module, _, level in imports_in(tree.body):
+    for line, module, _, level in imports_in(ast.parse(path.read_bytes()).body):
         top = module.partition(".")[0]
         # The lookup of a top-level module runs none of its code.
         is_there = level or top == job.train.alias or PathFinder.find_spec(top, folders) is not None

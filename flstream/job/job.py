@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, PrivateAttr, field_serializer, field_validator, model_validator
 
-from flstream.job.checks import contradictions, judged
+from flstream.job.checks import contradictions, judged, workflow_name
 from flstream.job.clients_section import ClientsSection
 from flstream.job.conditions import StopCondition
 from flstream.job.engine_section import EngineSection
@@ -31,6 +31,26 @@ from flstream.job.workflow_code import built_ins, find_workflow
 
 # Far more than a run can do, and no more than the records of one can hold.
 _MOST_ROUNDS = 10**9
+
+
+class OwnCode(NamedTuple):
+    """Function or class of the user's own.
+
+    Attributes:
+        key: Key of the job file that names it.
+        place: Its place: `package.module:name` or `/abs/path.py:name`.
+        args: Arguments of the class or the factory that the job gives.
+    """
+
+    key: str
+    place: str
+    args: Mapping[str, Any]
+
+    @property
+    def file(self) -> Path | None:
+        """Path of its file; None in an installed module."""
+        where = self.place.rpartition(":")[0]
+        return Path(where) if where.endswith(".py") else None
 
 
 class Job(Section):
@@ -90,7 +110,7 @@ class Job(Section):
         if not isinstance(values, Mapping):
             return values
         # So that the keys that an omitted section has to have are named one by one.
-        required: dict[str, Any] = {name: {} for name in ("clients", "model", "train")}
+        required: dict[str, Any] = {"clients": {}, "model": {}, "train": {}}
         if "rounds" not in values and _has_no_rounds(values.get("workflow")):
             required["rounds"] = 1
         return {**required, **values}
@@ -144,6 +164,29 @@ class Job(Section):
         """Whether the largest or the smallest value of the key metric is the best."""
         return judged(self.stages).args.key_metric_mode
 
+    def own_code(self) -> Iterator[OwnCode]:
+        """Yield the functions and classes of the user's own that keys of the job name."""
+        rule, codecs = self.aggregation, self.streaming.codecs
+        named: list[tuple[str, str | None, Mapping[str, Any]]] = [
+            ("model.factory", self.model.factory, self.model.args),
+            ("train.learner", self.train.learner, {}),
+            ("aggregation.method", rule.method, rule.args),
+            ("tracking.type", self.tracking.type, self.tracking.args),
+        ]
+        for index, stage in enumerate(self.stages):
+            named.append((f"{workflow_name(index, len(self.stages))}.type", stage.type, {}))
+        for key, specs in (
+            ("filters.up", self.filters.up),
+            ("filters.down", self.filters.down),
+            ("streaming.codecs.up", codecs.up),
+            ("streaming.codecs.down", codecs.down),
+        ):
+            for index, spec in enumerate(specs):
+                named.append((f"{key}[{index}].type", spec.type, spec.args))
+        for key, place, args in named:
+            if place is not None and ":" in place:
+                yield OwnCode(key, place, args)
+
     @property
     def keep_models(self) -> bool:
         """Whether sites keep a model as they received it, since it is needed after training."""
@@ -162,5 +205,5 @@ class Job(Section):
 def _has_no_rounds(written: Any) -> bool:
     """Whether all workflows that a job file gives come with flstream, and none has rounds."""
     sections = written if isinstance(written, list) else [written]
-    kinds = [each.get("type") if isinstance(each, Mapping) else each for each in sections]
+    kinds = [stage.get("type") if isinstance(stage, Mapping) else stage for stage in sections]
     return all(kind in [*built_ins()] and not find_workflow(kind).args.has_rounds for kind in kinds)

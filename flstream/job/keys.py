@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from flstream.job.hocon import split_index
 from flstream.job.problems import join
@@ -156,7 +155,7 @@ def inside(schema: Schema, part: int | str, values: Any) -> Schema | None:
     if inner is None and isinstance(values, Mapping) and part in values:
         inner = schema.get("additionalProperties") or None
     options = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
-    return inner or next(filter(None, (inside(each, part, values) for each in options)), None)
+    return inner or next(filter(None, (inside(option, part, values) for option in options)), None)
 
 
 def flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -191,13 +190,16 @@ def words(schema: Schema) -> str:
     """Return the description of the values of a JSON schema, to follow "must be"."""
     if "allowed" in schema:
         return str(schema["allowed"])
-    if options := schema.get("anyOf"):
+    if options := schema.get("anyOf") or schema.get("oneOf"):
         inner = (words(option) for option in options if option.get("type") != "null")
         return ", or ".join(dict.fromkeys(inner))
     if names := choices(schema):
         return f"{'one of ' if len(names) > 1 else ''}{', '.join(names)}"
     if properties := schema.get("properties"):
-        return f"a section {{ {', '.join(properties)} }}"
+        fixed = {
+            name: f" = {inner['const']}" for name, inner in properties.items() if "const" in inner
+        }
+        return f"a section {{ {', '.join(name + fixed.get(name, '') for name in properties)} }}"
     is_whole = schema.get("type") == "integer"
     ends = {
         word: str(schema[name]) if is_whole else f"{schema[name]:g}"
@@ -215,32 +217,6 @@ def choices(schema: Schema) -> list[str]:
     named = schema.get("enum", [schema["const"]] if "const" in schema else [])
     inner = [name for option in schema.get("anyOf", ()) for name in choices(option)]
     return [*map(str, named), *inner]
-
-
-def parse_value(key: str, value: Any, folder: Path) -> Any:
-    """Return the typed value of one key of a job, outside of its workflows.
-
-    Args:
-        key: Dotted name of the key.
-        value: Value as HOCON gives it.
-        folder: Folder of the job file, in which relative paths start.
-
-    Raises:
-        RefusedValueError: The value is not allowed.
-    """
-    from flstream.job.explain import explain
-    from flstream.job.job import Job
-    from flstream.job.problems import RefusedValueError
-
-    *sections, name = key.split(".")
-    section: Any = Job
-    for inner in sections:
-        section = section.model_fields[inner].annotation
-    annotation = section.model_fields[name].rebuild_annotation()
-    try:
-        return TypeAdapter(annotation).validate_python(value, context={"folder": folder})
-    except ValidationError as error:
-        raise RefusedValueError(*explain(error, annotation, value)) from None
 
 
 def nearest_keys(unknown: str, keys: Iterable[str]) -> tuple[str, ...]:

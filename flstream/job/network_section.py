@@ -5,14 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import NormalDist
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Generic, Literal, NamedTuple, Self, TypeVar
 
-from annotated_types import GroupedMetadata
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -21,111 +18,85 @@ from pydantic import (
     PlainSerializer,
     PlainValidator,
     Tag,
+    ValidationError,
     ValidationInfo,
+    model_validator,
 )
 
 from flstream.errors import UsageError
 from flstream.job.csv_rows import csv_rows
+from flstream.job.explain import explain
 from flstream.job.fields import Allowed, Real, Section, read_number
-from flstream.job.files import ExistingFile
+from flstream.job.files import existing_path
 from flstream.job.link import NetworkLink, TracePoint
-from flstream.job.problems import Problem, RefusedValueError, given, must_be
+from flstream.job.problems import Problem, RefusedValueError, must_be
 from flstream.job.site_names import site_of
 from flstream.units import format_bits_exact, format_seconds_exact, parse_rate, parse_seconds
 
-_TRACE_FILE = ExistingFile((".csv",))
-_COLUMNS = ("site", "seconds", "up", "down", "latency")
 # Points that are closer to each other would cost more than they say.
 _LEAST_STEP = 1e-3
 _GRAMMAR = (
     "RATE[/RATE][,LATENCY[,JITTER[,LOSS]]], such as 10Mbit,50ms or 10Mbit/100Mbit,50ms,5ms,1%"
 )
+# Least and most of what is drawn; a slower link would be silent for longer than peers wait.
+_RATES, _DELAYS, _LOSSES = (1e3, 1e12), (0.0, 60.0), (0.0, 0.999)
+_LIMITS = {"up": _RATES, "down": _RATES, "latency": _DELAYS, "jitter": _DELAYS, "loss": _LOSSES}
+
+_Quantity = TypeVar("_Quantity")
 
 
-class Lognormal(Section):
+class Lognormal(Section, Generic[_Quantity]):
     """A lognormal distribution of which each site draws its own value."""
 
     distribution: Literal["lognormal"]
-    median: float
+    median: _Quantity
     sigma: Annotated[Real, Field(ge=0, le=10)]
     """The standard deviation of the logarithm."""
 
     def at(self, number: float) -> float:
         """Return the value below which this fraction of all lies."""
-        return self.median * math.exp(self.sigma * NormalDist().inv_cdf(number))
+        median: Any = self.median
+        return float(median) * math.exp(self.sigma * NormalDist().inv_cdf(number))
 
 
-class Uniform(Section):
+class Uniform(Section, Generic[_Quantity]):
     """A uniform distribution of which each site draws its own value."""
 
     distribution: Literal["uniform"]
-    low: float
-    high: float
+    low: _Quantity
+    high: _Quantity
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.at(1) < self.at(0):
+            raise RefusedValueError(Problem("high", "", "at least low"))
+        return self
 
     def at(self, number: float) -> float:
         """Return the value below which this fraction of all lies."""
-        return self.low + (self.high - self.low) * number
+        low, high = map(float, (self.low, self.high))  # type: ignore[arg-type]
+        return low + (high - low) * number
 
 
-def _which(value: Any) -> str:
+def _kind(value: Any) -> str:
     if isinstance(value, Mapping):
         return str(value.get("distribution"))
     return getattr(value, "distribution", "value")
 
 
-_Drawn = Annotated[
-    Annotated[float, Tag("value")]
-    | Annotated[Lognormal, Tag("lognormal")]
-    | Annotated[Uniform, Tag("uniform")],
-    Discriminator(_which),
-]
-_SPREADS = "{ distribution = lognormal, median, sigma }, { distribution = uniform, low, high }"
-_IN_UNITS = ("median", "low", "high")
+def _in_unit(
+    parse: Callable[[Any], float], render: Callable[[float], Any], allowed: str
+) -> tuple[Any, ...]:
+    """Return the annotations of a number in a unit."""
 
+    def read(value: Any) -> float:
+        try:
+            return parse(value)
+        except ValueError:
+            raise ValueError("") from None  # the words say all
 
-@dataclass(frozen=True)
-class _Quantity(GroupedMetadata):
-    """Type of a value of a link in its unit, or of a distribution of it."""
-
-    parse: Callable[[Any], float]
-    render: Callable[[float], Any]
-    least: float
-    most: float
-    most_drawn: float
-    allowed: str
-
-    def __iter__(self) -> Iterator[Any]:
-        yield BeforeValidator(self._validate)
-        yield PlainSerializer(self._written, when_used="json")
-        yield Allowed(f"{self.allowed}, or {_SPREADS}", ("string", "number", "object"))
-
-    def read(self, value: Any) -> float:
-        """Return the number of a value, or raise a ValueError that says what is one."""
-        with suppress(ValueError):
-            if self.least <= (number := self.parse(value)) <= self.most:
-                return number
-        raise ValueError(f"must be {self.allowed}")
-
-    def _validate(self, value: Any) -> Any:
-        if isinstance(value, Section):
-            return value
-        spread, allowed = (value, self.allowed) if isinstance(value, Mapping) else ({"": value}, "")
-        numbers = dict(spread)
-        for name in spread.keys() & {"", *_IN_UNITS}:
-            try:
-                numbers[name] = self.read(spread[name])
-            except ValueError:
-                words = allowed or f"{self.allowed}, or {_SPREADS}"
-                raise RefusedValueError(Problem(name, given(spread[name]), words)) from None
-        if numbers.get("high", math.inf) < numbers.get("low", -math.inf):
-            raise RefusedValueError(Problem("high", given(spread["high"]), "at least low"))
-        return numbers.get("", numbers)
-
-    def _written(self, value: Any) -> Any:
-        if not isinstance(value, Section):
-            return self.render(value)
-        values = value.model_dump()
-        return values | {name: self.render(values[name]) for name in values.keys() & {*_IN_UNITS}}
+    words = Allowed(allowed, ("string", "number"))
+    return BeforeValidator(read), PlainSerializer(render, when_used="json"), words
 
 
 def _fraction(value: str | int | float) -> float:
@@ -137,33 +108,65 @@ def _fraction(value: str | int | float) -> float:
     return float(number) / 100 if text.endswith("%") else float(number)
 
 
-# A slower link would be silent for longer than peers wait.
-_RATE = _Quantity(
-    parse_rate,
-    format_bits_exact,
-    1e3,
-    1e12,
-    1e12,
-    "a rate from 1 kbit/s to 1 Tbit/s, such as 10 Mbit",
-)
-_DELAY = _Quantity(
-    parse_seconds, format_seconds_exact, 0, 60, 60, "a duration from 0 to 60 s, such as 50 ms"
-)
-_LOSS = _Quantity(
-    _fraction,
+_Rate = Annotated[
     float,
-    0,
-    math.nextafter(1, 0),
-    0.999,
-    "a fraction from 0 to below 1, such as 0.01 or 1%",
-)
-_QUANTITIES = {"up": _RATE, "down": _RATE, "latency": _DELAY, "jitter": _DELAY, "loss": _LOSS}
+    Field(ge=_RATES[0], le=_RATES[1]),
+    *_in_unit(parse_rate, format_bits_exact, "a rate from 1 kbit/s to 1 Tbit/s, such as 10 Mbit"),
+]
+_Delay = Annotated[
+    float,
+    Field(ge=_DELAYS[0], le=_DELAYS[1]),
+    *_in_unit(parse_seconds, format_seconds_exact, "a duration from 0 to 60 s, such as 50 ms"),
+]
+_Loss = Annotated[
+    float,
+    Field(ge=0, lt=1),
+    *_in_unit(_fraction, float, "a fraction from 0 to below 1, such as 0.01 or 1%"),
+]
+
+
+class _LognormalRate(Lognormal[_Rate]): ...  # with names, by which they are pickled
+
+
+class _LognormalDelay(Lognormal[_Delay]): ...
+
+
+class _LognormalLoss(Lognormal[_Loss]): ...
+
+
+class _UniformRate(Uniform[_Rate]): ...
+
+
+class _UniformDelay(Uniform[_Delay]): ...
+
+
+class _UniformLoss(Uniform[_Loss]): ...
+
+
+_DrawnRate = Annotated[
+    Annotated[_Rate, Tag("value")]
+    | Annotated[_LognormalRate, Tag("lognormal")]
+    | Annotated[_UniformRate, Tag("uniform")],
+    Discriminator(_kind),
+]
+_DrawnDelay = Annotated[
+    Annotated[_Delay, Tag("value")]
+    | Annotated[_LognormalDelay, Tag("lognormal")]
+    | Annotated[_UniformDelay, Tag("uniform")],
+    Discriminator(_kind),
+]
+_DrawnLoss = Annotated[
+    Annotated[_Loss, Tag("value")]
+    | Annotated[_LognormalLoss, Tag("lognormal")]
+    | Annotated[_UniformLoss, Tag("uniform")],
+    Discriminator(_kind),
+]
 
 
 class LinkSection(Section):
     """The link of a site, or of all sites."""
 
-    up: Annotated[_Drawn, _RATE] | None = None
+    up: _DrawnRate | None = None
     """What a site can send (bits a second: `10 Mbit`, `10 Mbit/s`); null is without limit.
 
     This and each of the next four keys is a value, or a distribution of which each site draws its
@@ -172,16 +175,16 @@ class LinkSection(Section):
     uniform, low = 5 Mbit, high = 20 Mbit }`.
     """
 
-    down: Annotated[_Drawn, _RATE] | None = None
+    down: _DrawnRate | None = None
     """What a site can receive (bits a second); null is without limit."""
 
-    latency: Annotated[_Drawn, _DELAY] | None = None
+    latency: _DrawnDelay | None = None
     """How long a byte travels, one way (duration); a round trip takes twice as long; null is 0."""
 
-    jitter: Annotated[_Drawn, _DELAY] | None = None
+    jitter: _DrawnDelay | None = None
     """How much longer it may travel (duration), drawn uniformly; null is 0."""
 
-    loss: Annotated[_Drawn, _LOSS] | None = None
+    loss: _DrawnLoss | None = None
     """The fraction of packets (of 1,460 bytes) that are lost (`0.01` or `1%`); null is 0.
 
     A lost packet is sent again one round trip later, and what comes after it has to wait for it.
@@ -200,6 +203,24 @@ class Traces(NamedTuple):
     sites: Mapping[str, tuple[TracePoint, ...]]
 
 
+_TraceRate = Annotated[
+    float,
+    Field(le=_RATES[1]),
+    AfterValidator(lambda rate: rate if rate == 0 or rate >= 1 else must_be("")),
+    *_in_unit(parse_rate, format_bits_exact, "0, or a rate from 1 bit/s to 1 Tbit/s"),
+]
+
+
+class _TraceRow(Section):
+    """Row of a file of traces."""
+
+    site: Annotated[str, Field(min_length=1)]
+    seconds: Annotated[float, *_in_unit(parse_seconds, float, "a duration, such as 10 s")]
+    up: _TraceRate | None = None
+    down: _TraceRate | None = None
+    latency: _Delay | None = None
+
+
 def _traces(value: Any, info: ValidationInfo) -> Traces:
     """Read a file of traces.
 
@@ -209,30 +230,24 @@ def _traces(value: Any, info: ValidationInfo) -> Traces:
     if isinstance(value, Traces):
         return value
     try:
-        path = _TRACE_FILE.parse(value, info)
+        path = existing_path(value, info, (".csv",))
     except ValueError as error:
-        raise must_be(_TRACE_FILE.allowed, str(error)) from error
+        raise must_be("the path of an existing .csv file", str(error)) from error
     traces: dict[str, list[TracePoint]] = {}
     for where, cells in csv_rows(path):
-        if not {"site", "seconds"} <= cells.keys() <= {*_COLUMNS}:
+        try:
+            row = _TraceRow.model_validate({name: cells[name] for name in cells if cells[name]})
+        except ValidationError as error:
+            raise ValueError(f"{where} {explain(error, _TraceRow, cells)[0]}") from None
+        points = traces.setdefault(row.site, [])
+        if not points and row.seconds:
+            raise ValueError(f"{where} the trace of {row.site} has to begin at 0 seconds")
+        if points and row.seconds < points[-1].seconds + _LEAST_STEP:
             raise ValueError(
-                f"{path}, line 1: the columns are {', '.join(cells)}; they have to be "
-                f"{', '.join(_COLUMNS[:2])}, and any of {', '.join(_COLUMNS[2:])}"
-            )
-        for name in ("site", "seconds"):
-            if not cells[name]:
-                raise ValueError(f"{where} {name} is missing")
-        site = cells.pop("site")
-        numbers: dict[str, Any] = {name: _cell(name, cells[name], where) for name in cells}
-        points, point = traces.setdefault(site, []), TracePoint(**numbers)
-        if not points and point.seconds:
-            raise ValueError(f"{where} the trace of {site} has to begin at 0 seconds")
-        if points and point.seconds < points[-1].seconds + _LEAST_STEP:
-            raise ValueError(
-                f"{where} seconds of {site} is {point.seconds:g} after {points[-1].seconds:g}; "
+                f"{where} seconds of {row.site} is {row.seconds:g} after {points[-1].seconds:g}; "
                 "each row has to be at least a millisecond later than the one before"
             )
-        points.append(point)
+        points.append(TracePoint(row.seconds, row.up, row.down, row.latency))
     if not traces:
         raise ValueError(f"{path} has no rows; write one for each site and time")
     for site, points in traces.items():
@@ -240,23 +255,6 @@ def _traces(value: Any, info: ValidationInfo) -> Traces:
             if all(getattr(point, way) == 0 for point in points):
                 raise ValueError(f"{path}: {way} of {site} is 0 at all times; give it a rate once")
     return Traces(path, {site: tuple(points) for site, points in traces.items()})
-
-
-def _cell(name: str, text: str, where: str) -> float | None:
-    """Return the number of a cell; an empty one leaves to the job file what it stands for."""
-    parse = {"seconds": parse_seconds, "latency": _DELAY.read}.get(name, _rate_or_none)
-    try:
-        return parse(text) if text else None
-    except ValueError as error:
-        raise ValueError(f"{where} {name} is {text!r}, and {error}") from None
-
-
-def _rate_or_none(text: str) -> float:
-    """Return a rate, which may be 0 for a while."""
-    rate = parse_rate(text)
-    if rate > _RATE.most or 0 < rate < 1:
-        raise ValueError("must be 0, or a rate from 1 bit/s to 1 Tbit/s")
-    return rate
 
 
 def _written(links: Mapping[str, LinkSection]) -> dict[str, Any]:
@@ -274,7 +272,7 @@ class NetworkSection(LinkSection):
     sites: Annotated[
         dict[Annotated[str, AfterValidator(site_of)], LinkSection],
         PlainSerializer(_written, when_used="json"),
-        Allowed(f"a section for each site with any of {', '.join(_QUANTITIES)}", ("object",)),
+        Allowed(f"a section for each site with any of {', '.join(_LIMITS)}", ("object",)),
     ] = Field(default_factory=dict)
     """The same keys for single sites, in the place of those above: `{ site-1 { up = 1 Mbit } }`."""
 
@@ -299,9 +297,8 @@ class NetworkSection(LinkSection):
     @property
     def is_on(self) -> bool:
         """Whether links are emulated."""
-        return bool(self.sites) or any(
-            getattr(self, key) is not None for key in (*_QUANTITIES, "traces")
-        )
+        keys = (*_LIMITS, "traces")
+        return bool(self.sites) or any(getattr(self, key) is not None for key in keys)
 
     def link(self, site: str, seed: int) -> NetworkLink:
         """Return the link of a site.
@@ -311,12 +308,11 @@ class NetworkSection(LinkSection):
             seed: Seed of the job.
         """
         own, values = self.sites.get(site), dict[str, Any]()
-        for key, quantity in _QUANTITIES.items():
+        for key, (least, most) in _LIMITS.items():
             is_own = own is not None and key in own.model_fields_set
             value = getattr(own if is_own else self, key)
             if isinstance(value, Lognormal | Uniform):
-                value = value.at(_number(seed, key, site))
-                value = min(max(value, quantity.least), quantity.most_drawn)
+                value = min(max(value.at(_number(seed, key, site)), least), most)
             if value is not None:
                 values[key] = value
         return NetworkLink(**values, trace=self.traces.sites.get(site, ()) if self.traces else ())
@@ -354,11 +350,11 @@ def parse_link(text: str) -> NetworkLink:
     rates = re.sub(r"/\s*s\s*(?=/|$)", "", parts[0], flags=re.IGNORECASE).split("/")
     if len(parts) > 4 or len(rates) > 2 or not any(parts):
         raise UsageError(f"{text!r} is no link; write {_GRAMMAR}")
-    values: dict[str, Any] = {}
-    for key, part in zip(_QUANTITIES, [rates[0], rates[-1], *parts[1:]], strict=False):
-        try:
-            if part.strip():
-                values[key] = _QUANTITIES[key].read(part)
-        except ValueError as error:
-            raise UsageError(f"{part!r} in the link {text!r} {error}; write {_GRAMMAR}") from None
-    return NetworkLink(**values)
+    texts = zip(_LIMITS, [rates[0], rates[-1], *parts[1:]], strict=False)
+    values = {key: part for key, part in texts if part.strip()}
+    try:
+        link = LinkSection.model_validate(values)
+    except ValidationError as error:
+        mistake = explain(error, LinkSection, values)[0]
+        raise UsageError(f"{text!r} is no link: {mistake}; write {_GRAMMAR}") from None
+    return NetworkLink(**link.model_dump(exclude_unset=True))

@@ -51,7 +51,8 @@ JSON with comments, units, includes and substitutions.
 - `${{seed}}` takes the value of another key, as it is after all overrides: `--set`, `-n` and `-r`.
   These may use it, too. `${{?HOME}}` takes a variable of the environment, if there is one.
 - `include required(file("base.conf"))` takes in another file, which has to be there.
-- `+=` is refused, and a dotted key has no quotes: `clients.args {{ "a.b" {{ lr = 0.1 }} }}`.
+- `a += 3` appends to the list that `a` is above it. A dotted key has no quotes: write
+  `clients.args {{ "a.b" {{ lr = 0.1 }} }}`.
 - `--set clients.count=4` on the command line overrides the file, and goes through the same checks.
 - What has a type has its arguments in `args`: `{{ type = topk, args {{ fraction = 0.05 }} }}`. The
   name of the type alone stands for one without arguments.

@@ -24,14 +24,13 @@ from flstream.job.fields import (
     SomePatterns,
     Whole,
 )
-from flstream.job.files import Checkpoint, CodeName
+from flstream.job.files import Checkpoint, Factory
+from flstream.job.keys import schema_of, words
 from flstream.job.problems import MISSING, Problem, RefusedValueError
 from flstream.job.site_names import SiteFactors
 from flstream.job.typed import Sections, TypedSection
 
 MIB = 1024**2
-
-_FACTORY = CodeName()
 
 
 class ModelSection(Section):
@@ -40,7 +39,7 @@ class ModelSection(Section):
     Where both are given, the factory gives names, ties and dtypes, and the file the values.
     """
 
-    factory: Annotated[str, _FACTORY] | None = None
+    factory: Factory | None = None
     """The callable that builds the model: `module:callable` or `path/to/file.py:callable`.
 
     The module is a .py file beside the job file, or an installed one. It returns a torch module, a
@@ -67,7 +66,7 @@ class ModelSection(Section):
     @model_validator(mode="after")
     def _has_weights(self) -> Self:
         if self.factory is None and self.initial is None:
-            allowed = f"{_FACTORY.allowed}, unless model.initial is given"
+            allowed = f"{words(schema_of(Factory))}, unless model.initial is given"
             raise RefusedValueError(Problem("factory", MISSING, allowed))
         return self
 
@@ -114,7 +113,7 @@ class AggregationSection(Section):
     `median` is the median of the norms of the updates that are folded together.
     """
 
-    include: SomePatterns = Field(default_factory=lambda: [".*"])
+    include: SomePatterns = Field(default=[".*"])
     """Regular expressions: a tensor is aggregated only if one is found in its name.
 
     Others keep their old value. A whole name is matched by `^name$`.

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, SerializeAsAny
 
-from flstream.job.files import CodeName
+from flstream.job.files import code_name
 from flstream.job.typed import AnySection, Sections, TypedSection
 from flstream.job.workflow_args import FreeWorkflowArgs, WorkflowArgs
 from flstream.job.workflow_code import built_ins, find_workflow
@@ -24,7 +24,7 @@ class Stage(TypedSection):
     for each of them, and they agree on `key_metric` and `key_metric_mode`.
     """
 
-    type: Annotated[str, CodeName("function", built_ins), AfterValidator(_can_be_imported)] = (
+    type: Annotated[str, *code_name("function", built_ins), AfterValidator(_can_be_imported)] = (
         "fedavg"
     )
     """The workflow: one that comes with flstream, or a function of your own beside the job file.
@@ -49,11 +49,6 @@ class Stage(TypedSection):
     def section_of(cls, kind: str) -> AnySection:
         """Return the section of the arguments of a workflow, after its import."""
         return find_workflow(kind).args
-
-    @classmethod
-    def known_section(cls, kind: str) -> AnySection:
-        """Return the section of a built-in workflow's arguments, else that of all workflows."""
-        return find_workflow(kind).args if kind in built_ins() else WorkflowArgs
 
     @property
     def program(self) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, model_validator
 
 from flstream.job.fields import FreeArgs, Section
-from flstream.job.files import CodeName, check_installed
+from flstream.job.files import check_installed, code_name
 from flstream.job.typed import short_name
 
 RUN = "global"
@@ -30,7 +30,9 @@ def _is_installed(name: str) -> str:
 class TrackingSection(Section):
     """Tracker of the run's numbers and text, beside its own files."""
 
-    type: Annotated[str, CodeName("Class", built_ins), AfterValidator(_is_installed)] | None = None
+    type: Annotated[str, *code_name("Class", built_ins), AfterValidator(_is_installed)] | None = (
+        None
+    )
     """The tracker: tensorboard, mlflow, or a class of your own beside the job file; null is none.
 
     In the run directory, tensorboard writes event files, and mlflow a store, `mlflow/mlflow.db`;

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from flstream.job.bodies import OptimizerState
 from flstream.job.command import CommandLine
 from flstream.job.fields import CodeArgs, Section
-from flstream.job.files import CodeName, Modules, ScriptFile
+from flstream.job.files import Modules, ScriptFile, code_name
 from flstream.job.keys import schema_of, words
 from flstream.job.problems import MISSING, Problem, RefusedValueError
 
@@ -24,7 +24,7 @@ class TrainSection(Section):
     It asks for tasks in a loop. Where clients share processes, it is run anew for each task.
     """
 
-    learner: Annotated[str, CodeName("Class")] | None = None
+    learner: Annotated[str, *code_name("Class")] | None = None
     """The class with methods train and evaluate: `module:Class` or `path/to/file.py:Class`.
 
     There is one object of it a process, which may work for many clients. The module is a .py file

@@ -13,6 +13,7 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     SerializeAsAny,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -55,11 +56,6 @@ class TypedSection(Section):
         """Return the section of the arguments of a type; of the user's own, after its import."""
         return cls.built_in().get(kind, FreeSection)
 
-    @classmethod
-    def known_section(cls, kind: str) -> AnySection:
-        """Return the section of the arguments of a type, without an import of the user's code."""
-        return cls.section_of(kind)
-
     @model_validator(mode="before")
     @classmethod
     def _a_name_alone(cls, value: Any) -> Any:
@@ -93,8 +89,9 @@ class TypedSection(Section):
         """Return the JSON schema, with the arguments of each built-in type."""
         reference = handler(core)
         schema = handler.resolve_ref_schema(reference)
-        names = cls.known_section("").model_json_schema()["properties"]
-        schema["properties"]["args"] = {"type": "object", "properties": names}
+        args: Any = cls.model_fields["args"].annotation
+        common = TypeAdapter(args).json_schema()["properties"]
+        schema["properties"]["args"] = {"type": "object", "properties": common}
         schema["allOf"] = [
             {
                 "if": {"properties": {"type": {"const": kind}}, "required": ["type"]},
@@ -136,12 +133,6 @@ class TypedSpec:
             handler.generate_schema(cls.section),
             serialization=core_schema.plain_serializer_function_ser_schema(asdict),
         )
-
-    @property
-    def file(self) -> Path | None:
-        """Path of the file with the user's own class; None for others."""
-        where = self.type.rpartition(":")[0]
-        return Path(where) if where.endswith(".py") else None
 
     @property
     def name(self) -> str:

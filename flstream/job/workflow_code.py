@@ -51,10 +51,13 @@ def find_workflow(kind: str) -> WorkflowCode:
     Raises:
         RefusedValueError: It cannot be imported, or is not a workflow.
     """
-    place = built_ins().get(kind, kind)
-    function = find(place, "function")
+    if place := built_ins().get(kind):
+        where, _, name = place.partition(":")
+        own: Any = getattr(importlib.import_module(where), name)
+        return WorkflowCode(own, getattr(own, DEFINITION), takes_args=True)
+    function = find(kind, "function")
     if flaw := _flaw(function):
-        hint = f"{place.rpartition(':')[2]} {flaw}"
+        hint = f"{kind.rpartition(':')[2]} {flaw}"
         raise RefusedValueError(
             Problem("", given(kind), "a function of (run) or (run, args)", hint)
         )

@@ -33,8 +33,7 @@ from flstream.recipe.recipes import (
     add_cross_site_evaluation,
     add_experiment_tracking,
 )
-from flstream.recipe.run_result import RunFailedError, RunResult
-from flstream.recipe.sim_env import SimEnv
+from flstream.recipe.sim_env import RunFailedError, RunResult, SimEnv
 
 __all__ = [
     "CyclicRecipe",

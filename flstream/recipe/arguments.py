@@ -1,89 +1,55 @@
-"""Arguments of recipes: the type of each, and the key of a job file that it becomes."""
+"""Arguments of the Python face: their types, and the key of a job file that each becomes."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from enum import StrEnum
-from functools import cache
+from functools import cache, wraps
+from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, get_args, get_type_hints
+from typing import Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import ValidationError, validate_call
 
 from flstream.errors import UsageError
 from flstream.recipe.initial_model import code_place, initial_model
+from flstream.recipe.nvflare_table import UNNEEDED
 from flstream.report.console import make_console
-from flstream.text import shortened
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+PLACES = SERVER, ALL_SITES = "server", "@ALL"
+"""Names in NVFlare's jobs that stand for the server, and for all sites."""
 
 STREAMING_KEYS = (
-    "tensor_download_chunk_size",
-    "np_download_chunk_size",
+    *("tensor_download_chunk_size", "np_download_chunk_size"),
     "streaming_per_request_timeout",
 )
 """Flat keys of ``config_fed_server`` and ``add_server_config`` that ``streaming`` has, too."""
 
-UNNEEDED: Mapping[str, str] = {
-    name: reason
-    for reason, names in {
-        "what is lost or damaged is fetched again": "max_resends",
-        "a script's end is waited for, and its site's process ends with it": "shutdown_timeout",
-        "a site frees what it has sent": "client_memory_gc_rounds cuda_empty_cache",
-        "a site's script runs for the whole job": "launch_once",
-        "a task reaches its site at once, without being asked for": "get_task_timeout",
-        "models are in the run directory": "best_model_filename save_filename",
-        "models move in chunks, always and both ways": "tensor_streaming",
-        "streaming.streaming_per_request_timeout bounds each request": "min_download_timeout "
-        "np_min_download_timeout tensor_min_download_timeout",
-        "the server fetches an update while it folds": "submit_task_result_timeout "
-        "download_complete_timeout",
-        "the server never has a model in memory": "enable_tensor_disk_offload "
-        "server_memory_gc_rounds",
-    }.items()
-    for name in names.split()
-}
-"""Arguments and flat keys of NVFlare without a counterpart, and why none is needed."""
-
-PLAIN_COMMAND = re.compile(r"\s*(python3?(\.\d+)?(\s+-u)?)?\s*")
+_PLAIN_COMMAND = re.compile(r"\s*(python3?(\.\d+)?(\s+-u)?)?\s*")
 """Launch commands that only start Python, as every site has a process of its own."""
 
-
-class ExchangeFormat(StrEnum):
-    """Arrays that a training script receives, and the library that it computes with."""
-
-    PYTORCH = "pytorch"
-    NUMPY = "numpy"
-    RAW = "raw"
-
+ExchangeFormat = StrEnum("ExchangeFormat", ["PYTORCH", "NUMPY", "RAW"])
+"""Arrays that a training script receives, and the library that it computes with."""
 
 FrameworkType = ExchangeFormat
 
-
-class TransferType(StrEnum):
-    """Form of an update: the new weights, or their difference from the received ones."""
-
-    FULL = "FULL"
-    DIFF = "DIFF"
+TransferType = StrEnum("TransferType", ["FULL", "DIFF"])
+"""Form of an update in NVFlare; here it is whole, to the same mean."""
 
 
-@cache
-def notice(text: str) -> None:
-    """Print a line on stdout, unless this process has printed it before."""
-    make_console().print(f"flstream: {text}", style="dim", soft_wrap=True)
+def _aggregation(value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {"method": value.get("type"), **value.get("args", {})}
+    return {"method": value}
 
 
-def component(value: Mapping[str, Any] | str) -> dict[str, Any]:
-    """Return the section of a job file for a type, or ``{"type": ..., "args": {...}}``."""
-    section = {"type": value} if isinstance(value, str) else dict(value)
-    args: Any = section.pop("args", {})
-    if not isinstance(section.get("type"), str) or not isinstance(args, Mapping):
-        raise ValueError('give a type, or {"type": "name", "args": {...}}')
-    return {**section, "args": dict(args)} if args else section
-
-
-def sgd_section(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+def _sgd(optimizer: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``server_optimizer`` for torch's SGD, or for its arguments alone."""
     name = str(optimizer.get("path", optimizer.get("name", "")))
     args = optimizer.get("args", {}) if name else optimizer
@@ -93,33 +59,22 @@ def sgd_section(optimizer: Mapping[str, Any]) -> dict[str, Any]:
             'alone, or server_optimizer={"type": "fedadam"}'
         )
     values = {"learning_rate": args.get("lr", 1.0), "beta_1": args.get("momentum", 0.0)}
-    return component({"type": "fedavgm", "args": values})
+    return {"type": "fedavgm", "args": values}
 
 
-def _aggregation(value: str | Mapping[str, Any]) -> dict[str, Any]:
-    if isinstance(value, str):
-        return {"method": value}
-    return {"method": value.get("type"), **value.get("args", {})}
-
-
-def _order(value: str | Sequence[str]) -> str | list[str]:
-    return value.lower() if isinstance(value, str) else list(value)
-
-
-def _in_full(value: TransferType) -> None:
-    if value is TransferType.DIFF:
-        notice("params_transfer_type = DIFF: updates travel in full, to the same mean")
-
-
-def _no_schedule(value: Any) -> None:
-    if value:
-        raise ValueError("server_optimizer.args.learning_rate is one number; leave it out")
-
-
-_Patterns = AfterValidator(lambda value: [value] if isinstance(value, str) else list(value))
-_Arrays = AfterValidator(lambda value: None if value == "pytorch" else "numpy")
-_Launcher = AfterValidator(lambda text: None if PLAIN_COMMAND.fullmatch(text) else text)
-_Mode = AfterValidator({True: "min", False: "max"}.get)
+_CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
+    "model": initial_model,
+    **dict.fromkeys(("initial_ckpt", "eval_ckpt", "train_script", "eval_script"), str),
+    "learner": code_place,
+    "command": lambda text: None if _PLAIN_COMMAND.fullmatch(text) else text,
+    "framework": lambda name: None if name == "pytorch" else "numpy",
+    "aggregator": _aggregation,
+    "exclude_vars": lambda value: [value] if isinstance(value, str) else value,
+    "negate_key_metric": lambda is_negated: "min" if is_negated else "max",
+    "optimizer_args": _sgd,
+    "order": lambda value: value.lower() if isinstance(value, str) else value,
+}
+"""Functions that make a key's value of an argument; others are taken as they are."""
 
 
 class RecipeArguments(TypedDict, total=False):
@@ -129,37 +84,31 @@ class RecipeArguments(TypedDict, total=False):
     """
 
     name: str
-    model: Annotated[Any, AfterValidator(initial_model), "model"]
-    initial_model: Annotated[Any, AfterValidator(initial_model), "model"]
-    initial_ckpt: Annotated[str | Path, AfterValidator(str), "model.initial"]
-    eval_ckpt: Annotated[str | Path, AfterValidator(str), "model.initial"]
+    model: Annotated[Any, "model"]
+    initial_ckpt: Annotated[str | Path, "model.initial"]
+    eval_ckpt: Annotated[str | Path, "model.initial"]
     min_clients: Annotated[int, "clients.per_round"]
     num_rounds: Annotated[int, "rounds"]
-    train_script: Annotated[str | Path, AfterValidator(str), "train.script"]
+    train_script: Annotated[str | Path, "train.script"]
     train_args: Annotated[str | Mapping[str, Any], "train.args"]
-    eval_script: Annotated[str | Path, AfterValidator(str), "train.script"]
+    eval_script: Annotated[str | Path, "train.script"]
     eval_args: Annotated[str | Mapping[str, Any], "train.args"]
-    learner: Annotated[str | type, AfterValidator(code_place), "train.learner"]
+    learner: Annotated[str | type, "train.learner"]
     launch_external_process: bool
-    command: Annotated[str, _Launcher, "train.command"]
-    framework: Annotated[FrameworkType, _Arrays, "train.exchange_format"]
-    server_expected_format: ExchangeFormat
-    params_transfer_type: Annotated[TransferType, AfterValidator(_in_full)]
-    per_site_config: Mapping[str, Mapping[str, Any]]
-    aggregator: Annotated[str | Mapping[str, Any], AfterValidator(_aggregation), "aggregation"]
+    command: Annotated[str, "train.command"]
+    framework: Annotated[ExchangeFormat, "train.exchange_format"]
+    per_site_config: Mapping[str, Mapping[str, str | Mapping[str, Any]]]
+    aggregator: Annotated[str | Mapping[str, Any], "aggregation"]
     aggregation_weights: Annotated[Mapping[str, float], "aggregation.weights"]
-    exclude_vars: Annotated[str | Sequence[str], _Patterns, "aggregation.exclude"]
+    exclude_vars: Annotated[str | Sequence[str], "aggregation.exclude"]
     key_metric: Annotated[str, "workflow.args.key_metric"]
-    negate_key_metric: Annotated[bool, _Mode, "workflow.args.key_metric_mode"]
+    negate_key_metric: Annotated[bool, "workflow.args.key_metric_mode"]
     stop_cond: Annotated[str, "stop_when"]
     patience: Annotated[int, "patience"]
-    server_optimizer: Annotated[
-        str | Mapping[str, Any], AfterValidator(component), "server_optimizer"
-    ]
-    optimizer_args: Annotated[Mapping[str, Any], AfterValidator(sgd_section), "server_optimizer"]
-    lr_scheduler_args: Annotated[Any, AfterValidator(_no_schedule)]
-    fedprox_mu: Annotated[float, Field(ge=0, allow_inf_nan=False), "workflow.args.fedprox_mu"]
-    order: Annotated[str | Sequence[str], AfterValidator(_order), "workflow.args.order"]
+    server_optimizer: Annotated[str | Mapping[str, Any], "server_optimizer"]
+    optimizer_args: Annotated[Mapping[str, Any], "server_optimizer"]
+    fedprox_mu: Annotated[float, "workflow.args.fedprox_mu"]
+    order: Annotated[str | Sequence[str], "workflow.args.order"]
     start_task_timeout: Annotated[float, "workflow.args.start_task_timeout"]
     progress_timeout: Annotated[float, "workflow.args.progress_timeout"]
     validation_timeout: Annotated[float, "workflow.args.eval_task_timeout"]
@@ -168,54 +117,68 @@ class RecipeArguments(TypedDict, total=False):
     config: Mapping[str, Any]
 
 
-def recipe_values(owner: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return checked and converted arguments by name, but for those that ask for nothing.
+KEYS: Mapping[str, str] = {
+    name: next((key for key in get_args(hint) if isinstance(key, str)), "")
+    for name, hint in get_type_hints(RecipeArguments, include_extras=True).items()
+}
+"""Dotted keys by arguments of recipes; empty for one that is no key's value."""
 
-    Raises:
-        UsageError: An argument is unknown or of another type; the message names all such.
-    """
-    values, mistakes = {}, []
-    for name, value in arguments.items():
-        if name in UNNEEDED:
-            notice(f"{name} is not needed: {UNNEEDED[name]}")
-        elif name not in argument_types():
-            mistakes.append(f"there is no argument {name}; {nearest(name, argument_types())}")
-        elif value is not None:
-            try:
-                values[name] = TypeAdapter(argument_types()[name]).validate_python(value)
-            except ValidationError as error:
-                reasons = [line["msg"].removeprefix("Value error, ") for line in error.errors()]
-                shown = shortened(repr(value), 60)
-                mistakes.append(f"{name} is {shown}: {' or '.join(reasons)}")
-    if mistakes:
-        raise UsageError(f"{owner}: {'; '.join(mistakes)}")
-    return {name: value for name, value in values.items() if value is not None}
+
+def converted(name: str, value: Any) -> Any:
+    """Return the value of the key that an argument becomes; None for one that asks for nothing."""
+    return _CONVERSIONS[name](value) if name in _CONVERSIONS and value is not None else value
+
+
+def is_needed(name: str) -> bool:
+    """Whether an argument or a flat key of NVFlare counts here; a line on stdout says if not."""
+    if name in KEYS or name not in UNNEEDED:
+        return True
+    notice(f"{name} is not needed, and was left out")
+    return False
 
 
 @cache
-def argument_types() -> Mapping[str, Any]:
-    """Return the annotations of all arguments, by name."""
-    return get_type_hints(RecipeArguments, include_extras=True)
+def notice(text: str) -> None:
+    """Print a line on stdout, unless this process has printed it before."""
+    make_console().print(f"flstream: {text}", style="dim", soft_wrap=True)
 
 
-def key_of(name: str) -> str:
-    """Return the dotted key that an argument becomes; empty where it is no key's value."""
-    return next((key for key in get_args(argument_types()[name]) if isinstance(key, str)), "")
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Refuse calls with arguments that are missing, unknown or of another type than annotated."""
+    name, parameters = function.__qualname__.removesuffix(".__init__"), signature(function)
+    validated: Callable[..., R] = validate_call(config={"arbitrary_types_allowed": True})(function)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            arguments = parameters.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise UsageError(f"{name}: {error}; it takes {parameters}") from None
+        try:
+            return validated(**arguments)
+        except ValidationError as error:
+            details = error.errors(include_url=False)
+            clauses = [f"{d['loc'][0]} is {d['input']!r}: {d['msg']}" for d in details]
+            raise UsageError(f"{name}: {'; '.join(clauses)}") from None
+
+    return call
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Suggest the nearest name, or list all names."""
-    near = get_close_matches(name, list(names), n=1)
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+def expect_known(name: str, names: Iterable[str]) -> None:
+    """Refuse an unknown name, and suggest the nearest one."""
+    if name not in names:
+        near = get_close_matches(name, list(names), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+        raise ValueError(f"there is no such argument; {hint}")
 
 
-def by_name(text: str | Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """Return the words of a command line, such as ``--lr 0.1``, as arguments by name."""
-    if not isinstance(text, str):
-        return dict(text)
+def by_name(words: str | Mapping[str, Any], site: str) -> Mapping[str, Any]:
+    """Return a site's words of a command line, such as ``--lr 0.1``, as arguments by name."""
+    if not isinstance(words, str):
+        return words
     values: dict[str, list[str]] = {}
     try:
-        for word in shlex.split(text):
+        for word in shlex.split(words):
             name, equals, value = word.removeprefix("--").partition("=")
             if re.match("--[A-Za-z0-9]", word) and name not in values:
                 values[name] = [value] if equals else []
@@ -224,10 +187,12 @@ def by_name(text: str | Mapping[str, Any], owner: str) -> dict[str, Any]:
             else:
                 values[next(reversed(values))].append(word)
     except ValueError as error:
-        reason = "write --name value, quoted as on a shell, and each name once"
-        raise UsageError(f"{owner} {text!r}: {error}; {reason}") from None
+        raise UsageError(
+            f"the arguments of {site}, {words!r}: {error}; write --name value, quoted as on a "
+            "shell, and each name once"
+        ) from None
     return {
-        name: (words[0] if len(words) == 1 else words) or True for name, words in values.items()
+        name: (texts[0] if len(texts) == 1 else texts) or True for name, texts in values.items()
     }
 
 

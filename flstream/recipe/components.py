@@ -35,7 +35,7 @@ def ScriptRunner(script: str, script_args: str = "", **arguments: Any) -> Sectio
 
 
 def IntimeModelSelector(
-    key_metric: str = "accuracy", negate_key_metric: bool | None = None
+    key_metric: str | None = None, negate_key_metric: bool | None = None
 ) -> Section:
     """Return the metric that decides which round is the best; negated, its smallest value is."""
     return {"key_metric": key_metric, "negate_key_metric": negate_key_metric}

@@ -3,46 +3,38 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from flstream.errors import UsageError
-from flstream.job import Job, make_job
-from flstream.recipe.arguments import (
-    STREAMING_KEYS,
-    UNNEEDED,
-    argument_types,
-    by_name,
-    component,
-    key_of,
-    metric_mode,
-    notice,
-    put,
-    recipe_values,
-)
+from flstream.job import Job, JobError, WorkflowArgs, make_job
+from flstream.recipe import arguments
+from flstream.recipe.arguments import KEYS, by_name, checked, put
 from flstream.recipe.components import FilterType
 from flstream.recipe.initial_model import WEIGHTS, write_weights
-from flstream.recipe.job_folder import INITIAL, check_replaceable, copy_job, whole_folder
-from flstream.recipe.run_result import RunResult
-from flstream.recipe.sim_env import SimEnv
+from flstream.recipe.job_folder import portable, python_files, whole_folder, write_job_folder
+from flstream.recipe.sim_env import ARGUMENTS, RunResult, SimEnv
 from flstream.simulation.factory import MadeModel
+from flstream.telemetry.events import default_site_names
+from flstream.text import shortened
 
-SERVER, ALL_SITES = "server", "@ALL"
-_DEFAULT_METRIC = "accuracy"
+_HEAD, _INITIAL = "# Exported by flstream. Run it: flstream simulate ", "initial"
 
 
 class FedJob:
     """A federated job: keys of a job file, a model, and the script that each site runs.
 
-    Keys are checked when the job is run or exported; then all mistakes are named at once, by the
-    keys that they have in a job file.
+    Values are checked when the job is run or exported; then all mistakes are named at once.
 
     Args:
         name: Name of the job, and of its run directories.
-        min_clients: Number of updates that a round needs; None for those of all sites.
+        min_clients: Number of updates that a round needs (``clients.min_updates``); None for those
+            of all sites. A recipe's ``min_clients`` is ``clients.per_round``, as in NVFlare.
 
     Attributes:
         name: Name of the job.
@@ -50,14 +42,18 @@ class FedJob:
 
     def __init__(self, name: str = "fed_job", min_clients: int | None = None) -> None:
         self.name = name
-        self._values: dict[str, Any] = {"clients": {}, "train": {"alias": "nvflare"}}
+        self._values: dict[str, Any] = {
+            "clients": {} if min_clients is None else {"min_updates": min_clients},
+            "train": {"alias": "nvflare"},
+            "workflow": {"args": {}},
+        }
+        self._arguments: dict[str, str] = {}  # names of arguments by the key that they became
         self._weights: MadeModel | None = None
-        self._stages: list[dict[str, Any]] = []
+        self._last_workflow: dict[str, Any] = {}
         self._files: list[Path] = []
-        self._site_args: dict[str, str | Mapping[str, Any]] = {}
-        if min_clients is not None:
-            self.configure({"clients.min_updates": min_clients})
+        self._site_args: dict[str, Any] = {}
 
+    @checked
     def to(
         self,
         obj: Any,
@@ -65,6 +61,7 @@ class FedJob:
         id: str | None = None,
         filter_type: FilterType = FilterType.TASK_RESULT,
         tasks: Sequence[str] | None = None,
+        clients: Sequence[str] | None = None,
     ) -> None:
         """Add something to the server or to a site.
 
@@ -74,29 +71,36 @@ class FedJob:
             target: ``"server"``, ``"@ALL"`` for all sites, or the name of one.
             id: Accepted for NVFlare's sake.
             filter_type: Values that a filter is applied to.
-            tasks: Names of the tasks that a filter is for; None for all.
+            tasks: Names of the tasks that a filter is for, ``train`` among them; None for all.
+            clients: None, since the filters of a job are those of all sites.
 
         Raises:
             UsageError: There is no counterpart of it.
         """
         is_dict = isinstance(obj, Mapping) and all(isinstance(key, str) for key in obj)
-        site = None if target in (SERVER, ALL_SITES) else target
         is_script = is_dict and "train_script" in obj
-        if is_script if target == SERVER else site is not None and not is_script:
+        site = None if target in arguments.PLACES else target
+        if is_script if target == arguments.SERVER else site is not None and not is_script:
             raise UsageError(
                 f"{obj!r} cannot be added to {target}: sites have scripts, and all else is the "
                 "server's or of all sites"
             )
         if is_dict and "type" in obj:
-            self._add_filter("up" if filter_type is FilterType.TASK_RESULT else "down", obj, tasks)
-        elif is_dict and obj.keys() <= argument_types().keys():
-            self._apply("FedJob", obj, site)
+            if clients is not None or not {"train", "*"} & {*(tasks or "*")}:
+                raise UsageError(
+                    f"a filter is for the tasks {tasks} of {clients}; a job's filters are those of "
+                    'all sites and of trainings: leave out clients, and give tasks=["train"]'
+                )
+            direction = "up" if filter_type is FilterType.TASK_RESULT else "down"
+            self._values.setdefault("filters", {}).setdefault(direction, []).append(obj)
+        elif is_dict and obj.keys() <= KEYS.keys():
+            self.set_arguments(obj, site)
         elif is_dict:
             self.configure(obj)
-        elif isinstance(obj, str):
+        elif isinstance(obj, str | Path):
             self._files.append(Path(obj))
         elif hasattr(obj, "state_dict"):
-            self._apply("FedJob", {"model": obj})
+            self.set_arguments({"model": obj})
         else:
             kind = type(obj)
             raise UsageError(
@@ -106,12 +110,13 @@ class FedJob:
 
     def to_server(self, obj: Any, id: str | None = None, **how: Any) -> None:
         """Add something to the server: see :meth:`to`."""
-        self.to(obj, SERVER, id, **how)
+        self.to(obj, arguments.SERVER, id, **how)
 
     def to_clients(self, obj: Any, id: str | None = None, **how: Any) -> None:
         """Add something to all sites: see :meth:`to`."""
-        self.to(obj, ALL_SITES, id, **how)
+        self.to(obj, arguments.ALL_SITES, id, **how)
 
+    @checked
     def configure(self, settings: Mapping[str, Any]) -> None:
         """Set keys of the job.
 
@@ -120,102 +125,31 @@ class FedJob:
                 the flat name of NVFlare's (``tensor_download_chunk_size``).
         """
         for name, value in settings.items():
-            if name in UNNEEDED:
-                notice(f"{name} is not needed: {UNNEEDED[name]}")
-            else:
-                put(self._values, f"streaming.{name}" if name in STREAMING_KEYS else name, value)
+            section = "streaming." if name in arguments.STREAMING_KEYS else ""
+            if arguments.is_needed(name):
+                put(self._values, f"{section}{name}", value)
 
-    def export_job(self, job_root: str | Path, clients: Sequence[str] | int | None = None) -> Path:
-        """Write a job folder ``<job_root>/<name>``, which ``flstream simulate`` runs.
-
-        Args:
-            job_root: Folder for the folder.
-            clients: Names or number of the sites. By default those that have something of their
-                own, or as many as a round needs.
-
-        Returns:
-            The path of the folder.
-
-        Raises:
-            JobError: The job has mistakes; the message names all of them.
-            UsageError: The folder has something else in it, or cannot be written.
-        """
-        return self._export(Path(job_root) / self.name, self._client_settings(clients))
-
-    def simulator_run(
-        self,
-        workspace: str | Path = "runs",
-        n_clients: int | None = None,
-        clients: Sequence[str] | None = None,
-        threads: int | None = None,
-        gpu: str | None = None,
-    ) -> RunResult:
-        """Run the job on this machine: see :class:`~flstream.recipe.sim_env.SimEnv`."""
-        known = self._client_settings(clients if clients is not None else n_clients)
-        env = SimEnv(
-            num_clients=known.get("clients.count", 0),
-            clients=known.get("clients.names"),
-            num_threads=threads,
-            gpu_config=gpu,
-            workspace_root=workspace,
-        )
-        return env.run(self)
-
-    def resolve(self, settings: Mapping[str, Any], weights_root: Path) -> Job:
-        """Resolve the job, as a job file is.
-
-        Args:
-            settings: Settings of where it runs, by the dotted name of a key.
-            weights_root: Folder for the initial weights, where the model is an instance.
-
-        Raises:
-            JobError: The job has mistakes; the message names all of them.
-        """
-        values, folder = self._job_values(settings, weights_root)
-        return make_job(values, folder, f"the job {self.name}")
-
-    def _export(self, folder: Path, settings: Mapping[str, Any]) -> Path:
-        """Write the job's folder, with the Python files below the one that its paths start in."""
-        folder = Path(os.path.abspath(folder))
-        check_replaceable(folder)
-        with whole_folder(folder) as scratch:
-            values, origin = self._job_values(settings, scratch / INITIAL)
-            make_job(values, origin, f"the job {self.name}")
-            copy_job(values, origin, scratch, [origin / path for path in self._files], folder)
-        return folder
-
-    def _add_filter(
-        self,
-        direction: Literal["up", "down"],
-        section: Mapping[str, Any] | str,
-        tasks: Sequence[str] | None = None,
-        clients: Sequence[str] | None = None,
-    ) -> None:
-        """Add a filter of updates (up) or of models that sites receive, after those before it."""
-        if clients is not None or not {"train", "*"} & {*(tasks or "*")}:
-            raise UsageError(
-                f"a filter is for the tasks {tasks} of {clients}; a job's filters are those of all "
-                'sites and of trainings: leave out clients, and give tasks=["train"]'
-            )
-        filters = self._values.setdefault("filters", {}).setdefault(direction, [])
-        try:
-            filters.append(component(section))
-        except (TypeError, ValueError) as error:
-            kind = type(section)
-            name = f"{kind.__module__}.{kind.__qualname__}"
-            raise UsageError(f"a {name} is no filter here; {error}") from None
-
-    def _apply(self, owner: str, arguments: Mapping[str, Any], site: str | None = None) -> None:
+    @checked
+    def set_arguments(self, values: Mapping[str, Any], site: str | None = None) -> None:
         """Set the keys that arguments of a recipe become, for all sites or for one."""
-        values = recipe_values(owner, arguments)
-        if {"model", "initial_model"} <= values.keys():
-            raise UsageError(f"{owner}: model and initial_model are given; leave out initial_model")
-        if not values.pop("launch_external_process", False):
-            values.pop("command", None)
-        if site is not None:
-            self._site_args[site] = values.pop("train_args", "")
+        owner, converted = type(self).__name__, {}
         for name, value in values.items():
-            key = key_of(name)
+            try:
+                if arguments.is_needed(name):
+                    arguments.expect_known(name, KEYS)
+                    converted[name] = arguments.converted(name, value)
+            except (TypeError, AttributeError, ValueError) as error:
+                what = f"{name} is {shortened(repr(value), 60)}"
+                raise UsageError(f"{owner}: {what}: {error}") from error
+        converted = {name: value for name, value in converted.items() if value is not None}
+        if not converted.pop("launch_external_process", False):
+            converted.pop("command", None)
+        if site is not None:
+            self._site_args[site] = converted.pop("train_args", "")
+        self.set_per_site_config(converted.pop("per_site_config", {}))
+        config = converted.pop("config", {})
+        for name, value in converted.items():
+            key = KEYS[name]
             if key == "model":
                 self._weights = value.pop(WEIGHTS, None)
             before = self._values["train"].get(key.removeprefix("train."), value)
@@ -226,62 +160,124 @@ class FedJob:
                 )
             if key:
                 put(self._values, key, value)
-        for site, own in values.get("per_site_config", {}).items():
-            if own.keys() - {"train_args", "script_args"}:
+                self._arguments[key] = name
+        self.configure(config)
+
+    @checked
+    def set_per_site_config(self, config: Mapping[str, Mapping[str, Any]]) -> None:
+        """Give sites arguments of their own: by site, ``{"train_args": "--data a.csv"}``."""
+        for site, own in config.items():
+            if own.keys() != {"train_args"}:
                 raise UsageError(
                     f"{site} has {', '.join(own)}; sites have their own train_args alone"
                 )
-            self._site_args[site] = next(iter(own.values()), "")
-        self.configure(values.get("config", {}))
+            self._site_args[site] = own["train_args"]
 
-    def _client_settings(self, clients: Sequence[str] | int | None) -> dict[str, Any]:
-        """Return the names or number of the sites, by the dotted names of keys."""
-        known = self._values["clients"]
-        numbers = [known.get(key) for key in ("count", "min_updates", "per_round")]
-        if clients is None:
-            counts = [number for number in numbers if isinstance(number, int)]
-            clients = [*self._site_args] or next(iter(counts), None)
-        if clients is None:
-            raise UsageError(
-                f"the job {self.name} has no number of clients; give min_clients=..., or name them "
-                "where it is run or exported"
-            )
-        return {"clients.count" if isinstance(clients, int) else "clients.names": clients}
+    def append_workflow(self, kind: str, args: Mapping[str, Any]) -> None:
+        """Append a workflow that follows the training."""
+        if self._last_workflow or self._values["workflow"].get("type") == "evaluate":
+            raise UsageError(f"{self.name} cannot have {kind} here; it comes once, after training")
+        self._last_workflow = {"type": kind, "args": dict(args)}
 
-    def _job_values(
+    @checked
+    def export_job(self, job_root: str | Path) -> Path:
+        """Write a job folder ``<job_root>/<name>`` for ``flstream simulate``; return its path.
+
+        It has all Python files below the folder that the job's paths start in.
+
+        Args:
+            job_root: Folder for the folder, which is new, empty or an earlier export.
+
+        Raises:
+            JobError: The job has mistakes; the message names all of them.
+            UsageError: The folder has something else in it, or cannot be written.
+        """
+        return self.write(Path(job_root) / self.name, {})
+
+    @checked
+    def simulator_run(
+        self,
+        workspace: str | Path = "runs",
+        n_clients: int | None = None,
+        clients: Sequence[str] | None = None,
+        threads: int | None = None,
+        gpu: str | None = None,
+    ) -> RunResult:
+        """Run the job on this machine: see :class:`~flstream.recipe.sim_env.SimEnv`."""
+        env = SimEnv(
+            num_clients=n_clients or 0,
+            clients=clients,
+            num_threads=threads,
+            gpu_config=gpu,
+            workspace_root=workspace,
+        )
+        return env.run(self)
+
+    def resolve(
         self, settings: Mapping[str, Any], weights_root: Path
-    ) -> tuple[dict[str, Any], Path]:
-        """Return the values of the job file, and the folder in which its paths start."""
+    ) -> tuple[Job, dict[str, Any], Path]:
+        """Return the job, the values of its job file, and the folder that their paths start in.
+
+        Weights of a model that is an instance are written below a folder.
+        """
         values: dict[str, Any] = {"name": self.name, **deepcopy(self._values)}
         for key, value in settings.items():
             put(values, key, value)
-        train, clients = values["train"], values["clients"]
-        if self._site_args:
-            sites = clients.get("names") or [f"site-{n + 1}" for n in range(clients["count"])]
-            words = {**dict.fromkeys(sites, train.pop("args", "")), **self._site_args}
-            named = {site: by_name(words[site], f"the arguments of {site}") for site in words}
-            clients["args"] = {site: args for site, args in named.items() if args}
-        workflow = values.setdefault("workflow", {})
-        args = workflow.setdefault("args", {}) if isinstance(workflow, dict) else {}
-        metric = args.get("key_metric", _DEFAULT_METRIC)
-        if metric_mode(metric, values.get("stop_when")) == "min":
-            args.setdefault("key_metric_mode", "min")
-        if self._stages:
-            shared = {name: args[name] for name in args if name.startswith("key_metric")}
-            later = [{**stage, "args": {**shared, **stage["args"]}} for stage in self._stages]
-            values["workflow"] = [workflow, *later]
+        if all(isinstance(values[key], dict) for key in ("clients", "train", "workflow")):
+            self._fill(values)
         if self._weights is not None and "initial" not in values["model"]:
             values["model"]["initial"] = str(write_weights(self._weights, weights_root))
-        return values, _folder_of(train.get("script") or train.get("learner", ""))
+        folder = _folder_of(values["train"])
+        try:
+            return make_job(values, folder, f"the job {self.name}"), values, folder
+        except JobError as error:
+            names = {**self._arguments, **{key: ARGUMENTS.get(key, key) for key in settings}}
+            problems = [replace(p, key=names.get(p.key, p.key)) for p in error.problems]
+            raise JobError(error.path, problems) from None
+
+    def _fill(self, values: dict[str, Any]) -> None:
+        """Fill in the number of sites, their arguments, the key metric's mode, a last workflow."""
+        train, clients, workflow = values["train"], values["clients"], values["workflow"]
+        number = clients.get("min_updates", clients.get("per_round"))
+        if not {"count", "names"} & clients.keys():
+            clients |= {"names": [*self._site_args]} if self._site_args else {"count": number}
+        if self._site_args:
+            sites = clients.get("names") or default_site_names(int(clients["count"]))
+            words = {**dict.fromkeys(sites, train.pop("args", {})), **self._site_args}
+            clients["args"] = {site: by_name(own, site) for site, own in words.items()}
+        args = workflow["args"]
+        metric = args.get("key_metric", WorkflowArgs.model_fields["key_metric"].default)
+        if arguments.metric_mode(str(metric), str(values.get("stop_when"))) == "min":
+            args.setdefault("key_metric_mode", "min")
+        if last := self._last_workflow:
+            shared = {name: args[name] for name in args if name.startswith("key_metric")}
+            values["workflow"] = [workflow, {**last, "args": {**shared, **last["args"]}}]
+
+    def write(self, folder: Path, settings: Mapping[str, Any]) -> Path:
+        """Write a job folder, with the Python files below the one that the job's paths start in."""
+        folder = Path(os.path.abspath(folder))
+        with whole_folder(folder, _HEAD) as scratch:
+            _, values, origin = self.resolve(settings, scratch / _INITIAL)
+            files = {path.relative_to(origin): path for path in python_files(origin, folder)}
+            values = portable(portable(values, scratch, {}), origin, files)
+            for path in [origin / path for path in self._files]:
+                other = files.setdefault(Path(path.name), path)
+                if other != path or path.name == "job.conf":
+                    both = f"{other} and {path} would both be {path.name}"
+                    raise UsageError(f"{both} in the job's folder; rename one")
+            write_job_folder(scratch, f"{_HEAD}{folder.name}", values, files)
+            shutil.rmtree(folder / _INITIAL, ignore_errors=True)  # of an earlier export
+        return folder
 
 
-def _folder_of(code: str) -> Path:
-    """Return where a job's paths start: here, or else beside the program or an absolute script."""
+def _folder_of(train: Any) -> Path:
+    """Return where paths start: the working folder, or beside the program or an absolute script."""
+    code = str(train.get("script") or train.get("learner", "") if isinstance(train, dict) else "")
     where, colon, _ = code.rpartition(":")
     file = code if not colon else where if where.endswith(".py") else f"{where}.py"
-    here = Path.cwd()
+    working = Path.cwd()
     if os.path.isabs(file):
-        return here if Path(file).is_relative_to(here) else Path(file).parent
+        return working if Path(file).is_relative_to(working) else Path(file).parent
     program = getattr(sys.modules["__main__"], "__file__", None)
-    beside = here if program is None else Path(os.path.abspath(program)).parent
-    return beside if not (here / file).is_file() and (beside / file).is_file() else here
+    beside = working if program is None else Path(os.path.abspath(program)).parent
+    return beside if not (working / file).is_file() and (beside / file).is_file() else working

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from flstream.errors import UsageError
+from flstream.errors import CheckpointError, UsageError
 from flstream.model.checkpoint import write_checkpoint
 from flstream.model.memory import MemoryBody
 from flstream.model.modules import exchanged_state
@@ -24,43 +22,30 @@ NUMPY_KEY = "numpy_key"
 """Name of the one array of a NumPy model that has no names."""
 WEIGHTS = "weights"
 """Key of a recipe's section ``model`` with weights in memory, in place of a factory."""
-CLASS_KEYS = frozenset({"class_path", "path", "args", "config_type"})
-"""Keys of a model that is given as a class with its arguments."""
-
-_FILE = "model.safetensors"
-_ALLOWED = (
-    "a torch module, a dict of tensors or arrays, a dict with class_path and args, a "
-    '"module:name", a function or class at the top level of a file, or an array'
-)
 
 
 def write_weights(model: MadeModel, root: Path) -> Path:
     """Write weights, and what goes with a pretrained model; return the file's absolute path.
 
-    They come into a folder below the root, named by their digest, unless it is there.
+    They come into a folder below the root that their digest names, once.
     """
-    body, digest = MemoryBody.of(model.state), hashlib.sha256()
+    body = MemoryBody.of(model.state)
     order = order_text(body.layout, model.state)
     metadata = {"format": "pt", **({ORDER: order} if order else {})}
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".new-", dir=root) as scratch:
-            inner = Path(scratch) / WEIGHTS
-            inner.mkdir()
-            write_checkpoint(inner / _FILE, body, metadata)
-            keep_export_files(inner, model, None)
-            for path in sorted(inner.iterdir()):
-                with path.open("rb") as file:
-                    digest.update(hashlib.file_digest(file, "sha256").digest())
-            folder = root / digest.hexdigest()[:12]
-            if not folder.exists():
-                os.replace(inner, folder)
-    except OSError as error:
+            path = Path(scratch) / "model.safetensors"
+            digest = write_checkpoint(path, body, metadata)
+            folder = Path(os.path.abspath(root / digest[:12]))
+            folder.mkdir(exist_ok=True)
+            os.replace(path, folder / path.name)
+    except (OSError, CheckpointError) as error:
         raise UsageError(
-            f"the initial weights cannot be written to {root}: {error.strerror}; give SimEnv "
-            "another workspace_root"
+            f"the initial weights cannot be written to {root}: {error}; give another folder"
         ) from error
-    return Path(os.path.abspath(folder / _FILE))
+    keep_export_files(folder, model, None)
+    return folder / path.name
 
 
 def initial_model(model: Any) -> dict[str, Any]:
@@ -68,13 +53,6 @@ def initial_model(model: Any) -> dict[str, Any]:
 
     An instance keeps its weights, bit for bit. A factory is called by each run, with the job's seed
     and in a process of its own, so the model need not fit in this process.
-
-    Args:
-        model: A torch module; a dict of tensors or arrays; ``{"class_path": "model.Net", "args":
-            {...}}``; ``"module:callable"``; a function or class of a file; an array or nested list.
-
-    Raises:
-        ValueError: It is none of these.
     """
     import numpy as np
     import torch
@@ -84,39 +62,31 @@ def initial_model(model: Any) -> dict[str, Any]:
         return {WEIGHTS: MadeModel(exchanged_state(parts[0]), parts)}
     if isinstance(model, str | type | FunctionType):
         return {"factory": code_place(model)}
+    arrays = torch.Tensor | np.ndarray
     if isinstance(model, Mapping):
-        if model and all(
-            isinstance(tensor, torch.Tensor | np.ndarray) for tensor in model.values()
-        ):
-            return {WEIGHTS: MadeModel({str(k): v for k, v in model.items()}, (model,))}
-        return class_section(model)
-    if isinstance(model, list | tuple):
-        with suppress(TypeError, ValueError):
-            model = np.array(model, dtype=np.float32)
-    if not isinstance(model, np.ndarray):
-        raise ValueError(f"give {_ALLOWED}")
-    return {WEIGHTS: MadeModel({NUMPY_KEY: model}, (model,))}
+        if not model or not all(isinstance(value, arrays) for value in model.values()):
+            return class_section(model)
+        return {WEIGHTS: MadeModel({str(k): v for k, v in model.items()}, (model,))}
+    if isinstance(model, list | np.ndarray):
+        array = np.asarray(model, dtype=np.float32 if isinstance(model, list) else None)
+        return {WEIGHTS: MadeModel({NUMPY_KEY: array}, (model,))}
+    raise ValueError(
+        "give a torch module, a dict of tensors or arrays, a dict with class_path and args, a "
+        '"module:name", a function or class at the top level of a file, or an array'
+    )
 
 
 def class_section(model: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the section for ``{"class_path": "model.Net", "args": {...}}``.
-
-    Raises:
-        ValueError: It is no such model.
-    """
+    """Return the section for ``{"class_path": "model.Net", "args": {...}}``."""
     path, args = model.get("class_path", model.get("path")), model.get("args") or {}
     module, dot, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
-    if not dot or model.keys() - CLASS_KEYS or not isinstance(args, Mapping):
+    if not dot or model.keys() - {"class_path", "path", "args", "config_type"}:
         raise ValueError('give {"class_path": "model.Net", "args": {...}}')
-    return {"factory": f"{module}:{name}", **({"args": dict(args)} if args else {})}
+    return {"factory": f"{module}:{name}", **({"args": args} if args else {})}
 
 
 def code_place(code: str | type | FunctionType) -> str:
-    """Return the place of a function or class, as a job file names it.
-
-    Raises:
-        ValueError: A text is no such place, or a run could not find the code.
-    """
+    """Return the place of a function or class, as a job file names it."""
     if isinstance(code, str):
         if ":" not in code:
             raise ValueError("give module:name; for weights on disk give initial_ckpt = their path")

@@ -1,151 +1,137 @@
 """NVFlare's classes and their arguments: the key of a job file that each becomes, or why none.
 
-Names that share an entry stand in one text. A key may have the name of a converter of
-:mod:`flstream.recipe.nvflare` after a colon; ``stage.`` is ``args`` of the class's own workflow.
+A row has the names that share it, a bar, and what they become. A key may have the name of a
+converter of :mod:`flstream.recipe.nvflare` after a colon; ``stage.`` is ``args`` of the class's own
+workflow.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-WORKFLOWS: Mapping[str, str] = {
-    "ScatterAndGather FedAvg PTFedAvg FedAvgEarlyStopping PTFedAvgEarlyStopping FedOpt": "fedavg",
-    "CyclicController Cyclic CyclicServerController": "cyclic",
-    "ScatterAndGatherScaffold Scaffold PTScaffold": "scaffold",
-    "SwarmServerController": "swarm",
-    "CrossSiteEvalServerController CrossSiteModelEval CrossSiteEval": "cross_site",
-    "GlobalModelEval": "evaluate",
-}
-"""Types of workflows by the classes of controllers."""
 
-FILTERS: Mapping[str, str] = {
+def by_name(rows: str) -> dict[str, str]:
+    """Return what names become; a row goes on in lines that are indented more."""
+    lines = re.split(r"\n {4}(?=\S)", rows.strip())
+    pairs = (" ".join(line.split()).split(" | ") for line in lines)
+    return {name: target for names, target in pairs for name in names.split()}
+
+
+CLASSES: Mapping[str, Mapping[str, Any]] = {
+    "ScatterAndGather FedAvg PTFedAvg FedAvgEarlyStopping PTFedAvgEarlyStopping FedOpt": {
+        "workflow": "fedavg",
+        "rounds": 5,
+    },
+    "CyclicController Cyclic CyclicServerController": {"workflow": "cyclic", "rounds": 5},
+    "ScatterAndGatherScaffold Scaffold PTScaffold": {"workflow": "scaffold", "rounds": 5},
+    "SwarmServerController": {"workflow": "swarm"},
+    "CrossSiteEvalServerController CrossSiteModelEval CrossSiteEval": {"workflow": "cross_site"},
+    "GlobalModelEval": {"workflow": "evaluate"},
+    "PTFileModelPersistor": {},
+    "NPModelPersistor": {
+        "train.exchange_format": "numpy",
+        "model:model": [[1, 2, 3], [4, 5, 6], [7, 8, 9]],
+    },
+    "PTClientAPILauncherExecutor PTFilePipeLauncherExecutor PTInProcessClientAPIExecutor": {},
+    "ClientAPIExecutor ClientAPILauncherExecutor FilePipeLauncherExecutor "
+    "InProcessClientAPIExecutor": {"train.exchange_format": "numpy"},
+    "SubprocessLauncher InTimeAccumulateWeightedAggregator AccumulateWeightedAggregator "
+    "PTFedOptModelShareableGenerator": {},
+    "IntimeModelSelector IntimeModelSelectionHandler": {"metric.key_metric": "val_accuracy"},
+    "TBAnalyticsReceiver": {"tracking.type": "tensorboard"},
+    "MLflowReceiver": {"tracking.type": "mlflow"},
+    "SwarmClientController": {},
+}
+"""Classes that are taken, in the order of their conversion: the workflow of each, and defaults."""
+
+FILTERS = {
     "PercentilePrivacy": "percentile_privacy",
     "SVTPrivacy": "svt_privacy",
     "ExcludeVars": "exclude_vars",
 }
 """Types of filters by class."""
 
-SECTIONS: Mapping[str, str] = {
-    "PTFileModelPersistor NPModelPersistor": "model",
-    "PTClientAPILauncherExecutor PTFilePipeLauncherExecutor PTInProcessClientAPIExecutor "
-    "ClientAPIExecutor ClientAPILauncherExecutor FilePipeLauncherExecutor "
-    "InProcessClientAPIExecutor SubprocessLauncher": "train",
-    "InTimeAccumulateWeightedAggregator AccumulateWeightedAggregator": "aggregation",
-    "PTFedOptModelShareableGenerator": "server_optimizer",
-    "IntimeModelSelector IntimeModelSelectionHandler": "workflow",
-    "TBAnalyticsReceiver MLflowReceiver": "tracking",
-    "SwarmClientController": "clients",
-}
-"""Sections that other classes become, by their arguments."""
+_UNNEEDED_CLASSES = """
+    FullModelShareableGenerator SimpleModelShareableGenerator TensorServerStreamer
+    TensorClientStreamer DecomposerRegister NumpyToPTParamsConverter PTToNumpyParamsConverter
+    ParamsConverterFilter CellPipe FilePipe ExternalConfigurator ClientAPIConfigurator MetricRelay
+    MetricHandler ConvertToFedEvent MetricsArtifactWriter JobLogStreamer JobLogReceiver LogReceiver
+    JobStatsReporter PTFileModelLocator NPModelLocator ValidationJsonGenerator CWEResultPrinter
+    CyclicClientController CrossSiteEvalClientController
+"""
+UNNEEDED_CLASSES = frozenset(_UNNEEDED_CLASSES.split())
+"""Classes without a counterpart that need none."""
 
-NOT_NEEDED: Mapping[str, str] = {
-    "FullModelShareableGenerator SimpleModelShareableGenerator TensorServerStreamer "
-    "TensorClientStreamer DecomposerRegister NumpyToPTParamsConverter PTToNumpyParamsConverter "
-    "ParamsConverterFilter": "models travel as tensors, in their own dtype",
-    "CellPipe FilePipe ExternalConfigurator ClientAPIConfigurator": (
-        "a site's process talks to the server itself"
-    ),
-    "MetricRelay MetricHandler ConvertToFedEvent MetricsArtifactWriter JobLogStreamer "
-    "JobLogReceiver LogReceiver JobStatsReporter": (
-        "what a script logs is in events.jsonl, report.html and the tracker"
-    ),
-    "PTFileModelLocator NPModelLocator": "a run finds its own models",
-    "ValidationJsonGenerator CWEResultPrinter": "scores are in summary.json and in cross_site/",
-    "CyclicClientController CrossSiteEvalClientController": "the workflow asks the sites itself",
-}
-"""Reasons why classes need no counterpart."""
-
-NO_COUNTERPART: Mapping[str, str] = {
-    "ModelLearnerExecutor LearnerExecutor NPTrainer": (
-        "write a script (train.script), or a class with train and evaluate (train.learner)"
-    ),
-    "TFClientAPILauncherExecutor TFInProcessClientAPIExecutor": (
-        "a script receives tensors or arrays, not the weights of a Keras model"
-    ),
-    "WandBReceiver": "nothing is sent to Weights & Biases; report.html draws what is logged",
-    "ModelQuantizer ModelDequantizer": "streaming.codecs has codecs of its own",
-    "HEModelEncryptor HEModelDecryptor HEModelSerializeFilter": (
-        "nothing is encrypted between processes of one machine"
-    ),
-}
+LOST_CLASSES = by_name(
+    """
+    ModelLearnerExecutor LearnerExecutor NPTrainer | write a script (train.script), or a class with
+        train and evaluate (train.learner)
+    TFClientAPILauncherExecutor TFInProcessClientAPIExecutor | a script receives tensors or arrays,
+        not the weights of a Keras model
+    WandBReceiver | nothing is sent to Weights & Biases; report.html draws what is logged
+    ModelQuantizer ModelDequantizer | streaming.codecs has codecs of its own
+    HEModelEncryptor HEModelDecryptor HEModelSerializeFilter | nothing is encrypted between
+        processes of one machine
+    """
+)
 """Reasons why classes are not taken."""
 
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "ScatterAndGather FedAvg PTFedAvg FedAvgEarlyStopping PTFedAvgEarlyStopping FedOpt "
-    "CyclicController Cyclic CyclicServerController ScatterAndGatherScaffold Scaffold PTScaffold": (
-        {"rounds": 5}
-    ),
-    "IntimeModelSelector IntimeModelSelectionHandler": {"metric.key_metric": "val_accuracy"},
-    "ClientAPIExecutor ClientAPILauncherExecutor FilePipeLauncherExecutor "
-    "InProcessClientAPIExecutor": {"train.exchange_format": "numpy"},
-    "NPModelPersistor": {
-        "train.exchange_format": "numpy",
-        "model:model": [[1, 2, 3], [4, 5, 6], [7, 8, 9]],
-    },
-    "TBAnalyticsReceiver": {"tracking.type": "tensorboard"},
-    "MLflowReceiver": {"tracking.type": "mlflow"},
-}
-"""Keys that a class has given a value where its arguments have not."""
+ARGUMENTS = by_name(
+    """
+    num_rounds | rounds
+    min_clients min_responses_required | clients.min_updates
+    num_clients | clients.per_round
+    wait_time_after_min_received | clients.wait_after_min:positive
+    wait_time_after_min_resps_received | clients.wait_after_min:positive
+    train_timeout learn_task_timeout | clients.round_timeout:timeout
+    stop_cond | stop_when
+    patience | patience
+    exclude_vars | aggregation.exclude
+    aggregation_weights | aggregation.weights
+    model initial_model | model:model
+    source_ckpt_file_full_name source_npy_file_full_name | model.initial:checkpoint
+    order cyclic_order | stage.order:order
+    key_metric | metric.key_metric
+    negate_key_metric | metric.key_metric_mode:min
+    optimizer_args | server_optimizer
+    task_script_path | train.script:script
+    task_script_args | train.args:words
+    command script | train:command
+    params_exchange_format | train.exchange_format:arrays
+    server_expected_format | train.exchange_format:torch
+    swarm.start_task_timeout | stage.start_task_timeout
+    swarm.progress_timeout | stage.progress_timeout
+    aggr_clients | stage.aggregators:listed
+    eval_task_timeout validation_timeout | stage.eval_task_timeout
+    submit_model_timeout | stage.submit_model_timeout
+    cross_site.participating_clients | stage.participating_sites:listed
+    evaluate.participating_clients | stage.participating_sites:listed
+    """
+)
+"""Keys by arguments, of any class or of a workflow's, in the order of their conversion."""
 
-ARGUMENTS: Mapping[str, str] = {
-    "num_rounds": "rounds",
-    "min_clients min_responses_required": "clients.min_updates:count",
-    "num_clients": "clients.per_round:count",
-    "wait_time_after_min_received wait_time_after_min_resps_received": (
-        "clients.wait_after_min:positive"
-    ),
-    "train_timeout learn_task_timeout": "clients.round_timeout:timeout",
-    "stop_cond": "stop_when",
-    "patience": "patience",
-    "exclude_vars": "aggregation.exclude:patterns",
-    "aggregation_weights": "aggregation.weights",
-    "model initial_model": "model:model",
-    "source_ckpt_file_full_name source_npy_file_full_name": "model.initial:checkpoint",
-    "order cyclic_order": "stage.order:lower",
-    "key_metric": "metric.key_metric",
-    "negate_key_metric": "metric.key_metric_mode:min",
-    "optimizer_args": "server_optimizer:sgd",
-    "task_script_path": "train:script",
-    "command script": "train:command",
-    "params_exchange_format": "train.exchange_format:arrays",
-    "server_expected_format": "train.exchange_format:torch",
-}
-"""Keys by arguments of any class, in the order in which they are converted."""
-
-WORKFLOW_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
-    "swarm": {
-        "start_task_timeout": "stage.start_task_timeout",
-        "progress_timeout": "stage.progress_timeout",
-        "aggr_clients": "stage.aggregators:listed",
-    },
-    "cross_site evaluate": {
-        "eval_task_timeout validation_timeout": "stage.eval_task_timeout",
-        "submit_model_timeout": "stage.submit_model_timeout",
-        "participating_clients": "stage.participating_sites:listed",
-    },
-}
-"""Keys by arguments of the controllers of single workflows."""
-
-LOST_ARGUMENTS: Mapping[str, str] = {
-    "lr_scheduler_args": "server_optimizer.args.learning_rate is one number",
-    "aggregator": "aggregation.method has rules of its own, and takes a class of yours",
-    "allow_empty_global_weights": "a job has an initial model",
-    "allow_early_termination": "a workflow of your own may end when it likes",
-    "participating_clients train_clients": "all sites take part, and all of them train",
-    "evaluators evaluatees": "all sites that take part score all models",
-    "cuda_empty_cache": "a script may call torch.cuda.empty_cache() itself",
-    "clean_up_script": "nothing is run after a script",
-    "allow_reconnect attach_id attach_timeout": "a script is started by the run",
-    "kw_args": "experiment and run have the names of the job and of its run directory",
-    "tracking_uri artifact_location": "the store is mlflow/mlflow.db of the run directory",
-    "resource_spec": "clients.parallel, clients.threads and clients.gpus are for all sites",
-    "mandatory_clients": "clients.min_updates is a number, whoever they are",
-}
+LOST_ARGUMENTS = by_name(
+    """
+    lr_scheduler_args | server_optimizer.args.learning_rate is one number
+    aggregator | aggregation.method has rules of its own, and takes a class of yours
+    allow_empty_global_weights | a job has an initial model
+    allow_early_termination | a workflow of your own may end when it likes
+    participating_clients train_clients | all sites take part, and all of them train
+    evaluators evaluatees | all sites that take part score all models
+    clean_up_script | nothing is run after a script
+    allow_reconnect attach_id attach_timeout | a script is started by the run
+    kw_args | experiment and run have the names of the job and of its run directory
+    tracking_uri artifact_location | the store is mlflow/mlflow.db of the run directory
+    resource_spec | clients.parallel, clients.threads and clients.gpus are for all sites
+    mandatory_clients | clients.min_updates is a number, whoever they are
+    """
+)
 """Reasons why arguments that ask for something are not taken, also keys at the top of a file."""
 
-_NEEDLESS = """
-    format_version min_clients server client name deploy_map task_script_args
+_UNNEEDED = """
+    format_version min_clients server client name deploy_map
     persistor_id shareable_generator_id aggregator_id source_model model_locator_id formatter_id
     metric_comparator_id filter_id pipe_id launcher_id data_exchange_path config_file_name
     task_name train_task_name learn_task_name task_name_prefix submit_model_task_name
@@ -163,7 +149,10 @@ _NEEDLESS = """
     from_nvflare_converter_id to_nvflare_converter_id
     allow_numpy_conversion params_transfer_type expected_data_kind data_kinds replace
     load_weights_only train_with_evaluation validation_metric_name weigh_by_local_iter events
-    tb_folder starting_client
+    tb_folder starting_client client_memory_gc_rounds server_memory_gc_rounds get_task_timeout
+    best_model_filename tensor_streaming min_download_timeout np_min_download_timeout
+    tensor_min_download_timeout submit_task_result_timeout download_complete_timeout log_config
+    server_expected_format cuda_empty_cache
 """
-NEEDLESS = frozenset(_NEEDLESS.split())
-"""Arguments, and keys at the top of a file, that need no counterpart."""
+UNNEEDED = frozenset(_UNNEEDED.split())
+"""Arguments, also of recipes, and keys at the top of a file, that need no counterpart."""

@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, Unpack
 
-from flstream.errors import UsageError
-from flstream.recipe.arguments import RecipeArguments, nearest, notice
-from flstream.recipe.components import TensorServerStreamer
+from flstream.recipe.arguments import RecipeArguments, checked, notice
+from flstream.recipe.components import FilterType, TensorServerStreamer
 from flstream.recipe.fed_job import FedJob
-from flstream.recipe.run_result import RunResult
-from flstream.recipe.sim_env import SimEnv
+from flstream.recipe.sim_env import RunResult, SimEnv
 
 
 class Recipe(FedJob):
@@ -21,7 +19,7 @@ class Recipe(FedJob):
         **arguments: See :class:`~flstream.recipe.arguments.RecipeArguments`.
 
     Raises:
-        UsageError: An argument is unknown, of another type, or has no counterpart.
+        UsageError: An argument is unknown, or cannot be converted.
     """
 
     workflow: ClassVar[str] = "fedavg"
@@ -33,7 +31,7 @@ class Recipe(FedJob):
         values = {"name": self.workflow, "num_rounds": 2, **self.defaults, **arguments}
         super().__init__(str(values.pop("name")))
         self.configure({"workflow.type": self.workflow})
-        self._apply(type(self).__name__, values)
+        self.set_arguments(values)
         if arguments.get("do_cross_site_eval"):
             add_cross_site_evaluation(self, 600, arguments.get("cross_site_eval_timeout", 300))
 
@@ -42,39 +40,30 @@ class Recipe(FedJob):
         """The job, as NVFlare's recipes have it beside them."""
         return self
 
+    @checked
     def execute(self, env: SimEnv) -> RunResult:
-        """Run the job.
-
-        Returns:
-            The run, once it is finished.
+        """Run the job, and return the run once it is finished.
 
         Raises:
             JobError: The job has mistakes; the message names all of them.
             RunFailedError: The run failed.
             KeyboardInterrupt: It was stopped by Ctrl-C; what it had completed is kept.
         """
-        if not isinstance(env, SimEnv):
-            raise UsageError(f"env is {env!r}; give SimEnv(num_clients=2)")
         return env.run(self)
 
     run = execute
 
+    @checked
     def export(self, job_dir: str | Path, env: SimEnv | None = None) -> Path:
-        """Write a job folder that ``flstream simulate`` runs to the same bits.
+        """Write a job folder, with an environment's clients: see :meth:`export_job`.
 
         Args:
             job_dir: A new or empty folder, or one that was exported before.
-            env: Environment whose clients the job is to have; None for ``min_clients``.
-
-        Returns:
-            The path of the folder.
-
-        Raises:
-            JobError: The job has mistakes; the message names all of them.
-            UsageError: The folder has something else in it, or cannot be written.
+            env: The environment; None for ``min_clients``.
         """
-        settings = self._client_settings(None) if env is None else env.client_settings
-        return self._export(Path(job_dir), settings)
+        settings = {} if env is None else env.settings
+        clients = {key: settings[key] for key in settings if key.startswith("clients.")}
+        return self.write(Path(job_dir), clients)
 
     def add_server_config(self, config: Mapping[str, Any]) -> None:
         """Set keys of the job: see :meth:`~flstream.recipe.fed_job.FedJob.configure`."""
@@ -82,29 +71,28 @@ class Recipe(FedJob):
 
     add_client_config = add_server_config
 
+    @checked
     def add_client_output_filter(
         self,
-        filter: Mapping[str, Any] | str,
+        filter: str | Mapping[str, Any],
         tasks: Sequence[str] | None = None,
         clients: Sequence[str] | None = None,
     ) -> None:
-        """Filter updates before they leave their site (``filters.up``).
+        """Filter updates before they leave their site: see :meth:`to`."""
+        section = {"type": filter} if isinstance(filter, str) else filter
+        self.to_clients(section, tasks=tasks, clients=clients)
 
-        Args:
-            filter: A filter of :mod:`flstream.recipe`, or ``{"type": ..., "args": {...}}``.
-            tasks: Names of its tasks, ``train`` among them; None for all.
-            clients: None, since the filters of a job are those of all sites.
-        """
-        self._add_filter("up", filter, tasks, clients)
-
+    @checked
     def add_client_input_filter(
         self,
-        filter: Mapping[str, Any] | str,
+        filter: str | Mapping[str, Any],
         tasks: Sequence[str] | None = None,
         clients: Sequence[str] | None = None,
     ) -> None:
-        """Filter models before a site's code sees them: see :meth:`add_client_output_filter`."""
-        self._add_filter("down", filter, tasks, clients)
+        """Filter models before a site's code sees them: see :meth:`to`."""
+        section = {"type": filter} if isinstance(filter, str) else filter
+        kind = FilterType.TASK_DATA
+        self.to_clients(section, filter_type=kind, tasks=tasks, clients=clients)
 
     # Both ends are filtered at the site.
     add_server_input_filter = add_client_output_filter
@@ -113,17 +101,6 @@ class Recipe(FedJob):
     def enable_tensor_streaming(self) -> None:
         """Say that tensor streaming is on, as it always is."""
         self.configure(TensorServerStreamer())
-
-    def set_per_site_config(self, config: Mapping[str, Mapping[str, Any]]) -> None:
-        """Give sites arguments of their own, instead of those of the others.
-
-        Args:
-            config: By site, ``{"train_args": "--data a.csv"}``.
-
-        Raises:
-            UsageError: Something else is given for a site.
-        """
-        self._apply(type(self).__name__, {"per_site_config": config})
 
 
 class FedAvgRecipe(Recipe):
@@ -174,6 +151,7 @@ class FedEvalRecipe(Recipe):
     defaults: ClassVar = {"name": "eval", "num_rounds": 1, "validation_timeout": 6000}
 
 
+@checked
 def add_experiment_tracking(
     recipe: Recipe,
     tracking_type: str = "tensorboard",
@@ -185,13 +163,7 @@ def add_experiment_tracking(
         recipe: The recipe.
         tracking_type: ``tensorboard``, ``mlflow``, or a class of your own as ``file.py:Class``.
         tracking_config: Keyword arguments of that class.
-
-    Raises:
-        UsageError: There is no such tracker.
     """
-    known = ("tensorboard", "mlflow")
-    if tracking_type not in known and ":" not in tracking_type:
-        raise UsageError(f"there is no tracker {tracking_type}; {nearest(tracking_type, known)}")
     recipe.configure({"tracking.type": tracking_type})
     if tracking_config and ":" in tracking_type:
         recipe.configure({"tracking.args": tracking_config})
@@ -199,6 +171,7 @@ def add_experiment_tracking(
         notice(f"tracking_config is not needed: {tracking_type}'s files are in the run directory")
 
 
+@checked
 def add_cross_site_evaluation(
     recipe: Recipe,
     submit_model_timeout: float = 600,
@@ -216,12 +189,6 @@ def add_cross_site_evaluation(
     Raises:
         UsageError: The recipe does not train, or was given this already.
     """
-    if recipe._stages or recipe.workflow == "evaluate":
-        raise UsageError(
-            f"{recipe.name} cannot have cross_site here; it comes once, after training"
-        )
-    args: dict[str, Any] = {"eval_task_timeout": validation_timeout}
-    args["submit_model_timeout"] = submit_model_timeout
-    if participating_clients is not None:
-        args["participating_sites"] = list(participating_clients)
-    recipe._stages.append({"type": "cross_site", "args": args})
+    args = {"eval_task_timeout": validation_timeout, "submit_model_timeout": submit_model_timeout}
+    sites = {"participating_sites": participating_clients} if participating_clients else {}
+    recipe.append_workflow("cross_site", {**args, **sites})

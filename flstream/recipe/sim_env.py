@@ -1,43 +1,126 @@
-"""The environment that runs a job: this machine."""
+"""The environment that runs a job, and the run that has ended."""
 
 from __future__ import annotations
 
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from flstream.engines.processes import OF_A_RUN
-from flstream.errors import UsageError
-from flstream.recipe.arguments import notice
-from flstream.recipe.run_result import RunFailedError, RunResult
+from flstream.errors import SimulationError, UsageError
+from flstream.recipe.arguments import checked
 from flstream.report.console import make_console
 from flstream.report.running import run_and_show
+from flstream.report.text import counted
 from flstream.runs.run_directory import RunDirectory
+from flstream.runs.summary import Summary
 from flstream.simulation.places import this_place
 
 if TYPE_CHECKING:
-    from flstream.recipe.fed_job import FedJob
+    import torch
 
-MODELS = "models"
-"""Folder below a workspace's root that has the initial weights of models given as instances."""
+    from flstream.recipe.fed_job import FedJob
 
 # A process has one fork server for all of its threads, which a run ends when it is over.
 _one_run = threading.Lock()
-_WITHIN_A_RUN = (
-    "a process of a run would start a run itself, since it imports the program; "
-    'put what runs the job under: if __name__ == "__main__":'
-)
-_GPUS = re.compile(r"\s*\[[^][]+\](\s*,\s*\[[^][]+\])*\s*|[^][,]+(,[^][,]+)*")
+
+
+class RunFailedError(SimulationError):
+    """A run that failed, which is its attribute ``run``."""
+
+    def __init__(self, run: RunResult) -> None:
+        super().__init__(f"{run.summary.error}\n  in the run directory {run.directory}")
+        self.run = run
+
+
+class RunResult:
+    """A run that has ended, also one of the command line. A notebook shows it with charts.
+
+    Args:
+        path: Path of the run directory.
+
+    Attributes:
+        directory: Absolute path of the run directory.
+        summary: Content of ``summary.json``: what the run was, its results and its cost.
+        digest: Digest of the final model: equal digests are equal bits.
+        metrics: For each round its number, its scores, and under ``train`` what sites reported.
+        model: Path of the final model, a safetensors file.
+        best_model: Path of the best model by the key metric; None where no model was scored.
+        report: Path of the page about the run.
+
+    Raises:
+        UsageError: It has no sound ``summary.json``.
+    """
+
+    @checked
+    def __init__(self, path: str | Path) -> None:
+        files = RunDirectory(Path(path).absolute())
+        try:
+            summary = msgspec.json.decode(files.summary.read_bytes(), type=Summary)
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"{path} is not the directory of a run that has ended: its summary.json cannot be "
+                f"read ({error}); name one such as runs/<job>-<time>"
+            ) from error
+        self.directory: Path = files.path
+        self.summary = summary
+        self.digest = summary.model.digest
+        self.metrics: Sequence[Mapping[str, Any]] = summary.metrics
+        self.model, self.report = files.final_model, files.report
+        self.best_model = files.best_model if files.best_model.exists() else None
+
+    def get_status(self) -> str:
+        """Return ``finished``, ``failed`` or ``stopped``."""
+        return self.summary.status
+
+    def get_result(self, timeout: float = 0.0) -> str:
+        """Return the path of the run directory; the run has ended, so nothing is waited for."""
+        return str(self.directory)
+
+    def load(self, path: str | Path | None = None) -> dict[str, torch.Tensor]:
+        """Return the tensors of a model by name, in memory; those of the final one for None."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(path or self.model)
+        except (OSError, TypeError, SafetensorError) as error:
+            raise UsageError(
+                f"{path or self.model} cannot be read ({error}); the run {self.get_status()}, and "
+                f"its models are in {self.directory}/checkpoints"
+            ) from error
+
+    def __repr__(self) -> str:
+        rounds = counted(self.summary.rounds_completed, "round")
+        return f"<Run {self.directory.name}: {self.get_status()} after {rounds}>"
+
+    def _repr_html_(self) -> str:
+        from flstream.report.page import run_cell
+
+        return run_cell(self.directory)
+
+
+ARGUMENTS: Mapping[str, str] = {
+    "clients.count": "num_clients",
+    "clients.names": "clients",
+    "clients.parallel": "num_threads",
+    "clients.gpus": "gpu_config",
+    "engine.type": "engine",
+    "engine.pdb": "pdb",
+}
+"""Arguments of :class:`SimEnv` by the dotted keys that they become."""
 
 
 class SimEnv:
     """Simulation on this machine: a server, and a process for each client.
 
     Args:
-        num_clients: Number of clients; 0 for as many as ``clients`` names.
+        num_clients: Number of clients; 0 for as many as ``clients`` names, or the job needs.
         clients: Names of the clients (sites); None for site-1, site-2 and so on.
         num_threads: Number of processes that run them; None for one each, up to 16.
         gpu_config: GPUs of each process in turn, such as ``0,1`` or ``[0,1],[2,3]``; None for all.
@@ -49,12 +132,13 @@ class SimEnv:
         pdb: Whether an exception in training code opens pdb there, with the engine inline.
 
     Attributes:
-        client_settings: Keys of a job's section ``clients``, by their dotted names.
+        settings: Values of a job that it sets, by the dotted names of keys.
 
     Raises:
-        UsageError: The clients or the GPUs are not given as above.
+        UsageError: An argument is of another type.
     """
 
+    @checked
     def __init__(
         self,
         *,
@@ -68,30 +152,11 @@ class SimEnv:
         engine: str | None = None,
         pdb: bool = False,
     ) -> None:
-        if not num_clients and not clients:
-            raise UsageError("SimEnv has no clients; give num_clients=2, or clients=[...]")
-        if num_clients and clients and len(clients) != num_clients:
-            raise UsageError(
-                f"SimEnv has num_clients={num_clients} and {len(clients)} names of clients; "
-                "leave num_clients out"
-            )
-        is_text = isinstance(gpu_config, str)
-        if gpu_config is not None and not (is_text and _GPUS.fullmatch(gpu_config)):
-            raise UsageError(
-                f"gpu_config is {gpu_config!r}: write 0,1 for a GPU each, or [0,1],[2]"
-            )
-        if log_config is not None:
-            notice("log_config is not needed: sites/<name>/log.txt has what a site prints")
-        text = gpu_config or ""
-        groups = re.findall(r"\[([^]]*)\]", text) or text.split(",")
-        settings = {
-            "clients.names" if clients else "clients.count": list(clients or ()) or num_clients,
-            "clients.parallel": num_threads,
-            "clients.gpus": [re.sub(r"\s", "", group) for group in groups if group] or None,
-        }
-        self.client_settings = {k: value for k, value in settings.items() if value is not None}
-        self.workspace_root = Path(workspace_root)
-        self.quiet, self.engine, self.pdb = quiet, engine, pdb
+        gpus = None if gpu_config is None else _gpu_groups(gpu_config)
+        values = (num_clients or None, clients, num_threads, gpus, engine, pdb or None)
+        settings = zip(ARGUMENTS, values, strict=True)
+        self.settings = {key: value for key, value in settings if value is not None}
+        self.workspace_root, self.quiet = Path(workspace_root), quiet
 
     def run(self, job: FedJob) -> RunResult:
         """Run a job, and show its progress and its result.
@@ -105,16 +170,16 @@ class SimEnv:
             RunFailedError: The run failed.
             KeyboardInterrupt: It was stopped by Ctrl-C; what it had completed is kept.
         """
-        if this_place() is not None:  # whose run has the lock
-            raise UsageError(_WITHIN_A_RUN)
-        settings: dict[str, Any] = dict(self.client_settings)
-        settings |= {"engine.type": self.engine} if self.engine is not None else {}
-        settings |= {"engine.pdb": True} if self.pdb else {}
-        with _one_run:
+        is_within = this_place() is not None  # its run has the lock
+        with threading.Lock() if is_within else _one_run:
             # Another thread's run sets it while its processes start, so it is looked at in here.
-            if OF_A_RUN in os.environ:
-                raise UsageError(_WITHIN_A_RUN)
-            resolved = job.resolve(settings, self.workspace_root / MODELS)
+            if is_within or OF_A_RUN in os.environ:
+                raise UsageError(
+                    "a process of a run would start a run itself, since it imports the program; "
+                    'put what runs the job under: if __name__ == "__main__":'
+                )
+            # Weights of models that are given as instances lie beside the run directories.
+            resolved, *_ = job.resolve(self.settings, self.workspace_root / "models")
             directory = RunDirectory.create(resolved.name, root=self.workspace_root)
             console = make_console()
             console.quiet = self.quiet
@@ -125,3 +190,11 @@ class SimEnv:
         if summary.status == "failed":
             raise RunFailedError(run)
         return run
+
+
+def _gpu_groups(text: str) -> list[str]:
+    """Return the groups of ``[0,1],[2]``, or each of ``0,1``; other texts as one, to be refused."""
+    if "[" not in text:
+        return text.split(",")
+    is_listed = re.fullmatch(r"\s*\[[^][]+\](\s*,\s*\[[^][]+\])*\s*", text)
+    return re.findall(r"\[([^]]*)\]", text) if is_listed else [text]

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from flstream.bench.cases import BenchPlan
-from flstream.bench.document import first_measured
 from flstream.bench.measuring import Result
 from flstream.report.console import print_tables
 from flstream.report.table import Column, Row, Table
-from flstream.report.text import counted, fold
+from flstream.report.text import counted, wrap_words
 from flstream.text import printable
 from flstream.units import format_bytes
 
-_COLUMNS: Sequence[Column] = (
-    Column("case", "name"),
+_CASE = Column("case", "name")
+_ROUND = (
     Column("seconds", "seconds"),
     Column("ratio", "seconds"),
     Column("down", "bytes"),
     Column("up", "bytes"),
     Column("requests", "count"),
     Column("rate", "rate"),
-    Column("server", "bytes"),
-    Column("client", "bytes"),
-    Column("all PSS", "bytes"),
-    Column("error", "text"),
 )
+_MEMORY = (Column("server", "bytes"), Column("client", "bytes"), Column("all PSS", "bytes"))
+_ERROR = Column("error", "text")
 _NOTES = (
     "Seconds are those of the second round; ratio: to the first case. Down, up and requests are of "
     "all clients; rate: both ways, while they moved. Server and the largest client: peak RSS over "
@@ -45,41 +42,46 @@ def print_bench(console: Console, plan: BenchPlan, results: Sequence[Result]) ->
     """Print the figures of each case, why cases were not run, and how to read the figures."""
     size, clients = format_bytes(plan.model_bytes), counted(plan.clients, "client")
     runs = f"medians of {plan.repeat} runs" if plan.repeat > 1 else "one run of each case"
-    columns = _COLUMNS if plan.with_codecs else _COLUMNS[:-1]
-    rows = [_cells(result, first_measured(results))[: len(columns)] for result in results]
-    whole = Table(columns, [Row(cells) for cells in rows])
-    # One that is too wide becomes two, of rounds and of memory.
-    is_wide = max(map(len, whole.lines())) > console.width
-    parts = (slice(1, 7), slice(7, None)) if is_wide else (slice(1, None),)
-    title = f"A model of {size}, {clients}: {runs}"
-    for part in parts:
-        cells = [Row([row[0], *row[part]]) for row in rows]
-        print_tables(console, Table([columns[0], *columns[part]], cells, title))
-        title = "Memory, and what was lost" if plan.with_codecs else "Memory"
+    memory = [*_MEMORY, *([_ERROR] if plan.with_codecs else [])]
+    cells = [_cells(result, results) for result in results]
+    table = _table([*_ROUND, *memory], cells, f"A model of {size}, {clients}: {runs}")
+    tables = [table]
+    if max(map(len, table.lines())) > console.width:
+        rest = "Memory, and what was lost" if plan.with_codecs else "Memory"
+        tables = [_table(_ROUND, cells, table.title), _table(memory, cells, rest)]
+    for part in tables:
+        print_tables(console, part)
     lines = [(_shortfall(result), "") for result in results if result.reason]
     lines.append((f"{_NOTES} {_ERROR_NOTE}" if plan.with_codecs else _NOTES, "dim"))
     console.print()
     for sentence, style in lines:
-        console.print(Text("\n".join(fold(sentence, console.width)), style=style))
+        console.print(Text("\n".join(wrap_words(sentence, console.width)), style=style))
 
 
-def _cells(result: Result, first: Result | None) -> list[Any]:
+def _table(columns: Sequence[Column], cells: Sequence[Mapping[str, Any]], title: str) -> Table:
+    rows = [Row([row.get(column.head) for column in (_CASE, *columns)]) for row in cells]
+    return Table([_CASE, *columns], rows, title)
+
+
+def _cells(result: Result, results: Sequence[Result]) -> dict[str, Any]:
+    """Return the cells of a case by their heads."""
     figures = result.median
-    if figures is None or first is None or first.median is None:
-        return [result.case.name, *[None] * (len(_COLUMNS) - 1)]
-    return [
-        result.case.name,
-        figures.seconds,
-        figures.seconds / first.median.seconds,
-        round(figures.down_bytes),
-        round(figures.up_bytes),
-        round(figures.requests),
-        figures.rate,
-        round(figures.server_over_idle),
-        round(figures.client_over_idle),
-        round(figures.total_pss),
-        "exact" if result.digest == first.digest else f"{result.error or 0:.2%}",
-    ]
+    if figures is None:
+        return {"case": result.case.name}
+    is_exact = result.digest == next(other.digest for other in results if other.runs)
+    return {
+        "case": result.case.name,
+        "seconds": figures.seconds,
+        "ratio": result.ratio(results),
+        "down": round(figures.down_bytes),
+        "up": round(figures.up_bytes),
+        "requests": round(figures.requests),
+        "rate": figures.rate,
+        "server": round(figures.server_over_idle),
+        "client": round(figures.client_over_idle),
+        "all PSS": round(figures.total_pss),
+        "error": "exact" if is_exact else f"{result.loss or 0:.2%}",
+    }
 
 
 def _shortfall(result: Result) -> str:

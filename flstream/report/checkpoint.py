@@ -16,7 +16,7 @@ from flstream.inspection.export import Export
 from flstream.inspection.runs import InspectedRun
 from flstream.inspection.statistics import TensorRow
 from flstream.report.table import Column, Row, Table, ends
-from flstream.report.text import GAP, counted, format_metrics, section, wrapped
+from flstream.report.text import GAP, counted, format_metrics, wrapped
 from flstream.text import printable
 from flstream.units import format_bytes
 
@@ -62,7 +62,7 @@ def print_findings(console: Console, findings: Findings) -> None:
         lines += _difference_lines(findings.diff, str(findings.path), width)
     for file in findings.verified or ():
         checks = [printable(check) for check in file.checks]
-        lines += section(f"verified {printable(str(file.path))}", checks, width)
+        lines += _section(f"verified {printable(str(file.path))}", checks, width)
     _print(console, lines)
 
 
@@ -141,9 +141,9 @@ def _total_lines(findings: Findings, width: int | None) -> list[str]:
     pairs = [f"{printable(key)}: {printable(text)}" for key, text in findings.metadata.items()]
     return [
         *wrapped([*lines, f"{findings.format}, {files}, {size}"], width),
-        *section("streaming", streaming, width),
-        *section("tied", ties, width),
-        *section("metadata", pairs, width),
+        *_section("streaming", streaming, width),
+        *_section("tied", ties, width),
+        *_section("metadata", pairs, width),
     ]
 
 
@@ -165,7 +165,7 @@ def _difference_lines(difference: Difference, path: str, width: int | None) -> l
     room = None if width is None else width - len(GAP)
     lines = wrapped(["", f"from {printable(path)}", f"to   {printable(difference.other)}"], width)
     for head, table in tables.items():
-        lines += section(head, table.lines(room) if table.rows else [], width)
+        lines += _section(head, table.lines(room) if table.rows else [], width)
     counts = ", ".join(f"{len(table.rows):,} {kind}" for kind, table in tables.items())
     differing = format_bytes(difference.compared_bytes - difference.equal_bytes)
     compared = (
@@ -183,3 +183,12 @@ def _counted(count: Count) -> str:
 def _rounded(value: complex | None) -> complex | None:
     """Round a float to three digits; an integer stays exact."""
     return float(f"{value:.3g}") if isinstance(value, float) else value
+
+
+def _section(head: str, lines: Sequence[str], width: int | None) -> list[str]:
+    """Indent lines below a heading and wrap them; return nothing without lines."""
+    if not lines:
+        return []
+    room = None if width is None else width - len(GAP)
+    indented = (f"{GAP}{line}".rstrip() for line in wrapped(lines, room))
+    return ["", *wrapped([head], width), *indented]

@@ -50,12 +50,20 @@ class _Console(Console):
         os.close(nowhere)
 
 
-def make_console(*, file: IO[str] | None = None, width: int | None = None) -> Console:
+def make_console(
+    *,
+    file: IO[str] | None = None,
+    width: int | None = None,
+    height: int | None = None,
+    record: bool = False,
+) -> Console:
     """Create a console for results, which writes escape codes to terminals only.
 
     Args:
         file: stream to write to; None for stdout.
         width: width in columns; None for the terminal's, or 80 without a terminal.
+        height: height in lines; None for the terminal's.
+        record: whether what is printed can be exported as HTML, with all styles.
     """
     stream = file or sys.stdout
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
@@ -63,7 +71,15 @@ def make_console(*, file: IO[str] | None = None, width: int | None = None) -> Co
         stream.reconfigure(errors="backslashreplace")
     # No markup, since the output has names from files and scripts. In a notebook, text stays text.
     return _Console(
-        file=file, width=width, markup=False, highlight=False, emoji=False, force_jupyter=False
+        file=file,
+        width=width,
+        height=height,
+        record=record,
+        force_terminal=record or None,
+        force_jupyter=False,
+        markup=False,
+        highlight=False,
+        emoji=False,
     )
 
 
@@ -81,8 +97,6 @@ def print_tables(console: Console, *tables: Table) -> None:
                 for line in wrapped([table.title], console.width):
                     console.print(Text(line, style="bold"))
             console.print(table)
-            for line in wrapped([table.note] if table.note else [], console.width):
-                console.print(Text(line, style="dim"))
 
 
 def print_facts(console: Console, facts: Iterable[tuple[str, Text]], width: int | None) -> None:

@@ -7,7 +7,7 @@ width can show, so that the size of a page does not grow with a run.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -31,7 +31,6 @@ SERIES = (BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, VIOLET)
 _WIDTH, _HEIGHT, _TOP, _BOTTOM, _RIGHT = 420.0, 210.0, 12.0, 24.0, 12.0
 _LETTER = 7.4  # at most, of the labels
 _MOST_POINTS, _MOST_DOTS = 400, 30
-_LEAST_BAR = 5.0
 
 
 class Curve(NamedTuple):
@@ -44,6 +43,7 @@ class Curve(NamedTuple):
         color: colour as CSS names it.
         width: width of the line in pixels.
         lows: lower edge of a band, whose upper edge the values are.
+        opacity: opacity of a band, from 0 to 1.
         best: place to mark with a circle; None for none.
         is_dashed: whether the line is dashed.
     """
@@ -54,6 +54,7 @@ class Curve(NamedTuple):
     color: str
     width: float = 1.8
     lows: Values | None = None
+    opacity: float = 0.22
     best: float | None = None
     is_dashed: bool = False
 
@@ -105,56 +106,29 @@ def curve_chart(
     begin = 0.0 if x == "seconds" else float(places.min())
     frame = _Frame((begin, float(places.max())), x, (min(low, high), high), y)
     parts = [frame.axes(x_title)]
-    parts += [_line(frame.x(mark), "mark") for mark in marks]
-    parts += [_curve(frame, curve) for curve in curves]
-    legend = []
-    for curve in curves:
-        last = next((v for v in reversed(list(curve.values)) if math.isfinite(v)), None)
-        text = printable(curve.label)
-        if y == "metric" and curve.lows is None:
-            text = f"{text} {format_metric(last)}".strip()
-        if curve.label or (len(curves) == 1 and y == "metric"):
-            legend.append((text, curve.color))
-    return _chart(title, "".join(parts), legend)
+    for mark in marks:
+        bottom = _HEIGHT - _BOTTOM
+        parts.append(f'<path class="mark" d="M{frame.x(mark):.1f} {_TOP:.0f}V{bottom:.0f}"/>')
+    parts += [_draw(frame, curve) for curve in curves]
+    legend = [
+        (_legend(curve, y), curve.color)
+        for curve in curves
+        if curve.label or (len(curves) == 1 and y == "metric")
+    ]
+    label = printable(title)
+    svg = (
+        f'<svg class="chart" role="img" aria-label="{escape(label)}" '
+        f'viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}">{"".join(parts)}</svg>'
+    )
+    return Chart(label, svg, legend)
 
 
-def bar_chart(
-    title: str,
-    places: Sequence[int],
-    parts: Mapping[str, Sequence[float]],
-    colors: Mapping[str, str],
-    *,
-    top: float | None = None,
-) -> Chart:
-    """Draw stacked bars of seconds over rounds; with many rounds a bar is the mean of several.
-
-    Args:
-        title: title of the chart.
-        places: numbers of the rounds.
-        parts: seconds of each round by part, stacked in this order.
-        colors: colour of each part as CSS names it.
-        top: upper end of the vertical axis in seconds; None for the highest bar.
-    """
-    group = int(len(places) * _LEAST_BAR / (_WIDTH - 60)) + 1
-    starts = list(range(0, len(places), group))
-    counts = np.diff([*starts, len(places)])
-    means = {part: np.add.reduceat(np.asarray(v), starts) / counts for part, v in parts.items()}
-    high = top or float(np.sum(list(means.values()), axis=0).max()) or 1.0
-    half = group / 2
-    frame = _Frame((places[0] - 0.5, places[-1] + 0.5), "count", (0.0, high), "seconds")
-    width = max((frame.x(places[0] + group) - frame.x(places[0])) * 0.76, 1.0)
-    shapes = [frame.axes(f"round, mean of {group} a bar" if group > 1 else "round")]
-    base = np.zeros(len(starts))
-    for part, heights in means.items():
-        bars = []
-        for start, bottom, height in zip(starts, base, heights, strict=True):
-            if height > 0:
-                edge = frame.x(places[start] - 0.5 + half) - width / 2
-                upper, lower = frame.y(bottom + height), frame.y(bottom)
-                bars.append(f"M{edge:.1f} {lower:.1f}V{upper:.1f}h{width:.1f}V{lower:.1f}z")
-        shapes.append(f'<path d="{"".join(bars)}" style="fill:{colors[part]}"/>')
-        base += heights
-    return _chart(title, "".join(shapes), [(part, colors[part]) for part in means])
+def _legend(curve: Curve, y: Unit) -> str:
+    text = printable(curve.label)
+    if y != "metric" or curve.lows is not None:
+        return text
+    last = next((value for value in reversed(list(curve.values)) if math.isfinite(value)), None)
+    return f"{text} {format_metric(last)}".strip()
 
 
 def band_of(curves: Sequence[tuple[Values, Values]]) -> tuple[np.ndarray, ...]:
@@ -181,15 +155,6 @@ def band_of(curves: Sequence[tuple[Values, Values]]) -> tuple[np.ndarray, ...]:
     return distinct, means, lows, highs, deviations
 
 
-def _chart(title: str, content: str, legend: Sequence[tuple[str, str]]) -> Chart:
-    label = escape(printable(title))
-    svg = (
-        f'<svg class="chart" role="img" aria-label="{label}" '
-        f'viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}">{content}</svg>'
-    )
-    return Chart(printable(title), svg, legend)
-
-
 class _Frame:
     """Axes of a chart.
 
@@ -204,13 +169,12 @@ class _Frame:
         if ys[0] == ys[1]:
             apart = abs(ys[0]) / 2 or 1.0
             ys = ys[0] - (apart if y == "metric" else 0.0), ys[1] + apart
-        self._ys, self._y_texts = _ticks(*ys, y, 4)
-        low, high = min(ys[0], self._ys[0]), max(ys[1], self._ys[-1])
-        self._left = max(len(text) for text in self._y_texts) * _LETTER + 8
-        self._xs, self._x_texts = _ticks(*xs, x, 5)
-        self._begin = xs[0] if xs[1] > xs[0] else xs[0] - 0.5
-        self._end = max(xs[1], self._begin + 1.0) if xs[1] <= xs[0] else xs[1]
-        self._low, self._high = low, high
+        if xs[0] == xs[1]:
+            xs = xs[0] - 0.5, xs[1] + 0.5
+        self._ys, self._xs = _ticks(*ys, y, 4), _ticks(*xs, x, 5)
+        self._low, self._high = min(ys[0], self._ys[0][0]), max(ys[1], self._ys[-1][0])
+        self._left = max(len(text) for _, text in self._ys) * _LETTER + 8
+        self._begin, self._end = xs
 
     def x(self, place: float) -> float:
         room = _WIDTH - self._left - _RIGHT
@@ -221,51 +185,52 @@ class _Frame:
         return _TOP + (self._high - value) / (self._high - self._low) * depth
 
     def axes(self, title: str) -> str:
-        parts = []
-        for value, text in zip(self._ys, self._y_texts, strict=True):
+        parts, base = [], _HEIGHT - 6
+        for value, text in self._ys:
             y = self.y(value)
             parts.append(
                 f'<path class="grid" d="M{self._left:.0f} {y:.1f}H{_WIDTH - _RIGHT:.0f}"/>'
                 f'<text x="{self._left - 6:.0f}" y="{y + 4:.1f}" class="end">{text}</text>'
             )
-        label = f'<text x="{_WIDTH - 4:.0f}" y="{_HEIGHT - 6:.0f}" class="end">{title}</text>'
         edge = _WIDTH - len(title) * _LETTER - 16
-        for place, text in zip(self._xs, self._x_texts, strict=True):
+        for place, text in self._xs:
             x = self.x(place)
             if self._begin <= place <= self._end and x + len(text) * _LETTER / 2 < edge:
-                parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 6:.0f}" class="mid">{text}</text>')
-        return "".join([*parts, label if title else ""])
+                parts.append(f'<text x="{x:.1f}" y="{base:.0f}" class="mid">{text}</text>')
+        if title:
+            parts.append(f'<text x="{_WIDTH - 4:.0f}" y="{base:.0f}" class="end">{title}</text>')
+        return "".join(parts)
 
 
-def _ticks(low: float, high: float, unit: Unit, count: int) -> tuple[list[float], list[str]]:
-    """Return values at which an axis is labelled, the highest of them at its end, and labels."""
+def _ticks(low: float, high: float, unit: Unit, count: int) -> list[tuple[float, str]]:
+    """Return values at which an axis is labelled, the highest of them at its end, with labels."""
     span = (high - low) or abs(high) or 1.0
+    size, name = _time_unit(high) if unit == "seconds" else (1.0, "")
     if unit == "bytes":
         step = 2.0 ** math.ceil(math.log2(max(span, 5) / (count + 1)))
     else:
-        size, _ = _time_unit(high) if unit == "seconds" else (1.0, "")
         raw = span / size / count
         power = 10.0 ** math.floor(math.log10(raw))
         step = size * power * next(n for n in (1, 2, 5, 10) if n * power >= raw * 0.999)
-        if unit == "count":
-            step = max(step, 1.0)
-    begin = math.floor(low / step) if unit != "count" else math.ceil(low / step)
-    end = math.ceil(high / step - 1e-9) if unit != "count" else math.floor(high / step)
+    if unit == "count":
+        step = max(step, 1.0)
+        begin, end = math.ceil(low / step), math.floor(high / step)
+    else:
+        begin, end = math.floor(low / step), math.ceil(high / step - 1e-9)
+
+    def label(value: float) -> str:
+        match unit:
+            case "bytes":
+                return format_bytes(round(value))
+            case "seconds":
+                return f"{value / size:g} {name}"
+            case "count":
+                return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:g}"
+        digits = max(-math.floor(math.log10(step)), 0)
+        return f"{value:.{digits}f}" if 1e-4 < step < 1e5 else f"{value:g}"
+
     values = [step * number for number in range(begin, max(end, begin) + 1)]
-    return values, [_label(value, unit, step, high) for value in values]
-
-
-def _label(value: float, unit: Unit, step: float, high: float) -> str:
-    match unit:
-        case "bytes":
-            return format_bytes(round(value))
-        case "seconds":
-            size, name = _time_unit(high)
-            return f"{value / size:g} {name}"
-        case "count":
-            return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:g}"
-    digits = max(-math.floor(math.log10(step)), 0)
-    return f"{value:.{digits}f}" if 1e-4 < step < 1e5 else f"{value:g}"
+    return [(value, label(value)) for value in values]
 
 
 def _time_unit(seconds: float) -> tuple[float, str]:
@@ -273,53 +238,44 @@ def _time_unit(seconds: float) -> tuple[float, str]:
     return next((unit for unit in units if seconds >= 2 * unit[0]), (1.0, "s"))
 
 
-def _line(x: float, kind: str) -> str:
-    return f'<path class="{kind}" d="M{x:.1f} {_TOP:.0f}V{_HEIGHT - _BOTTOM:.0f}"/>'
-
-
-def _curve(frame: _Frame, curve: Curve) -> str:
-    places = np.asarray(curve.places, float)
-    values = np.asarray(curve.values, float)
+def _draw(frame: _Frame, curve: Curve) -> str:
+    places, values = np.asarray(curve.places, float), np.asarray(curve.values, float)
+    known = np.isfinite(values)
     if curve.lows is not None:
         lows = np.asarray(curve.lows, float)
-        known = np.isfinite(values) & np.isfinite(lows)
+        known &= np.isfinite(lows)
         upper = _points(frame, places[known], values[known])
         lower = _points(frame, places[known], lows[known])
-        area = "L".join([*upper, *reversed(lower)])
-        return f'<path d="M{area}z" style="fill:{curve.color};fill-opacity:.22"/>' if upper else ""
+        area, style = "L".join([*upper, *reversed(lower)]), f"fill:{curve.color}"
+        style += f";fill-opacity:{curve.opacity:g}" if curve.opacity < 1 else ""
+        return f'<path d="M{area}z" style="{style}"/>' if upper else ""
     path = []
-    known = np.isfinite(values)
     edges = np.flatnonzero(np.diff(np.concatenate([[False], known, [False]]).astype(int)))
     for begin, end in edges.reshape(-1, 2):
         path.append("M" + "L".join(_points(frame, places[begin:end], values[begin:end])))
     style = f"stroke:{curve.color};stroke-width:{curve.width:.1f}"
     style += ";stroke-dasharray:5 4" if curve.is_dashed else ""
     parts = [f'<path class="line" d="{"".join(path)}" style="{style}"/>']
-    marked = list(zip(places, values, strict=True)) if len(values) <= _MOST_DOTS else []
-    if curve.width >= 1.5 and not curve.is_dashed:
-        for place, value in marked:
-            if math.isfinite(value):
-                parts.append(_circle(frame, place, value, f'r="2.2" style="fill:{curve.color}"'))
-    for place, value in zip(places, values, strict=True):
-        if place == curve.best and math.isfinite(value):
-            style = f'r="5" style="fill:none;stroke:{curve.color};stroke-width:1.4"'
-            parts.append(_circle(frame, place, value, style))
+    has_dots = len(values) <= _MOST_DOTS and curve.width >= 1.5 and not curve.is_dashed
+    for place, value in zip(places[known], values[known], strict=True):
+        center = f'cx="{frame.x(place):.1f}" cy="{frame.y(value):.1f}"'
+        if has_dots:
+            parts.append(f'<circle {center} r="2.2" style="fill:{curve.color}"/>')
+        if place == curve.best:
+            style = f"fill:none;stroke:{curve.color};stroke-width:1.4"
+            parts.append(f'<circle {center} r="5" style="{style}"/>')
     return "".join(parts)
-
-
-def _circle(frame: _Frame, place: float, value: float, style: str) -> str:
-    return f'<circle cx="{frame.x(place):.1f}" cy="{frame.y(value):.1f}" {style}/>'
 
 
 def _points(frame: _Frame, places: np.ndarray, values: np.ndarray) -> list[str]:
     """Return points as text: of many, the lowest and the highest of each pixel's values."""
     if len(places) > 2 * _MOST_POINTS:
         cuts = np.linspace(0, len(places), _MOST_POINTS + 1).astype(int)
-        keep = []
+        keep = {0, len(places) - 1}
         for begin, end in pairwise(cuts):
             part = values[begin:end]
-            keep += sorted({begin + int(part.argmin()), begin + int(part.argmax())})
-        keep = sorted({0, *keep, len(places) - 1})
-        places, values = places[keep], values[keep]
+            keep |= {begin + int(part.argmin()), begin + int(part.argmax())}
+        kept = sorted(keep)
+        places, values = places[kept], values[kept]
     points = zip(map(frame.x, places), map(frame.y, values), strict=True)
     return [f"{x:.1f} {y:.1f}" for x, y in points]

@@ -49,34 +49,21 @@ def order_metrics(metrics: Iterable[Metric], keys: Collection[Metric] = ()) -> l
     return sorted(dict.fromkeys(metrics), key=lambda metric: (metric not in keys, metric.kind))
 
 
-class Scored(NamedTuple):
-    """The last model that was scored: its round, and its metrics, the key metric first."""
-
-    round: int
-    metrics: Mapping[str, float | None]
-
-
-def last_scored(summary: Summary) -> Scored | None:
-    """Return the last model that was scored; None without one."""
+def last_scored(summary: Summary) -> tuple[int, Mapping[str, float | None]] | None:
+    """Return the last round that was scored, and its metrics with the key metric first."""
     key = summary.best.metric if summary.best else None
     for row in reversed(summary.metrics):
-        names = [name for name in row if name not in BESIDE_METRICS]
+        names = sorted(row.keys() - BESIDE_METRICS, key=list(row).index)
         if names:
-            ordered = sorted(names, key=lambda name: name != key)
-            return Scored(row["round"], {name: row[name] for name in ordered})
+            names.sort(key=lambda name: name != key)
+            return row["round"], {name: row[name] for name in names}
     return None
 
 
 def flat_metrics(row: Mapping[str, Any]) -> dict[Metric, float]:
     """Return the finite metrics of a row of ``summary.json``, or of one made like it."""
-    flat: dict[Metric, float] = {}
-    for name, value in row.items():
-        if name == "sites":
-            continue  # each for itself, not one of the round's
-        if isinstance(value, dict):
-            flat |= {Metric(name, inner): number for inner, number in value.items()}
-        elif name != "round":
-            flat[Metric("", name)] = value
+    flat = {Metric("", name): value for name, value in row.items() if name not in BESIDE_METRICS}
+    flat |= {Metric("train", name): value for name, value in row.get("train", {}).items()}
     return {
         metric: float(value)
         for metric, value in flat.items()

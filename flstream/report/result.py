@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -12,25 +12,18 @@ from rich.text import Text
 from flstream.report import views
 from flstream.report.console import print_facts, print_tables
 from flstream.report.metrics import UNSCORED, last_scored
-from flstream.report.table import Gap, Table
+from flstream.report.table import STATE_STYLES, Gap, Table
 from flstream.report.text import counted, format_metrics, privacy_words, shown_path, wrapped
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary
-from flstream.text import MOST_ON_A_LINE, printable, quotable
+from flstream.text import MOST_ON_A_LINE, brief_names, printable, quotable
 from flstream.units import format_bytes, format_seconds
 
 _MOST_SCORES, _MOST_REASON_LINES = 6, 3
-_STATUS_STYLES = {"finished": "bold green", "failed": "bold red"}
 
 
 def print_result(console: Console, summary: Summary, run: RunDirectory) -> None:
-    """Print the tables of a run, its status and the paths of its files.
-
-    Args:
-        console: console to print to.
-        summary: summary of the run.
-        run: run directory.
-    """
+    """Print the tables of a run, its status and the paths of its files."""
     print_tables(
         console,
         views.rounds_of(summary),
@@ -55,7 +48,7 @@ def _print_failures(console: Console, table: Table) -> None:
     sentences = []
     for row in table.rows:
         if isinstance(row, Gap):
-            sentences.append(f"... and {counted(row.rows, 'more site')}")
+            sentences.append(str(row))
         else:
             site, count, number, reason = row.cells
             times = f"{counted(count, 'time')}, last in round {number}"
@@ -66,32 +59,30 @@ def _print_failures(console: Console, table: Table) -> None:
         console.print(Text(line))
 
 
-def _facts(summary: Summary, run: RunDirectory) -> list[tuple[str, Text]]:
-    facts = []
+def _facts(summary: Summary, run: RunDirectory) -> Iterator[tuple[str, Text]]:
     if summary.best is not None:
         best = format_metrics({summary.best.metric: summary.best.value})
-        facts.append(("best round", Text(f"{summary.best.round}, {best}")))
-    scored = last_scored(summary)
-    if scored is not None and summary.evaluate == "received":
-        facts.append(("last scored", Text(f"{scored.round}, {_scores(scored.metrics)}")))
-        facts.append(("final model", Text(UNSCORED)))
+        yield "best round", Text(f"{summary.best.round}, {best}")
+    scored, is_received = last_scored(summary), summary.evaluate == "received"
+    if scored is not None and is_received:
+        yield "last scored", Text(f"{scored[0]}, {_scores(scored[1])}")
+        yield "final model", Text(UNSCORED)
     elif scored is not None:
-        facts.append(("final model", Text(_scores(scored.metrics))))
+        yield "final model", Text(_scores(scored[1]))
     if summary.privacy is not None:
-        facts.append(("privacy", Text(privacy_words(summary.privacy))))
-    ended = Text(summary.status, style=_STATUS_STYLES.get(summary.status, "bold yellow"))
+        yield "privacy", Text(privacy_words(summary.privacy))
+    ended = Text(summary.status, style=STATE_STYLES.get(summary.status, ""))
     rounds = counted(summary.rounds_completed, "round")
-    ended.append(f" after {rounds}, {format_seconds(summary.wall_seconds)}", style="none")
-    facts.append(("status", ended))
+    yield "status", ended.append(f" after {rounds}, {format_seconds(summary.wall_seconds)}", "none")
     if summary.ended_early is not None:
-        facts.append(("ended early", Text(printable(summary.ended_early))))
+        yield "ended early", Text(printable(summary.ended_early))
     if summary.benched:
-        facts.append(("asked no more", Text(views.named(summary.benched))))
-    model = _model(summary, run)
-    if model is not None:
-        facts.append(("model", _path(model)))
-    facts.append(("run directory", _path(run.path)))
-    return facts
+        yield "asked no more", Text(brief_names(summary.benched, 8))
+    if summary.status == "finished":
+        yield "model", _path(run.final_model)
+    elif summary.model.bytes:
+        yield "model", _path(run.checkpoint(summary.rounds_completed))
+    yield "run directory", _path(run.path)
 
 
 def _scores(metrics: Mapping[str, float | None]) -> str:
@@ -103,10 +94,3 @@ def _scores(metrics: Mapping[str, float | None]) -> str:
 def _path(path: Path) -> Text:
     # A path is never broken over two lines, so that it can be copied.
     return Text(printable(shown_path(path)), no_wrap=True)
-
-
-def _model(summary: Summary, run: RunDirectory) -> Path | None:
-    """Return the path of the run's latest model; None if there is none."""
-    if summary.status == "finished":
-        return run.final_model
-    return run.checkpoint(summary.rounds_completed) if summary.model.bytes else None

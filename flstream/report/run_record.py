@@ -4,42 +4,34 @@ from __future__ import annotations
 
 import math
 from array import array
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from flstream.errors import SimulationError, UsageError
 from flstream.job import JobError
 from flstream.job.hocon import read_hocon
 from flstream.job.keys import flat, keys_in
 from flstream.job.values import render_value
+from flstream.report.memory_curves import HELPERS, MemoryCurves, RunningClock, read_memory
 from flstream.report.text import counted
 from flstream.runs.history import History
 from flstream.runs.journal import Journal
 from flstream.runs.run_directory import RunDirectory
-from flstream.runs.site_record import SiteRecord
 from flstream.runs.summary import MemorySummary, Summary, summarize
 from flstream.telemetry.events import SERVER, SiteLog
 from flstream.telemetry.locks import lock_file
 from flstream.telemetry.memory import ProcessMemory
 from flstream.text import natural_key
 
-HELPERS = ("launcher", "fork-server", "model-builder", "tracker")
-"""Processes of a run that are neither its server nor do the work of sites."""
-
-# More values than a chart has columns for. Of more samples the bins get longer.
-_MOST_BINS, _FIRST_STEP = 768, 0.05
 _MOST_VALUES, _MOST_KEYS, _MOST_TEXTS = 4096, 64, 20
 _MOST_JSON_BYTES = 64 << 20
-_UNREADABLE = (ValueError, RecursionError)  # the decoder's errors are ValueErrors
 
 
 class Setting(NamedTuple):
@@ -108,27 +100,6 @@ class LoggedValues:
 
 
 @dataclass(frozen=True)
-class MemoryCurves:
-    """RSS of processes over the time for which a run was going on.
-
-    Attributes:
-        step: seconds that a value stands for.
-        rss: highest RSS in bytes of each step by process; 0 where there was no sample.
-        nodes: nodes of the processes that were not on the launcher's machine.
-        damaged: number of lines that could not be read.
-    """
-
-    step: float
-    rss: Mapping[str, Sequence[int]]
-    nodes: Mapping[str, str] = field(default_factory=dict)
-    damaged: int = 0
-
-    def peak(self, process: str) -> int:
-        """Return the highest sample of a process in bytes; 0 without one."""
-        return max(self.rss.get(process, ()), default=0)
-
-
-@dataclass(frozen=True)
 class RunRecord:
     """A run.
 
@@ -136,9 +107,7 @@ class RunRecord:
         path: run directory.
         status: finished, failed, stopped, running, or unfinished where it was cut off.
         summary: ``summary.json``, or without that what the events say.
-        planned: rounds that the run was to have; 0 if that is not known.
         history: history of the run's events.
-        sites: sites that were asked to do anything, by name.
         memory: memory of the run's processes.
         logged: values that sites and the workflow logged.
         split: number of each site's examples by label, where sites recorded it.
@@ -153,9 +122,7 @@ class RunRecord:
     path: Path
     status: str
     summary: Summary
-    planned: int
     history: History
-    sites: Mapping[str, SiteRecord]
     memory: MemoryCurves
     logged: LoggedValues
     split: Mapping[str, Mapping[str, int]]
@@ -172,13 +139,6 @@ class RunRecord:
         return self.summary.job or self.path.name
 
 
-def is_going_on(run: RunDirectory) -> bool:
-    """Return whether a process holds the lock of a run directory."""
-    with suppress(OSError), run.memory.open("r+b") as file:
-        return not lock_file(file.fileno())
-    return False
-
-
 def read_run(path: Path, *, is_running: bool | None = None) -> RunRecord:
     """Read a run directory.
 
@@ -191,13 +151,12 @@ def read_run(path: Path, *, is_running: bool | None = None) -> RunRecord:
     """
     run = RunDirectory(path.absolute())
     try:
-        if not (run.events.is_file() or run.summary.is_file()):
+        if not run.is_run:
             raise UsageError(
                 f"{path} is not a run directory: it has neither events.jsonl nor summary.json; "
                 "name the folder that flstream simulate made, such as runs/<job>-<time>"
             )
-        running = is_going_on(run) if is_running is None else is_running
-        return _read(run, is_running=running)
+        return _read(run, is_running=_is_locked(run) if is_running is None else is_running)
     except SimulationError as error:
         raise UsageError(str(error)) from error
     except OSError as error:
@@ -206,37 +165,44 @@ def read_run(path: Path, *, is_running: bool | None = None) -> RunRecord:
         ) from error
 
 
+def _is_locked(run: RunDirectory) -> bool:
+    with suppress(OSError), run.memory.open("r+b") as file:
+        return not lock_file(file.fileno())
+    return False
+
+
 def _read(run: RunDirectory, *, is_running: bool) -> RunRecord:
     notes: list[str] = []
     settings = _read_settings(run, notes)
     history, logged = _read_journal(run, notes)
-    clock = _Clock(history.timeline.sittings)
-    memory = _read_memory(run.memory, clock)
+    clock = RunningClock(history.timeline.sittings)
+    memory = read_memory(run.memory, clock)
     if memory.damaged:
         lines = counted(memory.damaged, "line")
         notes.append(f"memory.jsonl is damaged: {lines} of it could not be used.")
-    summary = None if is_running else _read_summary(run, notes)
+    summary = None
+    if not is_running:
+        summary = _read_json(run.summary, Summary, notes)
+        if summary is None and not run.summary.exists():
+            notes.append("There is no summary.json: the run was cut off before it wrote one.")
     if summary is None:
         summary = _summary_of_events(history, memory, clock)
     status = "unfinished" if summary.status == "running" else summary.status
+    scores = dict[str, dict[str, dict[str, float | None]]]
     return RunRecord(
         path=run.path,
         status="running" if is_running else status,
         summary=summary,
-        planned=history.planned_rounds,
         history=history,
-        sites=history.sites,
         memory=memory,
         logged=logged,
-        split=_read_split(run.sites),
+        split=_read_split(run.sites, notes),
         resumed_at=clock.starts[1:],
         seconds=summary.wall_seconds or clock.seconds,
         settings=settings,
-        versions=_read_json(run.versions, dict[str, str]),
+        versions=_read_json(run.versions, dict[str, str], notes) or {},
         notes=notes,
-        cross_site=_read_json(
-            run.cross_site_results, dict[str, dict[str, dict[str, float | None]]]
-        ),
+        cross_site=_read_json(run.cross_site_results, scores, notes) or {},
     )
 
 
@@ -261,7 +227,8 @@ def _read_settings(run: RunDirectory, notes: list[str]) -> dict[str, Setting]:
 
 
 def _read_journal(run: RunDirectory, notes: list[str]) -> tuple[History, LoggedValues]:
-    history, journal, logged = History(), Journal(run.events, tolerant=True), LoggedValues()
+    history, logged = History(), LoggedValues()
+    journal = Journal(run.events, tolerant=True)
     for event, counts, _ in journal:
         history.apply(event, counts=counts)
         if counts and isinstance(event, SiteLog):
@@ -277,17 +244,7 @@ def _read_journal(run: RunDirectory, notes: list[str]) -> tuple[History, LoggedV
     return history, logged
 
 
-def _read_summary(run: RunDirectory, notes: list[str]) -> Summary | None:
-    try:
-        return msgspec.json.decode(run.summary.read_bytes(), type=Summary)
-    except FileNotFoundError:
-        notes.append("There is no summary.json: the run was cut off before it wrote one.")
-    except _UNREADABLE:
-        notes.append("summary.json is damaged. What follows is what the events of the run say.")
-    return None
-
-
-def _summary_of_events(history: History, memory: MemoryCurves, clock: _Clock) -> Summary:
+def _summary_of_events(history: History, memory: MemoryCurves, clock: RunningClock) -> Summary:
     """Return the summary of a run that wrote none, with the peaks that were sampled."""
     timeline, summary = history.timeline, summarize(history)
     peaks = {
@@ -305,95 +262,22 @@ def _summary_of_events(history: History, memory: MemoryCurves, clock: _Clock) ->
     return summary
 
 
-def _read_json(path: Path, kind: Any) -> Any:
-    """Read a file of JSON; empty if it is missing or damaged."""
+def _read_json(path: Path, kind: Any, notes: list[str]) -> Any:
+    """Read a file of JSON; None if it is missing, or damaged, which a note says then."""
     try:
         with path.open("rb") as file:
             return msgspec.json.decode(file.read(_MOST_JSON_BYTES), type=kind)
-    except (FileNotFoundError, *_UNREADABLE):
-        return {}
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError):  # the decoder's errors are ValueErrors
+        notes.append(f"{path.name} is damaged, so what it says is not shown.")
+        return None
 
 
-def _read_split(sites: Path) -> Mapping[str, Mapping[str, int]]:
+def _read_split(sites: Path, notes: list[str]) -> Mapping[str, Mapping[str, int]]:
     from flstream.client.site_folder import SPLIT  # at the end of a run: it loads the whole client
 
-    counts = {
-        path.parent.name: _read_json(path, dict[str, int]) for path in sites.glob(f"*/{SPLIT}")
-    }
-    names = sorted(counts, key=natural_key)
-    return {
-        name: counts[name] for name in names if counts[name] and min(counts[name].values()) >= 0
-    }
-
-
-class _Clock:
-    """Running time of a run: the hours between its sittings do not count.
-
-    Args:
-        sittings: begin and end of each, in seconds since the epoch.
-
-    Attributes:
-        starts: running seconds at which each sitting begins.
-        seconds: running time in all.
-    """
-
-    def __init__(self, sittings: Sequence[tuple[float, float]]) -> None:
-        self._begins = [begin for begin, _ in sittings]
-        self.starts = [0.0, *accumulate(end - begin for begin, end in sittings)]
-        self.seconds = self.starts.pop() if sittings else 0.0
-
-    def see(self, time: float) -> float:
-        """Return the running seconds at a sample's time; the last one may extend the run."""
-        if not self._begins:
-            self._begins.append(time)
-        sitting = max(bisect_right(self._begins, time) - 1, 0)
-        seconds = self.starts[sitting] + max(time - self._begins[sitting], 0.0)
-        if sitting + 1 < len(self.starts):
-            return min(seconds, self.starts[sitting + 1])
-        self.seconds = max(self.seconds, seconds)
-        return seconds
-
-
-class _Sample(msgspec.Struct):
-    """Part of a line of ``memory.jsonl`` that charts need."""
-
-    time: float
-    process: str
-    rss: int
-    node: str | UnsetType = UNSET
-
-
-_decoder = msgspec.json.Decoder(_Sample)
-
-
-def _read_memory(path: Path, clock: _Clock) -> MemoryCurves:
-    """Read samples in one pass; the highest of each step stays, so no peak is lost."""
-    step, damaged = _FIRST_STEP, 0
-    highest: dict[str, array[int]] = {}
-    nodes: dict[str, str] = {}
-    for line in _whole_lines(path):
-        try:
-            sample = _decoder.decode(line)
-        except _UNREADABLE:
-            damaged += 1
-            continue
-        if not math.isfinite(sample.time):
-            continue
-        seconds = clock.see(sample.time)
-        while (index := int(seconds / step)) >= _MOST_BINS:
-            step *= 2
-            for name, values in highest.items():
-                pairs = range(0, len(values), 2)
-                highest[name] = array("q", (max(values[at : at + 2]) for at in pairs))
-        values = highest.setdefault(sample.process, array("q"))
-        values.extend([0] * (index + 1 - len(values)))
-        values[index] = max(values[index], min(sample.rss, (1 << 63) - 1))
-        if isinstance(sample.node, str):
-            nodes[sample.process] = sample.node
-    return MemoryCurves(step, highest, nodes, damaged)
-
-
-def _whole_lines(path: Path) -> Iterator[bytes]:
-    """Yield lines that have an end: what follows was being written when the run was cut off."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        yield from (line for line in file if line.endswith(b"\n"))
+    paths = {path.parent.name: path for path in sites.glob(f"*/{SPLIT}")}
+    names = sorted(paths, key=natural_key)
+    counts = {name: _read_json(paths[name], dict[str, int], notes) or {} for name in names}
+    return {name: count for name, count in counts.items() if min(count.values(), default=-1) >= 0}

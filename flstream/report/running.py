@@ -65,7 +65,7 @@ def run_and_show(
         else:
             if point is not None:
                 after = f"after round {point.round}" if point.round else "from its beginning"
-                console.out(f"the run in {run.path} goes on {after}")
+                console.out(f"the run in {run.path} resumes {after}")
             # Inline, pdb and what training code prints have the screen.
             has_screen = not job.engine.is_inline
             with live_page(run) as page, watching(console, has_screen=has_screen) as listener:
@@ -78,15 +78,9 @@ def run_and_show(
 
 @contextmanager
 def live_page(run: RunDirectory) -> Iterator[threading.Event]:
-    """Write the page of a run anew at the end of its rounds, until the end of the block.
+    """Write the page of a run anew whenever the yielded event is set, as at the end of a round.
 
-    A page that cannot be written is left to the end of the run, which says so.
-
-    Args:
-        run: run directory.
-
-    Yields:
-        The event to set at the end of a round; it costs nothing.
+    Setting it costs nothing. A page that cannot be written is left to the end of the run.
     """
     is_due, over = threading.Event(), threading.Event()
 
@@ -113,12 +107,8 @@ def live_page(run: RunDirectory) -> Iterator[threading.Event]:
 def leave_page(run: RunDirectory, console: Console, *, has_run: bool) -> None:
     """Write the page of a run that has ended and print its path, or a warning if that fails.
 
-    An error never changes the result of the run.
-
-    Args:
-        run: run directory.
-        console: console for the path; the warning goes to stderr.
-        has_run: whether the run has just been run or resumed. If not, an existing page is kept.
+    An error never changes the result of the run. If it has not just been run or resumed, an
+    existing page is kept.
     """
     if not has_run and run.report.exists():
         return

@@ -7,10 +7,9 @@ Build a :class:`Table` of raw values once; each column's kind formats its cells:
         rows=[Row(["site-1", 2 << 20, 1.5]), Row(["site-2", None, 0.2], mark="bad")],
         title="Sites (in seconds)",
     )
-    lines = table.lines()            # plain text, as wide as it is
-    lines = table.lines(width=80)    # plain text that fits 80 columns
+    lines = table.lines(width=80)    # plain text that fits 80 columns; without a width, whole
     console.print(table)             # rich: fits the console, with colours
-    markup = table.html()            # HTML; in a template with autoescape, {{ table }}
+    markup = table.__html__()        # HTML; in a template with autoescape, {{ table }}
 
 A table that is too wide first shortens names and sentences with an ellipsis, then leaves out the
 columns of the highest rank and says which; a number is never cut. Of a long table show the ends:
@@ -29,16 +28,9 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from flstream.report.text import (
-    GAP,
-    clip,
-    counted,
-    elide,
-    format_metric,
-    wrapped,
-)
+from flstream.report.text import GAP, clip, counted, elide, format_metric, wrapped
 from flstream.text import printable
-from flstream.units import format_bits, format_bytes, format_rate, format_seconds
+from flstream.units import format_bytes, format_rate, format_seconds
 
 Kind = Literal[
     "name",  # str; a long one lacks its middle
@@ -51,19 +43,15 @@ Kind = Literal[
     "seconds",  # float: 12.35, whose unit the title or the heading names
     "duration",  # float seconds: 2m 05s
     "rate",  # float bytes a second: 310.5 MiB/s
-    "bits",  # float bits a second: 10 Mbit/s
     "metric",  # float: 0.9731
     "shade",  # Shade: a number on a ground that is the darker the higher it is
     "share",  # float from 0 to 1: 40%, in HTML with a bar
-    "bar",  # float from 0 to 1: a bar and its percent
 ]
 """Kind of a column: type of its cells, and how they are formatted. None is a dash in any."""
 
 Cell = Any
-Mark = Literal["", "best", "bad", "slow", "different"]
+Mark = Literal["", "best", "bad", "different"]
 
-NOTHING = "-"
-_STAR = " *"
 STATE_STYLES = {
     "finished": "bold green",
     "failed": "bold red",
@@ -75,17 +63,15 @@ STATE_STYLES = {
     "training": "yellow",
     "evaluating": "blue",
     "submitting": "magenta",
-    "at work": "yellow",
     "ready": "green",
 }
 """Styles of states on a terminal, as rich names them."""
 
-_MARK_STYLES = {"best": "bold", "bad": "red", "slow": "bold yellow", "different": "bold"}
-_LEFT = ("name", "text", "state", "link", "bar")
-_WRAPPED = ("text", "link")
-_BAR_WIDTH = 24
+_MARK_STYLES = {"best": "bold", "bad": "red", "different": "bold"}
+_LEFT = ("name", "text", "state", "link")
+_STAR = " *"
 # Least width of a column that can be shortened, and of any heading.
-_LEAST = {"name": 8, "link": 8, "text": 16, "bar": 10}
+_LEAST = {"name": 8, "link": 8, "text": 16}
 _LEAST_HEAD = 9
 
 
@@ -98,7 +84,7 @@ class Column(NamedTuple):
         rank: order in which columns are left out where not all fit, the highest first; columns of
             rank 0 stay as long as the first one has room beside them.
         least: minimum width, for columns that must not move while a view is redrawn.
-        most: maximum width of names, text and bars; 0 for as wide as the longest.
+        most: maximum width of names and text; 0 for as wide as the longest.
     """
 
     head: str
@@ -127,8 +113,8 @@ class Row(NamedTuple):
 
     Attributes:
         cells: raw values, one for each column; None for no value.
-        mark: ``best`` (a star in plain text), ``bad``, ``slow``, ``different``, or empty.
-        color: hexadecimal colour that stands for the row in charts; empty for none.
+        mark: ``best`` (a star in plain text), ``bad``, ``different``, or empty.
+        color: CSS colour that stands for the row in charts; empty for none.
     """
 
     cells: Sequence[Cell]
@@ -141,41 +127,44 @@ class Gap(NamedTuple):
 
     rows: int
 
+    def __str__(self) -> str:
+        """Return the sentence that stands in their place."""
+        return f"... {counted(self.rows, 'row')} left out"
 
-def ends(
-    rows: Iterable[Row], first: int = 5, last: int = 12, most: int = 20, keep: Mark = "best"
-) -> list[Row | Gap]:
+
+def ends(rows: Iterable[Row], first: int = 5, last: int = 12, most: int = 20) -> list[Row | Gap]:
     """Return the first and last rows of a long table, with the number of those between.
+
+    The best rows are shown wherever they are.
 
     Args:
         rows: all rows; no more of them than are shown are in memory at one time.
         first: rows to show of the beginning.
         last: rows to show of the end.
         most: number of rows up to which all are shown; at least ``first + last``.
-        keep: mark of rows that are shown wherever they are.
     """
     head: list[Row | Gap] = []
     tail: deque[Row] = deque()
     hidden: list[Row | Gap] = []
+
+    def hide(row: Row) -> None:
+        if row.mark == "best":
+            hidden.append(row)
+        elif hidden and isinstance(hidden[-1], Gap):
+            hidden[-1] = Gap(hidden[-1].rows + 1)
+        else:
+            hidden.append(Gap(1))
+
     for row in rows:
         if len(head) < first:
             head.append(row)
             continue
         tail.append(row)
         if len(tail) > most - first:
-            _hide(hidden, tail.popleft(), keep)
+            hide(tail.popleft())
     while hidden and len(tail) > last:
-        _hide(hidden, tail.popleft(), keep)
+        hide(tail.popleft())
     return [*head, *hidden, *tail]
-
-
-def _hide(hidden: list[Row | Gap], row: Row, keep: Mark) -> None:
-    if keep and row.mark == keep:
-        hidden.append(row)
-    elif hidden and isinstance(hidden[-1], Gap):
-        hidden[-1] = Gap(hidden[-1].rows + 1)
-    else:
-        hidden.append(Gap(1))
 
 
 @dataclass(frozen=True)
@@ -186,16 +175,12 @@ class Table:
         columns: the columns, the first of which names the row.
         rows: rows, and gaps where rows are left out.
         title: heading above the table; empty for none.
-        note: remark below the table; empty for none.
-        has_head: whether the headings are shown on a terminal.
         is_live: whether the table is redrawn in place: what does not fit is left out silently.
     """
 
     columns: Sequence[Column]
     rows: Sequence[Row | Gap]
     title: str = ""
-    note: str = ""
-    has_head: bool = True
     is_live: bool = False
 
     def lines(self, width: int | None = None) -> list[str]:
@@ -204,16 +189,16 @@ class Table:
         Args:
             width: columns that lines must fit; None for no limit.
         """
-        return [line.plain for line in self._lines(width, ascii_only=True)]
+        return [line.plain for line in self._lines(width)]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render the table on a terminal."""
-        yield from self._lines(options.max_width, ascii_only=options.ascii_only)
+        yield from self._lines(options.max_width)
 
-    def html(self) -> str:
-        """Return the table as HTML with everything escaped, without title and note."""
+    def __html__(self) -> str:
+        """Return the table as HTML with everything escaped, without its title."""
         heads = "".join(
-            f"<th{_class(column)} scope=col>{escape(printable(column.head))}</th>"
+            f"<th{_class(column.kind)} scope=col>{escape(printable(column.head))}</th>"
             for column in self.columns
         )
         rows = "\n".join(map(self._html_row, self.rows))
@@ -222,74 +207,51 @@ class Table:
             f"<tbody>\n{rows}\n</tbody></table></div>"
         )
 
-    def __html__(self) -> str:
-        """Return the table as HTML, for templates."""
-        return self.html()
-
     def _html_row(self, row: Row | Gap) -> str:
         if isinstance(row, Gap):
-            return f"<tr class=gap><td colspan={len(self.columns)}>{_gap_text(row)}</td></tr>"
-        swatch = f'<i class=color style="background:{row.color}"></i>' if row.color else ""
-        cells = [
-            f"<td{_class(column)}>{_html_cell(column.kind, cell, row.color)}</td>"
-            for column, cell in zip(self.columns, row.cells, strict=True)
-        ]
-        first = cells[0].removeprefix("<td").removesuffix("</td>")
-        attributes, _, text = first.partition(">")
-        cells[0] = f"<th{attributes} scope=row>{swatch}{text}</th>"
+            return f"<tr class=gap><td colspan={len(self.columns)}>{row}</td></tr>"
+        cells = []
+        for index, (column, cell) in enumerate(zip(self.columns, row.cells, strict=True)):
+            content = _html_cell(column.kind, cell, row.color)
+            if index:
+                cells.append(f"<td{_class(column.kind)}>{content}</td>")
+                continue
+            swatch = f'<i class=color style="background:{row.color}"></i>' if row.color else ""
+            cells.append(f"<th{_class(column.kind)} scope=row>{swatch}{content}</th>")
         mark = f" class={row.mark}" if row.mark else ""
         return f"<tr{mark}>{''.join(cells)}</tr>"
 
-    def _lines(self, width: int | None, *, ascii_only: bool) -> Iterator[Text]:
+    def _lines(self, width: int | None) -> Iterator[Text]:
         rows = [row for row in self.rows if isinstance(row, Row)]
-        texts = [
-            [_format(column.kind, cell) for column, cell in zip(self.columns, cells, strict=True)]
-            for cells, _, _ in rows
-        ]
-        star = len(_STAR) * any(row.mark == "best" for row in rows)
-        room = None if width is None else width - star
-        shown, widths = _fit(self.columns, texts, room, has_head=self.has_head)
-        if self.has_head:
-            first, *heads = (_head(self.columns[index], widths[index]) for index in shown)
-            yield Text(GAP.join([first + " " * star, *heads]).rstrip(), "dim", no_wrap=True)
-        remaining = iter(texts)
-        for row in self.rows:
-            if isinstance(row, Gap):
-                yield Text(_gap_text(row), "dim")
+        kinds = [column.kind for column in self.columns]
+        texts = [list(map(_format, kinds, row.cells)) for row in rows]
+        if any(row.mark == "best" for row in rows):
+            for row, cells in zip(rows, texts, strict=True):
+                cells[0] += _STAR if row.mark == "best" else " " * len(_STAR)
+        shown, widths = _fit(self.columns, texts, width)
+        heads = [_padded(kinds[at], printable(self.columns[at].head), widths[at]) for at in shown]
+        yield Text(GAP.join(heads).rstrip(), "dim", no_wrap=True)
+        remaining = iter(zip(rows, texts, strict=True))
+        for gap in self.rows:
+            if isinstance(gap, Gap):
+                yield Text(str(gap), "dim")
                 continue
+            row, cells = next(remaining)
             line = Text(style=_MARK_STYLES.get(row.mark, ""), no_wrap=True)
-            cells = next(remaining)
-            for index in shown:
-                line.append(GAP if line else "")
-                more = star if not line else 0
-                self._append(line, row, index, cells[index], widths[index], more, ascii_only)
+            for at in shown:
+                style = STATE_STYLES.get(row.cells[at], "") if kinds[at] == "state" else ""
+                line.append(GAP if line else "").append(
+                    _padded(kinds[at], cells[at], widths[at]), style
+                )
             line.rstrip()
             yield line
         if len(shown) < len(self.columns) and not self.is_live:
-            names = [column.head for i, column in enumerate(self.columns) if i not in shown]
+            names = [column.head for at, column in enumerate(self.columns) if at not in shown]
             text = f"not shown at this width: {', '.join(filter(None, map(printable, names)))}"
             yield from (Text(part, "dim") for part in wrapped([text], width))
 
-    def _append(
-        self, line: Text, row: Row, index: int, text: str, width: int, star: int, ascii_only: bool
-    ) -> None:
-        """Append a cell to a line; the first one with room for a star."""
-        cell, kind = row.cells[index], self.columns[index].kind
-        if kind == "bar" and isinstance(cell, float):
-            length = width - len(" 100%")
-            filled = int(length * min(cell, 1.0))
-            full, empty = "#-" if ascii_only else "\u2501\u2501"
-            line.append(full * filled, "yellow").append(empty * (length - filled), "dim")
-            line.append(f"{text:>5}")
-        else:
-            part = _padded(kind, text, width)
-            if star:
-                part = part.rstrip() + (_STAR if row.mark == "best" else "")
-                part = _padded("name", part, width + star)
-            line.append(part, STATE_STYLES.get(cell, "") if kind == "state" else "")
 
-
-_FORMATS: dict[str, Callable[[Any], str]] = {
+_FORMATS: dict[Kind, Callable[[Any], str]] = {
     "name": printable,
     "text": printable,
     "state": printable,
@@ -300,32 +262,25 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "seconds": lambda seconds: f"{seconds:,.2f}",
     "duration": format_seconds,
     "rate": format_rate,
-    "bits": format_bits,
     "metric": format_metric,
     "shade": lambda cell: f"{cell[0]:,}" if isinstance(cell[0], int) else format_metric(cell[0]),
     "share": lambda share: f"{share:.0%}",
-    "bar": lambda bar: printable(bar) if isinstance(bar, str) else f"{int(100 * min(bar, 1))}%",
 }
 
 
 def _format(kind: Kind, cell: Cell) -> str:
-    if cell is None:
-        return "" if kind == "bar" else NOTHING
-    return _FORMATS[kind](cell)
+    return "-" if cell is None else _FORMATS[kind](cell)
 
 
 def _fit(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None, *, has_head: bool
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None
 ) -> tuple[list[int], list[int]]:
     """Return the indices of the columns that fit a width, and the width of every column."""
     natural, least = [], []
     for index, column in enumerate(columns):
         cells = max((_width(row[index]) for row in rows), default=0)
-        if column.kind == "bar":
-            cells = max(cells, column.most or _BAR_WIDTH)
-        if column.most:
-            cells = min(cells, column.most)
-        head = _width(column.head) if has_head else 0
+        cells = min(cells, column.most or cells)
+        head = _width(column.head)
         natural.append(max(cells, head, column.least))
         shortest = min(cells, _LEAST.get(column.kind, cells))
         least.append(max(shortest, min(head, _LEAST_HEAD), column.least))
@@ -338,7 +293,7 @@ def _fit(
         least[0] = min(least[0], width)
     room = width - sum(least[i] + len(GAP) for i in shown) + len(GAP)
     widths = list(least)
-    for index in sorted(shown, key=lambda index: columns[index].kind == "bar"):
+    for index in shown:
         more = min(natural[index] - least[index], room)
         widths[index] += more
         room -= more
@@ -349,30 +304,22 @@ def _width(text: str) -> int:
     return len(text) if text.isascii() else cell_len(text)
 
 
-def _head(column: Column, width: int) -> str:
-    text = elide(printable(column.head), width)
-    blank = " " * (width - _width(text))
-    return text + blank if column.kind in _LEFT else blank + text
-
-
 def _padded(kind: Kind, text: str, width: int) -> str:
     text = clip(text, width) if kind == "text" else elide(text, width)
     blank = " " * (width - _width(text))
     return text + blank if kind in _LEFT else blank + text
 
 
-def _gap_text(gap: Gap) -> str:
-    return f"... {counted(gap.rows, 'row')} left out"
-
-
-def _class(column: Column) -> str:
-    return f" class={'text' if column.kind in _WRAPPED else 'name'}" if column.kind in _LEFT else ""
+def _class(kind: Kind) -> str:
+    if kind not in _LEFT:
+        return ""
+    return " class=text" if kind in ("text", "link") else " class=name"
 
 
 def _html_cell(kind: Kind, cell: Cell, color: str) -> str:
-    text = escape(_format(kind, cell))
     if cell is None:
         return "\N{EN DASH}"
+    text = escape(_format(kind, cell))
     match kind:
         case "link" if cell.address:
             return f'<a href="{escape(cell.address)}">{text}</a>'
@@ -380,7 +327,7 @@ def _html_cell(kind: Kind, cell: Cell, color: str) -> str:
             return f'<span class="status {text}">{text}</span>'
         case "shade":
             return f'<span class=shade style="--place:{60 * cell.place:.0f}%">{text}</span>'
-        case "share" | "bar" if isinstance(cell, float):
+        case "share":
             fill = f";background:{color}" if color else ""
             return f'{text}<span class=bar><b style="width:{100 * cell:.1f}%{fill}"></b></span>'
     return text

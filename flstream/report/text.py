@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.cells import cell_len, set_cell_size
@@ -53,26 +52,13 @@ def format_metric(value: float | None) -> str:
     return f"{value:.3g}"
 
 
-def format_metrics(metrics: Metrics, width: int | None = None) -> str:
-    """Format several metrics on a line: ``accuracy 0.9731, loss 0.1020``.
-
-    Args:
-        metrics: values by name.
-        width: maximum width in columns; metrics beyond it are replaced by ``...``. None for no
-            limit.
-    """
-    texts = [f"{printable(name)} {format_metric(metrics[name])}" for name in metrics]
-    line = ", ".join(texts)
-    while width is not None and cell_len(line) > width and len(texts) > 1:
-        texts.pop()
-        line = ", ".join([*texts, ELLIPSIS])
-    return line if width is None else elide(line, width)
+def format_metrics(metrics: Metrics) -> str:
+    """Format several metrics on a line: ``accuracy 0.9731, loss 0.1020``."""
+    return ", ".join(f"{printable(name)} {format_metric(metrics[name])}" for name in metrics)
 
 
-def format_epsilon(spent: PrivacySpent | None) -> str:
-    """Format the epsilon of a round: `2.31`, or a dash where the job is not private."""
-    if spent is None:
-        return "-"
+def format_epsilon(spent: PrivacySpent) -> str:
+    """Format the epsilon that a job has spent: ``2.31``, or ``infinite``."""
     return "infinite" if spent.epsilon is None else f"{spent.epsilon:.4g}"
 
 
@@ -90,18 +76,6 @@ def format_clock(seconds: float) -> str:
     """Format elapsed seconds as hours, minutes and seconds: ``00:04:10``."""
     minutes, rest = divmod(max(int(seconds), 0), 60)
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest:02d}"
-
-
-def format_left(seconds: float) -> str:
-    """Format an approximate duration in seconds: ``8 s``, ``4m 10s``, ``42m``, ``3h 20m``."""
-    whole = math.ceil(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 600:
-        tens = round(whole / 10)
-        return f"{tens // 6}m {tens % 6}0s"
-    minutes = round(whole / 60)
-    return f"{minutes}m" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02d}m"
 
 
 def counted(count: int, noun: str) -> str:
@@ -122,33 +96,22 @@ def shown_path(path: Path) -> str:
 
 
 def nodes_awaited(event: NodesAwaited) -> str:
-    """Return what a run waits for before it begins."""
-    return f"waiting for {counted(event.nodes, 'node')}"
+    """Return what a run waits for before it begins, and the command that is to be run there."""
+    text = f"waiting for {counted(event.nodes, 'node')}"
+    return f"{text}: {printable(event.command)}" if event.command else text
 
 
-def fold(text: str, width: int) -> list[str]:
+def wrap_words(text: str, width: int) -> list[str]:
     """Break text into lines of at most ``width`` columns, between words where that is possible."""
     if cell_len(text) <= width:
         return [text]
     return [line.plain.rstrip() for line in Text(text).wrap(_ANY_CONSOLE, max(width, 1))]
 
 
-def section(head: str, lines: Sequence[str], width: int | None) -> list[str]:
-    """Indent lines below a heading and wrap them; return nothing without lines."""
-    if not lines:
-        return []
-    room = None if width is None else width - len(GAP)
-    indented = (f"{GAP}{line}".rstrip() for line in wrapped(lines, room))
-    return ["", *wrapped([head], width), *indented]
-
-
 def wrapped(sentences: Iterable[str], width: int | None, most: int = _MOST_WRAPPED) -> list[str]:
     """Wrap sentences to the width of a terminal, with all lines but the first indented.
 
-    Args:
-        sentences: sentences in printable text.
-        width: columns of the terminal; None if the output is not a terminal, and they stay whole.
-        most: maximum number of lines of a sentence.
+    Without a width, as where the output is not a terminal, they stay whole.
     """
     if width is None:
         return list(sentences)
@@ -157,7 +120,7 @@ def wrapped(sentences: Iterable[str], width: int | None, most: int = _MOST_WRAPP
         if cell_len(sentence) <= width:
             lines.append(sentence)
             continue
-        first, *others = fold(sentence, width - len(GAP))
+        first, *others = wrap_words(sentence, width - len(GAP))
         lines += [first, *(GAP + line for line in others[: most - 1])]
         if len(others) >= most:
             lines.append(f"{GAP}({len(sentence):,} characters in all)")

@@ -1,33 +1,81 @@
-"""Tables of runs, built once each from their records for the terminal, the page and notebooks."""
+"""Tables of runs, built once each from their records for the terminal, the page and notebooks.
+
+A table is a list of named items and of fields: columns with what they take of an item. A field of
+which no item has a value is left out.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from statistics import mean, median_low, stdev
 from typing import Any, NamedTuple
 
 from flstream.report.metrics import Metric, metrics_of, values_by_round
 from flstream.report.run_record import LoggedValues, RunRecord, Setting
-from flstream.report.table import Column, Gap, Link, Row, Shade, Table, ends
+from flstream.report.table import Column, Gap, Kind, Link, Mark, Row, Shade, Table, ends
 from flstream.report.text import clip, counted, format_epsilon, pieces
 from flstream.runs.round_record import PHASES
 from flstream.runs.site_record import SiteRecord
 from flstream.runs.summary import Summary
-from flstream.telemetry.events import PrivacySpent, Transfer
-from flstream.telemetry.memory import ProcessMemory
-from flstream.text import natural_key, printable
+from flstream.telemetry.events import PrivacySpent
+from flstream.text import brief_names, natural_key
 from flstream.units import format_bytes
 
-# Workers of a node and sites that are named, and labels or models that have a column.
-_MOST_NAMED, _MOST_COLUMNS = 8, 60
+_MOST_COLUMNS = 60  # labels or models that have a column
 # The names that NVFlare's readers look for say little to people.
 _OWNERS = {"SRV_FL_global_model.pt": "final model", "SRV_best_FL_global_model.pt": "best model"}
-_COSTS = ("server over idle", "largest client over idle", "all processes (PSS)", "down", "up")
 # The first metric and the seconds of a round stay longest on a narrow terminal.
-_RANKS = {"train": 3, "download": 3, "upload and fold": 3, "evaluate": 4, "checkpoint": 5}
-_SHORT = {"upload and fold": "up+fold"}
+_PHASE_HEADS = {"download": 3, "train": 3, "up+fold": 3, "checkpoint": 5, "evaluate": 4}
+# In columns of these kinds, zero stands for no value.
+_NONE_IF_ZERO = ("bytes", "seconds", "duration", "rate")
+
+
+class Field(NamedTuple):
+    """A column of a table, as :class:`Column` has it, with what it takes of an item.
+
+    Attributes:
+        cell: path of attributes, or a function of the item; what raises AttributeError is no value.
+    """
+
+    head: str
+    kind: Kind
+    rank: int
+    cell: str | Callable[[Any], Any]
+
+
+def _table(
+    first: Column,
+    items: Iterable[tuple[Any, Any]],
+    fields: Iterable[Field],
+    title: str = "",
+    mark: Callable[[Any], Mark] = lambda _: "",
+) -> Table:
+    """Return the table of items, each after the cell that names it."""
+    items = list(items)
+    columns, rows = [first], [[name] for name, _ in items]
+    for field in fields:
+        take = attrgetter(field.cell) if isinstance(field.cell, str) else field.cell
+        cells = [take(item) for _, item in items]
+        if field.kind in _NONE_IF_ZERO:
+            cells = [cell or None for cell in cells]
+        if not field.rank or any(cell is not None for cell in cells):
+            columns.append(Column(field.head, field.kind, field.rank))
+            for row, cell in zip(rows, cells, strict=True):
+                row.append(cell)
+    return Table(
+        columns, [Row(row, mark(item)) for row, (_, item) in zip(rows, items, strict=True)], title
+    )
+
+
+def _rows(table: Table) -> list[Row]:
+    return [row for row in table.rows if isinstance(row, Row)]
+
+
+def _ends(table: Table, *counts: int) -> Table:
+    return replace(table, rows=ends(_rows(table), *counts))
 
 
 class RoundRow(NamedTuple):
@@ -43,25 +91,15 @@ class RoundRow(NamedTuple):
 
     number: int
     metrics: Mapping[Metric, float]
-    phases: Sequence[float] = ()
+    phases: Sequence[float] = (0.0,) * len(PHASES)
     privacy: PrivacySpent | None = None
     aggregator: str = ""
-
-
-def round_rows(summary: Summary) -> list[RoundRow]:
-    """Return the rounds of a run; before them the initial model where it was scored."""
-    metrics = values_by_round(summary)
-    rows = [RoundRow(0, metrics[0])] if 0 in metrics else []
-    return rows + [
-        RoundRow(r.round, metrics.get(r.round, {}), r.phases, r.privacy, r.aggregator)
-        for r in summary.rounds
-    ]
 
 
 def rounds_table(
     rounds: Sequence[RoundRow], metrics: Sequence[Metric], best: int | None, most: int = 20
 ) -> Table:
-    """Return the table of rounds.
+    """Return the table of rounds; the columns of metrics are in their order.
 
     Args:
         rounds: rounds in order.
@@ -69,63 +107,60 @@ def rounds_table(
         best: number of the best round; None for none.
         most: number of rounds up to which all are shown.
     """
-    is_private = any(row.privacy for row in rounds)
-    privacy = [Column("epsilon", "name", 1), Column("clipping norm", "number", 6)]
-    privacy.append(Column("clipped", "share", 6))
-    has_folder = any(row.aggregator for row in rounds)
-    columns = [
-        Column("round", "count"),
-        *(Column(metric.title, "metric", 6 * bool(n)) for n, metric in enumerate(metrics)),
-        *(privacy if is_private else []),
-        *(Column(_SHORT.get(phase, phase), "seconds", _RANKS[phase]) for phase in PHASES),
-        *([Column("folded at", "name", 5)] if has_folder else []),
+
+    def spent(cell: Callable[[PrivacySpent], Any]) -> Callable[[RoundRow], Any]:
+        return lambda row: row.privacy and cell(row.privacy)
+
+    def metric_of(metric: Metric) -> Callable[[RoundRow], float | None]:
+        return lambda row: row.metrics.get(metric)
+
+    def seconds_of(phase: int) -> Callable[[RoundRow], float]:
+        return lambda row: row.phases[phase]
+
+    fields = [
+        *(Field(m.title, "metric", 6 * bool(at), metric_of(m)) for at, m in enumerate(metrics)),
+        Field("epsilon", "name", 1, spent(format_epsilon)),
+        Field("clipping norm", "number", 6, spent(lambda privacy: privacy.clip_norm)),
+        Field("clipped", "share", 6, spent(lambda privacy: privacy.clipped)),
+        *(
+            Field(head, "seconds", rank, seconds_of(at))
+            for at, (head, rank) in enumerate(_PHASE_HEADS.items())
+        ),
+        Field("folded at", "name", 5, lambda row: row.aggregator or None),
     ]
-    rows = []
-    for row in rounds:
-        cells: list[Any] = [row.number, *map(row.metrics.get, metrics)]
-        if is_private:
-            spent = row.privacy
-            cells += [spent and format_epsilon(spent), spent and spent.clip_norm]
-            cells.append(spent and spent.clipped)
-        phases: list[float | None] = [*row.phases] or [None] * len(PHASES)
-        cells += [*phases[:-1], phases[-1] or None]  # zero: a round without an evaluation
-        cells += [row.aggregator or "server"] if has_folder else []
-        rows.append(Row(cells, "best" if row.number == best else ""))
-    title = "Rounds (in seconds)"
-    return Table(columns, ends(rows, most // 4, most * 3 // 5, most), title)
+    items = ((row.number, row) for row in rounds)
+    title, first = "Rounds (in seconds)", Column("round", "count")
+    table = _table(first, items, fields, title, lambda row: "best" if row.number == best else "")
+    return _ends(table, most // 4, most * 3 // 5, most)
 
 
 def rounds_of(summary: Summary, most: int = 20) -> Table:
-    """Return the table of a summary's rounds."""
+    """Return the table of a summary's rounds; before them the initial model where it was scored."""
+    metrics = values_by_round(summary)
+    rows = [RoundRow(0, metrics[0])] if 0 in metrics else []
+    rows += [
+        RoundRow(r.round, metrics.get(r.round, {}), r.phases, r.privacy, r.aggregator)
+        for r in summary.rounds
+    ]
     best = summary.best.round if summary.best else None
-    return rounds_table(round_rows(summary), metrics_of([summary]), best, most)
+    return rounds_table(rows, metrics_of([summary]), best, most)
 
 
 def transfer_table(summary: Summary) -> Table:
     """Return the table of transfers in each direction; without rows if nothing moved."""
     transfer = summary.transfer
-    reuses = transfer.down.reused or transfer.up.reused
-    columns = [
-        Column("", "name"),
-        Column("bytes", "bytes"),
-        *([Column("not sent", "bytes", 1)] if reuses else []),
-        Column("requests", "count", 2),
-        Column("chunks", "count", 4),
-        Column("retries", "count", 3),
-        Column("seconds", "seconds", 1),
-        Column("rate", "rate", 1),
+    ways = {"down": transfer.down, "up": transfer.up} if transfer.down.requests else {}
+    fields = [
+        Field("bytes", "bytes", 0, "bytes"),
+        Field("not sent", "bytes", 1, "reused"),
+        Field("requests", "count", 2, "requests"),
+        Field("chunks", "count", 4, "chunks"),
+        Field("retries", "count", 3, "retries"),
+        Field("seconds", "seconds", 1, "seconds"),
+        Field("rate", "rate", 1, lambda way: way.bytes / way.seconds if way.seconds else None),
     ]
-
-    def row(name: str, way: Transfer) -> Row:
-        saved = [way.reused] if reuses else []
-        rate = way.bytes / way.seconds if way.seconds else None
-        return Row(
-            [name, way.bytes, *saved, way.requests, way.chunks, way.retries, way.seconds, rate]
-        )
-
-    rows = [row("down", transfer.down), row("up", transfer.up)]
     title = f"Transfer ({transfer.mode} mode, {pieces(transfer.chunk_size)})"
-    return Table(columns, rows if transfer.down.requests else [], title)
+    return _table(Column("", "name"), ways.items(), fields, title)
 
 
 def memory_table(summary: Summary, most: int = 16, largest: int = 3) -> Table:
@@ -136,100 +171,87 @@ def memory_table(summary: Summary, most: int = 16, largest: int = 3) -> Table:
         most: number of clients up to which all are shown.
         largest: clients to show where there are more.
     """
-    clients = summary.memory.clients
-    has_nodes = any(isinstance(memory.node, str) for memory in clients.values())
-    heads = [("idle RSS", 2), ("peak RSS", 1), ("over idle", 0), ("peak USS", 3)]
-    columns = [Column("process", "name"), *(Column(head, "bytes", n) for head, n in heads)]
-    columns += [Column("node", "name", 2)] if has_nodes else []
-
-    def row(name: str, memory: ProcessMemory) -> Row:
-        sizes = (memory.idle_rss, memory.peak_rss, memory.over_idle, memory.peak_uss)
-        # Zero stands for no measurement: the process ended before it.
-        node = memory.node if isinstance(memory.node, str) else None
-        return Row([name, *(size or None for size in sizes), *([node] if has_nodes else [])])
-
-    server = summary.memory.server
-    rows: list[Row | Gap] = [row("server", server)] if server.peak_rss else []
-    if len(clients) <= most:
-        rows += [row(name, memory) for name, memory in clients.items()]
-    else:
+    clients, server = dict(summary.memory.clients), summary.memory.server
+    processes = {"server": server} if server.peak_rss else {}
+    if len(clients) > most:
         by_peak = sorted(clients, key=lambda name: -clients[name].peak_rss)
-        rows += [row(name, clients[name]) for name in by_peak[:largest]]
         middle = median_low(memory.peak_rss for memory in clients.values())
+        processes |= {name: clients[name] for name in by_peak[:largest]}
         median = next(memory for memory in clients.values() if memory.peak_rss == middle)
-        rows += [Gap(len(clients) - largest), row(f"median of {len(clients):,}", median)]
+        processes[f"median of {len(clients):,}"] = median
+    else:
+        processes |= clients
+    fields = [
+        Field("idle RSS", "bytes", 2, "idle_rss"),
+        Field("peak RSS", "bytes", 1, "peak_rss"),
+        Field("over idle", "bytes", 0, "over_idle"),
+        Field("peak USS", "bytes", 3, "peak_uss"),
+        Field("node", "name", 2, lambda memory: memory.node or None),  # unset is false
+    ]
     title = f"Peak memory (the model is {format_bytes(summary.model.bytes)})"
-    return Table(columns, rows, title)
+    table = _table(Column("process", "name"), processes.items(), fields, title)
+    if len(clients) > most:
+        gap = Gap(len(clients) - largest)
+        return replace(table, rows=[*table.rows[:-1], gap, table.rows[-1]])
+    return table
 
 
 def nodes_table(summary: Summary) -> Table:
     """Return the table of nodes; without rows if all processes were on one machine."""
-    memory, rows = summary.memory, []
-    for node in sorted(memory.nodes or {}, key=natural_key):
-        workers = [name for name, client in memory.clients.items() if client.node == node]
-        largest = max((memory.clients[name].over_idle for name in workers), default=0)
-        rows.append(Row([node, memory.nodes[node], largest or None, named(workers)]))  # type: ignore[index]
-    columns = [
-        Column("node", "name"),
-        Column("all processes (PSS)", "bytes"),
-        Column("largest over idle", "bytes", 1),
-        Column("workers that it had last", "text", 2),
+    memory, items = summary.memory, []
+    for node, size in (memory.nodes or {}).items():
+        workers = {name: client for name, client in memory.clients.items() if client.node == node}
+        largest = max((client.over_idle for client in workers.values()), default=0)
+        items.append((node, (size, largest, brief_names(list(workers), 8))))
+    items.sort(key=lambda item: natural_key(item[0]))
+    fields = [
+        Field("all processes (PSS)", "bytes", 0, lambda item: item[0]),
+        Field("largest over idle", "bytes", 1, lambda item: item[1]),
+        Field("workers that it had last", "text", 2, lambda item: item[2]),
     ]
-    return Table(columns, rows, "Nodes")
-
-
-def named(names: Sequence[str]) -> str:
-    """Return some names in a sentence: ``a, b and 3 more``."""
-    more = len(names) - _MOST_NAMED
-    text = ", ".join(map(printable, names[:_MOST_NAMED]))
-    return f"{text} and {more:,} more" if more > 0 else text
+    return _table(Column("node", "name"), items, fields, "Nodes")
 
 
 def failures_table(summary: Summary, most: int = 5) -> Table:
     """Return the table of failed sites, those that failed most often first."""
     times = Counter(failure.site for failure in summary.failures)
     last = {failure.site: failure for failure in summary.failures}
-    rows = [
-        Row([site, count, last[site].round, last[site].reason], "bad")
-        for site, count in times.most_common()
-    ]
-    columns = [
-        Column("site", "name"),
-        Column("times", "count", 1),
-        Column("last round", "count", 2),
-        Column("reason, the last time", "text"),
+    fields = [
+        Field("times", "count", 1, lambda failure: times[failure.site]),
+        Field("last round", "count", 2, "round"),
+        Field("reason, the last time", "text", 0, "reason"),
     ]
     title = (
         f"Failures ({counted(len(times), 'site')}, {counted(len(summary.failures), 'time')}; "
         "summary.json has each reason)"
     )
-    return Table(columns, ends(rows, most, 0, most, ""), title)
+    items = ((site, last[site]) for site, _ in times.most_common())
+    table = _table(Column("site", "name"), items, fields, title, lambda _: "bad")
+    return _ends(table, most, 0, most)
 
 
-def sites_table(sites: Mapping[str, SiteRecord], most: int = 60) -> Table:
+def sites_table(sites: Mapping[str, SiteRecord]) -> Table:
     """Return the table of sites: those that failed most, then those that trained longest."""
     whole = sum(site.weight for site in sites.values()) or 1.0
-    is_timed = any(site.trains for site in sites.values())
-    columns = [
-        Column("site", "name"),
-        Column("updates", "count"),
-        *([Column("train", "seconds", 1)] if is_timed else []),
-        *([Column("slowest", "seconds", 2)] if is_timed else []),
-        *([Column("download", "seconds", 3)] if is_timed else []),
-        Column("failures", "count", 1),
-        Column("weight", "number", 4),
-        Column("share", "share", 5),
+    fields = [
+        Field("updates", "count", 0, "updates"),
+        Field("train", "seconds", 1, "trains"),
+        Field("slowest", "seconds", 2, "slowest"),
+        Field("download", "seconds", 3, "downloads"),
+        Field("failures", "count", 1, "failures"),
+        Field("weight", "number", 4, "weight"),
+        Field("share", "share", 5, lambda site: site.weight / whole),
     ]
-    rows = []
-    for site in sorted(sites.values(), key=_urgency):
-        times = [site.trains, site.slowest, site.downloads] if is_timed else []
-        cells = [site.updates, *(seconds or None for seconds in times), site.failures]
-        name = site.name + (" (asked no more)" if site.is_suspended else "")
-        mark = "bad" if site.failures else ""
-        rows.append(Row([name, *cells, site.weight, site.weight / whole], mark))  # type: ignore[arg-type]
-    count, failed = counted(len(sites), "site"), sum(bool(site.failures) for site in sites.values())
-    title = f"{count}, of which {failed:,} failed at least once (in seconds)"
-    return Table(columns, ends(rows, most * 3 // 4, most // 4, most, ""), title)
+    items = (
+        (site.name + " (asked no more)" * site.is_suspended, site)
+        for site in sorted(sites.values(), key=_urgency)
+    )
+    failed = sum(bool(site.failures) for site in sites.values())
+    title = f"{counted(len(sites), 'site')}, of which {failed:,} failed at least once (in seconds)"
+    table = _table(
+        Column("site", "name"), items, fields, title, lambda site: "bad" if site.failures else ""
+    )
+    return _ends(table, 45, 15, 60)
 
 
 def _urgency(site: SiteRecord) -> tuple[bool, int, float, list[tuple[int, str]]]:
@@ -237,19 +259,12 @@ def _urgency(site: SiteRecord) -> tuple[bool, int, float, list[tuple[int, str]]]
 
 
 def seconds_table(run: RunRecord, colors: Mapping[str, str]) -> Table:
-    """Return the table of a run's seconds by phase.
-
-    Args:
-        run: the run.
-        colors: colour of each phase in charts.
-    """
+    """Return the table of a run's seconds by phase, in the phases' colours."""
     rounds = [summary.phases for summary in run.summary.rounds]
     spent = {phase: sum(phases[at] for phases in rounds) for at, phase in enumerate(PHASES)}
-    rest = max(run.seconds - sum(spent.values()), 0.0)
-    whole = run.seconds or 1.0
-    spent["start-up, and between the phases"] = rest
+    spent["start-up, and between the phases"] = max(run.seconds - sum(spent.values()), 0.0)
     rows = [
-        Row([phase, seconds, seconds / whole], color=colors.get(phase, ""))
+        Row([phase, seconds, seconds / (run.seconds or 1.0)], color=colors.get(phase, ""))
         for phase, seconds in spent.items()
     ]
     return Table([Column("", "name"), Column("seconds", "seconds"), Column("share", "share")], rows)
@@ -257,24 +272,15 @@ def seconds_table(run: RunRecord, colors: Mapping[str, str]) -> Table:
 
 def settings_table(settings: Mapping[str, Setting], *, default: bool) -> Table:
     """Return the settings that have their default, or those that a job sets."""
-    rows = [
-        Row([key, setting.value, setting.meaning])
-        for key, setting in settings.items()
-        if setting.is_default == default
-    ]
-    return Table([Column("key", "name"), Column("value"), Column("meaning", rank=1)], rows)
+    items = ((key, it) for key, it in settings.items() if it.is_default == default)
+    fields = [Field("value", "text", 0, "value"), Field("meaning", "text", 1, "meaning")]
+    return _table(Column("key", "name"), items, fields)
 
 
 def differing_table(
     values: Sequence[Mapping[str, str]], labels: Sequence[str], *, same: bool
 ) -> Table:
-    """Return the keys whose values differ between runs, or those that are the same in all.
-
-    Args:
-        values: values of each run by key.
-        labels: label of each run.
-        same: whether to return those that are the same.
-    """
+    """Return the keys whose values differ between runs, or those that are the same in all."""
     keys = dict.fromkeys(key for run in values for key in run)
     cells = {key: [run.get(key) for run in values] for key in keys}
     rows = [
@@ -282,78 +288,79 @@ def differing_table(
         for key, texts in cells.items()
         if (len(set(texts)) == 1) == same
     ]
-    shown = ["value"] if same else labels
-    return Table([Column("key", "name"), *(Column(label, "text") for label in shown)], rows)
+    heads = ["value"] if same else labels
+    return Table([Column("key", "name"), *(Column(head) for head in heads)], rows)
 
 
-def runs_table(
-    runs: Sequence[RunRecord], links: Sequence[Link], colors: Sequence[str] = ()
+def index_table(runs: Sequence[RunRecord], links: Sequence[Link]) -> Table:
+    """Return the table of all runs of a folder, whose names link their pages."""
+    return _table(Column("run", "link"), zip(links, runs, strict=True), _RUN_FIELDS)
+
+
+def comparison_table(
+    runs: Sequence[RunRecord], labels: Sequence[str], colors: Sequence[str], *, spread: bool
 ) -> Table:
-    """Return the table of several runs, a row each.
+    """Return the table of runs that are compared.
 
     Args:
         runs: the runs.
-        links: name of each run, with the address of its page.
-        colors: colours of the runs in charts, for a comparison, which has metrics, memory and bytes
-            where an index has the job's name.
+        labels: label of each run.
+        colors: colour of each run in charts.
+        spread: whether to add the mean and the standard deviation of numbers as rows.
     """
-    metrics = metrics_of([run.summary for run in runs]) if colors else []
-    columns = [
-        Column("run", "link"),
-        Column("status", "state"),
-        Column("job", "name", 2),
-        Column("rounds", "count", 1),
-        Column("sites", "count", 3),
-        Column("best", "metric", 1),
-        Column("of", "name", 2),
-        Column("in round", "count", 2),
-        Column("time", "duration", 1),
-        *(Column(f"last {metric.title}", "metric", 3) for metric in metrics),
-        *(Column(head, "bytes", 4) for head in _COSTS),
-        Column("model digest", "name", 5),
+    rounds = {run.path: list(values_by_round(run.summary).values())[::-1] for run in runs}
+
+    def last(metric: Metric) -> Callable[[RunRecord], float | None]:
+        return lambda run: next((row[metric] for row in rounds[run.path] if metric in row), None)
+
+    fields = [field for field in _RUN_FIELDS if field.head not in ("job", "of")]
+    fields += [
+        Field(f"last {metric.title}", "metric", 3, last(metric))
+        for metric in metrics_of([run.summary for run in runs])
     ]
-    rows = []
-    for index, (run, link) in enumerate(zip(runs, links, strict=True)):
-        summary, best = run.summary, run.summary.best
-        cells: list[Any] = [link, run.status, summary.job, summary.rounds_completed]
-        cells += [summary.clients, best and best.value, best and best.metric, best and best.round]
-        by_round = list(values_by_round(summary).values())
-        last = [next((row[m] for row in reversed(by_round) if m in row), None) for m in metrics]
-        memory, transfer = summary.memory, summary.transfer
-        largest = max((client.over_idle for client in memory.clients.values()), default=0)
-        sizes = [memory.server.over_idle, largest, memory.peak_total_pss]
-        sizes += [transfer.down.bytes, transfer.up.bytes]
-        cells += [run.seconds or None, *last, *(size or None for size in sizes)]
-        cells.append(summary.model.digest[:12] or None)
-        rows.append(Row(cells, color=colors[index] if colors else ""))
-    skipped = ("job", "of") if colors else (*_COSTS, "model digest")
-    places = [at for at, column in enumerate(columns) if column.head not in skipped]
-    rows = [row._replace(cells=[row.cells[at] for at in places]) for row in rows]
-    return Table([columns[at] for at in places], rows)
+    items = zip(labels, runs, strict=True)
+    table = _table(Column("run", "name"), items, [*fields, *_COST_FIELDS])
+    rows = [Row(row.cells, color=color) for row, color in zip(_rows(table), colors, strict=True)]
+    return replace(table, rows=[*rows, *(_spread_rows(table) if spread else [])])
 
 
-def with_spread(table: Table) -> Table:
-    """Return a table of runs with the mean and the standard deviation of its numbers as rows."""
-    rows = [row for row in table.rows if isinstance(row, Row)]
-    more = []
+_RUN_FIELDS = [
+    Field("status", "state", 0, "status"),
+    Field("job", "name", 2, "summary.job"),
+    Field("rounds", "count", 1, "summary.rounds_completed"),
+    Field("sites", "count", 3, "summary.clients"),
+    Field("best", "metric", 1, lambda run: run.summary.best and run.summary.best.value),
+    Field("of", "name", 2, lambda run: run.summary.best and run.summary.best.metric),
+    Field("in round", "count", 2, lambda run: run.summary.best and run.summary.best.round),
+    Field("time", "duration", 1, "seconds"),
+]
+_COST_FIELDS = [
+    Field("server over idle", "bytes", 4, "summary.memory.server.over_idle"),
+    Field("largest client over idle", "bytes", 4, "summary.memory.largest_client"),
+    Field("all processes (PSS)", "bytes", 4, "summary.memory.peak_total_pss"),
+    Field("down", "bytes", 4, "summary.transfer.down.bytes"),
+    Field("up", "bytes", 4, "summary.transfer.up.bytes"),
+    Field("model digest", "name", 5, lambda run: run.summary.model.digest[:12] or None),
+]
+
+
+def _spread_rows(table: Table) -> list[Row]:
+    rows: list[Row] = []
+    columns = list(zip(*(row.cells for row in _rows(table)), strict=True))
     for name, fold in (("mean", mean), ("standard deviation", stdev)):
-        cells: list[Any] = [Link(name, "")]
-        for at, column in enumerate(table.columns[1:], 1):
-            values = [row.cells[at] for row in rows]
-            known = column.kind in ("metric", "bytes", "duration") and None not in values
-            value = fold(values) if known else None
+        cells: list[Any] = [name]
+        for column, values in zip(table.columns[1:], columns[1:], strict=True):
+            is_number = column.kind in ("metric", "bytes", "duration") and None not in values
+            value = fold(values) if is_number else None
             cells.append(round(value) if value is not None and column.kind == "bytes" else value)
-        more.append(Row(cells, "best" if name == "mean" else ""))
-    return replace(table, rows=[*rows, *more])
+        rows.append(Row(cells, "best" if name == "mean" else ""))
+    return rows
 
 
 def across_sites_tables(run: RunRecord) -> list[Table]:
     """Return the tables of models scored at each site, and of how the data is split, if any."""
-    matrix = run.cross_site
-    names = dict.fromkeys(
-        name for row in matrix.values() for entry in row.values() for name in entry
-    )
-    key = run.history.facts.key_metric
+    matrix, key = run.cross_site, run.history.facts.key_metric
+    names = [name for row in matrix.values() for entry in row.values() for name in entry]
     name = key if key in names else next(iter(names), "")
     scores = {
         site: {_OWNERS.get(owner, owner): entry.get(name) for owner, entry in row.items()}
@@ -372,29 +379,26 @@ def _matrix(title: str, values: Mapping[str, Mapping[str, float | None]]) -> Tab
     if not known:
         return Table([], [])
     low, span = min(known), (max(known) - min(known)) or 1.0
-    columns = dict.fromkeys(column for row in values.values() for column in row)
-    shown = sorted(columns, key=natural_key)[:_MOST_COLUMNS]
+    columns = sorted({column for row in values.values() for column in row}, key=natural_key)
+    shown = columns[:_MOST_COLUMNS]
     title += f" ({len(shown)} of {len(columns):,})" * (len(columns) > len(shown))
     rows = [
         Row([name, *(v if v is None else Shade(v, (v - low) / span) for v in map(row.get, shown))])
         for name, row in values.items()
     ]
     heads = [Column("site", "name"), *(Column(name, "shade", 1) for name in shown)]
-    return Table(heads, ends(rows, 30, 10, 40, ""), title)
+    return Table(heads, ends(rows, 30, 10, 40), title)
 
 
 def texts_table(logged: LoggedValues) -> Table:
     """Return the table of the last logged texts, the newest first."""
-    columns = [
-        Column("site", "name"),
-        Column("round", "count"),
-        Column("step", "count"),
-        Column("key", "name"),
-        Column("text", "text"),
+    fields = [
+        Field("round", "count", 0, "round"),
+        Field("step", "count", 1, "step"),
+        Field("key", "name", 0, "key"),
+        Field("text", "text", 0, lambda event: clip(event.text, 500)),
     ]
-    rows = [
-        Row([text.site or "workflow", text.round, text.step, text.key, clip(text.text or "", 500)])
-        for text in logged.texts
-    ]
-    more = logged.text_count - len(rows)
-    return Table(columns, [*rows, *([Gap(more)] if more else [])])
+    items = ((event.site or "workflow", event) for event in logged.texts)
+    table = _table(Column("site", "name"), items, fields)
+    more = logged.text_count - len(table.rows)
+    return replace(table, rows=[*table.rows, Gap(more)]) if more else table

@@ -11,7 +11,6 @@ import xxhash
 
 from flstream.errors import CheckpointError, UsageError
 from flstream.job import Job
-from flstream.job.checks import workflow_name
 from flstream.job.imports import own_files
 from flstream.runs.run_directory import RunDirectory
 
@@ -102,15 +101,6 @@ def _change(name: str, old: JobFile, new: JobFile) -> Iterator[str]:
 
 def _named_files(job: Job) -> Iterator[tuple[str, Path]]:
     """Yield each key of a job that names a file, with the file's path."""
-    code = {
-        "train.learner": job.train.learner,
-        "model.factory": job.model.factory,
-        "aggregation.method": job.aggregation.method,
-    }
-    for index, stage in enumerate(job.stages):
-        code[f"{workflow_name(index, len(job.stages))}.type"] = stage.program
-    code |= {f"{key}.type": each.type for key, each in job.filters.by_key()}
-    code |= {f"{key}.type": each.type for key, each in job.streaming.codecs.by_key()}
     traces = None if job.network.traces is None else job.network.traces.path
     for key, path in (
         ("train.script", job.train.script),
@@ -119,10 +109,10 @@ def _named_files(job: Job) -> Iterator[tuple[str, Path]]:
     ):
         if path is not None:
             yield key, path
-    for key, named in code.items():
-        where = (named or "").rpartition(":")[0]
-        if where.endswith(".py"):
-            yield key, Path(where)
+    for code in job.own_code():
+        # A tracker changes nothing of the run.
+        if code.file is not None and code.key != "tracking.type":
+            yield code.key, code.file
 
 
 def _shards(path: Path) -> list[Path]:

@@ -185,7 +185,7 @@ class RunDirectory:
     @property
     def is_run(self) -> bool:
         """Whether the folder has a journal or a summary of a run."""
-        return self.events.exists() or self.summary.exists()
+        return self.events.is_file() or self.summary.is_file()
 
     def checkpoint(self, round_number: int) -> Path:
         """The newest model of a round; round 0 is the initial model."""

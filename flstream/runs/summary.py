@@ -111,6 +111,11 @@ class MemorySummary(msgspec.Struct):
     peak_total_pss: int = 0
     nodes: dict[str, int] | UnsetType = UNSET
 
+    @property
+    def largest_client(self) -> int:
+        """Highest peak over idle of a client."""
+        return max((client.over_idle for client in self.clients.values()), default=0)
+
 
 class Summary(msgspec.Struct):
     """The whole of it.

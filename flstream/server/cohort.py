@@ -10,8 +10,8 @@ from flstream.aggregation.fold_rule import FoldRule
 from flstream.client.state import StateVersion
 from flstream.errors import WorkflowError
 from flstream.server.program_view import Model, Update, Updates
-from flstream.server.sampling import brief_names
 from flstream.server.training import SiteTraining
+from flstream.text import brief_names
 
 
 @dataclass(frozen=True)

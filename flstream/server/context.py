@@ -11,6 +11,7 @@ from flstream.aggregation.rules import AggregationRule
 from flstream.codecs.chain import CodecChain, chain_of
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
+from flstream.server.live_picture import LivePicture
 from flstream.server.stream_settings import stream_settings
 from flstream.server.worker_pool import WorkerPool
 from flstream.streaming.receiver import StreamSettings
@@ -65,6 +66,11 @@ class ServerContext:
         """
         workers = self.job.clients.worker_names
         return workers[self.job.clients.site_names.index(site) % len(workers)]
+
+    @cached_property
+    def picture(self) -> LivePicture:
+        """The picture of the run for its live view."""
+        return LivePicture(self.emit)
 
     @cached_property
     def update_codecs(self) -> CodecChain:

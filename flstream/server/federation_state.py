@@ -19,12 +19,13 @@ from flstream.server.last_models import LastModels
 from flstream.server.model_store import ModelStore
 from flstream.server.privacy import PrivateFolds
 from flstream.server.round_totals import RoundTotals
-from flstream.server.sampling import brief_names, check_sites
+from flstream.server.sampling import check_sites
 from flstream.server.scores import Scores
 from flstream.server.site_tasks import SiteTasks
 from flstream.server.trainer import Trainer
 from flstream.server.unread import SentValues
 from flstream.telemetry.events import AnyEvent, EndedEarly, SiteSuspended, Warned
+from flstream.text import brief_names
 
 
 class FederationState:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import TypeVar
@@ -20,8 +19,7 @@ from flstream.model.body import Sink, Source
 from flstream.model.joined import WritesRanges
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.context import ServerContext
-from flstream.server.worker_pool import REPORT_SECONDS
-from flstream.telemetry.events import Progress, Transfer
+from flstream.telemetry.events import Transfer
 from flstream.transport.channel import AbortSignal
 
 ResultT = TypeVar("ResultT")
@@ -53,13 +51,15 @@ class FoldProgress:
     Args:
         context: The server.
         size: Bytes of the model.
+
+    Attributes:
+        remote_sites: Sites whose updates come from their processes as they are folded.
     """
 
     def __init__(self, context: ServerContext, size: int) -> None:
         self._abort: AbortSignal = context.abort
-        self._emit = context.emit
+        self._picture = context.picture
         self._size = size
-        self._reported = 0.0
         self.remote_sites: Sequence[str] = ()
 
     def __call__(self, done: int) -> None:
@@ -69,11 +69,7 @@ class FoldProgress:
             AbortedError: The run is to stop.
         """
         self.check()
-        now = time.monotonic()
-        if now - self._reported >= REPORT_SECONDS or done == self._size:
-            self._reported = now
-            up = dict.fromkeys(self.remote_sites, done)
-            self._emit(Progress(down={}, up=up, size=self._size, folded=done))
+        self._picture.fold(done, self._size, self.remote_sites)
 
     def check(self) -> None:
         """Raise once the run is to stop.

@@ -17,11 +17,11 @@ from flstream.server.last_models import LastModels
 from flstream.server.peer_fold import PeerFold
 from flstream.server.program_view import Model, Update
 from flstream.server.round_totals import FoldResult
-from flstream.server.sampling import brief_names
 from flstream.server.scores import received_score
 from flstream.server.scoring import weighted_metrics
 from flstream.server.training_effects import TrainingEffects
 from flstream.telemetry.events import EffectDone
+from flstream.text import brief_names
 
 
 class UnchangedUpdates:

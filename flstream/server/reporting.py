@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, time
 from typing import Literal
 
 from flstream.client.messages import SUBMIT_MODEL, Goodbye, Logged, Ready, TaskKind
+from flstream.server.context import ServerContext
 from flstream.server.tasks import ModelArrived, TaskGiven
 from flstream.server.worker_monitor import WorkerAbandoned, WorkerMessage, WorkerReplaced
-from flstream.streaming.refs import Delivery
 from flstream.telemetry.events import (
     AnyEvent,
     ProcessEnded,
     ProcessReady,
-    Progress,
     SiteLog,
     SitePhaseChanged,
     Transfer,
@@ -64,32 +63,36 @@ def report_message(event: WorkerMessage, emit: Callable[[AnyEvent], None]) -> No
 
 
 @dataclass
-class _SharedTask:
-    """A task that a shared worker executes, for one site after another.
+class _GivenTask:
+    """A task that a worker executes, for one site after another.
 
     Attributes:
         given: The task as it was given.
-        state: What the worker is doing.
+        state: State of the worker.
+        since: Time at which it entered that state, in seconds since the epoch.
     """
 
     given: TaskGiven
-    state: Literal["downloading"] | _Working
+    state: Literal["downloading", "ready"] | _Working
+    since: float
 
     def activity(self) -> WorkerActivity:
-        """Return the worker's activity as an event's record."""
-        _, sites, delivery, turn = self.given
-        over = min(max(turn.begun - 1, 0), len(sites) - 1)
-        return WorkerActivity(self.state, sites[over], over, len(sites), turn.since, delivery.bytes)
+        """Return the worker's activity as a snapshot's record."""
+        worker, sites, delivery, turn = self.given
+        is_own = sites == (worker,)
+        over = 0 if is_own else min(max(turn.begun - 1, 0), len(sites) - 1)
+        site = "" if is_own else sites[over]
+        since = max(self.since, turn.since)
+        return WorkerActivity(worker, self.state, since, site, over, len(sites), delivery.bytes)
 
 
 class TaskReport:
-    """Progress of one task over all workers, emitted as events.
+    """Progress of one task over all workers, emitted as events and shown in the live picture.
 
     Args:
         kind: Kind of the task.
         round_number: Number of the task's round, from 1.
-        size: Size of the model in bytes.
-        emit: Function that takes events.
+        context: The server.
 
     Attributes:
         down: Cost of transferring the model to the workers so far.
@@ -97,64 +100,78 @@ class TaskReport:
             arrived at a worker.
     """
 
-    def __init__(
-        self, kind: TaskKind, round_number: int, size: int, emit: Callable[[AnyEvent], None]
-    ) -> None:
+    def __init__(self, kind: TaskKind, round_number: int, context: ServerContext) -> None:
         self._kind = kind
         self._round = round_number
-        self._size = size
-        self._emit = emit
-        self._under_way: dict[str, Delivery] = {}
-        self._shared: dict[str, _SharedTask] = {}
+        self._emit = context.emit
+        self._picture = context.picture
+        self._tasks: dict[str, _GivenTask] = {}
         self._worker_of: dict[str, str] = {}
-        self._answered = 0
         self.down = Transfer()
         self.arrived_at = monotonic()
+
+    def begin(self, asked: int, done: int) -> None:
+        """Record that the task begins.
+
+        Args:
+            asked: Number of sites that are to do it.
+            done: Number of those that have done it in an earlier sitting.
+        """
+        tasks = self._tasks
+        self._picture.begin(
+            _AT_WORK[self._kind],
+            self._round,
+            asked,
+            done,
+            lambda: [task.activity() for task in tasks.values()],
+        )
 
     def given(self, given: TaskGiven) -> None:
         """Record that a worker was given its task and is fetching the model."""
         # A task to submit a model comes with none.
         state: Literal["downloading"] | _Working
         state = "submitting" if self._kind == SUBMIT_MODEL else "downloading"
-        if given.sites != (given.worker,):
-            self._shared[given.worker] = _SharedTask(given, state)
-            self._worker_of.update(dict.fromkeys(given.sites, given.worker))
+        self._tasks[given.worker] = _GivenTask(given, state, time())
+        self._worker_of.update(dict.fromkeys(given.sites, given.worker))
         # A worker is done with many small sites in a moment: an event for each would cost more.
         if len(given.sites) == 1:
-            (site,) = given.sites
-            self._under_way[site] = given.delivery
-            self._emit(SitePhaseChanged(round=self._round, site=site, state=state))
+            self._emit(SitePhaseChanged(round=self._round, site=given.sites[0], state=state))
 
     def arrived(self, arrived: ModelArrived) -> None:
         """Record that the model has arrived at a worker."""
         self.down += arrived.cost
         self.arrived_at = monotonic()
+        self._picture.arrived(arrived.cost.bytes)
         state = _AT_WORK[self._kind]
-        if arrived.worker in self._shared:
-            self._shared[arrived.worker].state = state
+        if task := self._tasks.get(arrived.worker):
+            task.state, task.since = state, time()
         if len(arrived.sites) == 1:
             self._emit(SitePhaseChanged(round=self._round, site=arrived.sites[0], state=state))
 
-    def answered(self, site: str) -> None:
-        """Record that a site has answered."""
-        self._answered += 1
-        # A worker sends all answers of a task at once: the first shows that the task is done.
-        self._shared.pop(self._worker_of.pop(site, ""), None)
-        if self._under_way.pop(site, None) is not None:
+    def answered(self, site: str, fetched: int) -> None:
+        """Record that a site has answered, and the bytes of its update that were fetched."""
+        self._picture.answered(fetched)
+        task = self._task_of(site)
+        if task is None:
+            return
+        if task.given.sites == (task.given.worker,):
+            task.state, task.since = "ready", time()
+        else:
+            # A worker sends all answers of a task at once: the first shows that the task is done.
+            self._tasks.pop(task.given.worker, None)
+        if len(task.given.sites) == 1:
             self._emit(SitePhaseChanged(round=self._round, site=site, state="ready"))
 
-    def progress(self) -> None:
-        """Emit how far the task is."""
-        down = {site: delivery.bytes for site, delivery in self._under_way.items()}
-        workers = {name: task.activity() for name, task in self._shared.items()}
-        under_way = [each.down for each in workers.values() if each.state == "downloading"]
-        self._emit(
-            Progress(
-                down=down,
-                up={},
-                size=self._size,
-                sent=self.down.bytes + sum(under_way),
-                answered=self._answered,
-                workers=workers,
-            )
-        )
+    def failed(self, site: str) -> None:
+        """Record that a site has failed."""
+        self._picture.failed()
+        task = self._task_of(site)
+        if task is not None and len(task.given.sites) == 1:
+            self._tasks.pop(task.given.worker, None)
+
+    def progress(self, *, at_once: bool = False) -> None:
+        """Show how far the task is, now and then."""
+        self._picture.tell(at_once=at_once)
+
+    def _task_of(self, site: str) -> _GivenTask | None:
+        return self._tasks.get(self._worker_of.pop(site, ""))

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 
 from flstream.errors import WorkflowError
+from flstream.text import brief_names
 
 
 def sample_sites(sites: Sequence[str], count: int, seed: int, round_number: int) -> list[str]:
@@ -76,9 +77,3 @@ def check_sites(method: str, names: Sequence[str], known: Sequence[str]) -> None
         if name in seen:
             raise WorkflowError(f"run.{method}() was given {name} twice; name each site once")
         seen.add(name)
-
-
-def brief_names(names: Sequence[str], most: int = 6) -> str:
-    """Names in words: the first of them, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -18,8 +18,8 @@ from flstream.server.collecting import ModelCollection
 from flstream.server.effects import result_of
 from flstream.server.federation_state import FederationState
 from flstream.server.program_view import Model, SiteModel, SiteModels, SiteScores
-from flstream.server.sampling import brief_names
 from flstream.server.scoring import Scoring, ScoringTask
+from flstream.text import brief_names
 
 # Folders of a run that a workflow does not write to.
 _TAKEN = frozenset({"checkpoints", "export", "sites", "tensorboard", "updates"})

@@ -23,7 +23,6 @@ from flstream.server.context import ServerContext
 from flstream.server.failures import brief, site_failed
 from flstream.server.model_offers import hint_at_pull
 from flstream.server.reporting import TaskReport, report_message, report_replaced
-from flstream.server.sampling import brief_names
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan
@@ -45,6 +44,7 @@ from flstream.telemetry.events import (
     Transfer,
     UpdateTakenUp,
 )
+from flstream.text import brief_names
 from flstream.units import format_seconds
 
 
@@ -106,7 +106,7 @@ class TaskRun:
         self._files = files
         self.late: list[str] = []
         self._given: set[str] = set()
-        self._report = TaskReport(spec.kind, spec.round, spec.sent_bytes, context.emit)
+        self._report = TaskReport(spec.kind, spec.round, context)
         self._fetching = 0.0
         # Bytes of a mapped model that each site's training wrote to.
         self._copied: dict[str, int] = {}
@@ -145,6 +145,7 @@ class TaskRun:
             AbortedError: The run is being stopped.
         """
         began = moved = time.monotonic()
+        self._report.begin(len(self._spec.cohort), len(self.answers))
         if workers := self._workers():
             for event in self._context.pool.perform(self._queue, self._perform, workers):
                 moved = moved if event is None else time.monotonic()
@@ -199,6 +200,7 @@ class TaskRun:
                     context.run.site(site), spec.effect - 1, spec.sites[site].state
                 )
         reason = brief(reason)
+        self._report.failed(site)
         if late:
             self.late.append(site)
         context.emit(site_failed(spec.round, site, reason, exit_code, late=late))
@@ -277,7 +279,7 @@ class TaskRun:
             case SiteLost(site, reason, code) if site not in self.collector.failures:
                 self.fail(site, reason, code)
             case None:
-                self._report.progress()
+                self._report.progress(at_once=True)
 
     def _note_repeated(self, given: TaskGiven) -> None:
         """Make it known which sites had the task before, from a worker that was lost."""
@@ -295,8 +297,9 @@ class TaskRun:
                 continue
             self.collector.answer(answer.site, update)
             self.answers[answer.site] = answer
-            self._report.answered(answer.site)
+            self._report.answered(answer.site, update.cost.bytes if update is not None else 0)
             taken.append(answer)
+        self._report.progress()
         if taken and self._spec.has_updates:
             number = self._spec.round
             self._context.emit(

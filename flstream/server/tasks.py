@@ -97,14 +97,6 @@ class TaskSpec:
         return self.kind != "evaluate" and not is_beside
 
     @property
-    def sent_bytes(self) -> int:
-        """Bytes of what is sent to a worker, as far as that is known beforehand."""
-        layout = self.model.layout
-        if self.lossy is not None and self.hosts is None:
-            layout = self.lossy.encoded(layout)
-        return layout.nbytes
-
-    @property
     def cohort(self) -> Sequence[str]:
         """The sites' names, in order."""
         return list(self.sites)

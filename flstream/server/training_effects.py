@@ -14,10 +14,10 @@ from flstream.server.effects import result_of
 from flstream.server.federation_state import FederationState, uncatchable
 from flstream.server.peer_fold import PeerFold
 from flstream.server.program_view import Model, Updates
-from flstream.server.sampling import brief_names
 from flstream.server.site_tasks import with_states
 from flstream.server.training import SiteTraining, TrainResult
 from flstream.telemetry.events import EffectDone
+from flstream.text import brief_names
 
 
 class TrainRequest(NamedTuple):

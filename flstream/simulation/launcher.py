@@ -37,9 +37,9 @@ from flstream.telemetry.events import (
     NodeLost,
     ProcessEnded,
     ProcessReady,
-    Progress,
     RoundFinished,
     RunFinished,
+    Snapshot,
     Warned,
 )
 from flstream.telemetry.machine import this_machine
@@ -361,7 +361,7 @@ class _Follower:
 
     def _take(self, event: AnyEvent) -> None:
         self._apply(event)
-        if self.tracker is not None and not isinstance(event, Progress):
+        if self.tracker is not None and not isinstance(event, Snapshot):
             self.tracker.wake()
         if isinstance(event, ProcessReady) and self._counts(event.process):
             self._sampler.note(event.process, idle_rss=event.idle_rss)

@@ -29,8 +29,8 @@ _WORKER = "flstream.simulation.worker_process:worker_main"
 def node_job(job: Job, run: RunDirectory) -> NodeJob:
     """Return what the workers of all nodes have in common; the engine fills in the rest."""
     code = train_code(job.train)
-    listed = [spec for _, spec in (*job.filters.by_key(), *job.streaming.codecs.by_key())]
-    sources = [job.train.source, *(spec.file for spec in listed)]
+    own = [named for named in job.own_code() if named.key.startswith(("filters", "streaming"))]
+    sources = [job.train.source, *(named.file for named in own)]
     common = NodeJob(
         run=str(run.path),
         folder=str(job.folder),

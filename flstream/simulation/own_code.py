@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
 
 import msgspec
 
 from flstream.engines.processes import ProcessHost
 from flstream.job import Job, Problem
-from flstream.job.aggregation_method import is_own
+from flstream.job.job import OwnCode
 from flstream.job.problems import given
 
 _NAME, _PROCESS = "own-code", "flstream.simulation.own_code_process:main"
@@ -18,30 +16,10 @@ _NAME, _PROCESS = "own-code", "flstream.simulation.own_code_process:main"
 _END_SECONDS = 2.0
 
 
-class OwnClass(NamedTuple):
-    """A class of the user's own.
-
-    Attributes:
-        key: Key that names it.
-        place: Its place: ``package.module:name`` or ``/abs/path.py:name``.
-        args: Its arguments.
-    """
-
-    key: str
-    place: str
-    args: Mapping[str, Any]
-
-
-def own_classes(job: Job) -> Iterator[OwnClass]:
-    """Yield the rules, filters, codecs and trackers of the user's own that a job names."""
-    rule, tracking = job.aggregation, job.tracking
-    if is_own(rule.method):
-        yield OwnClass("aggregation.method", rule.method, rule.args)
-    for key, spec in (*job.filters.by_key(), *job.streaming.codecs.by_key()):
-        if is_own(spec.type):
-            yield OwnClass(f"{key}.type", spec.type, spec.args)
-    if tracking.type is not None and is_own(tracking.type):
-        yield OwnClass("tracking.type", tracking.type, tracking.args)
+def own_classes(job: Job) -> list[OwnCode]:
+    """Return the rules, filters, codecs and trackers of the user's own that a job names."""
+    sections = ("aggregation", "filters", "streaming", "tracking")
+    return [own for own in job.own_code() if own.key.startswith(sections)]
 
 
 def own_code_problems(job: Job, host: ProcessHost) -> list[Problem]:
@@ -51,7 +29,7 @@ def own_code_problems(job: Job, host: ProcessHost) -> list[Problem]:
         job: The job.
         host: Host of the process that imports them; inline, it is this one.
     """
-    classes = list(own_classes(job))
+    classes = own_classes(job)
     if not classes:
         return []
     if job.engine.is_inline:

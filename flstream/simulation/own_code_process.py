@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -16,9 +17,10 @@ from flstream.filters.block import BlockFilter
 from flstream.job import Job, Problem
 from flstream.job.code import described, find, misfit, raised
 from flstream.job.codecs import disorder
+from flstream.job.job import OwnCode
 from flstream.job.problems import RefusedValueError, given
 from flstream.simulation.child import end_with_peer, ignore_interrupts, redirect_output
-from flstream.simulation.own_code import OwnClass, own_classes
+from flstream.simulation.own_code import own_classes
 from flstream.tracking.tracker import Tracker
 
 # Protocols of the classes, by the section that names them.
@@ -46,12 +48,13 @@ def problems_here(job: Job) -> Iterator[Problem]:
     """Import and make the classes of the user's own in this process, and yield their problems."""
     problems = [problem for own in own_classes(job) for problem in _problems(own)]
     yield from problems
-    for direction, specs in () if problems else job.streaming.codecs.by_direction():
-        for problem in disorder(specs, direction):
+    directions: tuple[Literal["down", "up"], ...] = () if problems else ("down", "up")
+    for direction in directions:
+        for problem in disorder(getattr(job.streaming.codecs, direction), direction):
             yield problem.below(f"streaming.codecs.{direction}")
 
 
-def _problems(own: OwnClass) -> Iterator[Problem]:
+def _problems(own: OwnCode) -> Iterator[Problem]:
     section = own.key.partition(".")[0]
     protocols = _PROTOCOLS[section]
     allowed = described(*protocols).replace(

@@ -43,8 +43,8 @@ from flstream.telemetry.events import (
     ModelReady,
     ProcessEnded,
     ProcessReady,
-    Progress,
     RunFinished,
+    Snapshot,
 )
 from flstream.telemetry.memory import own_peak_rss, own_rss
 from flstream.transport.messages import MessageChannel
@@ -92,7 +92,7 @@ class Reporter:
         Raises:
             AbortedError: The launcher is gone, so the run is to stop.
         """
-        kept = [event for event in events if not isinstance(event, Progress)]
+        kept = [event for event in events if not isinstance(event, Snapshot)]
         if kept:
             # What a run goes on from has to be there after a power cut, too.
             self._log.write(*kept, durable=any(map(_is_synced, kept)))

@@ -465,44 +465,58 @@ class RunFinished(Event, tag="run_finished"):
 
 
 class WorkerActivity(msgspec.Struct, frozen=True):
-    """Present task of a worker that several sites share.
+    """Present work of a worker.
 
     Attributes:
+        worker: Name of the worker.
+        state: Its state; ``ready`` once it has answered.
+        since: Time at which the present site's work began, in seconds since the epoch.
         site: Site whose part of the task is being done.
         over: Number of the task's sites that are done.
         sites: Number of the task's sites.
-        since: Time at which the present site began, in seconds since the epoch.
-        down: Bytes of the model that the worker was sent for the task.
+        moved: Bytes of the model that the worker was sent for the task; while uploading, bytes of
+            its update that were folded.
     """
 
-    state: Literal["downloading", "training", "evaluating", "submitting"]
-    site: str
-    over: int
-    sites: int
+    worker: str
+    state: Literal["downloading", "training", "evaluating", "submitting", "ready", "uploading"]
     since: float
-    down: int
+    site: str = ""
+    over: int = 0
+    sites: int = 1
+    moved: int = 0
 
 
-class Progress(Event, tag="progress"):
-    """Progress of the present task: for the live view only, and not kept in the journal.
+class Snapshot(Event, tag="snapshot"):
+    """The whole picture of a run at one time: for live views only, and not kept in the journal.
 
     Attributes:
-        down: Bytes of the model that each site was sent in this phase, by name.
-        up: Bytes of each site's update that were folded, by name.
-        size: Bytes of the model.
-        sent: Bytes of the model that all workers together were sent for the task.
-        answered: Number of sites that have answered.
+        round: Number of the present round.
+        phase: Present phase of the run: starting the sites, downloading, training, evaluating,
+            submitting, folding, or writing the checkpoint.
+        asked: Number of sites that have the present task, or are to get it.
+        done: Number of these sites that have done it.
+        failed: Number of these sites that failed at it.
+        answers: Number of answers of sites to all tasks of this sitting.
+        down: Bytes of models that were sent to sites in this sitting.
+        up: Bytes of updates that were folded in this sitting.
+        rates: Bytes down, bytes up and answers a second, over the last two seconds.
         folded: Bytes of the model that the present walk over the updates has done.
-        workers: Activity of each worker that sites share, by name; without workers that wait.
+        workers: Activity of the workers, of those that have been at work longest where there are
+            more than 32.
     """
 
-    down: dict[str, int]
-    up: dict[str, int]
-    size: int
-    sent: int = 0
-    answered: int = 0
+    round: int = 0
+    phase: str = "starting the sites"
+    asked: int = 0
+    done: int = 0
+    failed: int = 0
+    answers: int = 0
+    down: int = 0
+    up: int = 0
+    rates: tuple[float, float, float] = (0.0, 0.0, 0.0)
     folded: int = 0
-    workers: dict[str, WorkerActivity] = {}
+    workers: list[WorkerActivity] = []
 
 
 class NodesAwaited(Event, tag="nodes_awaited"):
@@ -573,7 +587,7 @@ AnyEvent = (
     | ModelWritten
     | EffectDone
     | RunFinished
-    | Progress
+    | Snapshot
     | NodesAwaited
     | NodeJoined
     | NodeLost

@@ -49,8 +49,8 @@ def test_codecs_move_as_much_less_and_lose_as_much_as_they_are_for(tmp_path, inl
         assert run.download >= 8 * run.down_bytes / 2 / 1e8
         assert run.upload_and_fold >= 8 * run.up_bytes / 2 / 1e8
     assert results[0].digest == results[1].digest != results[2].digest
-    assert results[0].error == results[1].error == 0
-    assert 0.001 < results[2].error < 1
+    assert results[0].loss == results[1].loss == 0
+    assert 0.001 < results[2].loss < 1
 
     rows = json.loads(json.dumps(document(plan, results)))["results"]
     assert [row["ratio"] for row in rows] == [

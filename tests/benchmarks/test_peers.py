@@ -20,12 +20,12 @@ BROKEN = Run(failure="MemoryError: too large")
 
 
 def run(round_seconds, over_idle):
-    return Run(1.0, (9.0, *round_seconds), 100, 100 + over_idle, 512 * MIB, 0.05)
+    return Run(1.0, (9.0, *round_seconds), 100, 100 + over_idle, 512 * MIB)
 
 
 def result(name, *runs):
     (contestant,) = [each for each in EXCHANGE if each.name == name]
-    return Result(contestant, runs)
+    return Result(contestant, list(runs))
 
 
 def rounds(*times):
@@ -46,11 +46,11 @@ def test_a_run_is_what_its_journal_says_or_has_failed(tmp_path, events, why):
     path = tmp_path / "journal"
     if events is not None:
         path.write_text("".join(json.dumps(event) + "\n" for event in events))
-    found = read_journal(path, 10.0, {7: 1000, 8: 9000}, 5000, 0.1)
+    found = read_journal(path, 10.0, {7: 1000, 8: 9000}, 5000)
     if why:
         assert why in found.failure
     else:
-        assert found == Run(3.0, (4.0, 1.5, 2.0), 300, 1000, 5000, 0.1)
+        assert found == Run(3.0, (4.0, 1.5, 2.0), 300, 1000, 5000)
 
 
 def test_medians_are_without_first_rounds_and_failures():

@@ -21,7 +21,7 @@ def test_help_lists_the_commands_within_80_columns(flstream_here):
 HEAVY = {
     "flstream.cli.app": {"torch", "numpy", "pydantic", "pyhocon", "psutil", "matplotlib", "jinja2"},
     "flstream.inspection.examine, flstream.report.checkpoint": {"torch", "pydantic", "pyhocon"},
-    "flstream.report.charts.style": {"matplotlib.pyplot"},
+    "flstream.report.matplotlib_style": {"matplotlib.pyplot"},
 }
 
 

@@ -174,7 +174,7 @@ def test_links_out_of_the_folder_are_not_copied_and_a_failed_copy_leaves_nothing
     def full(source: Path, target: Path) -> None:
         raise OSError(28, "No space left on device", str(target))
 
-    monkeypatch.setattr("flstream.recipe.nvflare.shutil.copyfile", full)
+    monkeypatch.setattr("flstream.recipe.job_folder.shutil.copyfile", full)
     done = flstream_here("init", "a/b", "--from-nvflare", "in")
     assert done.returncode == 2
     assert "cannot be written or read: No space left on device" in done.stderr

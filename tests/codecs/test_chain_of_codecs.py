@@ -3,11 +3,12 @@
 import re
 
 import pytest
+from pydantic import ValidationError
 
 from flstream.codecs.chain import BLOCK_CODECS, COMPRESSORS, STEPS, chain_of
 from flstream.job import codecs as codec_sections
-from flstream.job import parse_value
-from flstream.job.codecs import CodecPlan, CodecSpec
+from flstream.job.codecs import CodecPlan, CodecSpec, CodecsSection
+from flstream.job.explain import explain
 from flstream.job.problems import RefusedValueError
 
 OWN = '''
@@ -53,8 +54,12 @@ def parse(tmp_path):
     (tmp_path / "mine.py").write_text(OWN)
 
     def parse(direction, *listed):
-        key = f"streaming.codecs.{direction}"
-        return parse_value(key, list(listed), tmp_path)
+        codecs = {direction: listed}
+        try:
+            section = CodecsSection.model_validate(codecs, context={"folder": tmp_path})
+        except ValidationError as error:
+            raise RefusedValueError(*explain(error, CodecsSection, codecs)) from None
+        return getattr(section, direction)
 
     return parse
 

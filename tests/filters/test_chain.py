@@ -10,7 +10,7 @@ import torch
 from flstream.errors import ClientError, UsageError
 from flstream.filters.block import Passage
 from flstream.filters.chain import filtered, remaining
-from flstream.job import parse_value
+from flstream.job.filters import FiltersSection
 from flstream.model.body import Scratch
 from flstream.model.memory import MemoryBody
 from tests.support import FLOATS, assert_same_tensors, body_of, every_kind, tensors_of
@@ -20,7 +20,7 @@ MANY = 1_000_000
 
 
 def specs(*sections, folder=None):
-    return parse_value("filters.up", list(sections), folder)
+    return FiltersSection.model_validate({"up": sections}, context={"folder": folder}).up
 
 
 def without(names):

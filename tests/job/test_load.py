@@ -136,6 +136,22 @@ def test_free_arguments_stay_as_they_are_written(load):
     }
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("args.a = [1, 2]\ntrain.args.a += 3\ntrain.args.a += [4]", [1, 2, 3, [4]]),
+        ("args { a = [1] }\ntrain { args { a += x, a += { b = 2 } } }", [1, "x", {"b": 2}]),
+        ("args { a += ${seed}, a += ${?NO_SUCH} }", [7]),
+        ("args { b = [0], a = ${train.args.b} }\ntrain.args.a += 1", [0, 1]),
+        ("args.a = [1]\ntrain { args { a = [2] }, args { a += 3, a += 4 } }", [2, 3, 4]),
+        ("args.a += 1\ntrain { args { a = [2], a += 3 } }", [2, 3]),
+        ("args.a = [1]\ntrain.args.a += 2\ntrain.args.a = [3]\ntrain.args.a += 4", [3, 4]),
+    ],
+)
+def test_appended_values_follow_those_of_the_list_before(load, text, expected):
+    assert load(f"seed = 7, train.{text}").train.args["a"] == expected
+
+
 def test_included_files_and_repeated_sections_merge(load, folder):
     (folder / "common").mkdir()
     (folder / "common" / "outer.conf").write_text('include "inner.conf"\nseed = 5')

@@ -225,7 +225,8 @@ METHOD, FILTER, CODEC = "aggregation.method", "filters.up[0].type", "streaming.c
         ('streaming.codecs.down = ["mine.py:Sparse"]', "streaming.codecs.down[0]", "whole models"),
     ],
 )
-def test_a_class_that_does_not_fit_is_named_before_the_run(load, text, key, words):
+def test_a_class_that_does_not_fit_is_named_before_the_run(load, monkeypatch, text, key, words):
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # of another test
     job = load(text)
     problems = [*problems_here(job)]
     assert [problem.key for problem in problems] == ([] if key is None else [key])

@@ -33,7 +33,7 @@ def test_the_documents_job_snippet_runs_once_it_has_a_script(folder):
     (folder / "labels.txt").write_text("a b c")
     job.to_clients("labels.txt")
     job.to_clients(ScriptRunner("client.py"))
-    assert (job.export_job("jobs", clients=2) / "labels.txt").read_text() == "a b c"
+    assert (job.export_job("jobs") / "labels.txt").read_text() == "a b c"
     run = job.simulator_run("runs", n_clients=2)
     assert (run.get_status(), run.summary.rounds_completed) == ("finished", 10)
 
@@ -47,7 +47,7 @@ def test_the_documents_settings_of_a_job_are_taken(folder):
     with pytest.raises(
         UsageError, match=r"(?s)rounds: missing.*model.factory: missing.*train.script: missing"
     ):
-        job.export_job("jobs", clients=2)
+        job.export_job("jobs")
     job.to_server(PTModel("model:Net"))
     job.to_server(FedAvg(num_clients=2, num_rounds=1))
     job.to_clients(ScriptRunner("client.py"))

@@ -34,10 +34,12 @@ def test_a_folder_becomes_these_keys_and_notes(nvflare_folders, tmp_path, name):
 
 
 def test_every_name_stands_once_in_the_tables_and_workflows_are_those_that_there_are():
-    kinds = ("WORKFLOWS", "SECTIONS", "FILTERS", "NOT_NEEDED", "NO_COUNTERPART")
-    classes = [names for kind in kinds for names in getattr(nvflare_table, kind)]
+    classes = [*nvflare_table.CLASSES, *nvflare_table.FILTERS, *nvflare_table.LOST_CLASSES]
+    classes += nvflare_table.UNNEEDED_CLASSES
     for tables in (classes, [*nvflare_table.ARGUMENTS, *nvflare_table.LOST_ARGUMENTS]):
         names = " ".join(tables).split()
         assert len(names) == len(set(names))
-        assert nvflare_table.NEEDLESS.isdisjoint({*names} - {"min_clients"})
-    assert set(nvflare_table.WORKFLOWS.values()) <= BUILT_IN.keys()
+        asked = {*names} - {"min_clients", "server_expected_format"}
+        assert nvflare_table.UNNEEDED.isdisjoint(asked)
+    workflows = {keys.get("workflow") for keys in nvflare_table.CLASSES.values()}
+    assert workflows - {None} <= BUILT_IN.keys()

@@ -46,7 +46,7 @@ def lost(conversion: Conversion) -> dict[str, str]:
 
 
 SITES = {"name": "it", "deploy_map": {"app": ["server", "site-1", "site-2", "site-3"]}}
-GATHER, SWARM = "ScatterAndGather", "SwarmServerController"
+SWARM = "SwarmServerController"
 SGD = {"path": "torch.optim.SGD", "args": {"lr": 0.5, "momentum": 0.6}}
 SWARM_SITE = {"learn_task_timeout": 60, "min_responses_required": 2}
 IN_PROCESS = "PTInProcessClientAPIExecutor"
@@ -94,7 +94,8 @@ TWO = [*workflow("FedAvg", num_rounds=2), *workflow("Cyclic", num_rounds=3)]
 TRACKERS = [*component("MLflowReceiver"), *component("TBAnalyticsReceiver")]
 SHELL = {"components": component("SubprocessLauncher", script="bash custom/run.sh")}
 LOST: list[tuple[dict[str, Any], str, str]] = [
-    ({"meta": SITES, "workflows": workflow(GATHER, min_clients=5)}, "min_clients", "has 3 sites"),
+    ({"workflows": workflow("Cyclic", train_timeout=0)}, "train_timeout", "no limit, while"),
+    ({"components": component("PTFileModelPersistor", order="FIXED")}, "order", "not known here"),
     ({"workflows": TWO}, "workflows[1].args.num_rounds", "rounds is 2 already"),
     ({"components": TRACKERS}, "components[0]", 'tracking.type is "tensorboard" already'),
     ({"client": SHELL}, "components[0].args.script", ""),
@@ -125,7 +126,8 @@ def test_one_script_and_its_arguments_are_those_of_all_sites(tmp_path):
 
 
 def test_values_that_a_key_does_not_take_are_what_the_job_needs_mended(tmp_path):
-    parts = {"workflows": workflow("FedAvg", num_rounds=True), "tensor_download_chunk_size": 1000}
+    workflows = workflow("FedAvg", num_rounds=True, min_clients=5)
+    parts = {"meta": SITES, "workflows": workflows, "tensor_download_chunk_size": 1000}
     write_job(converted(tmp_path / "in", **parts), tmp_path / "new")
     problems = {each.key: str(each) for each in open_problems(tmp_path / "new")}
     assert "a whole number from 1 to 1000000000" in problems["rounds"]

@@ -46,7 +46,13 @@ def another_job_file():
 
 
 def with_gpus(gpu_config):
-    return lambda: SimEnv(num_clients=1, gpu_config=gpu_config)
+    return lambda: recipe().export("x", SimEnv(num_clients=2, gpu_config=gpu_config))
+
+
+def tracked_by(name):
+    made = recipe()
+    add_experiment_tracking(made, name)
+    made.export("x")
 
 
 def weights_below_a_file():
@@ -60,47 +66,59 @@ def filtered(section):
     made.export("x")
 
 
-SCHEDULED = {"optimizer_args": {"lr": 1}, "lr_scheduler_args": {"path": "x"}}
 MISTAKES = [
     # A model.
     (lambda: recipe(model="model.pt"), "initial_ckpt"),
     (lambda: recipe(model={"Net": 3}), "class_path"),
     (lambda: recipe(model=lambda: None), "top level of a file"),
     (lambda: recipe(model=3), "give a torch module"),
-    (lambda: recipe(initial_model="model:Net"), "leave out initial_model"),
+    (lambda: recipe(model=[object()]), "model is .*object"),
     (weights_below_a_file, "initial weights cannot be written to file"),
     # Arguments of a recipe.
-    (lambda: recipe(num_round=3), "no argument num_round; did you mean num_rounds"),
-    (lambda: recipe(aggregator=object()), "aggregator is <object object"),
-    (lambda: recipe(patience="soon"), "patience is 'soon': Input should be a valid integer"),
-    (lambda: recipe(min_clients=None).export("x"), "no number of clients"),
-    (lambda: recipe(min_clients=3).execute(quiet(2)), "clients.per_round: given 3"),
-    (lambda: FedProxRecipe(fedprox_mu=-1), "fedprox_mu is -1: Input should be greater"),
+    (lambda: recipe(num_round=3), "num_round is 3: .*; did you mean num_rounds"),
+    (lambda: recipe(min_clients=3).execute(quiet(2)), "\n  min_clients: given 3; must be at most"),
+    (lambda: recipe(optimizer_args=3), "optimizer_args is 3"),
+    (lambda: recipe(per_site_config={"a": 3}), "FedJob.set_per_site_config: config is 3"),
+    (lambda: recipe(config=3), "FedJob.configure: settings is 3"),
     (lambda: FedOptRecipe(optimizer_args={"path": "torch.optim.Adam"}), "formulas of its own"),
     (lambda: FedOptRecipe(optimizer_args={"lr": 1, "nesterov": 1}), "lr and momentum of torch"),
-    (lambda: FedOptRecipe(**SCHEDULED), "lr_scheduler_args is .* one number; leave it out"),
-    (lambda: add_experiment_tracking(recipe(), "tensorbord"), "did you mean tensorboard"),
+    (lambda: FedOptRecipe(lr_scheduler_args={}), "lr_scheduler_args is {}: there is no such"),
+    (lambda: FedProxRecipe(model=3, fedprox_mu=-1), "model is 3: give a torch module"),
     # Keys that they become.
     *(
         (lambda given=given: recipe(**given).export("x"), message)
         for given, message in (
             ({"aggregator": "medain"}, 'method: given "medain"; must be .*median'),
             ({"config": {"aggregation.methud": 3}}, "did you mean aggregation.method"),
-            ({"learner": "client:Own"}, 'train.learner: given "client:Own"'),
+            ({"config": {"train": 3}}, "train: given 3; must be a section"),
+            ({"key_metric": 3, "stop_cond": 3}, "(?s)stop_cond: given 3.*key_metric: given 3"),
+            ({"learner": "client:Own"}, '\n  learner: given "client:Own"'),
+            ({"fedprox_mu": -1}, "\n  fedprox_mu: given -1; must be a number"),
+            ({"aggregator": object()}, "aggregation.method: given .*object"),
+            ({"patience": "soon"}, '\n  patience: given "soon"; must be a whole number'),
+            ({"train_script": 3}, '\n  train_script: given "3"; must be the path'),
+            ({"min_clients": None}, "clients.count: missing"),
             ({"model": None, "train_script": None}, "(?s)model.factory: m.*train.script: m"),
         )
     ),
     # Where it runs.
-    (lambda: recipe().execute(3), "job|env"),
-    (lambda: SimEnv(), "has no clients"),
-    (lambda: SimEnv(num_clients=3, clients=["a"]), "leave num_clients out"),
-    (with_gpus([0]), r"gpu_config is \[0\]"),
-    *((with_gpus(text), "gpu_config") for text in ("[0", "[0,1],[2", "0,,1", "[0],1", "")),
+    (lambda: recipe().execute(3), "Recipe.execute: env is 3"),
+    (lambda: recipe().export(None), "Recipe.export: job_dir is None"),
+    (lambda: recipe().export(), "Recipe.export: missing a required argument: 'job_dir'"),
+    (lambda: SimEnv(clients="ab"), "SimEnv: clients is 'ab'"),
+    (lambda: SimEnv(num_client=2), "SimEnv: got an unexpected keyword argument 'num_client'"),
+    (lambda: add_experiment_tracking(3, "mlflow"), "add_experiment_tracking: recipe is 3"),
+    (lambda: tracked_by("tensorbord"), "tracking.type: given .*did you mean tensorboard"),
+    (lambda: recipe().execute(quiet(3, clients=["a"])), "\n  num_clients: given 3; must be the"),
+    (with_gpus([0]), r"SimEnv: gpu_config is \[0\]"),
+    *(
+        (with_gpus(text), "\n  gpu_config: given")
+        for text in ("[0", "[0,1],[2", "0,,1", "[0],1", "")
+    ),
     # Parts of a job.
     (lambda: FedJob().to_clients(PercentilePrivacy()), "PercentilePrivacy has no counterpart"),
     (lambda: FedJob("it").to({"seed": 3}, "site-1"), "cannot be added to site-1"),
     (lambda: FedJob("it").to_server(ScriptRunner("client.py")), "cannot be added to server"),
-    (lambda: job_with(a=(3,)), "train_script is 3"),
     (
         lambda: job_with(a=("client.py",), b=("model.py",)).export_job("x"),
         "train_script of b is model.py, and that of others client.py",
@@ -113,7 +131,7 @@ MISTAKES = [
     # Filters.
     (lambda: recipe().add_client_output_filter("svt_privacy", clients=["a"]), "of all sites"),
     (lambda: recipe().add_client_input_filter("gaussian", tasks=["test"]), "tasks .'test'"),
-    (lambda: recipe().add_server_input_filter(object()), r"builtins\.object is no filter here"),
+    (lambda: recipe().add_server_input_filter(object()), "filter is <object object"),
     (lambda: filtered(Gaussian(sigma="a")), r'up\[0\]\.args\.sigma: given "a"'),
 ]
 

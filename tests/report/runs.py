@@ -2,7 +2,7 @@
 
 from journal_support import run_started as started_event
 
-from flstream.report.live.snapshot import Snapshot
+from flstream.report.live.run_state import LiveRun
 from flstream.telemetry.events import (
     AnyEvent,
     Evaluated,
@@ -10,8 +10,9 @@ from flstream.telemetry.events import (
     ProcessReady,
     RoundFinished,
     RoundStarted,
-    SitePhaseChanged,
+    Snapshot,
     Transfer,
+    WorkerActivity,
 )
 
 MIB = 1 << 20
@@ -24,6 +25,14 @@ def run_started(clients, workers, job="digits"):
     return started_event(time=START, job=job, clients=clients, workers=workers, **how)
 
 
+def snapshot(phase, asked, workers, time=START, **counts):
+    """A picture of round 1, in which each worker has a state and moved bytes."""
+    activities = [
+        WorkerActivity(name, state, time, moved=moved) for name, (state, moved) in workers.items()
+    ]
+    return Snapshot(time=time, round=1, phase=phase, asked=asked, workers=activities, **counts)
+
+
 def started(clients: int = 3, job: str = "digits") -> list[AnyEvent]:
     """The events up to the first round's tasks, each site in a process of its own."""
     sites = [f"site-{number}" for number in range(1, clients + 1)]
@@ -32,7 +41,7 @@ def started(clients: int = 3, job: str = "digits") -> list[AnyEvent]:
         *(ProcessReady(time=START, process=name, pid=1, idle_rss=MIB) for name in sites),
         ModelReady(time=START, bytes=64 * MIB, tensors=34, digest="0" * 32),
         RoundStarted(time=START, round=1, sites=sites),
-        *(SitePhaseChanged(time=START, round=1, site=name, state="downloading") for name in sites),
+        snapshot("downloading", clients, dict.fromkeys(sites, ("downloading", 0))),
     ]
 
 
@@ -60,8 +69,8 @@ def evaluated(number, time, **metrics):
     )
 
 
-def after(*events: AnyEvent) -> Snapshot:
-    run = Snapshot(START)
+def after(*events: AnyEvent) -> LiveRun:
+    run = LiveRun(START)
     for event in events:
         run.apply(event)
     return run

@@ -28,7 +28,7 @@ def make_results(**options):
     results = []
     for number, case in enumerate(plan.cases, 1):
         result = Result(case, Need(41 * GIB, GIB), [figures(4.0 * number, 16.25 * MIB)])
-        result.digest, result.error = "same" if number < 3 else "other", 0.0123
+        result.digest, result.loss = "same" if number < 3 else "other", 0.0123
         result.traces = {SERVER: [(0.0, 0), (1.0, 16 * MIB)], "site-2": [(0.0, 0), (1.5, GIB)]}
         if case.name == "native":
             result.runs, result.reason = [], "needs about 41 GiB, 21 GiB available"

@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from run_directories import started, summary_of, write_run
 
 from flstream.report.drawing import (
     BLUE,
     Curve,
     band_of,
-    bar_chart,
     curve_chart,
 )
+from flstream.report.run_charts import seconds_chart
+from flstream.report.run_record import read_run
+from flstream.runs.round_record import PHASES
 
 NUMBERS = st.floats(-1e12, 1e12) | st.sampled_from([math.nan, math.inf])
 
@@ -75,12 +78,13 @@ def test_a_band_is_the_mean_and_the_spread_of_its_curves(curves):
     assert deviations == pytest.approx(spread, abs=1e-6)
 
 
-def test_bars_of_many_rounds_are_means():
-    rounds = range(1, 10_001)
-    chart = bar_chart("s", rounds, {"train": [2.0] * 10_000}, {"train": BLUE})
-    assert "round, mean of" in "".join(texts(chart.svg))
-    assert len(chart.svg) < 10_000
-    few = bar_chart(
-        "s", [1, 2], {"train": [1.0, 3.0], "fold": [0.0, 1.0]}, {"train": "a", "fold": "b"}
-    )
-    assert [path.count("M") for path in re.findall(r'd="([^"]*)" style="fill', few.svg)] == [2, 1]
+def test_seconds_of_many_rounds_are_means_and_phases_are_stacked(tmp_path):
+    run = read_run(write_run(tmp_path / "run", started(), (), summary_of(10_000)))
+    chart = seconds_chart(run)
+    assert chart is not None
+    assert "round, means of 143" in "".join(texts(chart.svg))
+    assert len(chart.svg) < 20_000
+    areas = re.findall(r'd="M([^"]*)z" style="fill', chart.svg)
+    assert [label for label, _ in chart.legend] == list(PHASES)
+    lowest = [max(float(point.split()[1]) for point in area.split("L")) for area in areas]
+    assert lowest == sorted(lowest, reverse=True)

@@ -19,23 +19,22 @@ from runs import (
     round_finished,
     run_started,
     shared,
+    snapshot,
     started,
 )
 
-from flstream.report.live.frame import LiveMemory, Rates, render
-from flstream.report.live.snapshot import Snapshot
+from flstream.report.live.frame import LiveMemory, render
+from flstream.report.live.run_state import LiveRun
 from flstream.telemetry.events import (
     AnyEvent,
-    EffectDone,
     Metrics,
-    Progress,
     RoundStarted,
     RunFinished,
     SiteFailed,
     SiteLog,
-    SitePhaseChanged,
     SiteSuspended,
     SiteUpdate,
+    Snapshot,
     WorkerActivity,
 )
 from flstream.telemetry.memory import ProcessMemory
@@ -43,10 +42,10 @@ from flstream.telemetry.memory import ProcessMemory
 
 def frame(run, width=80, height=24, now=START + 1, memory=None, encoding="utf-8") -> list[str]:
     """The lines of a frame as they stand on a terminal of this size and encoding."""
-    rss = {"server": 180 * MIB} | dict.fromkeys(run.workers, 231 * MIB)
+    rss = {"server": 180 * MIB} | dict.fromkeys(run.names, 231 * MIB)
     peaks = {name: ProcessMemory(0, size) for name, size in rss.items()}
     memory = memory or LiveMemory(rss, peaks, 3 << 30)
-    shown = render(run, memory, Rates(), now, width, height)
+    shown = render(run, memory, now, width, height)
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(file=file, width=width, markup=False, force_terminal=True, color_system=None)
     options = console.options.update(no_wrap=True, overflow="crop")
@@ -59,53 +58,37 @@ def line_of(lines, start):
     return line
 
 
-def phase(site, state, time):
-    return SitePhaseChanged(time=time, round=1, site=site, state=state)
-
-
 def names_in(lines, start="site-"):
     return [line.split()[0] for line in lines if line.startswith(start)]
 
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_a_frame_has_the_round_the_sites_their_bytes_and_the_memory(width):
-    down = {"site-1": 16 * MIB, "site-2": 32 * MIB}
-    run = after(*started(), Progress(time=START + 1, down=down, up={}, size=1))
-    lines = frame(run, width)
-    assert lines[0].split() == ["digits", "round", "1", "of", "10", "downloading", "1.0", "s"]
-    assert len(lines[0]) == width
+    moved = {f"site-{n}": ("downloading", 16 * n * MIB) for n in (0, 1, 2)}
+    picture = snapshot("downloading", 3, moved, START + 1, down=48 * MIB, rates=(24 * MIB, 0, 0))
+    lines = frame(after(*started(), picture), width)
+    assert lines[0].split() == ["digits", "round", "1", "of", "10", "1.0", "s", "downloading"]
     assert lines[1] == "model of 64 MiB in 34 tensors, 3 sites, pull mode, chunks of 2 MiB"
-    assert line_of(lines, "rounds").endswith(" 0%  0 of 10")
-    assert line_of(lines, "down    \u2501").endswith("25%  48 MiB of 192 MiB")
-    second = line_of(lines, "site-2").split()
-    assert {"downloading", "50%", "32", "231"} <= set(second)
-    assert "0 B/s, 48 MiB in all" in line_of(lines, "down      ")
+    assert line_of(lines, "rounds").endswith("  0 of 10")
+    assert line_of(lines, "down    \u2501").endswith("48 MiB of 192 MiB")
+    assert {"downloading", "50%", "64", "231"} <= set(line_of(lines, "site-2").split())
+    assert "24 MiB/s, 48 MiB in all" in line_of(lines, "down      ")
     assert "server 180 MiB RSS, all processes at most 3 GiB so far" in line_of(lines, "memory")
-    assert ("peak" in line_of(lines, "site ").split()) == (width == 200)
-
-
-def test_rates_are_of_the_last_two_seconds():
-    run, rates = after(*started()), Rates()
-    rates.per_second(run, START)
-    run.apply(Progress(time=START + 1, down={"site-1": 48 * MIB}, up={}, size=1))
-    assert rates.per_second(run, START + 1) == [48 * MIB, 0, 0]
-    run.apply(phase("site-1", "ready", START + 2))
-    assert rates.per_second(run, START + 2) == [24 * MIB, 0, 0.5]
-    assert rates.per_second(run, START + 3.5) == [0, 0, 0]
+    assert line_of(lines, "site ").split() == ["site", "state", "time", "RSS", "peak", "RSS"]
 
 
 def test_sites_that_processes_share_are_counted_and_their_failures_named():
-    work = {
-        "worker-1": WorkerActivity("training", "site-20", 12, 50, START + 1, MIB),
-        "worker-2": WorkerActivity("downloading", "site-51", 0, 1, START + 3, MIB // 2),
-    }
+    workers = [
+        WorkerActivity("worker-1", "training", START + 1, "site-20", 12, 50, MIB),
+        WorkerActivity("worker-2", "downloading", START + 3, "site-51", 0, 1, MIB // 2),
+    ]
     failed = [
         SiteFailed(time=START, round=1, site=f"site-{n}", reason=f"out of order\n{n}")
         for n in range(300)
     ]
-    progress = {"size": MIB, "sent": 3 * MIB, "answered": 8, "workers": work}
-    run = after(*shared(2000, 400), *failed, Progress(time=START + 4, down={}, up={}, **progress))
-    lines = frame(run, 120, now=START + 4)
+    counts = {"asked": 400, "done": 20, "failed": 300, "down": 3 * MIB}
+    picture = Snapshot(time=START + 4, round=1, phase="training", workers=workers, **counts)
+    lines = frame(after(*shared(2000, 400), *failed, picture), 120, now=START + 4)
     assert "2,000 sites in 2 processes" in lines[1]
     assert "20 of 400 done, 300 failed" in line_of(lines, "sites")
     assert "site-20, 13 of 50" in line_of(lines, "worker-1")
@@ -122,13 +105,12 @@ def test_a_site_that_answers_again_is_no_failure_any_more_unless_it_is_suspended
         *(SiteFailed(time=START, round=1, site=f"site-{n}", reason="no") for n in (1, 2)),
         SiteSuspended(time=START, round=1, site="site-2", failures=2),
         RoundStarted(time=START, round=2, sites=["site-1"]),
-        *(
-            SiteUpdate(time=START, round=2, site=f"site-{n}", weight=1.0, metrics={})
-            for n in (1, 2)
-        ),
+        SiteUpdate(time=START, round=2, site="site-1", weight=1.0, metrics={"loss": 0.25}),
+        snapshot("training", 1, {"site-1": ("ready", 0)}),
     )
     assert list(run.failures) == ["site-2"]
-    assert "asked no" in line_of(frame(run), "site-2")
+    assert "asked no more: round 1: no" in line_of(frame(run, 120), "site-2")
+    assert "loss 0.2500" in line_of(frame(run, 120), "site-1")
 
 
 @pytest.mark.parametrize(("clients", "height"), [(1, 12), (8, 12), (64, 24), (64, 80)])
@@ -141,11 +123,12 @@ def test_a_frame_counts_the_sites_that_its_height_leaves_out(clients, height):
 
 
 def test_the_failed_are_on_top_and_then_those_at_work_longest():
+    working = [WorkerActivity(f"site-{n}", "training", START + 6 - n) for n in (2, 6)]
+    answered = [WorkerActivity(f"site-{n}", "ready", START) for n in (1, 3, 5)]
     run = after(
         *started(6),
-        *(phase(f"site-{n}", "training", START + 6 - n) for n in range(1, 7)),
         SiteFailed(time=START + 1, round=1, site="site-4", reason="out of memory"),
-        *(phase(f"site-{n}", "ready", START + 10) for n in (1, 3, 5)),
+        Snapshot(round=1, phase="training", asked=6, workers=[*answered, *working]),
     )
     assert names_in(frame(run, height=40)) == ["site-4", *(f"site-{n}" for n in (1, 2, 3, 5, 6))]
     assert names_in(frame(run, height=9))[:3] == ["site-4", "site-6", "site-2"]
@@ -153,41 +136,26 @@ def test_the_failed_are_on_top_and_then_those_at_work_longest():
 
 
 def test_sites_go_through_their_states_and_the_run_through_its_phases():
-    run = after(*started())
-    site = run.workers["site-1"]
-    assert (run.phase, site.state) == ("training", "downloading")
-
-    run.apply(phase("site-1", "training", START + 1))
-    assert (site.state, site.down) == ("training", 64 * MIB)
+    run = after(*started(), snapshot("training", 3, {"site-1": ("training", 9)}, START + 1))
     run.apply(SiteLog(time=START + 1, round=1, site="site-1", key="loss", value=0.25))
     assert "3.0 s" in line_of(frame(run, now=START + 4), "site-1")
     assert "loss 0.2500" in line_of(frame(run, 120, now=START + 4), "site-1")
-
-    run.apply(SiteUpdate(time=START + 4, round=1, site="site-1", weight=9.0, metrics={}))
-    assert line_of(frame(run), "sites").endswith("33%  1 of 3 done")
-    up = {"site-1": 8 * MIB}
-    run.apply(Progress(time=START + 4, down={}, up=up, size=64 * MIB, folded=8 * MIB))
-    assert (run.phase, site.state, site.up) == ("folding", "uploading", 8 * MIB)
-    assert "12%  8 MiB of 64 MiB" in line_of(frame(run), "fold")
-
-    up = {"site-1": 64 * MIB}
-    run.apply(Progress(time=START + 5, down={}, up=up, size=64 * MIB, folded=64 * MIB))
-    assert run.phase == "writing the checkpoint"
-    fold = {"name": "fold", "request": "", "arguments": "", "is_final": True}
-    run.apply(EffectDone(time=START + 6, effect=1, round=1, **fold))
-    run.apply(phase("site-1", "downloading", START + 6))
-    assert (run.phase, site.down, site.up) == ("evaluating", 0, 0)
+    assert line_of(frame(run), "sites").endswith("0 of 3 done")
+    assert "idle" in line_of(frame(run), "site-2")
+    run.apply(snapshot("folding", 3, {"site-1": ("uploading", 8 * MIB)}, folded=8 * MIB))
+    assert line_of(frame(run), "fold").endswith("8 MiB of 64 MiB")
+    assert "12% of 64 MiB" in line_of(frame(run), "site-1")
     run.apply(evaluated(1, START + 7, accuracy=0.9123))
     assert not run.rounds
     run.apply(round_finished(1, START + 8))
-    assert (run.phase, site.state) == ("round is over", "idle")
+    assert run.phase == "round is over"
     run.apply(round_finished(2, START + 8))
     lines = frame(run)
     assert line_of(lines, "scores").endswith("after round 1: accuracy 0.9123")
     assert ["1", "0.9123", "1.5000"] in [line.split()[:3] for line in lines]
     run.apply(RunFinished(time=START + 8, status="finished"))
     assert run.phase == "finished"
-    assert frame(Snapshot(START)) == ["flstream  starting  1.0 s"]
+    assert frame(LiveRun(START)) == ["flstream  starting  1.0 s"]
 
 
 NAMES = st.sampled_from(
@@ -214,7 +182,7 @@ def any_of(kind):
     return st.builds(kind, **values)
 
 
-BY_TYPE[dict[str, WorkerActivity]] = st.dictionaries(NAMES, any_of(WorkerActivity), max_size=3)
+BY_TYPE[list[WorkerActivity]] = st.lists(any_of(WorkerActivity), max_size=3)
 EVENTS = st.one_of(*map(any_of, get_args(AnyEvent)))
 
 

@@ -69,7 +69,7 @@ def test_few_sites_have_a_line_each_and_many_a_mean(tmp_path, sites):
     ]
     (chart,) = charts(tmp_path, *events)
     labels = [label.split()[0] for label, _ in chart.legend]
-    assert labels == {2: ["site-1", "site-2"], 12: ["mean"], 30: ["range", "mean"]}[sites]
+    assert labels == {2: ["site-1", "site-2"], 12: ["range", "mean"], 30: ["range", "mean"]}[sites]
 
 
 def test_the_last_texts_come_first_and_long_ones_are_cut():

@@ -27,5 +27,5 @@ def test_the_last_scored_model_is_found():
     scored = last_scored(Summary(metrics=rows, best=BestSummary(1, "accuracy", 0.9)))
     # That the last one had no score is told, rather than an earlier one's.
     assert scored is not None
-    assert (scored.round, [*scored.metrics.items()]) == (2, [("accuracy", None), ("loss", 0.2)])
+    assert (scored[0], [*scored[1].items()]) == (2, [("accuracy", None), ("loss", 0.2)])
     assert last_scored(Summary(metrics=rows[2:])) is None

@@ -11,7 +11,6 @@ from flstream.telemetry.events import (
     AnyEvent,
     EndedEarly,
     ModelReady,
-    Progress,
     RoundStarted,
     RunFinished,
     SiteFailed,
@@ -41,10 +40,6 @@ def test_a_round_is_a_few_lines_that_begin_with_the_time():
         RoundStarted(time=START + 1, round=1, sites=sites),
         SitePhaseChanged(time=START + 1, round=1, site="site-1", state="downloading"),
         SiteUpdate(time=START + 60, round=1, site="site-1", weight=1.0, metrics={}),
-        *(
-            Progress(time=START + 70, down={}, up=dict.fromkeys(sites, n), size=9, folded=n)
-            for n in (3, 6, 9)
-        ),
         round_finished(1, START + 80),
         evaluated(1, START + 90, accuracy=0.5),
         # A round that asks sites one after another is announced once.
@@ -59,15 +54,14 @@ def test_a_round_is_a_few_lines_that_begin_with_the_time():
         "00:00:00  digits: 10 rounds, 2 sites, pull mode",
         "00:00:01  model: 1 MiB in 3 tensors",
         "00:00:01  round 1 of 10: 2 sites training",
-        "00:01:10  round 1 of 10: folding 2 updates",
         "00:01:20  round 1 of 10: done in 6.5 s",
         "00:01:30  round 1 of 10: evaluated in 1 s, accuracy 0.5000",
-        "00:01:31  round 2 of 10: 2 sites training",
+        "00:01:31  round 2 of 10: 1 site training",
         "00:01:34  the job ends after round 1: accuracy >= 0.5",
         "01:01:40  the run failed: too few",
     ]
     assert [line[: len(start)] for line, start in zip(lines, expected, strict=True)] == expected
-    assert "sites report loss 1.5000" in lines[4]
+    assert "sites report loss 1.5000" in lines[3]
 
 
 def test_a_round_that_is_over_in_a_moment_is_a_line_until_one_takes_longer():
@@ -78,14 +72,17 @@ def test_a_round_that_is_over_in_a_moment_is_a_line_until_one_takes_longer():
         run_started(1000, WORKERS),
         *(event for both in zip(begun, quick, strict=True) for event in both),
         RoundStarted(time=START + 5, round=3, sites=["site-1"]),
-        *(Progress(time=START + 5 + n / 10, down={"site-1": 9}, up={}, size=9) for n in range(30)),
+        round_finished(3, START + 12),
+        RoundStarted(time=START + 12, round=4, sites=["site-1"]),
     )
     heads = [line.split("  ")[1].split(" (")[0] for line in lines]
     assert heads[0].startswith("digits: 10 rounds, 1,000 sites in 2 processes")
     assert heads[1:] == [
+        "round 1 of 10: 1 site training",
         "round 1 of 10: done in 0 s",
         "round 2 of 10: done in 0 s",
-        "round 3 of 10: 1 site training",
+        "round 3 of 10: done in 6.5 s",
+        "round 4 of 10: 1 site training",
     ]
 
 

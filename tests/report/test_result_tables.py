@@ -36,7 +36,7 @@ def test_no_line_is_wider_than_the_console_whatever_went_wrong(width):
     sites = [line for line in lines if line.startswith("site-")]
     assert len(sites) == 5
     assert sites[0].startswith("site-0: 3 times, last in round 3: round 3 went wrong")
-    assert "... and 995 more sites" in lines
+    assert "... 995 rows left out" in lines
     assert "and 692 more" in text
     assert "not shown at this width: " in text
 

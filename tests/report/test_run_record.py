@@ -23,8 +23,13 @@ from flstream.telemetry.events import RoundStarted, RunResumed, SiteFailed, Site
 
 def test_a_finished_run_has_its_summary_its_settings_and_what_its_sites_did(tmp_path):
     run = read_run(finished_run(tmp_path / "run"))
-    assert (run.status, run.summary, run.planned, run.notes) == ("finished", summary_of(), 3, [])
-    site = run.sites["site-2"]
+    assert (run.status, run.summary, run.history.planned_rounds, run.notes) == (
+        "finished",
+        summary_of(),
+        3,
+        [],
+    )
+    site = run.history.sites["site-2"]
     assert (site.updates, site.weight, site.failures) == (3, 60.0, 0)
     assert (site.downloads, site.trains, site.slowest) == (6.0, 15.0, 5.0)
     phases = ["download", "train", "upload and fold", "checkpoint", "evaluate"]
@@ -42,15 +47,22 @@ def test_a_finished_run_has_its_summary_its_settings_and_what_its_sites_did(tmp_
         ("job.conf", b"rounds = {"),
         ("job.conf", b"\xff\xfe rounds"),
         ("summary.json", b'{"status": "fini'),
+        ("versions.json", b"{"),
+        ("cross_site/cross_val_results.json", b"[1]"),
     ],
 )
 def test_a_damaged_file_is_noted_and_the_rest_is_told(tmp_path, name, text):
     folder = finished_run(tmp_path / "run")
+    (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(text)
     run = read_run(folder)
-    assert (run.status, run.planned, run.summary.rounds_completed) == ("finished", 3, 3)
+    assert (run.status, run.history.planned_rounds, run.summary.rounds_completed) == (
+        "finished",
+        3,
+        3,
+    )
     assert (run.settings == {}) is (name == "job.conf")
-    assert f"{name} is damaged" in run.notes[0]
+    assert f"{folder.joinpath(name).name} is damaged" in run.notes[0]
     run = read_run(write_run(tmp_path / "empty", []))
     assert (run.status, run.summary.rounds, run.seconds) == ("unfinished", [], 0.0)
 
@@ -66,7 +78,11 @@ def test_a_run_that_was_killed_is_told_from_its_events_and_samples(tmp_path):
             file.write('{"kind":"round_fin')  # cut off in mid-line
     run = read_run(folder)
     assert run.status == "unfinished"
-    assert (run.summary.rounds_completed, run.planned, run.history.round_under_way) == (1, 3, 2)
+    assert (
+        run.summary.rounds_completed,
+        run.history.planned_rounds,
+        run.history.round_under_way,
+    ) == (1, 3, 2)
     assert run.summary.metrics == [{"accuracy": 0.6, "round": 1, "train": {"loss": 1.0}}]
     assert run.summary.best is not None
     assert run.summary.best.value == 0.6
@@ -101,7 +117,7 @@ def test_rounds_that_were_done_again_count_once_and_the_hours_between_not_at_all
     run = read_run(folder)
     assert (run.status, run.summary.rounds_completed) == ("finished", 2)
     assert [each.round for each in run.history.timeline.resumes] == [1]
-    first, second = run.sites["site-1"], run.sites["site-2"]
+    first, second = run.history.sites["site-1"], run.history.sites["site-2"]
     assert (first.updates, first.failures) == (2, 0)
     assert (second.failures, second.reason, second.is_suspended) == (2, "reason 2", True)
     assert (run.resumed_at, run.seconds) == ([25.0], 39.0)
@@ -117,7 +133,7 @@ def test_damaged_lines_are_passed_over_and_counted(tmp_path, name, line):
     [note] = run.notes
     assert note.startswith(f"{name} is damaged: 1 line ")
     assert run.memory.peak("site-2") == 190 * MIB
-    assert run.sites["site-2"].updates == 3
+    assert run.history.sites["site-2"].updates == 3
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.sampled_from("ab"), st.integers(0, 1 << 40))))

@@ -12,19 +12,18 @@ import sys, threading
 from rich.live import Live
 from flstream.report.console import make_console
 from flstream.report.live.view import watching
-from flstream.telemetry.events import Progress
 from flstream.telemetry.memory import MemorySampler
 sys.path[:0] = [sys.argv[1], sys.argv[1] + "/.."]
-from runs import MIB, START, started
+from runs import MIB, snapshot, started
 frames, refresh = threading.Semaphore(0), Live.refresh
 def counted(live):
     refresh(live)
     frames.release()
 Live.refresh = counted
 console = make_console()
-half = dict.fromkeys(["site-1", "site-2", "site-3", "site-4"], 32 * MIB)
+half = {f"site-{n}": ("downloading", 32 * MIB) for n in (1, 2, 3, 4)}
 with watching(console) as listen:
-    for event in (*started(4, "digits"), Progress(time=START, down=half, up={}, size=64 * MIB)):
+    for event in (*started(4, "digits"), snapshot("downloading", 4, half)):
         listen(event, MemorySampler())
     if sys.argv[2] == "interrupted":
         raise KeyboardInterrupt
@@ -65,7 +64,7 @@ def test_a_width_that_the_terminal_does_not_have_is_not_believed_and_no_colour_i
     _, lines, styles = drawn_on(60, 20, COLUMNS="150", LINES="90", NO_COLOR="1")
     # Bold, dim, and back to plain: those are no colours.
     assert styles <= {"0", "1", "2"}
-    assert any("\u2501" * 6 in line and "50%" in line for line in lines)
+    assert any("\u2501" * 3 in line and "128 MiB of 256" in line for line in lines)
 
 
 def test_a_terminal_without_unicode_or_any_codes_gets_none():

@@ -68,13 +68,13 @@ def test_a_long_table_shows_its_ends_and_its_best_row():
     assert numbers == [0, 1, 398, 400, 596, 997, 998, 999]
     table = Table([Column("round", "count")], shown)
     assert "... 596 rows left out" in table.lines()
-    assert "... 596 rows left out" in table.html()
+    assert "... 596 rows left out" in table.__html__()
     assert ends(Row([number]) for number in range(8)) == [Row([number]) for number in range(8)]
 
 
 def test_html_escapes_names_and_links_pages():
     columns = [Column("<run>", "link"), Column("part", "share"), Column("status", "state")]
-    html = Table(columns, [Row([Link("<b>", 'a"b.html'), 0.25, "finished"], "best")]).html()
+    html = Table(columns, [Row([Link("<b>", 'a"b.html'), 0.25, "finished"], "best")]).__html__()
     assert "<b>" not in html.replace('<b style="width:25.0%">', "")
     assert '<a href="a&quot;b.html">&lt;b&gt;</a>' in html
     assert '<span class="status finished">' in html

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from flstream.report.text import elide, format_clock, format_left, format_metric
+from flstream.report.text import elide, format_clock, format_metric
 from flstream.text import printable
 
 
@@ -23,6 +23,4 @@ def test_both_ends_of_a_long_name_stay_and_metrics_are_short():
     texts = {0.0: "0.0000", 0.97314: "0.9731", -12.4: "-12.4000", 0.0000321: "3.21e-05"}
     assert {value: format_metric(value) for value in texts} == texts
     assert [format_metric(value) for value in (None, float("nan"))] == ["-", "nan"]
-    times = {0.2: "1 s", 59.1: "1m 00s", 254: "4m 10s", 599: "10m 00s", 2500: "42m"}
-    assert {seconds: format_left(seconds) for seconds in times} == times
     assert [format_clock(n) for n in (3_725.9, -1)] == ["01:02:05", "00:00:00"]

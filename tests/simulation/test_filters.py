@@ -57,9 +57,10 @@ def test_the_change_is_filtered_also_where_code_trains_in_the_received_memory(jo
 def test_a_filter_that_does_not_fit_leaves_nothing_of_a_run(jobs, engine):
     (jobs.folder / "mine.py").write_text("class Other: ...\n")
     words = r"filters.up\[0\].type: .*functions of \(values, block\); Other lacks __call__"
+    before = {*jobs.folder.parent.rglob("summary.json")}
     with pytest.raises(JobError, match=words):
         jobs.run(noisy(), 'filters.up=["mine.py:Other"]', f"engine.type={engine}", QUIET)
-    assert not [path for path in jobs.folder.parent.rglob("*") if path.name == "summary.json"]
+    assert {*jobs.folder.parent.rglob("summary.json")} == before
 
 
 @pytest.mark.parametrize(

@@ -80,11 +80,11 @@ def server_app(clients: int, rounds: int, is_exchange: bool) -> ServerApp:
         note_idle()
         if is_exchange:
             initial = ArrayRecord(zeros())
-            asked: dict[str, float] = {"min_train_nodes": clients}
+            cohort: dict[str, float] = {"min_train_nodes": clients}
         else:
             initial = ArrayRecord([np.zeros((64, 10), np.float32), np.zeros(10, np.float32)])
-            asked = {"fraction_train": COHORT / clients}
-        strategy = NotedFedAvg(fraction_evaluate=0.0, min_available_nodes=clients, **asked)
+            cohort = {"fraction_train": COHORT / clients}
+        strategy = NotedFedAvg(fraction_evaluate=0.0, min_available_nodes=clients, **cohort)
         result = strategy.start(grid=grid, initial_arrays=initial, num_rounds=rounds).arrays
         if is_exchange:
             # One tensor at a time.

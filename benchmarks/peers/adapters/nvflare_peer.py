@@ -76,9 +76,9 @@ def main(clients: int, rounds: int, setting: str) -> None:
     """Run the job, and check the model that the server has saved.
 
     Args:
-        clients: number of sites.
-        rounds: number of rounds.
-        setting: none takes the recipe as it comes: parameters travel as NumPy arrays. ``tensors``
+        clients: Number of sites.
+        rounds: Number of rounds.
+        setting: None takes the recipe as it comes: parameters travel as NumPy arrays. ``tensors``
             exchanges tensors; ``offload`` has the server also receive them into files, and keep as
             little freed memory as NVFlare's guide to memory management knows how to.
     """

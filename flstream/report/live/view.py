@@ -11,15 +11,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 
-from flstream.report.console import in_notebook, is_live
-from flstream.report.live.frame import LiveMemory, Rates, render
+from flstream.report.console import in_notebook, is_live, make_console
+from flstream.report.live.frame import LiveMemory, render
 from flstream.report.live.plain import PlainView
-from flstream.report.live.snapshot import Snapshot
+from flstream.report.live.run_state import LiveRun
 from flstream.simulation.launcher import Listener
 from flstream.telemetry.events import AnyEvent, RunFinished
 from flstream.telemetry.memory import MemorySampler
@@ -46,23 +45,21 @@ def watching(console: Console, *, has_screen: bool = True) -> Iterator[Listener 
     """
     if console.quiet:
         yield None
-        return
-    if in_notebook():
-        yield NotebookView()
-        return
-    if not (has_screen and is_live(console)):
+    elif in_notebook():
+        yield notebook_listener()
+    elif not (has_screen and is_live(console)):
         yield PlainView(console)
-        return
-    view, over = LiveView(), threading.Event()
-    thread = threading.Thread(
-        target=_draw_until, args=(over, view, console), name="live-view", daemon=True
-    )
-    thread.start()
-    try:
-        yield view.listen
-    finally:
-        over.set()
-        thread.join()
+    else:
+        view, over = LiveView(), threading.Event()
+        thread = threading.Thread(
+            target=_draw_until, args=(over, view, console), name="live-view", daemon=True
+        )
+        thread.start()
+        try:
+            yield view.listen
+        finally:
+            over.set()
+            thread.join()
 
 
 class LiveView:
@@ -72,7 +69,7 @@ class LiveView:
     """
 
     def __init__(self) -> None:
-        self._run, self._rates = Snapshot(time.time()), Rates()
+        self._run = LiveRun(time.time())
         self._lock = threading.Lock()
         self._sampler: MemorySampler | None = None
 
@@ -89,7 +86,7 @@ class LiveView:
             memory = LiveMemory(sampler.current_rss(), sampler.peaks(), sampler.peak_total_pss)
         height = options.height or console.height
         with self._lock:
-            frame = render(self._run, memory, self._rates, time.time(), options.max_width, height)
+            frame = render(self._run, memory, time.time(), options.max_width, height)
         yield from console.render(frame, options.update(no_wrap=True, overflow="crop", height=None))
 
 
@@ -114,47 +111,25 @@ def _draw_until(over: threading.Event, view: LiveView, console: Console) -> None
             pause = max(_FRAME_SECONDS, spent / _MOST_SHARE)
 
 
-class NotebookView:
-    """Listener of a run that shows its progress below the cell.
+def notebook_listener() -> Listener:
+    """Return a listener that shows a run below the cell, in whose own thread it is called."""
+    from IPython.display import HTML, display
 
-    Events are handled in the cell's own thread, from which alone a display reaches its cell.
-    """
+    view, shown, due = LiveView(), display(HTML(_PRE.format(code="")), display_id=True), 0.0
 
-    def __init__(self) -> None:
-        self._view = LiveView()
-        self._display: Any = None
-        self._drawn = float("-inf")
+    def listen(event: AnyEvent, sampler: MemorySampler) -> None:
+        nonlocal due
+        view.listen(event, sampler)
+        if time.monotonic() >= due or isinstance(event, RunFinished):
+            shown.update(HTML(_as_html(view)))
+            due = time.monotonic() + _NOTEBOOK_FRAME_SECONDS
 
-    def __call__(self, event: AnyEvent, sampler: MemorySampler) -> None:
-        """Handle an event of the run."""
-        self._view.listen(event, sampler)
-        is_last = isinstance(event, RunFinished)
-        if is_last or time.monotonic() - self._drawn >= _NOTEBOOK_FRAME_SECONDS:
-            self._draw()
-            self._drawn = time.monotonic()
-
-    def _draw(self) -> None:
-        from IPython.display import HTML, display
-
-        frame = HTML(_as_html(self._view))
-        if self._display is None:
-            self._display = display(frame, display_id=True)
-        else:
-            self._display.update(frame)
+    return listen
 
 
 def _as_html(view: LiveView) -> str:
-    console = Console(
-        file=io.StringIO(),
-        record=True,
-        width=_NOTEBOOK_WIDTH,
-        height=_NOTEBOOK_HEIGHT,
-        force_terminal=True,
-        force_jupyter=False,
-        markup=False,
-        highlight=False,
-        emoji=False,
+    console = make_console(
+        file=io.StringIO(), width=_NOTEBOOK_WIDTH, height=_NOTEBOOK_HEIGHT, record=True
     )
     console.print(view)
-    body = console.export_html(inline_styles=True, code_format="{code}")
-    return _PRE.format(code=body if body.strip() else "starting")
+    return _PRE.format(code=console.export_html(inline_styles=True, code_format="{code}"))

@@ -1,1 +1,0 @@
-"""Charts in one common style, as files and as SVG inside a page."""

@@ -1,0 +1,140 @@
+"""A run as its live view shows it: the server's last snapshot, beside results of rounds.
+
+It knows no terminal.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from flstream.report.metrics import flat_metrics
+from flstream.report.text import nodes_awaited
+from flstream.report.views import RoundRow
+from flstream.telemetry import events
+
+_ENDED = ("finished", "failed", "stopped")
+_PACE_ROUNDS, _MOST_PAST, _MOST_FAILURES = 8, 24, 32
+_UNREADABLE_SECONDS = 0.5  # of a round: nobody could read what goes on in a quicker one
+
+
+class LiveRun:
+    """State of a run for its live view; an event costs the same with four sites and a million.
+
+    Args:
+        began: time at which the run began, in seconds since the epoch.
+
+    Attributes:
+        began: as given.
+        phase: present phase of the run.
+        start: event that the run began with; None until then.
+        model: event of the initial model; None until then.
+        round: number of the present round.
+        now: last snapshot.
+        names: names of the workers.
+        ready: workers that have finished their imports.
+        metrics: last metrics that a worker logged or sent, by its name.
+        failures: reasons of the sites that failed last, the latest at the end.
+        rounds: last completed rounds.
+        scored: last evaluation; None until then.
+    """
+
+    def __init__(self, began: float) -> None:
+        self.began, self.phase, self.round = began, "starting", 0
+        self.start: events.RunStarted | None = None
+        self.model: events.ModelReady | None = None
+        self.now = events.Snapshot()
+        self.names: dict[str, None] = {}
+        self.ready: set[str] = set()
+        self.metrics: dict[str, events.Metrics] = {}
+        self.failures: dict[str, str] = {}
+        self.rounds: deque[RoundRow] = deque(maxlen=_MOST_PAST)
+        self.scored: events.Evaluated | None = None
+        self._scores: events.Metrics = {}
+        self._evaluate_seconds = 0.0
+        self._begins: deque[float] = deque(maxlen=_PACE_ROUNDS + 1)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether workers share the sites."""
+        return self.start is not None and bool(self.start.workers)
+
+    @property
+    def model_bytes(self) -> int:
+        """Size of the model; 0 until it is known."""
+        return self.model.bytes if self.model is not None else 0
+
+    @property
+    def seconds_a_round(self) -> float | None:
+        """Mean seconds of the last rounds; None before the first one has ended."""
+        count = len(self._begins) - 1
+        return (self._begins[-1] - self._begins[0]) / count if count > 0 else None
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether rounds are over before anybody could read what goes on in them."""
+        pace = self.seconds_a_round
+        return pace is not None and pace < _UNREADABLE_SECONDS and self.phase not in _ENDED
+
+    def seconds_left(self, now: float) -> float | None:
+        """Return the predicted seconds until the end of the job; None if they are not known."""
+        pace = self.seconds_a_round
+        if pace is None or self.start is None or self.phase in _ENDED:
+            return None
+        return max(pace - (now - self._begins[-1]), 0.0) + (self.start.rounds - self.round) * pace
+
+    def apply(self, event: events.AnyEvent) -> None:
+        """Take one event, in the order in which they happened."""
+        match event:
+            case events.Snapshot():
+                self.now, self.phase = event, event.phase
+            case events.SiteLog() if event.text is None and event.site in self.names:
+                self.metrics[event.site] = {event.key: event.value}
+            case events.SiteUpdate():
+                self.failures.pop(event.site, None)
+                if event.site in self.names:
+                    self.metrics[event.site] = event.metrics
+            case events.SiteFailed():
+                self._fail(event.site, f"round {event.round}: " * bool(event.round) + event.reason)
+            case events.SiteSuspended():
+                reason = self.failures.get(event.site, "it kept failing")
+                self._fail(event.site, f"asked no more: {reason}")
+            case events.RoundStarted() if event.round != self.round:
+                self._begin_round(event)
+            case events.Evaluated():
+                self.scored, self._scores = event, event.metrics
+                self._evaluate_seconds += event.seconds
+            case events.ModelScored():
+                self._evaluate_seconds += event.seconds
+            case events.RoundFinished():
+                self._finish_round(event)
+            case events.RunStarted():
+                self.start, self.phase = event, "preparing the model"
+                self.names = dict.fromkeys(event.workers or event.sites)
+            case events.ModelReady():
+                self.model, self.phase = event, "starting the sites"
+            case events.ProcessReady() if event.process in self.names:
+                self.ready.add(event.process)
+            case events.RunResumed():
+                self.phase, self.round = "starting the sites", event.round or 0
+            case events.RunFinished():
+                self.phase = event.status
+            case events.NodesAwaited():
+                self.phase = nodes_awaited(event)
+
+    def _begin_round(self, event: events.RoundStarted) -> None:
+        self.round, self.phase = event.round, "training"
+        self._begins.append(event.time)
+        if event.round == len(self._begins) == 3:
+            self._begins.popleft()  # much is loaded in the first round
+
+    def _fail(self, site: str, reason: str) -> None:
+        self.failures.pop(site, None)
+        self.failures[site] = reason
+        if len(self.failures) > _MOST_FAILURES:
+            del self.failures[next(iter(self.failures))]
+
+    def _finish_round(self, event: events.RoundFinished) -> None:
+        metrics = flat_metrics({**self._scores, "train": event.metrics})
+        phases = (*event.phases, self._evaluate_seconds)
+        self.rounds.append(RoundRow(event.round, metrics, phases, event.privacy, event.aggregator))
+        self.phase, self._scores, self._evaluate_seconds = "round is over", {}, 0.0
