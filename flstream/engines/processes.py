@@ -44,7 +44,8 @@ class ProcessHost:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = dict(environment)
         self._is_prepared = False
-        self._needs: _Needs | None = None
+        # Path and descriptor of the named pipe for a job's needs, once that is there.
+        self._needs: tuple[str, int] | None = None
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([PRELOAD])
         self._processes: dict[str, ForkServerProcess] = {}
@@ -157,7 +158,12 @@ class ProcessHost:
         """
         with suppress(OSError):
             if not self._is_prepared and self._needs is None:
-                self._needs = _Needs()
+                # The folder also has the fork server's socket, and goes when this process ends.
+                path = os.path.join(sockets_folder(), f"needs-{uuid.uuid4().hex}")
+                os.mkfifo(path, 0o600)
+                # For reading and writing: opening waits for no reader, and a reader meets no end
+                # of file before the needs are written.
+                self._needs = path, os.open(path, os.O_RDWR | os.O_CLOEXEC)
             self._ensure_running()
 
     def prepare(self, variables: Mapping[str, str]) -> None:
@@ -169,7 +175,7 @@ class ProcessHost:
         self._is_prepared = True
         self._environment.update(variables)
         if self._needs is not None:
-            self._needs.send(variables)
+            os.write(self._needs[1], json.dumps(dict(variables)).encode() + b"\n")
 
     def close(self) -> None:
         """End every process and the fork server. Calling it again has no effect."""
@@ -186,8 +192,10 @@ class ProcessHost:
         self._processes, self._replaced = {}, []
         self._stop_fork_server()
         if self._needs is not None:
-            self._needs.close()
+            path, pipe = self._needs
             self._needs = None
+            os.close(pipe)
+            os.unlink(path)
 
     def __enter__(self) -> Self:
         if not self._is_prepared:
@@ -209,7 +217,7 @@ class ProcessHost:
         variables = {SAFE_PATH: "flstream", OF_A_RUN: "1", **self._environment}
         variables[FOLDER] = sockets_folder()
         if self._needs is not None and not self._is_prepared:
-            variables[NEEDS] = self._needs.path
+            variables[NEEDS] = self._needs[0]
         with _environment(variables), _without_main_module(), _interrupts_blocked():
             forkserver.ensure_running()
 
@@ -226,25 +234,6 @@ class ProcessHost:
         # Resets the standard library's record of the fork server, so that the next host can start
         # another one. There is no public function for this; the library's own tests use this one.
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
-
-
-class _Needs:
-    """A named pipe that carries a job's environment variables to a running fork server."""
-
-    def __init__(self) -> None:
-        # The folder also has the fork server's socket; it is removed when this process ends.
-        self.path = os.path.join(sockets_folder(), f"needs-{uuid.uuid4().hex}")
-        os.mkfifo(self.path, 0o600)
-        # Opened for reading and writing: opening does not wait for a reader, and a reader does not
-        # see an end of file before the variables are written.
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-
-    def send(self, variables: Mapping[str, str]) -> None:
-        os.write(self._fd, json.dumps(dict(variables)).encode() + b"\n")
-
-    def close(self) -> None:
-        os.close(self._fd)
-        os.unlink(self.path)
 
 
 def _call(target: str, *args: Any) -> None:

@@ -21,8 +21,10 @@ def write_whole(path: Path, text: str) -> None:
     """
     temporary = temporary_of(path)
     try:
-        temporary.write_text(text, encoding="utf-8")
-        sync_file(temporary)
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
         sync_directory(path.parent)
     except OSError:
