@@ -102,10 +102,7 @@ def print_tables(console: Console, *tables: Table) -> None:
 def print_facts(console: Console, facts: Iterable[tuple[str, Text]], width: int | None) -> None:
     """Print facts below one another, each beside its label.
 
-    Args:
-        console: console to print to.
-        facts: labels, and values of which those with ``no_wrap`` are never broken over two lines.
-        width: columns in which other values are wrapped; None to leave them whole.
+    Without a width values stay whole, as do those with ``no_wrap``.
     """
     for label, value in facts:
         lines = [value]

@@ -14,7 +14,7 @@ from statistics import mean, median_low, stdev
 from typing import Any, NamedTuple
 
 from flstream.report.metrics import Metric, metrics_of, values_by_round
-from flstream.report.run_record import LoggedValues, RunRecord, Setting
+from flstream.report.run_record import LoggedValues, RunRecord
 from flstream.report.table import Column, Gap, Kind, Link, Mark, Row, Shade, Table, ends
 from flstream.report.text import clip, counted, format_epsilon, pieces
 from flstream.runs.round_record import PHASES
@@ -99,14 +99,7 @@ class RoundRow(NamedTuple):
 def rounds_table(
     rounds: Sequence[RoundRow], metrics: Sequence[Metric], best: int | None, most: int = 20
 ) -> Table:
-    """Return the table of rounds; the columns of metrics are in their order.
-
-    Args:
-        rounds: rounds in order.
-        metrics: metrics in the order of their columns.
-        best: number of the best round; None for none.
-        most: number of rounds up to which all are shown.
-    """
+    """Return the table of rounds, of more than ``most`` the ends and the best, with metrics."""
 
     def spent(cell: Callable[[PrivacySpent], Any]) -> Callable[[RoundRow], Any]:
         return lambda row: row.privacy and cell(row.privacy)
@@ -164,13 +157,7 @@ def transfer_table(summary: Summary) -> Table:
 
 
 def memory_table(summary: Summary, most: int = 16, largest: int = 3) -> Table:
-    """Return the table of processes' memory: of many clients, the largest and the median one.
-
-    Args:
-        summary: summary of the run.
-        most: number of clients up to which all are shown.
-        largest: clients to show where there are more.
-    """
+    """Return the table of processes' memory: of many clients, the largest and the median one."""
     clients, server = dict(summary.memory.clients), summary.memory.server
     processes = {"server": server} if server.peak_rss else {}
     if len(clients) > most:
@@ -270,26 +257,34 @@ def seconds_table(run: RunRecord, colors: Mapping[str, str]) -> Table:
     return Table([Column("", "name"), Column("seconds", "seconds"), Column("share", "share")], rows)
 
 
-def settings_table(settings: Mapping[str, Setting], *, default: bool) -> Table:
-    """Return the settings that have their default, or those that a job sets."""
-    items = ((key, it) for key, it in settings.items() if it.is_default == default)
+def settings_tables(runs: Sequence[RunRecord], labels: Sequence[str]) -> tuple[Table, Table]:
+    """Return the settings that a run's job sets, and its defaults; of several, as they differ."""
+    if len(runs) > 1:
+        values = [{key: it.value for key, it in run.settings.items()} for run in runs]
+        return _compared(values, labels)
     fields = [Field("value", "text", 0, "value"), Field("meaning", "text", 1, "meaning")]
-    return _table(Column("key", "name"), items, fields)
+    settings = runs[0].settings.items()
+    own = [setting for setting in settings if not setting[1].is_default]
+    others = [setting for setting in settings if setting[1].is_default]
+    first = Column("key", "name")
+    return _table(first, own, fields), _table(first, others, fields)
 
 
-def differing_table(
-    values: Sequence[Mapping[str, str]], labels: Sequence[str], *, same: bool
-) -> Table:
-    """Return the keys whose values differ between runs, or those that are the same in all."""
-    keys = dict.fromkeys(key for run in values for key in run)
+def versions_tables(runs: Sequence[RunRecord], labels: Sequence[str]) -> tuple[Table, Table]:
+    """Return the versions that are not the same in all runs, and those that are."""
+    return _compared([run.versions for run in runs], labels)
+
+
+def _compared(values: Sequence[Mapping[str, str]], labels: Sequence[str]) -> tuple[Table, Table]:
+    """Return the keys whose values differ between runs, and those that are the same in all."""
+    keys, first = dict.fromkeys(key for run in values for key in run), Column("key", "name")
     cells = {key: [run.get(key) for run in values] for key in keys}
-    rows = [
-        Row([key, *(texts[:1] if same else texts)], "" if same else "different")
-        for key, texts in cells.items()
-        if (len(set(texts)) == 1) == same
-    ]
-    heads = ["value"] if same else labels
-    return Table([Column("key", "name"), *(Column(head) for head in heads)], rows)
+    same = [key for key in keys if len(set(cells[key])) == 1]
+    differing = [Row([key, *cells[key]], "different") for key in keys if key not in same]
+    return (
+        Table([first, *map(Column, labels)], differing),
+        Table([first, Column("value")], [Row([key, cells[key][0]]) for key in same]),
+    )
 
 
 def index_table(runs: Sequence[RunRecord], links: Sequence[Link]) -> Table:
@@ -300,14 +295,7 @@ def index_table(runs: Sequence[RunRecord], links: Sequence[Link]) -> Table:
 def comparison_table(
     runs: Sequence[RunRecord], labels: Sequence[str], colors: Sequence[str], *, spread: bool
 ) -> Table:
-    """Return the table of runs that are compared.
-
-    Args:
-        runs: the runs.
-        labels: label of each run.
-        colors: colour of each run in charts.
-        spread: whether to add the mean and the standard deviation of numbers as rows.
-    """
+    """Return the table of runs that are compared, perhaps with rows of mean and spread."""
     rounds = {run.path: list(values_by_round(run.summary).values())[::-1] for run in runs}
 
     def last(metric: Metric) -> Callable[[RunRecord], float | None]:
