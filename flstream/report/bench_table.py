@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -12,24 +11,12 @@ from flstream.bench.cases import BenchPlan
 from flstream.bench.document import first_measured
 from flstream.bench.measuring import Result
 from flstream.report.console import print_tables
-from flstream.report.table import Column, Row, Table
+from flstream.report.table import Column
 from flstream.report.text import counted, wrap_words
+from flstream.report.views import Field, table_of
 from flstream.text import printable
 from flstream.units import format_bytes
 
-_COLUMNS: Sequence[Column] = (
-    Column("case", "name"),
-    Column("seconds", "seconds"),
-    Column("ratio", "seconds"),
-    Column("down", "bytes"),
-    Column("up", "bytes"),
-    Column("requests", "count"),
-    Column("rate", "rate"),
-    Column("server", "bytes"),
-    Column("client", "bytes"),
-    Column("all PSS", "bytes"),
-    Column("error", "text"),
-)
 _NOTES = (
     "Seconds are those of the second round; ratio: to the first case. Down, up and requests are of "
     "all clients; rate: both ways, while they moved. Server and the largest client: peak RSS over "
@@ -45,16 +32,14 @@ def print_bench(console: Console, plan: BenchPlan, results: Sequence[Result]) ->
     """Print the figures of each case, why cases were not run, and how to read the figures."""
     size, clients = format_bytes(plan.model_bytes), counted(plan.clients, "client")
     runs = f"medians of {plan.repeat} runs" if plan.repeat > 1 else "one run of each case"
-    columns = _COLUMNS if plan.with_codecs else _COLUMNS[:-1]
-    rows = [_cells(result, first_measured(results))[: len(columns)] for result in results]
-    whole = Table(columns, [Row(cells) for cells in rows])
-    # One that is too wide becomes two, of rounds and of memory.
-    is_wide = max(map(len, whole.lines())) > console.width
-    parts = (slice(1, 7), slice(7, None)) if is_wide else (slice(1, None),)
+    fields = _fields(first_measured(results), with_codecs=plan.with_codecs)
+    cases = [(result.case.name, result if result.median else None) for result in results]
+    case = Column("case", "name")
+    # A table that is too wide becomes two, of rounds and of memory.
+    is_wide = max(map(len, table_of(case, cases, fields).lines())) > console.width
     title = f"A model of {size}, {clients}: {runs}"
-    for part in parts:
-        cells = [Row([row[0], *row[part]]) for row in rows]
-        print_tables(console, Table([columns[0], *columns[part]], cells, title))
+    for part in (fields[:6], fields[6:]) if is_wide else (fields,):
+        print_tables(console, table_of(case, cases, part, title))
         title = "Memory, and what was lost" if plan.with_codecs else "Memory"
     lines = [(_shortfall(result), "") for result in results if result.reason]
     lines.append((f"{_NOTES} {_ERROR_NOTE}" if plan.with_codecs else _NOTES, "dim"))
@@ -63,23 +48,24 @@ def print_bench(console: Console, plan: BenchPlan, results: Sequence[Result]) ->
         console.print(Text("\n".join(wrap_words(sentence, console.width)), style=style))
 
 
-def _cells(result: Result, first: Result | None) -> list[Any]:
-    figures = result.median
-    if figures is None or first is None or first.median is None:
-        return [result.case.name, *[None] * (len(_COLUMNS) - 1)]
-    return [
-        result.case.name,
-        figures.seconds,
-        figures.seconds / first.median.seconds,
-        round(figures.down_bytes),
-        round(figures.up_bytes),
-        round(figures.requests),
-        figures.rate,
-        round(figures.server_over_idle),
-        round(figures.client_over_idle),
-        round(figures.total_pss),
-        "exact" if result.digest == first.digest else f"{result.error or 0:.2%}",
+def _fields(first: Result | None, *, with_codecs: bool) -> list[Field]:
+    base = first.median.seconds if first is not None and first.median is not None else 1.0
+    digest = first.digest if first is not None else ""
+    fields = [
+        Field("seconds", "seconds", 0, "median.seconds"),
+        Field("ratio", "seconds", 0, lambda result: result.median.seconds / base),
+        Field("down", "bytes", 0, lambda result: round(result.median.down_bytes)),
+        Field("up", "bytes", 0, lambda result: round(result.median.up_bytes)),
+        Field("requests", "count", 0, lambda result: round(result.median.requests)),
+        Field("rate", "rate", 0, "median.rate"),
+        Field("server", "bytes", 0, lambda result: round(result.median.server_over_idle)),
+        Field("client", "bytes", 0, lambda result: round(result.median.client_over_idle)),
+        Field("all PSS", "bytes", 0, lambda result: round(result.median.total_pss)),
     ]
+    error = Field(
+        "error", "text", 0, lambda r: "exact" if r.digest == digest else f"{r.error or 0:.2%}"
+    )
+    return [*fields, error] if with_codecs else fields
 
 
 def _shortfall(result: Result) -> str:

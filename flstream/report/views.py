@@ -46,19 +46,19 @@ class Field(NamedTuple):
     cell: str | Callable[[Any], Any]
 
 
-def _table(
+def table_of(
     first: Column,
     items: Iterable[tuple[Any, Any]],
     fields: Iterable[Field],
     title: str = "",
     mark: Callable[[Any], Mark] = lambda _: "",
 ) -> Table:
-    """Return the table of items, each after the cell that names it."""
+    """Return the table of items, each after the cell that names it; None is an empty one."""
     items = list(items)
     columns, rows = [first], [[name] for name, _ in items]
     for field in fields:
         take = attrgetter(field.cell) if isinstance(field.cell, str) else field.cell
-        cells = [take(item) for _, item in items]
+        cells = [None if item is None else take(item) for _, item in items]
         if field.kind in _NONE_IF_ZERO:
             cells = [cell or None for cell in cells]
         if not field.rank or any(cell is not None for cell in cells):
@@ -123,7 +123,7 @@ def rounds_table(
     ]
     items = ((row.number, row) for row in rounds)
     title, first = "Rounds (in seconds)", Column("round", "count")
-    table = _table(first, items, fields, title, lambda row: "best" if row.number == best else "")
+    table = table_of(first, items, fields, title, lambda row: "best" if row.number == best else "")
     return _ends(table, most // 4, most * 3 // 5, most)
 
 
@@ -153,7 +153,7 @@ def transfer_table(summary: Summary) -> Table:
         Field("rate", "rate", 1, lambda way: way.bytes / way.seconds if way.seconds else None),
     ]
     title = f"Transfer ({transfer.mode} mode, {pieces(transfer.chunk_size)})"
-    return _table(Column("", "name"), ways.items(), fields, title)
+    return table_of(Column("", "name"), ways.items(), fields, title)
 
 
 def memory_table(summary: Summary, most: int = 16, largest: int = 3) -> Table:
@@ -176,7 +176,7 @@ def memory_table(summary: Summary, most: int = 16, largest: int = 3) -> Table:
         Field("node", "name", 2, lambda memory: memory.node or None),  # unset is false
     ]
     title = f"Peak memory (the model is {format_bytes(summary.model.bytes)})"
-    table = _table(Column("process", "name"), processes.items(), fields, title)
+    table = table_of(Column("process", "name"), processes.items(), fields, title)
     if len(clients) > most:
         gap = Gap(len(clients) - largest)
         return replace(table, rows=[*table.rows[:-1], gap, table.rows[-1]])
@@ -196,7 +196,7 @@ def nodes_table(summary: Summary) -> Table:
         Field("largest over idle", "bytes", 1, lambda item: item[1]),
         Field("workers that it had last", "text", 2, lambda item: item[2]),
     ]
-    return _table(Column("node", "name"), items, fields, "Nodes")
+    return table_of(Column("node", "name"), items, fields, "Nodes")
 
 
 def failures_table(summary: Summary, most: int = 5) -> Table:
@@ -213,7 +213,7 @@ def failures_table(summary: Summary, most: int = 5) -> Table:
         "summary.json has each reason)"
     )
     items = ((site, last[site]) for site, _ in times.most_common())
-    table = _table(Column("site", "name"), items, fields, title, lambda _: "bad")
+    table = table_of(Column("site", "name"), items, fields, title, lambda _: "bad")
     return _ends(table, most, 0, most)
 
 
@@ -235,7 +235,7 @@ def sites_table(sites: Mapping[str, SiteRecord]) -> Table:
     )
     failed = sum(bool(site.failures) for site in sites.values())
     title = f"{counted(len(sites), 'site')}, of which {failed:,} failed at least once (in seconds)"
-    table = _table(
+    table = table_of(
         Column("site", "name"), items, fields, title, lambda site: "bad" if site.failures else ""
     )
     return _ends(table, 45, 15, 60)
@@ -267,7 +267,7 @@ def settings_tables(runs: Sequence[RunRecord], labels: Sequence[str]) -> tuple[T
     own = [setting for setting in settings if not setting[1].is_default]
     others = [setting for setting in settings if setting[1].is_default]
     first = Column("key", "name")
-    return _table(first, own, fields), _table(first, others, fields)
+    return table_of(first, own, fields), table_of(first, others, fields)
 
 
 def versions_tables(runs: Sequence[RunRecord], labels: Sequence[str]) -> tuple[Table, Table]:
@@ -289,7 +289,7 @@ def _compared(values: Sequence[Mapping[str, str]], labels: Sequence[str]) -> tup
 
 def index_table(runs: Sequence[RunRecord], links: Sequence[Link]) -> Table:
     """Return the table of all runs of a folder, whose names link their pages."""
-    return _table(Column("run", "link"), zip(links, runs, strict=True), _RUN_FIELDS)
+    return table_of(Column("run", "link"), zip(links, runs, strict=True), _RUN_FIELDS)
 
 
 def comparison_table(
@@ -307,7 +307,7 @@ def comparison_table(
         for metric in metrics_of([run.summary for run in runs])
     ]
     items = zip(labels, runs, strict=True)
-    table = _table(Column("run", "name"), items, [*fields, *_COST_FIELDS])
+    table = table_of(Column("run", "name"), items, [*fields, *_COST_FIELDS])
     rows = [Row(row.cells, color=color) for row, color in zip(_rows(table), colors, strict=True)]
     return replace(table, rows=[*rows, *(_spread_rows(table) if spread else [])])
 
@@ -387,6 +387,6 @@ def texts_table(logged: LoggedValues) -> Table:
         Field("text", "text", 0, lambda event: clip(event.text, 500)),
     ]
     items = ((event.site or "workflow", event) for event in logged.texts)
-    table = _table(Column("site", "name"), items, fields)
+    table = table_of(Column("site", "name"), items, fields)
     more = logged.text_count - len(table.rows)
     return replace(table, rows=[*table.rows, Gap(more)]) if more else table
