@@ -167,9 +167,12 @@ def _memory_curves(run: RunRecord, values: Mapping[str, np.ndarray]) -> list[Cur
         if np.isfinite(rss).any()
     }
     server = lines.pop(SERVER, None)
-    helpers = [name for name in HELPERS if name in lines]
-    thin = [Curve(name, *lines.pop(name), INK, 0.6) for name in helpers]
-    curves = thin + _bundle(lines, "workers")
+    curves = [
+        Curve(name, *lines.pop(name), color, 1.0, is_dashed=True)
+        for name, color in zip(HELPERS, reversed(SERIES), strict=False)
+        if name in lines
+    ]
+    curves += _bundle(lines, "workers")
     return [*curves, Curve(SERVER, *server, INK)] if server else curves
 
 
