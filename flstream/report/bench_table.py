@@ -12,7 +12,7 @@ from flstream.bench.document import first_measured
 from flstream.bench.measuring import Result
 from flstream.report.console import print_tables
 from flstream.report.table import Column
-from flstream.report.text import counted, wrap_words
+from flstream.report.text import counted, wrapped
 from flstream.report.views import Field, table_of
 from flstream.text import printable
 from flstream.units import format_bytes
@@ -45,7 +45,8 @@ def print_bench(console: Console, plan: BenchPlan, results: Sequence[Result]) ->
     lines.append((f"{_NOTES} {_ERROR_NOTE}" if plan.with_codecs else _NOTES, "dim"))
     console.print()
     for sentence, style in lines:
-        console.print(Text("\n".join(wrap_words(sentence, console.width)), style=style))
+        for line in wrapped([sentence], console.width, 40):
+            console.print(Text(line, style=style))
 
 
 def _fields(first: Result | None, *, with_codecs: bool) -> list[Field]:

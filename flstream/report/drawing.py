@@ -268,7 +268,7 @@ def _points(frame: _Frame, places: np.ndarray, values: np.ndarray) -> list[str]:
         for begin, end in pairwise(cuts):
             part = values[begin:end]
             keep |= {begin + int(part.argmin()), begin + int(part.argmax())}
-        kept = sorted(keep)
-        places, values = places[kept], values[kept]
+        indices = sorted(keep)
+        places, values = places[indices], values[indices]
     points = zip(map(frame.x, places), map(frame.y, values), strict=True)
     return [f"{x:.1f} {y:.1f}" for x, y in points]

@@ -79,8 +79,8 @@ def metric_charts(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Char
             label += f"mean of {counted(len(lines), 'seed')}"
             low, high = means - deviations, means + deviations
             band = Curve("\N{PLUS-MINUS SIGN} sd", places, high, color, lows=low)
-            each = [Curve("", *line, color, 0.6) for line in lines]
-            return [band, *each, Curve(label, places, means, color)]
+            thin = [Curve("", *line, color, 0.6) for line in lines]
+            return [band, *thin, Curve(label, places, means, color)]
         best = runs[group[0]].summary.best
         is_key = best is not None and metric == ("", best.metric)
         mark = best.round if best is not None and is_key else None
