@@ -124,7 +124,7 @@ def write_job(conversion: Conversion, folder: Path) -> list[str]:
 
 
 def open_problems(folder: Path) -> tuple[Problem, ...]:
-    """Return what a written job lacks or has wrong, before it can run."""
+    """Return the mistakes of a written job, which are to be mended before it can run."""
     try:
         load_job(folder / JOB_FILE)
     except JobError as error:
@@ -210,11 +210,7 @@ class _Draft:
         self.models: set[str] = set()  # ids of components
         self.keys: set[str] = set()  # dotted, of all that has a value
         listed = re.findall(r'"([^"]+)"(?!")(?=[,\]])', deploy_map)
-        sites = [
-            name
-            for name in dict.fromkeys(listed)
-            if name not in (arguments.SERVER, arguments.ALL_SITES)
-        ]
+        sites = [name for name in dict.fromkeys(listed) if name not in arguments.PLACES]
         self.count = len(sites) or max(map(int, _COUNTS.findall(files)), default=0)
         is_numbered = sites == [f"site-{n + 1}" for n in range(len(sites))]
         if arguments.ALL_SITES not in listed and not is_numbered:
@@ -261,10 +257,10 @@ class _Draft:
             self.metric.setdefault("key_metric_mode", "min")
         stages = [{**stage, "args": {**stage["args"], **self.metric}} for stage in self.stages]
         stages = [{key: stage[key] for key in stage if stage[key]} for stage in stages]
-        if stages or self.metric:
-            self.values["workflow"] = (
-                stages if len(stages) > 1 else [*stages, {"args": self.metric}][0]
-            )
+        if len(stages) > 1:
+            self.values["workflow"] = stages
+        elif stages or self.metric:
+            self.values["workflow"] = [*stages, {"args": self.metric}][0]
         values = {"name": self.job.name, **self.values, "train.alias": "nvflare"}
         for key in sorted(values, key=lambda key: _KEYS.index(key.partition(".")[0])):
             arguments.put(self.job.values, key, values[key])
