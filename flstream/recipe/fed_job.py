@@ -136,7 +136,7 @@ class FedJob:
         for name, value in values.items():
             try:
                 if arguments.is_needed(name):
-                    arguments.expect_known(name, KEYS)
+                    arguments.expect_known(name)
                     converted[name] = arguments.converted(name, value)
             except (TypeError, AttributeError, ValueError) as error:
                 what = f"{name} is {shortened(repr(value), 60)}"
