@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
-import msgspec
 import numpy as np
 import psutil
 
@@ -27,7 +26,7 @@ from flstream.runs.summary import Summary
 from flstream.simulation.interruption import undisturbed
 from flstream.simulation.launcher import simulate
 from flstream.telemetry.events import SERVER
-from flstream.telemetry.memory import ProcessMemory, Sample
+from flstream.telemetry.memory import ProcessMemory, read_samples
 from flstream.units import format_bytes
 
 # Weights of two models that are compared at a time: 4 MiB of each.
@@ -211,8 +210,7 @@ def _figures(measured: RoundRecord, summary: Summary, client: ProcessMemory) -> 
 
 def _traces(run: RunDirectory, began: float, peaks: Mapping[str, ProcessMemory]) -> Traces:
     """Return the memory over time of some processes, since the first round began."""
-    decode = msgspec.json.Decoder(Sample).decode
-    samples = [decode(line) for line in run.memory.read_bytes().splitlines()]
+    samples = [sample for sample in read_samples(run.memory) if sample is not None]
     return {
         process: [
             (sample.time - began, max(sample.rss - memory.idle_rss, 0))

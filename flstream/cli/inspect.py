@@ -10,9 +10,6 @@ import typer
 from flstream.cli import options
 from flstream.errors import UsageError
 
-# Characters of an error message; a tensor's name in a damaged file may have megabytes.
-_LONGEST_MESSAGE = 1200
-
 
 def inspect(
     path: Annotated[
@@ -74,6 +71,7 @@ def inspect(
     from flstream.inspection.export import export as export_model
     from flstream.report.checkpoint import print_export, print_findings, print_json
     from flstream.report.console import make_console
+    from flstream.text import MOST_ON_A_LINE, quotable
 
     if export is not None and (filters or stats or diff or verify):
         raise UsageError("--export writes the whole model and shows nothing; give it alone")
@@ -92,8 +90,9 @@ def inspect(
                 verify=verify,
             )
     except (CheckpointError, LayoutError, SimulationError) as error:
-        # The file is the user's input, so a defect in it is a usage error: exit status 2.
-        raise UsageError(_one_line(str(error))) from error
+        # The file is the user's input, so a defect in it is a usage error: exit status 2. A name in
+        # a damaged file may have megabytes.
+        raise UsageError(quotable(str(error), MOST_ON_A_LINE)) from error
     console = make_console()
     if as_json:
         print_json(console, as_document(result))
@@ -101,13 +100,3 @@ def inspect(
         print_export(console, result)
     else:
         print_findings(console, result)
-
-
-def _one_line(message: str) -> str:
-    """Shorten an error message and make it printable on one line."""
-    from flstream.text import printable
-
-    if len(message) > _LONGEST_MESSAGE:
-        half = _LONGEST_MESSAGE // 2
-        message = f"{message[:half]}...{message[-half:]}"
-    return printable(message)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flstream.cli.options import seconds
 from flstream.cli.status import DONE, STOPPED
 
 if TYPE_CHECKING:
@@ -60,9 +59,13 @@ def join(
     It ends with the run; Ctrl-C ends it before that, and the run goes on with the other nodes.
     """
     from flstream.engines.fork_server import new_host
-    from flstream.errors import AbortedError
+    from flstream.errors import AbortedError, UsageError
+    from flstream.units import parse_seconds
 
-    patience = seconds("--wait", wait)
+    try:
+        patience = parse_seconds(wait)
+    except ValueError as error:
+        raise UsageError(f"--wait {wait}: {error}") from error
     with closing(new_host()) as host:
         host.begin()  # its imports take longest, and overlap with the waiting
         from flstream.simulation.node import NodeSettings, run_node

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flstream.errors import UsageError
-from flstream.units import parse_bytes, parse_seconds
+from flstream.units import parse_bytes
 
 JobPath = Annotated[
     Path, typer.Argument(metavar="JOB", help="The job file, or a folder with a job.conf in it.")
@@ -42,33 +42,17 @@ def size(option: str, text: str) -> int:
     """Parse an option's value as a size.
 
     Args:
-        option: name of the option, such as ``--model-size``, for the error message.
-        text: value of the option.
+        option: Name of the option, such as ``--model-size``, for the error message.
+        text: Value of the option.
 
     Returns:
         The size in bytes.
 
     Raises:
-        UsageError: the value is not a size.
+        UsageError: The value is not a size.
     """
     try:
         return parse_bytes(text)
-    except ValueError as error:
-        raise UsageError(f"{option} {text}: {error}") from error
-
-
-def seconds(option: str, text: str) -> float:
-    """Parse an option's value as a duration in seconds.
-
-    Args:
-        option: name of the option, such as ``--wait``, for the error message.
-        text: value of the option.
-
-    Raises:
-        UsageError: the value is no duration.
-    """
-    try:
-        return parse_seconds(text)
     except ValueError as error:
         raise UsageError(f"{option} {text}: {error}") from error
 
@@ -80,9 +64,9 @@ def chunk_size(text: str) -> int:
         The chunk size in bytes: a multiple of 16, at most 1 GiB.
 
     Raises:
-        UsageError: the value is not a valid chunk size.
+        UsageError: The value is not a valid chunk size.
     """
-    found = size("--chunk-size", text)
-    if found % 16 or not 16 <= found <= _MOST_CHUNK_BYTES:
+    length = size("--chunk-size", text)
+    if length % 16 or not 16 <= length <= _MOST_CHUNK_BYTES:
         raise UsageError(f"--chunk-size {text}: a multiple of 16 bytes, at most 1 GiB")
-    return found
+    return length

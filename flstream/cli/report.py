@@ -38,9 +38,7 @@ def report(
     from flstream.report.page import write_index, write_page
     from flstream.runs.run_directory import RunDirectory
 
-    folder = RunDirectory(runs[0])
-    is_run = folder.events.exists() or folder.summary.exists() or not runs[0].is_dir()
-    if len(runs) == 1 and not is_run:
+    if len(runs) == 1 and runs[0].is_dir() and not RunDirectory(runs[0]).is_run:
         path = write_index(runs[0], output)
     else:
         path = write_page(runs, output)

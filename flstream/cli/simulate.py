@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from flstream.cli.options import JobPath, Overrides, engine_settings, job_file
 from flstream.cli.status import DONE, FAILED, STOPPED
 from flstream.errors import UsageError
-
-if TYPE_CHECKING:
-    from flstream.engines.processes import ProcessHost
-    from flstream.job import Job
 
 
 def simulate(
@@ -118,41 +114,21 @@ def simulate(
             if loaded.engine.is_local and (bind or nodes or key_file):
                 raise UsageError("--bind, --nodes and --key-file are of --engine join; add it")
             host.prepare(needs_of(loaded))
-            status = _run(loaded, host, run_dir, resume, as_json, quiet)
+            from flstream.report.console import make_console, report_error
+            from flstream.report.running import run_and_show
+            from flstream.runs.run_directory import RunDirectory
+
+            run = (RunDirectory.reopen if resume else RunDirectory.create)(loaded.name, run_dir)
+            console = make_console()
+            console.quiet = as_json or quiet
+            summary = run_and_show(loaded, run, console, resume=resume, host=host)
     except KeyboardInterrupt:
         # A run under way handles it: this was before or after.
         typer.echo("stopped; a run that had begun goes on with --resume", err=True)
-        status = STOPPED
-    raise typer.Exit(status)
-
-
-def _run(
-    loaded: Job, host: ProcessHost, run_dir: Path | None, resume: bool, as_json: bool, quiet: bool
-) -> int:
-    """Run a loaded job.
-
-    Args:
-        loaded: the job.
-        host: process host, prepared for the job.
-        run_dir: run directory; None for a new one, or with ``resume`` for the newest one.
-        resume: whether to continue an earlier run.
-        as_json: whether to print the summary as JSON and nothing else.
-        quiet: whether to print nothing but errors.
-
-    Returns:
-        The exit status of the command.
-    """
-    from flstream.report.console import make_console, report_error
-    from flstream.report.running import run_and_show
-    from flstream.runs.run_directory import RunDirectory
-
-    run = (RunDirectory.reopen if resume else RunDirectory.create)(loaded.name, run_dir)
-    console = make_console()
-    console.quiet = as_json or quiet
-    summary = run_and_show(loaded, run, console, resume=resume, host=host)
+        raise typer.Exit(STOPPED) from None
     if as_json:
         console.quiet = False
         console.out(summary.to_json(), highlight=False)
     if summary.status == "failed":
         report_error(f"{summary.error}\n  in the run directory {run.path}")
-    return {"finished": DONE, "stopped": STOPPED}.get(summary.status, FAILED)
+    raise typer.Exit({"finished": DONE, "stopped": STOPPED}.get(summary.status, FAILED))

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from flstream.cli.options import Overrides, engine_settings, job_file
 from flstream.cli.status import DONE, FAILED
-
-if TYPE_CHECKING:
-    from flstream.job import Job
-    from flstream.simulation.forecasting.forecast import Forecast
-    from flstream.simulation.forecasting.probe import Probe
 
 
 def validate(
@@ -61,6 +56,7 @@ def validate(
     from flstream.job import job_schema, load_job
     from flstream.report.console import make_console
     from flstream.report.forecast import forecast_json, print_forecast
+    from flstream.simulation.forecasting.checking import check_job
     from flstream.simulation.forecasting.fitting import available_in, lacks
 
     if schema:
@@ -72,12 +68,12 @@ def validate(
     # Where nodes would join is of no matter here, so nobody has to say.
     nowhere = ["engine.bind=localhost:0", "engine.key_file=key"] if engine == "join" else []
     loaded = load_job(path, [*nowhere, *(overrides or ())], engine_settings(engine))
-    found, need = _plan(path, loaded)
+    probe, need = check_job(loaded, path)
     available = available_in(run_dir or Path("runs"))
-    lacking = list(lacks(loaded, found.layout, need, available))
+    lacking = list(lacks(loaded, probe.layout, need, available))
     console = make_console()
     # Those of a strict model are mistakes, and were listed as such.
-    differences = found.differences
+    differences = probe.differences
     if as_json:
         document = forecast_json(loaded, need, available, lacking)
         if differences:
@@ -86,41 +82,6 @@ def validate(
     else:
         print_forecast(console, loaded, need, available, lacking)
         if differences:
-            kept = "what it lacks is as model.factory makes it"
-            console.out(f"\nmodel.initial: {differences}; {kept}", highlight=False)
+            note = f"model.initial: {differences}; what it lacks is as model.factory makes it"
+            console.out(f"\n{note}", highlight=False)
     raise typer.Exit(FAILED if lacking else DONE)
-
-
-def _plan(path: Path, job: Job) -> tuple[Probe, Forecast]:
-    """Check a job's code and model, and forecast its needs.
-
-    Args:
-        path: path of the job file, for the error message.
-        job: the loaded job.
-
-    Returns:
-        The layout of the job's model with what was measured, and the forecast.
-
-    Raises:
-        JobError: the code or the model has mistakes; the message lists all of them.
-    """
-    from flstream.engines.fork_server import host_for
-    from flstream.errors import CheckpointError, ModelError, UsageError
-    from flstream.job import JobError, Problem
-    from flstream.job.imports import missing_modules
-    from flstream.simulation.forecasting.forecast import forecast
-    from flstream.simulation.forecasting.probe import probe
-    from flstream.simulation.own_code import own_code_problems
-
-    problems = list(missing_modules(job))
-    try:
-        with host_for(job) as host:
-            problems += own_code_problems(job, host)
-            found = probe(job, host)
-        need = forecast(job, found.layout, found.imports)
-    except (ModelError, CheckpointError, UsageError) as error:
-        problems.append(Problem("", str(error)))
-    else:
-        if not problems:
-            return found, need
-    raise JobError(path.absolute(), problems)

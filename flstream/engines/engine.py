@@ -15,10 +15,10 @@ class WorkerSockets(NamedTuple):
     either to a download service or to a receiver.
 
     Attributes:
-        control: socket for control messages, in both directions.
-        down: socket for models, sent by the server's download service.
-        up: socket for updates, sent by the worker's download service.
-        peers: socket for what concerns other workers: connections to them, which come as file
+        control: Socket for control messages, in both directions.
+        down: Socket for models, sent by the server's download service.
+        up: Socket for updates, sent by the worker's download service.
+        peers: Socket for what concerns other workers: connections to them, which come as file
             descriptors, what is offered to them, and folds.
     """
 

@@ -51,12 +51,12 @@ def needs_of(job: Job) -> dict[str, str]:
     # A command's processes are not forked from here: what they import is their own.
     if job.train.command is None:
         variables = {SOURCE: str(job.train.source or ""), PRELOAD: ",".join(job.train.preload)}
-    # Libraries that warn, in each process that training code forks, of what is as it should be.
-    quiet = {"TOKENIZERS_PARALLELISM": "false", "KMP_WARNINGS": "off"}
     return {
         **variables,
         "OMP_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
-        **{name: os.environ.get(name, value) for name, value in quiet.items()},
+        # Without these, libraries warn in each process that training code forks.
+        "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "false"),
+        "KMP_WARNINGS": os.environ.get("KMP_WARNINGS", "off"),
         **QUIET_ARROW,
     }

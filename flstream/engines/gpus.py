@@ -29,12 +29,12 @@ def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = _DR
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return [str(place) for place, _ in enumerate(driver.glob("*"))]
-    found: list[str] = []
-    for each in map(str.strip, listed.split(",")):
-        if not each or each.startswith("-"):
+    gpus: list[str] = []
+    for gpu in map(str.strip, listed.split(",")):
+        if not gpu or gpu.startswith("-"):
             break
-        found.append(each)
-    return found
+        gpus.append(gpu)
+    return gpus
 
 
 class GpuDealer:

@@ -46,7 +46,7 @@ def library_imports(source: Path | None) -> list[LibraryImport]:
     site that runs it reports the error.
 
     Args:
-        source: path of the file with the script or the learner; None for an installed module.
+        source: Path of the file with the script or the learner; None for an installed module.
 
     Returns:
         The imports of fork-safe libraries, in the order in which they were found.
@@ -99,7 +99,7 @@ def import_libraries(imports: Iterable[LibraryImport]) -> None:
     """Import libraries in this process; an import that fails is left to the training code.
 
     Args:
-        imports: imports, in order.
+        imports: Imports, in order.
     """
     for module, names in imports:
         before = set(sys.modules)
@@ -115,7 +115,7 @@ def preload_libraries(imports: Iterable[LibraryImport]) -> None:
     """Import libraries in this process, and see whether they start threads.
 
     Args:
-        imports: imports, in order.
+        imports: Imports, in order.
     """
     before = {name: os.environ.get(name) for name in _FEWER_THREADS}
     os.environ.update(_FEWER_THREADS)

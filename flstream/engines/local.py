@@ -56,7 +56,7 @@ class LocalEngine:
             self._kill(number)
 
     def await_end(self, number: int, seconds: float) -> None:
-        """Do nothing: the server waits for processes of its own machine itself."""
+        """Return at once: the server itself waits for processes of its machine."""
 
     def exit_code(self, name: str, seconds: float) -> int | None:
         """Return the exit code of a worker's last process: see :class:`Engine`."""
@@ -68,4 +68,4 @@ class LocalEngine:
         return {}
 
     def close(self, seconds: float = 0.0) -> None:
-        """Do nothing: the process host ends the workers."""
+        """Return at once: the process host ends the workers."""

@@ -35,10 +35,10 @@ _GRACE_SECONDS = 2.0
 
 
 class ProcessHost:
-    """Context manager that starts processes from a fork server and ends all of them on exit.
+    """Starts processes from a fork server; as a context manager, ends them on exit.
 
     Args:
-        environment: environment variables of every process, set before its first instruction.
+        environment: Environment variables of every process, set before its first instruction.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -56,10 +56,10 @@ class ProcessHost:
         """Start a process.
 
         Args:
-            name: name of the process; it replaces an earlier process of that name.
-            target: function that the process runs, as ``package.module:name``: the module need not
+            name: Name of the process; it replaces an earlier process of that name.
+            target: Function that the process runs, as ``package.module:name``: the module need not
                 be imported here.
-            *args: arguments of the function; must be picklable.
+            *args: Arguments of the function; must be picklable.
 
         Returns:
             The pid of the process.
@@ -126,7 +126,7 @@ class ProcessHost:
         """Wait until every process has ended.
 
         Args:
-            seconds: maximum time to wait.
+            seconds: Maximum time to wait.
 
         Returns:
             Whether all of them have ended.
@@ -164,7 +164,7 @@ class ProcessHost:
         """Set a job's environment variables, before or after :meth:`begin`.
 
         Args:
-            variables: environment variables of every process.
+            variables: Environment variables of every process.
         """
         self._is_prepared = True
         self._environment.update(variables)

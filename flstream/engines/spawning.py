@@ -87,7 +87,7 @@ class WorkerSpawner:
         self._turn = threading.Lock()
 
     def spawn(self, name: str, abort: AbortSignal) -> SpawnedWorker:
-        """Have the launcher's engine start a worker, and wait until it has.
+        """Start a worker with the launcher's engine, and wait until it runs.
 
         Args:
             name: Name of the worker.
@@ -104,8 +104,8 @@ class WorkerSpawner:
             try:
                 self.request(_START, name.encode())
                 poll = select.poll()
-                for each in (self._launcher, abort):
-                    poll.register(each.fileno(), select.POLLIN)
+                for waited in (self._launcher, abort):
+                    poll.register(waited.fileno(), select.POLLIN)
                 poll.poll()
                 if abort.is_set():
                     raise AbortedError("the run was stopped")
@@ -166,7 +166,7 @@ class RemoteWorker(NamedTuple):
     number: int
 
     def kill(self) -> None:
-        """Have it killed; if the launcher is gone, it ends without."""
+        """Kill the worker; without the launcher, it ends by itself."""
         with suppress(OSError):
             self.spawner.request(_KILL, _NUMBER.pack(self.number))
 

@@ -55,13 +55,13 @@ def find_difference(
     """Compare two checkpoints of any formats by the names of their tensors.
 
     Args:
-        source: the first checkpoint.
-        other: the other checkpoint.
-        other_path: path of the other checkpoint.
-        wanted: names of the tensors to compare; a tied name stands for its tensor.
+        source: The first checkpoint.
+        other: The other checkpoint.
+        other_path: Path of the other checkpoint.
+        wanted: Names of the tensors to compare; a tied name stands for its tensor.
 
     Raises:
-        CheckpointError: one of the checkpoints cannot be read.
+        CheckpointError: One of the checkpoints cannot be read.
     """
     mine, theirs = _by_name(source.layout, wanted), _by_name(other.layout, wanted)
     reshaped, changed = [], []

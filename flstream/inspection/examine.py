@@ -17,7 +17,7 @@ from flstream.inspection.runs import (
     InspectedRun,
     Verification,
     checkpoint_files,
-    read_run,
+    inspect_run,
     verify_checkpoint,
     verify_run,
 )
@@ -85,20 +85,20 @@ def examine(
     Memory holds headers and a few blocks of tensors, whatever the size of the files.
 
     Args:
-        path: path of a checkpoint of any format, or of a run directory.
-        filters: shell patterns of the tensor names to include; empty for all.
-        chunk_size: maximum frame size in bytes, a multiple of 16.
-        stats: whether to compute statistics of each tensor.
-        diff: path of another checkpoint or run directory to compare with; None for none.
-        verify: whether to read and check everything.
+        path: Path of a checkpoint of any format, or of a run directory.
+        filters: Shell patterns of the tensor names to include; empty for all.
+        chunk_size: Maximum frame size in bytes, a multiple of 16.
+        stats: Whether to compute statistics of each tensor.
+        diff: Path of another checkpoint or run directory to compare with; None for none.
+        verify: Whether to read and check everything.
 
     Raises:
-        CheckpointError: a file cannot be read, is not sound, or is not what its run wrote.
-        LayoutError: a file has a tensor that a body cannot have.
-        SimulationError: the run's journal is damaged.
-        UsageError: no tensor matches a pattern.
+        CheckpointError: A file cannot be read, is not sound, or is not what its run wrote.
+        LayoutError: A file has a tensor that a body cannot have.
+        SimulationError: The run's journal is damaged.
+        UsageError: No tensor matches a pattern.
     """
-    run = read_run(path) if os.path.isdir(path) else None
+    run = inspect_run(path) if os.path.isdir(path) else None
     file, scratch = open_checkpoint(model_at(path)), Scratch()
     layout, tensors = file.layout, _matching(file, filters)
     verified: list[Verification] | UnsetType = UNSET

@@ -42,14 +42,14 @@ def export(path: Path, to: Path) -> Export:
     For a file of torch, a state dict with all names, memory holds the model.
 
     Args:
-        path: path of a checkpoint of any format, or of a run directory: its final model then.
-        to: a new or empty folder; or a file with the suffix .pt, .pth or .bin, which is replaced.
+        path: Path of a checkpoint of any format, or of a run directory: its final model then.
+        to: A new or empty folder; or a file with the suffix .pt, .pth or .bin, which is replaced.
 
     Raises:
-        CheckpointError: the model cannot be read, is not what its run wrote, or nothing can be
+        CheckpointError: The model cannot be read, is not what its run wrote, or nothing can be
             written.
-        SimulationError: the run's journal is damaged.
-        UsageError: the folder has files.
+        SimulationError: The run's journal is damaged.
+        UsageError: The folder has files.
     """
     file = open_checkpoint(model_at(path))
     location = run_of(file.path)

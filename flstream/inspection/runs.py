@@ -57,7 +57,7 @@ class Verification(msgspec.Struct, frozen=True):
     checks: Sequence[str]  # descriptions of the checks, a sentence each
 
 
-def read_run(path: Path) -> InspectedRun:
+def inspect_run(path: Path) -> InspectedRun:
     """Read what a run directory has: its journal and its checkpoints."""
     run = RunDirectory(path)
     has_journal = run.events.is_file()
@@ -77,11 +77,10 @@ def read_run(path: Path) -> InspectedRun:
             RunCheckpoint(number, place, regular_size(place), digest, scores, bodies, file.step)
         )
     last = checkpoints[-1].round if checkpoints else 0
-    status = "unfinished" if history.status == "running" else history.status
     return InspectedRun(
         path=path,
-        job=history.facts.name,
-        status=status if has_journal else "",
+        job=history.facts.job,
+        status=history.outcome if has_journal else "",
         rounds_planned=history.planned_rounds,
         rounds_completed=last if history.last_round is None else history.last_round,
         checkpoints=checkpoints,
@@ -132,14 +131,13 @@ def record_of(
 def checkpoint_files(run: RunDirectory) -> list[ModelFile]:
     """List the models in a run directory, oldest first; the newest of a round has no step."""
     try:
-        names = os.listdir(run.checkpoints)
+        files = [file for _, file in run.checkpoint_files() if file.is_model]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise CheckpointError(
             f"{run.checkpoints} cannot be listed: {error.strerror}; check its permissions"
         ) from error
-    files = [file for name in names if (file := ModelFile.parse(name)) and file.is_model]
     return sorted(files, key=lambda file: (file.round, file.step is None, file.step))
 
 

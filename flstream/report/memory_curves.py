@@ -6,15 +6,13 @@ import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
-from flstream.telemetry.memory import Sample
+from flstream.telemetry.memory import read_samples
 
 HELPERS = ("launcher", "fork-server", "model-builder", "tracker")
 """Processes of a run that are neither its server nor do the work of sites."""
@@ -95,27 +93,21 @@ def read_memory(path: Path, clock: RunningClock) -> MemoryCurves:
     step, damaged = _FIRST_STEP, 0
     highest: dict[str, array[int]] = {}
     nodes: dict[str, str] = {}
-    decoder = msgspec.json.Decoder(Sample)
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                continue  # it was being written when the run was cut off
-            try:
-                sample = decoder.decode(line)
-            except (ValueError, RecursionError):  # the decoder's errors are ValueErrors
-                damaged += 1
-                continue
-            if not math.isfinite(sample.time):
-                continue
-            seconds = clock.see(sample.time)
-            while (index := int(seconds / step)) >= _MOST_STEPS:
-                step *= 2
-                for name, values in highest.items():
-                    pairs = range(0, len(values), 2)
-                    highest[name] = array("q", (max(values[at : at + 2]) for at in pairs))
-            values = highest.setdefault(sample.process, array("q"))
-            values.extend([0] * (index + 1 - len(values)))
-            values[index] = max(values[index], min(sample.rss, (1 << 63) - 1))
-            if sample.node is not None:
-                nodes[sample.process] = sample.node
+    for sample in read_samples(path):
+        if sample is None:
+            damaged += 1
+            continue
+        if not math.isfinite(sample.time):
+            continue
+        seconds = clock.see(sample.time)
+        while (index := int(seconds / step)) >= _MOST_STEPS:
+            step *= 2
+            for name, values in highest.items():
+                pairs = range(0, len(values), 2)
+                highest[name] = array("q", (max(values[at : at + 2]) for at in pairs))
+        values = highest.setdefault(sample.process, array("q"))
+        values.extend([0] * (index + 1 - len(values)))
+        values[index] = max(values[index], min(sample.rss, (1 << 63) - 1))
+        if sample.node is not None:
+            nodes[sample.process] = sample.node
     return MemoryCurves(step, highest, nodes, damaged)

@@ -151,7 +151,7 @@ def read_run(path: Path, *, is_running: bool | None = None) -> RunRecord:
     """
     run = RunDirectory(path.absolute())
     try:
-        if not (run.events.is_file() or run.summary.is_file()):
+        if not run.is_run:
             raise UsageError(
                 f"{path} is not a run directory: it has neither events.jsonl nor summary.json; "
                 "name the folder that flstream simulate made, such as runs/<job>-<time>"

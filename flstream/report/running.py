@@ -61,7 +61,7 @@ def run_and_show(
         if point is not None and is_finished:
             console.out(f"nothing is left to do: the run in {run.path} is finished")
             run.tidy()  # the launcher may have been killed before it did this
-            summary = final_summary(job, run, point)
+            summary = final_summary(run, point)
         else:
             if point is not None:
                 after = f"after round {point.round}" if point.round else "from its beginning"

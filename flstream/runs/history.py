@@ -8,10 +8,9 @@ keeps in its timeline when things happened, void or not.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from flstream.runs.best import BestEvaluation, BestRound
-from flstream.runs.job_facts import JobFacts
 from flstream.runs.round_record import RoundRecord
 from flstream.runs.site_record import SiteRecord, SiteRecords
 from flstream.runs.site_scores import Columns, packed
@@ -36,18 +35,52 @@ from flstream.telemetry.events import (
     Warned,
 )
 
+if TYPE_CHECKING:
+    from flstream.job import Job
+
 Status = Literal["running", "finished", "failed", "stopped"]
+
+_UNKNOWN = RunStarted(
+    job="",
+    seed=0,
+    rounds=0,
+    mode="pull",
+    chunk_size=0,
+    clients=0,
+    key_metric="accuracy",
+    key_metric_mode="max",
+)
+
+
+def run_started(job: Job) -> RunStarted:
+    """The event that a run of a job begins with."""
+    clients, streaming = job.clients, job.streaming
+    is_numpy = job.train.exchange_format == "numpy"
+    size = streaming.np_download_chunk_size if is_numpy else streaming.tensor_download_chunk_size
+    is_native = streaming.mode == "native" or size == 0
+    return RunStarted(
+        job=job.name,
+        seed=job.seed,
+        rounds=job.planned_rounds,
+        clients=clients.count,
+        names=clients.names or [],
+        mode="native" if is_native else streaming.mode,
+        chunk_size=0 if is_native else size,
+        workers=clients.worker_names if clients.workers < clients.count else [],
+        key_metric=job.key_metric,
+        key_metric_mode=job.key_metric_mode,
+        network={
+            site: link.facts
+            for site, link in job.network.links(clients.site_names, job.seed).items()
+        },
+    )
 
 
 class History:
     """The state of a run, added up from its events in the order of the journal.
 
-    Args:
-        assumed: Facts about the job until the run's first event gives them.
-
     Attributes:
-        facts: Facts about the job.
-        started: Event that the last sitting began with; None if no server came that far.
+        facts: Event that the last sitting began with; empty values if no server came that far.
         timeline: Sittings, phases and processes, with all that was done again later.
         status: How the run ended; ``running`` where no end of it counts.
         error: Why it failed or was stopped; empty without a reason.
@@ -70,9 +103,8 @@ class History:
         written: Round and step of each model that was written, or about to be, void or not.
     """
 
-    def __init__(self, assumed: JobFacts | None = None) -> None:
-        self.facts = assumed or JobFacts()
-        self.started: RunStarted | None = None
+    def __init__(self) -> None:
+        self.facts = _UNKNOWN
         self.timeline = Timeline()
         self.status: Status = "running"
         self.error = ""
@@ -91,10 +123,14 @@ class History:
         self.warnings: list[str] = []
         self.down = self.up = Transfer()
         self.written: set[tuple[int, int]] = set()
-        self.has_provisional_scores = False
         self._sites = SiteRecords()
         self._open = RoundRecord(0)
         self._failures: dict[int, list[SiteFailed]] = {}
+
+    @property
+    def outcome(self) -> str:
+        """The status, or ``unfinished`` for a run that was cut off or still runs."""
+        return "unfinished" if self.status == "running" else self.status
 
     @property
     def is_empty(self) -> bool:
@@ -108,8 +144,8 @@ class History:
 
     @property
     def planned_rounds(self) -> int:
-        """Rounds that the last sitting was to reach; 0 if no server came that far."""
-        return self.started.rounds if self.started is not None else 0
+        """Rounds that the last sitting was to reach; 0 if that is not known."""
+        return self.facts.rounds
 
     @property
     def last_round(self) -> int | None:
@@ -131,16 +167,6 @@ class History:
         """Records of the sites that were asked to do anything, by name."""
         return self._sites.by_name
 
-    def makes_void(self, event: AnyEvent) -> bool:
-        """Return whether an event makes earlier ones void, so that the journal is to be read anew.
-
-        A resume does, and so does an effect after an evaluation that was due only because its round
-        was the last.
-        """
-        return isinstance(event, RunResumed) or (
-            self.has_provisional_scores and isinstance(event, EffectDone)
-        )
-
     def apply(self, event: AnyEvent, *, counts: bool = True) -> None:
         """Add one event, in the order of the journal.
 
@@ -153,7 +179,7 @@ class History:
             case ModelWritten():
                 self.written.add((event.round, event.step))
             case RunStarted():
-                self.started, self.facts = event, self.facts.updated(event)
+                self.facts = event
         if counts:
             self._sites.apply(event)
             self._count(event)
@@ -205,7 +231,6 @@ class History:
         self.digest = event.digest
 
     def _evaluate(self, event: Evaluated) -> None:
-        self.has_provisional_scores = event.is_provisional
         self.scores[event.round] = event.metrics
         self.is_received = event.received
         self.site_scores[event.round] = packed(event.sites)

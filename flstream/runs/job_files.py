@@ -25,7 +25,7 @@ class JobFile(msgspec.Struct, frozen=True):
     Attributes:
         name: Path relative to the folder of the file that the job file's key names.
         bytes: Length in bytes.
-        digest: xxh3-128 digest of the content, 32 hexadecimal digits.
+        digest: Xxh3-128 digest of the content, 32 hexadecimal digits.
     """
 
     name: str
@@ -49,7 +49,7 @@ def files_of(job: Job) -> FilesByKey:
     for key, path in _named_files(job):
         is_code = path.suffix == ".py"
         paths = own_files(path, job.folder) if is_code else [path, *_shards(path)]
-        files[key] = [_described(each, path.parent) for each in paths]
+        files[key] = [_described(file, path.parent) for file in paths]
     return files
 
 
@@ -74,28 +74,28 @@ def read_files(run: RunDirectory) -> FilesByKey:
         ) from error
 
 
-def changes(there: Sequence[JobFile], here: Sequence[JobFile]) -> Iterator[str]:
+def changes(before: Sequence[JobFile], now: Sequence[JobFile]) -> Iterator[str]:
     """Yield a clause for each change of a key's files since the run began.
 
     Args:
-        there: Files of the key when the run began; the first may have another name now.
-        here: Files of the key now.
+        before: Files of the key when the run began; the first may have another name now.
+        now: Files of the key now.
     """
-    (named, *imported), (now, *imported_now) = there, here
-    yield from _change(now.name, named, now)
-    before = {file.name: file for file in imported}
+    (old, *imported), (new, *imported_now) = before, now
+    yield from _change(new.name, old, new)
+    by_name = {file.name: file for file in imported}
     for file in imported_now:
-        if file.name in before:
-            yield from _change(file.name, before[file.name], file)
+        if file.name in by_name:
+            yield from _change(file.name, by_name[file.name], file)
         else:
-            yield f"{file.name}, which {now.name} imports, is new"
-    for name in before.keys() - {file.name for file in imported_now}:
-        yield f"{name}, which {now.name} imported, is gone"
+            yield f"{file.name}, which {new.name} imports, is new"
+    for name in by_name.keys() - {file.name for file in imported_now}:
+        yield f"{name}, which {new.name} imported, is gone"
 
 
-def _change(name: str, there: JobFile, here: JobFile) -> Iterator[str]:
-    if (there.bytes, there.digest) != (here.bytes, here.digest):
-        digests = f"digest {there.digest[:_SHOWN]} there, {here.digest[:_SHOWN]} here"
+def _change(name: str, old: JobFile, new: JobFile) -> Iterator[str]:
+    if (old.bytes, old.digest) != (new.bytes, new.digest):
+        digests = f"digest {old.digest[:_SHOWN]} there, {new.digest[:_SHOWN]} here"
         yield f"{name} was changed since the run began ({digests})"
 
 

@@ -21,10 +21,9 @@ from flstream.runs.run_directory import RunDirectory
 _FREE = {"checkpoints.keep", "tracking.type", "tracking.args"} | {
     f"engine.{name}" for name in EngineSection.model_fields
 }
-# Keys that list files with code, which are compared by contents.
-_LISTS = ("filters.up", "filters.down", "streaming.codecs.up", "streaming.codecs.down")
 _NOT_GIVEN = "not given"
-_FOLDER = re.compile(r'"/[^"]*/(?=[^"/]+\.py:)')
+# The path of a file with code, before the name in it. Files are compared by contents.
+_FILE = re.compile(r'"/[^"]*\.py:')
 
 
 def check_same_job(job: Job, run: RunDirectory) -> None:
@@ -42,10 +41,10 @@ def check_same_job(job: Job, run: RunDirectory) -> None:
             and every file that was changed.
         JobError: The run's job file cannot be read.
     """
-    there, here = read_files(run), files_of(job)
-    files = there.keys() & here.keys()
+    before, now = read_files(run), files_of(job)
+    files = before.keys() & now.keys()
     differences = _differences(job, run, files)
-    changed = sorted({clause for key in files for clause in changes(there[key], here[key])})
+    changed = sorted({clause for key in files for clause in changes(before[key], now[key])})
     if differences or changed:
         raise UsageError(_sentence(run, differences, changed))
 
@@ -58,46 +57,35 @@ def _differences(job: Job, run: RunDirectory, files: Collection[str]) -> list[st
     hocon = read_hocon(run.job_file)
     if hocon.problems:
         raise JobError(run.job_file, hocon.problems)
-    return list(_different_keys(job, hocon.values, run, files))
+    return list(_different_keys(job, hocon.values, files))
 
 
-def _different_keys(
-    job: Job, values: Mapping[str, Any], run: RunDirectory, files: Collection[str]
-) -> Iterator[str]:
+def _different_keys(job: Job, values: Mapping[str, Any], files: Collection[str]) -> Iterator[str]:
     """Yield every key that differs, with both values.
 
     Args:
         job: The job.
         values: Values of the run's job file.
-        run: The run directory.
         files: Keys that name a file in both jobs; the file's path is not compared.
     """
     written = job.written()
-    count, here_too = _sections(values), _sections(written)
-    if count != here_too:
-        yield f"{WORKFLOW} is {_stages(count)} there and {_stages(here_too)} here"
+    count, job_count = _sections(values), _sections(written)
+    if count != job_count:
+        yield f"{WORKFLOW} is {_stages(count)} there and {_stages(job_count)} here"
     run_values, job_values = dict(flat(values)), dict(flat(written))
     for name in {**run_values, **job_values}:
-        if name in _FREE or (count != here_too and name.startswith(WORKFLOW)):
+        if name in _FREE or (count != job_count and name.startswith(WORKFLOW)):
             continue
-        there, here = (
+        old, new = (
             render_value(flat_values[name]) if name in flat_values else _NOT_GIVEN
             for flat_values in (run_values, job_values)
         )
-        if name in files:
-            is_same = _inside_file(there) == _inside_file(here)
-        elif name in _LISTS:
-            # Their files are compared by contents.
-            is_same = _without_folders(here) == _without_folders(there)
-        else:
-            has_more_rounds = name == "rounds" and there.isdigit() and job.rounds > int(there)
-            if has_more_rounds and len(job.stages) > 1:
-                # The first would do more of them, and all that came after it be of no use.
-                yield f"rounds is {there} there and {here} here, and counts for each of the stages"
-                continue
-            is_same = here == there or has_more_rounds
-        if not is_same:
-            yield f"{name} is {there} there and {here} here"
+        has_more_rounds = name == "rounds" and old.isdigit() and job.rounds > int(old)
+        if has_more_rounds and len(job.stages) > 1:
+            # The first would do more of them, and all that came after it be of no use.
+            yield f"rounds is {old} there and {new} here, and counts for each of the stages"
+        elif not (has_more_rounds or _is_same(old, new, is_file=name in files)):
+            yield f"{name} is {old} there and {new} here"
 
 
 def _sections(values: Mapping[str, Any]) -> int:
@@ -106,14 +94,11 @@ def _sections(values: Mapping[str, Any]) -> int:
     return len(sections) if isinstance(sections, list) else 1
 
 
-def _inside_file(rendered: str) -> str:
-    """Return the name in a file that a value refers to; empty if it refers to the file itself."""
-    return rendered.rpartition(":")[2] if ".py:" in rendered else ""
-
-
-def _without_folders(rendered: str) -> str:
-    """Return a value without the folders of the files that it names."""
-    return _FOLDER.sub('"', rendered)
+def _is_same(old: str, new: str, *, is_file: bool) -> bool:
+    """Whether two values are the same but for paths of files; of a file alone, the path is all."""
+    if is_file and ".py:" not in old + new:
+        return True
+    return _FILE.sub('"', old) == _FILE.sub('"', new)
 
 
 def _stages(count: int) -> str:

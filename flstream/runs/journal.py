@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from flstream.errors import SimulationError
 from flstream.runs.history import History
-from flstream.runs.job_facts import JobFacts
-from flstream.runs.void_lines import VoidLines
+from flstream.runs.void_lines import MARKERS, VoidLines
 from flstream.telemetry.event_log import WholeLines
 from flstream.telemetry.events import (
     NO_CHECK,
@@ -30,8 +29,6 @@ _MOST_CLIENTS = 1_000_000
 
 # Beginnings of the lines about phases of sites, which are most lines of a journal.
 _PHASES = (b'{"kind":"site_state"', b'{"kind":"site_update"')
-# Only a journal with one of these has lines that may be void.
-_VOIDING = (b'"kind":"run_resumed"', b'"kind":"sites_began_anew"', b'"is_provisional":true')
 
 
 class JournalLine(NamedTuple):
@@ -156,7 +153,6 @@ class Journal:
 def read_history(
     path: Path,
     *,
-    assumed: JobFacts | None = None,
     last: AnyEvent | None = None,
     phases: bool = True,
 ) -> History:
@@ -164,14 +160,13 @@ def read_history(
 
     Args:
         path: Path of the journal. A missing file is read as an empty journal.
-        assumed: Facts about the job until the journal's first event gives them; None for none.
         last: Event after which nothing is read; None for all.
         phases: Whether to read the phases of sites; without them, no seconds of theirs are known.
 
     Raises:
         SimulationError: The journal cannot be read, or is damaged; the message names the line.
     """
-    history = History(assumed)
+    history = History()
     for line in Journal(path, last=last, phases=phases):
         history.apply(line.event, counts=line.counts)
     return history
@@ -214,4 +209,4 @@ def _has_voiding_line(path: Path, size: int) -> bool:
     if size == 0:
         return False
     with path.open("rb") as file, mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as content:
-        return any(content.find(marker) >= 0 for marker in _VOIDING)
+        return any(content.find(marker) >= 0 for marker in MARKERS)

@@ -58,9 +58,9 @@ class ModelFile(NamedTuple):
         if match is None:
             return None
         step = None if match["step"] is None else int(match["step"])
-        found = cls(int(match["round"]), step, match["body"] or "", bool(match["temporary"]))
+        file = cls(int(match["round"]), step, match["body"] or "", bool(match["temporary"]))
         # A number of any other spelling, such as round-00001, is not of a run.
-        return found if found.name == name else None
+        return file if file.name == name else None
 
 
 def body_file(checkpoint: Path, body: str) -> Path:

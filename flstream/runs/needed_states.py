@@ -76,8 +76,8 @@ def with_sound_states(run: RunDirectory, records: Sequence[EffectDone]) -> Seque
     try:
         _check(run, records)
     except ResumeRefusedError:
-        made = [place for place, each in enumerate(records) if each.model is not None]
-        rest = range(made[-1] + 1 if made else 0, len(records))
+        models = [place for place, record in enumerate(records) if record.model is not None]
+        rest = range(models[-1] + 1 if models else 0, len(records))
         trained = [place for place in rest if records[place].name == "train"]
         if not trained:
             raise

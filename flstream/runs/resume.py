@@ -11,7 +11,6 @@ import msgspec
 from flstream.errors import ResumeRefusedError, SimulationError
 from flstream.job import Job
 from flstream.runs.history import History
-from flstream.runs.job_facts import JobFacts
 from flstream.runs.job_match import check_same_job
 from flstream.runs.journal import read_effects, read_history
 from flstream.runs.needed_states import with_sound_states
@@ -19,7 +18,7 @@ from flstream.runs.retention import stored_rounds
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.site_states import set_aside_altered_states
 from flstream.runs.sound_effects import SoundEffects, has_its_models, sound_effects
-from flstream.runs.summary import RunningSummary, Summary
+from flstream.runs.summary import Summary, summarize
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import EffectDone, RunResumed
 
@@ -34,7 +33,6 @@ class ResumePoint(NamedTuple):
         round: Round of the newest model that is sound; 0 is the initial model, and None says that
             it is to be built anew.
         effect: Number of the last effect that counts; 0 without one.
-        checkpoint: File of that model; None without one.
         is_finished: Whether the run has nothing left to do.
         seconds: How long the run has been going on until now.
         leftovers: Files of the run that have to go first: those of models that are void, temporary
@@ -48,7 +46,6 @@ class ResumePoint(NamedTuple):
 
     round: int | None
     effect: int
-    checkpoint: Path | None
     is_finished: bool
     seconds: float
     leftovers: Sequence[Path] = ()
@@ -68,18 +65,18 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
     lacks a model that it names, or has it damaged, goes on too: it makes that again.
 
     Args:
-        job: the job, which has to be that of the run: see
+        job: The job, which has to be that of the run: see
             :func:`~flstream.runs.job_match.check_same_job`.
-        run: the run directory, in use by this process and no other.
+        run: The run directory, in use by this process and no other.
 
     Returns:
         None if nothing has happened in it yet, so that it is as good as new.
 
     Raises:
-        UsageError: the run was made by another job.
-        ResumeRefusedError: its journal is damaged or gone; or rounds were completed, but no model
+        UsageError: The run was made by another job.
+        ResumeRefusedError: Its journal is damaged or gone; or rounds were completed, but no model
             of theirs is left; or a site's state that is needed is damaged or gone.
-        SimulationError: a process of it still writes to the journal.
+        SimulationError: A process of it still writes to the journal.
     """
     if run.job_file.exists():
         check_same_job(job, run)
@@ -94,18 +91,17 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
         return None
     is_finished = history.status == "finished" and history.planned_rounds == job.planned_rounds
     if is_finished and has_its_models(history, run):
-        return _finished(history, effects, run)
+        return _finished(history, effects)
     sound = sound_effects(effects, history.models, run)
     warnings = _explain(history, sound, run)
     records, is_there = with_sound_states(run, sound.records), sound.has_model
     effect = records[-1].effect if records else 0
     # Without even the initial model, all begins anew.
     models = [history.models[0]] if is_there else []
-    models += [each.model for each in records if each.model is not None]
+    models += [record.model for record in records if record.model is not None]
     return ResumePoint(
         round=models[-1].round if models else None,
         effect=effect,
-        checkpoint=run.model_file(models[-1]) if models else None,
         is_finished=False,
         seconds=history.timeline.seconds,
         leftovers=run.leftovers(models, history.written),
@@ -117,13 +113,13 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
     )
 
 
-def take_up(job: Job, run: RunDirectory, point: ResumePoint) -> RunningSummary:
+def take_up(job: Job, run: RunDirectory, point: ResumePoint) -> History:
     """Begin to go on with a run: say so in its journal, and clear away what is in the way.
 
     It can itself be interrupted at any instant: the next plan then finds the same round.
 
     Returns:
-        The summary of all that counts so far.
+        The history of the run so far.
     """
     warnings = [
         *point.warnings,
@@ -134,11 +130,10 @@ def take_up(job: Job, run: RunDirectory, point: ResumePoint) -> RunningSummary:
         log.write(resumed, durable=True)
     for path in point.leftovers:
         path.unlink(missing_ok=True)
-    history = read_history(run.events, assumed=JobFacts.of(job))
-    return RunningSummary(history, run.events, point.seconds)
+    return read_history(run.events)
 
 
-def final_summary(job: Job, run: RunDirectory, point: ResumePoint) -> Summary:
+def final_summary(run: RunDirectory, point: ResumePoint) -> Summary:
     """The summary of a run that has nothing left to do, as it is.
 
     A run that was killed between its end and its summary gets one from its events: all but the
@@ -147,8 +142,8 @@ def final_summary(job: Job, run: RunDirectory, point: ResumePoint) -> Summary:
     try:
         summary = msgspec.json.decode(run.summary.read_bytes(), type=Summary)
     except FileNotFoundError:
-        history = read_history(run.events, assumed=JobFacts.of(job))
-        summary = RunningSummary(history, run.events, point.seconds).close({}, 0, 0.0)
+        summary = summarize(read_history(run.events))
+        summary.wall_seconds = point.seconds
         run.write(run.summary, summary.to_json())
     except (OSError, ValueError) as error:
         raise SimulationError(
@@ -158,13 +153,11 @@ def final_summary(job: Job, run: RunDirectory, point: ResumePoint) -> Summary:
     return summary
 
 
-def _finished(history: History, effects: Sequence[EffectDone], run: RunDirectory) -> ResumePoint:
-    """Where a run stands that has nothing left to do."""
-    newest = history.models[-1]
+def _finished(history: History, effects: Sequence[EffectDone]) -> ResumePoint:
+    """The point of a run that has nothing left to do."""
     return ResumePoint(
-        round=newest.round,
+        round=history.models[-1].round,
         effect=effects[-1].effect if effects else 0,
-        checkpoint=run.model_file(newest),
         is_finished=True,
         seconds=history.timeline.seconds,
     )
@@ -191,12 +184,12 @@ def _explain(history: History, sound: SoundEffects, run: RunDirectory) -> list[s
         return []
     newest = history.models[-1]
     if sound.has_model:
-        made = [each.model for each in sound.records if each.model is not None]
-        found = made[-1] if made else history.models[0]
-        if found.round == newest.round:
-            places = f"model {found.version} of round {found.round} instead of {newest.version}"
+        models = [record.model for record in sound.records if record.model is not None]
+        model = models[-1] if models else history.models[0]
+        if model.round == newest.round:
+            places = f"model {model.version} of round {model.round} instead of {newest.version}"
         else:
-            places = f"round {found.round} instead of {newest.round}"
+            places = f"round {model.round} instead of {newest.round}"
         return [f"the run went on from {places}: {sound.listed}"]
     if newest.round == 0:
         return [f"the initial model was built anew: {sound.listed}"]

@@ -72,16 +72,16 @@ class RunDirectory:
         """Make the folder of a new run.
 
         Args:
-            job_name: for the default, ``runs/<job>-<time>`` below the working directory.
-            path: the folder to use instead. It may exist if it is empty.
-            root: the folder to use instead of ``runs``.
+            job_name: For the default, ``runs/<job>-<time>`` below the working directory.
+            path: The folder to use instead. It may exist if it is empty.
+            root: The folder to use instead of ``runs``.
 
         Raises:
-            UsageError: the folder has something in it, or cannot be made.
+            UsageError: The folder has something in it, or cannot be made.
         """
         named = path or root / f"{job_name}-{time.strftime('%Y%m%d-%H%M%S')}"
         try:
-            run = cls(named.absolute() if path else _made(named.absolute()))
+            run = cls(named.absolute() if path else _new_folder(named.absolute()))
             run.path.mkdir(parents=True, exist_ok=True)
             if any(run.path.iterdir()):
                 raise UsageError(
@@ -100,11 +100,11 @@ class RunDirectory:
         """The folder of a run that is to go on; a new one where none was begun.
 
         Args:
-            job_name: for the default, the newest ``runs/<job>-<time>`` below the working directory.
-            path: the folder to use instead. It need not exist.
+            job_name: For the default, the newest ``runs/<job>-<time>`` below the working directory.
+            path: The folder to use instead. It need not exist.
 
         Raises:
-            UsageError: it has something else in it than a run, or cannot be used.
+            UsageError: It has something else in it than a run, or cannot be used.
         """
         folder = _newest(job_name) if path is None else path.absolute()
         if folder is None:
@@ -132,21 +132,21 @@ class RunDirectory:
         if self.job_file.exists():
             return self.checkpoints.is_dir() and self.sites.is_dir()
         # Cut off before it had written its job file, it has nothing in its folders and files yet.
-        made = list(self.path.iterdir())
+        entries = list(self.path.iterdir())
         has_more = any(
-            any(each.iterdir()) if each.is_dir() else each == self.events and each.stat().st_size
-            for each in made
+            any(path.iterdir()) if path.is_dir() else path == self.events and path.stat().st_size
+            for path in entries
         )
-        return {each.name for each in made} <= _MADE_FIRST and not has_more
+        return {path.name for path in entries} <= _MADE_FIRST and not has_more
 
     def _lacking(self) -> str:
         """Files and folders of a begun run that this folder lacks."""
-        made = {
+        parts = {
             "job.conf": self.job_file.exists(),
             "checkpoints/": self.checkpoints.is_dir(),
             "sites/": self.sites.is_dir(),
         }
-        return ", ".join(name for name, is_there in made.items() if not is_there)
+        return ", ".join(name for name, exists in parts.items() if not exists)
 
     def _furnish(self) -> None:
         """Make what a run begins with, unless it is there, and make all these names durable."""
@@ -165,7 +165,7 @@ class RunDirectory:
         writes itself, since a folder cannot be locked on every file system.
 
         Raises:
-            UsageError: another run is in it.
+            UsageError: Another run is in it.
         """
         with ExitStack() as stack:
             try:
@@ -181,6 +181,11 @@ class RunDirectory:
                     "name a folder on another disk with --run-dir"
                 ) from error
             yield
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the folder has a journal or a summary of a run."""
+        return self.events.is_file() or self.summary.is_file()
 
     def checkpoint(self, round_number: int) -> Path:
         """The newest model of a round; round 0 is the initial model."""
@@ -256,14 +261,14 @@ class RunDirectory:
         return self.site(name) / "log.txt"
 
     def log(self, process: str) -> Path:
-        """What a process that is not a site prints; it is not kept if that is nothing."""
+        """Log of a process that is not a site; an empty one is not kept."""
         return self.path / f"{process}.log"
 
     def write(self, path: Path, text: str) -> None:
         """Write a small file of the run such that it is whole and durable, or as it was before.
 
         Raises:
-            SimulationError: the disk refused it.
+            SimulationError: The disk refused it.
         """
         try:
             write_whole(path, text)
@@ -293,7 +298,7 @@ class RunDirectory:
         A process that is killed cannot remove the checkpoint it was writing. Only what this run
         made is touched.
         """
-        for path, file in self._checkpoint_files():
+        for path, file in self.checkpoint_files():
             if file.is_temporary:
                 path.unlink()
         for log in self.path.glob("*.log"):
@@ -312,35 +317,35 @@ class RunDirectory:
             models: The models that count.
             written: Round and step of every model that the run has written, or was about to.
         """
-        kept = {self.model_file(each) for each in models}
-        files, void, known = self._checkpoint_files(), [], set(written)
+        counting = {self.model_file(model) for model in models}
+        files, void, known = self.checkpoint_files(), [], set(written)
         for number, step in sorted(known):
             paths = [self.checkpoint(number)]
             # It gets the name of its step only once the next one is about to be written.
             if (number, step + 1) in known:
                 paths.append(self.step_checkpoint(number, step))
             for path in paths:
-                if path not in kept:
+                if path not in counting:
                     # The model, then what lies beside it.
-                    beside = (each for each, file in files if path.name == file.of_model.name)
-                    void += [path, *(each for each in beside if each != path)]
+                    beside = [body for body, file in files if path.name == file.of_model.name]
+                    void += [path, *(body for body in beside if body != path)]
         # The initial model is written by a process of its own, which the journal says nothing of.
-        if self.checkpoint(0) not in kept:
+        if self.checkpoint(0) not in counting:
             void.append(self.checkpoint(0))
-        found = [path for path in dict.fromkeys(void) if path.is_file() and not path.is_symlink()]
-        found += [path for path, file in files if file.is_temporary]
+        gone = [path for path in dict.fromkeys(void) if path.is_file() and not path.is_symlink()]
+        gone += [path for path, file in files if file.is_temporary]
         ends = [self.final_model, self.best_model, self.summary]
         temporary = [
             temporary_of(path) for path in (self.job_file, self.job_files, self.versions, *ends)
         ]
-        return found + [path for path in (*ends, *temporary) if path.is_file()]
+        return gone + [path for path in (*ends, *temporary) if path.is_file()]
 
     def models_found(self) -> list[Path]:
         """Files that have the names of models of rounds after the initial one."""
-        files = self._checkpoint_files()
+        files = self.checkpoint_files()
         return [path for path, file in files if file.round > 0 and not file.is_temporary]
 
-    def _checkpoint_files(self) -> list[tuple[Path, ModelFile]]:
+    def checkpoint_files(self) -> list[tuple[Path, ModelFile]]:
         """Files that have names of a run's checkpoints, or of what belongs to them, by name."""
         named = [(path, ModelFile.parse(path.name)) for path in sorted(self.checkpoints.iterdir())]
         return [(path, file) for path, file in named if file is not None and not path.is_dir()]
@@ -369,15 +374,15 @@ def _newest(job_name: str) -> Path | None:
     """The run of a job that was begun last below the working directory."""
     runs = Path("runs").absolute()
     name = re.compile(re.escape(job_name) + r"-(\d{8}-\d{6})(?:-(\d+))?")
-    found = []
+    runs_of_job = []
     for path in runs.iterdir() if runs.is_dir() else ():
         match = name.fullmatch(path.name)
         if match is not None and path.is_dir():
-            found.append(((match[1], int(match[2] or 1)), path))
-    return max(found)[1] if found else None
+            runs_of_job.append(((match[1], int(match[2] or 1)), path))
+    return max(runs_of_job)[1] if runs_of_job else None
 
 
-def _made(path: Path) -> Path:
+def _new_folder(path: Path) -> Path:
     """Make a folder of this name, or with a number behind it where a run of the same second did."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for number in count(1):

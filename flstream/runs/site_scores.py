@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 
 Columns = Mapping[str, Sequence[float | None]]
-"""By metric, the values in the order of the sites; None for a site without one."""
+"""By metric, the values in the order of the sites; None or NaN for a site without one."""
 
 
 def columns_of(sites: Sequence[str], metrics: Mapping[str, Mapping[str, float]]) -> Columns:
@@ -17,7 +17,7 @@ def columns_of(sites: Sequence[str], metrics: Mapping[str, Mapping[str, float]])
         sites: All sites, in their fixed order.
         metrics: Metrics of each site that has any.
     """
-    names = sorted({name for each in metrics.values() for name in each})
+    names = sorted({name for columns in metrics.values() for name in columns})
     rows = [metrics.get(site, {}) for site in sites]
     return {name: [row.get(name) for row in rows] for name in names}
 
@@ -27,31 +27,17 @@ def by_site(sites: Sequence[str], columns: Columns) -> dict[str, dict[str, float
     rows: dict[str, dict[str, float]] = {site: {} for site in sites}
     for name, values in columns.items():
         for site, value in zip(sites, values, strict=True):
-            if value is not None:
+            if value is not None and math.isfinite(value):
                 rows[site][name] = value
     return {site: metrics for site, metrics in rows.items() if metrics}
 
 
-class PackedColumn(Sequence[float | None]):
-    """A column in 8 bytes a site: a run of a thousand sites and rounds has a million values.
-
-    Args:
-        values: The values; what is not finite is None afterwards, as in the journal.
-    """
-
-    __slots__ = ("_numbers",)
-
-    def __init__(self, values: Sequence[float | None]) -> None:
-        self._numbers = array("d", (math.nan if each is None else each for each in values))
-
-    def __getitem__(self, index: int) -> float | None:  # type: ignore[override]  # no slices
-        value = self._numbers[index]
-        return value if math.isfinite(value) else None
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-
 def packed(columns: Columns) -> Columns:
-    """The same columns in little memory."""
-    return {name: PackedColumn(values) for name, values in columns.items()}
+    """The same columns in 8 bytes a value: a thousand sites and rounds have a million of them.
+
+    A missing value is NaN.
+    """
+    return {
+        name: array("d", (math.nan if value is None else value for value in values))
+        for name, values in columns.items()
+    }

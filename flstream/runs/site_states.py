@@ -131,10 +131,9 @@ def set_aside_altered_states(run: RunDirectory, sites: Collection[str], effect: 
             for version in versions:
                 if version.effect > effect and states.flaw(version) is not None:
                     path = Path(states.path_of(version))
-                    found = unused_name(path)
-                    path.rename(found)
+                    renamed = path.rename(unused_name(path))
                     warnings.append(
-                        f"{path} is not what {folder.name} left; it is {found.name} now"
+                        f"{path} is not what {folder.name} left; it is {renamed.name} now"
                     )
         except OSError as error:
             raise SimulationError(
@@ -183,9 +182,9 @@ def _site_folders(run: RunDirectory, sites: Collection[str]) -> Iterator[Path]:
     """
     names = set(sites)
     try:
-        found = sorted(path for path in run.sites.iterdir() if path.name in names)
+        folders = sorted(path for path in run.sites.iterdir() if path.name in names)
     except OSError as error:
         raise SimulationError(
             f"{error_text(error)}; put that folder right, and go on with --resume"
         ) from error
-    yield from (path for path in found if is_folder(path))
+    yield from (path for path in folders if is_folder(path))

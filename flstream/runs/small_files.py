@@ -49,6 +49,6 @@ def sync_file(path: Path) -> None:
 def unused_name(path: Path) -> Path:
     """A name beside a path for what is there, and was not made by the run, to be moved to."""
     number = 1
-    while os.path.lexists(found := path.with_name(f"{path.stem}.found-{number}{path.suffix}")):
+    while os.path.lexists(unused := path.with_name(f"{path.stem}.found-{number}{path.suffix}")):
         number += 1
-    return found
+    return unused

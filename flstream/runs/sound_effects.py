@@ -90,9 +90,9 @@ def has_its_models(history: History, run: RunDirectory) -> bool:
 def _flaw(path: Path, digest: str) -> str | None:
     """Describe the defect of a model's file; None if its tensors have this digest."""
     try:
-        found = body_digest(FileSource(path))
+        present = body_digest(FileSource(path))
     except CheckpointError as error:
         return str(error)
-    if found != digest:
-        return f"{path} has the digest {found}, and had {digest} when it was written"
+    if present != digest:
+        return f"{path} has the digest {present}, and had {digest} when it was written"
     return None

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from flstream.runs.history import History, Status
-from flstream.runs.journal import read_history
 from flstream.runs.round_record import RoundRecord
 from flstream.runs.site_scores import by_site
 from flstream.telemetry.events import (
-    SERVER,
-    AnyEvent,
     LinkFacts,
     PrivacySpent,
     Transfer,
-    default_site_names,
 )
 from flstream.telemetry.memory import ProcessMemory
 
@@ -128,16 +121,16 @@ class Summary(msgspec.Struct):
     """The whole of it.
 
     Attributes:
-        ended_early: why there are fewer rounds than the job has; None if there are not.
-        failures: sites that had no part in a round.
-        benched: sites that failed too often in a row, and are asked no more.
-        metrics: one table a round: ``round``, each metric of its model, under ``sites`` what each
+        ended_early: Why there are fewer rounds than the job has; None if there are not.
+        failures: Sites that had no part in a round.
+        benched: Sites that failed too often in a row, and are asked no more.
+        metrics: One table a round: ``round``, each metric of its model, under ``sites`` what each
             site has found of that, by name, and under ``train`` what the sites reported with their
             updates. Where these score the model that the sites had
             received, there is one for round 0, none of them under ``train``, and no score of the
             last.
-        evaluate: what scores the models of the last workflow: ``task`` or ``received``.
-        network: emulated link of each site by name, in bits a second and seconds; none without.
+        evaluate: What scores the models of the last workflow: ``task`` or ``received``.
+        network: Emulated link of each site by name, in bits a second and seconds; none without.
     """
 
     status: Status = "running"
@@ -163,78 +156,11 @@ class Summary(msgspec.Struct):
     @property
     def privacy(self) -> PrivacySpent | None:
         """Privacy that a private job has spent; None before its first fold, and for others."""
-        return next((each.privacy for each in reversed(self.rounds) if each.privacy), None)
+        return next((entry.privacy for entry in reversed(self.rounds) if entry.privacy), None)
 
     def to_json(self) -> str:
         """The summary as indented JSON."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
-
-
-class RunningSummary:
-    """The summary of a run that is going on, made of its history.
-
-    Args:
-        history: History of the run so far.
-        journal: Path of the journal.
-        earlier_seconds: Seconds that the run had been going on before this sitting.
-    """
-
-    def __init__(self, history: History, journal: Path, earlier_seconds: float = 0.0) -> None:
-        self._history = history
-        self._journal = journal
-        self._earlier_seconds = earlier_seconds
-        self._causes: list[str] = []
-
-    @property
-    def status(self) -> Status:
-        """Ending of the run; ``running`` until it has ended."""
-        return self._history.status
-
-    @property
-    def error(self) -> str:
-        """Reason of a failure or stop; empty without one."""
-        return self._history.error
-
-    @property
-    def summary(self) -> Summary:
-        """The summary so far, made anew each time."""
-        summary = summarize(self._history)
-        if self._causes:
-            summary.error = f"{summary.error} ({', '.join(self._causes)})"
-        return summary
-
-    def apply(self, event: AnyEvent) -> None:
-        """Add one event, in the order in which they happened."""
-        if self._history.makes_void(event):
-            self._history = read_history(self._journal, assumed=self._history.facts, last=event)
-        else:
-            self._history.apply(event)
-
-    def explain(self, causes: Sequence[str]) -> None:
-        """Add causes to the error, such as which processes were killed."""
-        self._causes += causes
-
-    def close(
-        self,
-        peaks: Mapping[str, ProcessMemory],
-        peak_total_pss: int,
-        wall_seconds: float,
-        nodes: Mapping[str, int] = MappingProxyType({}),
-    ) -> Summary:
-        """Add what only the launcher knows, and return the summary.
-
-        Args:
-            peaks: Peaks of each process, by name.
-            peak_total_pss: Bytes of all of them at one time, at the most.
-            wall_seconds: Seconds since the run began or was resumed.
-            nodes: Bytes of all processes of each node at one time, at the most.
-        """
-        summary = self.summary
-        sites = {name: peaks[name] for name in self._history.facts.processes if name in peaks}
-        server = peaks.get(SERVER, ProcessMemory())
-        summary.memory = MemorySummary(server, sites, peak_total_pss, dict(nodes) or UNSET)
-        summary.wall_seconds = self._earlier_seconds + wall_seconds
-        return summary
 
 
 def summarize(history: History) -> Summary:
@@ -244,7 +170,7 @@ def summarize(history: History) -> Summary:
         status=history.status,
         error=history.error or None,
         warnings=list(history.warnings),
-        job=facts.name,
+        job=facts.job,
         seed=facts.seed,
         rounds_completed=len(history.rounds),
         ended_early=history.ended_early,
@@ -254,27 +180,26 @@ def summarize(history: History) -> Summary:
         best=best and BestSummary(best.round, facts.key_metric, best.value),
         evaluate="received" if history.is_received else "task",
         failures=[
-            SiteFailure(each.round, each.site, each.reason, each.signal, each.exit_status)
-            for each in history.failures
+            SiteFailure(event.round, event.site, event.reason, event.signal, event.exit_status)
+            for event in history.failures
         ],
         benched=list(history.suspended),
         transfer=TransferSummary(history.mode, history.chunk_size, history.down, history.up),
-        rounds=[_round(each) for each in history.rounds],
+        rounds=[_round(record) for record in history.rounds],
         network=dict(facts.network) or UNSET,
     )
 
 
 def _metrics(history: History) -> list[dict[str, Any]]:
     """The metrics of each round; before them those of the initial model, where sites scored it."""
-    facts = history.facts
-    sites = facts.names or default_site_names(facts.clients)
+    sites = history.facts.sites
     initial = [RoundRecord(0, scores=history.scores[0])] if 0 in history.scores else []
     tables = []
     for record in [*initial, *history.rounds]:
         table: dict[str, Any] = {**(record.scores or {}), "round": record.number}
-        found = by_site(sites, history.site_scores.get(record.number, {}))
-        if found:
-            table["sites"] = found
+        scores = by_site(sites, history.site_scores.get(record.number, {}))
+        if scores:
+            table["sites"] = scores
         if record.trained:
             table["train"] = record.trained
         tables.append(table)
@@ -282,7 +207,7 @@ def _metrics(history: History) -> list[dict[str, Any]]:
 
 
 def _round(record: RoundRecord) -> RoundSummary:
-    found = RoundSummary(record.number, *record.phases, record.aggregator)
+    summary = RoundSummary(record.number, *record.phases, record.aggregator)
     if record.privacy is None:
-        return found
-    return msgspec.structs.replace(found, **msgspec.structs.asdict(record.privacy))
+        return summary
+    return msgspec.structs.replace(summary, **msgspec.structs.asdict(record.privacy))

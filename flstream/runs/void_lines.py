@@ -18,6 +18,9 @@ from flstream.telemetry.events import (
     UpdateTakenUp,
 )
 
+MARKERS = (b'"kind":"run_resumed"', b'"kind":"sites_began_anew"', b'"is_provisional":true')
+"""Text of which a journal with void lines has at least one."""
+
 
 @dataclass
 class _Cut:

@@ -28,16 +28,16 @@ class AskedKinds:
         self._by_site: dict[str, Collection[str]] = {}
         self._warned: set[str] = set()
 
-    def new(self, answers: Iterable[SiteAnswer]) -> dict[str, list[str]]:
+    def first_kinds(self, answers: Iterable[SiteAnswer]) -> dict[str, list[str]]:
         """Return the kinds by site, for the sites whose first answers these are."""
         return {answer.site: answer.asks for answer in answers if answer.site not in self._by_site}
 
-    def note(self, recorded: Mapping[str, Sequence[str]]) -> None:
+    def record(self, recorded: Mapping[str, Sequence[str]]) -> None:
         """Take the kinds by site from the record of an effect; a site's first one counts."""
         for site, kinds in recorded.items():
             self._by_site.setdefault(site, kinds)
 
-    def late(self, answers: Iterable[SiteAnswer]) -> list[str]:
+    def take_late(self, answers: Iterable[SiteAnswer]) -> list[str]:
         """Return the sites that ask about evaluations now, and not in their first tasks, once."""
         asking = [answer.site for answer in answers if EVALUATE in answer.asks]
         late = [site for site in asking if not self._may_evaluate(site)]

@@ -159,7 +159,7 @@ class FederationState:
 
     def warn_of_late(self, answers: Iterable[SiteAnswer]) -> None:
         """Warn of sites whose code asks about evaluations after its first task."""
-        if late := self.asked.late(answers):
+        if late := self.asked.take_late(answers):
             first = "its first task" if len(late) == 1 else "their first tasks"
             self.warn(
                 [

@@ -15,7 +15,6 @@ from flstream.errors import (
     SimulationError,
     WorkflowError,
 )
-from flstream.job import Job
 from flstream.job.workflow_code import load_program, program_file
 from flstream.runs.journal import read_effects, read_history
 from flstream.runs.needed_states import with_sound_states
@@ -34,7 +33,6 @@ from flstream.server.program_view import Model
 from flstream.server.reporting import report_message, report_replaced
 from flstream.server.run import Run
 from flstream.server.stored_model import UnsoundModelError
-from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import plan_disk
 from flstream.server.worker_monitor import SiteLost, WorkerAbandoned, WorkerMessage, WorkerReplaced
 from flstream.telemetry.events import (
@@ -42,7 +40,6 @@ from flstream.telemetry.events import (
     ModelReady,
     ModelRecord,
     RunResumed,
-    RunStarted,
     Warned,
 )
 from flstream.transport.messages import MessageChannel
@@ -267,25 +264,3 @@ def dismiss(context: ServerContext, seconds: float) -> None:
     for event in context.pool.dismiss(seconds):
         if isinstance(event, WorkerMessage):
             report_message(event, context.emit)
-
-
-def run_started(job: Job) -> RunStarted:
-    """The event for a job."""
-    settings = stream_settings(job, job.train.exchange_format)
-    clients = job.clients
-    return RunStarted(
-        job=job.name,
-        seed=job.seed,
-        rounds=job.planned_rounds,
-        clients=clients.count,
-        names=clients.names or [],
-        mode="native" if settings.chunk_size == 0 else job.streaming.mode,
-        chunk_size=settings.chunk_size,
-        workers=clients.worker_names if clients.workers < clients.count else [],
-        key_metric=job.key_metric,
-        key_metric_mode=job.key_metric_mode,
-        network={
-            site: link.facts
-            for site, link in job.network.links(clients.site_names, job.seed).items()
-        },
-    )

@@ -112,7 +112,7 @@ class Scoring:
                 found.setdefault(site, {}).update(_of_own_models(answer.metrics))
             metrics |= _of_own_models(weighted_metrics(list(other.in_order.values())))
             failures, down = {**other.collector.failures, **failures}, down + other.down
-        asks = self._asked.new(run.in_order.values())
+        asks = self._asked.first_kinds(run.in_order.values())
         plain = {"metrics": metrics, "failures": failures, "asks": asks}
         return self._evaluated(model, plain, found, down, time.monotonic() - began, effect)
 
@@ -158,7 +158,7 @@ class Scoring:
             "sites": columns_of(list(tasks), metrics),
             "metrics": weighted_metrics(list(answers.values())),
             "failures": dict(run.collector.failures),
-            "asks": self._asked.new(answers.values()),
+            "asks": self._asked.first_kinds(answers.values()),
         }
         seconds = time.monotonic() - began
         if counts and isinstance(model, Model):
@@ -221,7 +221,7 @@ class Scoring:
         is_expected = is_due and self._asked.source == "auto"
         unaware = [
             site
-            for site, kinds in self._asked.new(run.answers.values()).items()
+            for site, kinds in self._asked.first_kinds(run.answers.values()).items()
             if is_expected and EVALUATE not in kinds
         ]
         trained = [site for site, each in run.answers.items() if each.has_params]

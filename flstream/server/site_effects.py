@@ -218,7 +218,7 @@ class SiteEffects:
     def _note(self, plain: Mapping[str, Any]) -> None:
         """Take in who failed in scoring a model, and what sites' code asked about."""
         state = self._state
-        state.asked.note(plain["asks"])
+        state.asked.record(plain["asks"])
         state.note_failures(plain["failures"])
         state.settle_failures()
 

@@ -194,7 +194,7 @@ class SiteTraining:
             self.effects.do(self)
         assert self.result is not None
         # Not before it is read, also on replay: until then the workflow cannot know.
-        self.effects.state.asked.note(self.result.asks)
+        self.effects.state.asked.record(self.result.asks)
 
     def updates(self) -> Sequence[Update]:
         """The updates, in the cohort's order; the sites train now if they have not."""

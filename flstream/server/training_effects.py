@@ -138,7 +138,7 @@ class TrainingEffects:
         failures = run.collector.failures
         answers = run.in_order
         state.warn_of_late(answers.values())
-        asks = state.asked.new(answers.values())
+        asks = state.asked.first_kinds(answers.values())
         result = TrainResult.of(answers, failures, run.late, run.cost, training.tasks, asks)
         stage, number = state.context.job.stages[state.stage], training.effect.round
         state.warn(state.sent.unread(stage, number, answers.values()))

@@ -48,8 +48,8 @@ class SiteLogs:
     """Redirection of this process's output to the log of the site whose task it runs.
 
     Args:
-        own: path of the log for output outside of tasks.
-        log_of: function that returns the path of a site's log.
+        own: Path of the log for output outside of tasks.
+        log_of: Function that returns the path of a site's log.
     """
 
     def __init__(self, own: Path, log_of: Callable[[str], Path]) -> None:

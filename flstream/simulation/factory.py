@@ -40,14 +40,14 @@ def make_model(
     """Call a model factory.
 
     Args:
-        factory: name of the factory, as in a resolved job.
-        args: keyword arguments of the factory.
-        seed: seed for all random generators, set before the call.
-        device: default device of new tensors; on ``"meta"`` they have no bytes. None for torch's
+        factory: Name of the factory, as in a resolved job.
+        args: Keyword arguments of the factory.
+        seed: Seed for all random generators, set before the call.
+        device: Default device of new tensors; on ``"meta"`` they have no bytes. None for torch's
             own default.
 
     Raises:
-        ModelError: the factory failed, or returned something that is not a model.
+        ModelError: The factory failed, or returned something that is not a model.
     """
     import torch
 

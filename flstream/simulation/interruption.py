@@ -24,8 +24,8 @@ def handling(signals: Sequence[signal.Signals], handler: Handler) -> Iterator[No
     Handlers can be set, and are run, by the main thread alone; in another thread this does nothing.
 
     Args:
-        signals: signals to handle.
-        handler: handler of these signals.
+        signals: Signals to handle.
+        handler: Handler of these signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -12,17 +12,20 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from flstream.engines.engine import Engine
 from flstream.engines.fork_server import host_for
 from flstream.engines.processes import FORK_SERVER, ProcessHost
 from flstream.engines.spawning import SpawnService
 from flstream.errors import AbortedError, SimulationError, StreamingError, UsageError
 from flstream.job import Job, JobError, render_job
-from flstream.runs.history import History, Status
-from flstream.runs.job_facts import JobFacts
+from flstream.runs.history import History, Status, run_started
 from flstream.runs.job_files import render_files
+from flstream.runs.journal import read_history
 from flstream.runs.run_directory import RunDirectory
-from flstream.runs.summary import RunningSummary, Summary
+from flstream.runs.summary import MemorySummary, Summary, summarize
+from flstream.runs.void_lines import VoidLines
 from flstream.simulation.interruption import STOPS, handling
 from flstream.simulation.own_code import own_code_problems
 from flstream.simulation.workers import start_engine
@@ -40,7 +43,7 @@ from flstream.telemetry.events import (
     Warned,
 )
 from flstream.telemetry.machine import this_machine
-from flstream.telemetry.memory import MemorySampler
+from flstream.telemetry.memory import MemorySampler, ProcessMemory
 from flstream.text import signal_name
 from flstream.transport.channel import Signal
 from flstream.transport.messages import MessageChannel
@@ -80,21 +83,21 @@ def simulate(
     the summary is ``stopped``.
 
     Args:
-        job: the job.
-        run: a new run directory, or that of the run to resume.
-        listener: function called with every event as it happens, and with the sampler of the
+        job: The job.
+        run: A new run directory, or that of the run to resume.
+        listener: Function called with every event as it happens, and with the sampler of the
             processes' memory.
-        resume: point at which the run resumes; None for a new run.
-        host: process host that is prepared for the job (see
+        resume: Point at which the run resumes; None for a new run.
+        host: Process host that is prepared for the job (see
             :mod:`flstream.engines.fork_server`); None for a new one. It is closed at the end.
             Inline there is no use for it.
-        on_round: function called at the end of each round, which must return at once.
+        on_round: Function called at the end of each round, which must return at once.
 
     Returns:
         The content of ``summary.json``.
 
     Raises:
-        UsageError: the engine cannot be used as the job asks for; nothing is left of the run.
+        UsageError: The engine cannot be used as the job asks for; nothing is left of the run.
     """
     began = time.monotonic()
     run.write(run.job_files, render_files(job))
@@ -102,16 +105,16 @@ def simulate(
     # A resumed run has the versions of its last sitting.
     run.write(run.versions, json.dumps(this_machine().in_words(), indent=2) + "\n")
     if resume is None:
-        running = RunningSummary(History(JobFacts.of(job)), run.events)
+        history, earlier_seconds = History(), 0.0
     else:
         from flstream.runs.resume import take_up
 
-        running = take_up(job, run, resume)
+        history, earlier_seconds = take_up(job, run, resume), resume.seconds
     # The summary is written in any case, and Ctrl-C does not interrupt that.
     with closing(Signal()) as stop, handling(STOPS, lambda *_: stop.set()):
         with MemorySampler(run.memory) as sampler:
             is_inline = job.engine.is_inline
-            follower = _Follower(running, sampler, listener, on_round, is_inline=is_inline)
+            follower = _Follower(history, run, sampler, listener, on_round, is_inline=is_inline)
             if is_inline:
                 from flstream.simulation.inline import InlineHost
 
@@ -150,9 +153,8 @@ def simulate(
                     f"the processes of the run could not be started: {error}; look for what ended "
                     f"them in {run.path}, and start the run again with --resume"
                 )
-        seconds = time.monotonic() - began
-        summary = running.close(sampler.peaks(), sampler.peak_total_pss, seconds, sampler.nodes)
-        summary.warnings += follower.warnings
+        summary = follower.summary(job)
+        summary.wall_seconds = earlier_seconds + time.monotonic() - began
         run.tidy()
         try:
             run.write(run.summary, summary.to_json())
@@ -206,21 +208,22 @@ class _Follower:
     """Consumer of the server's events until the run ends.
 
     Args:
-        running: summary of the run, kept up to date with every event.
-        sampler: sampler of the processes' memory.
-        listener: function called with every event; None for none.
-        on_round: function called at the end of each round; None for none.
-        is_inline: whether the whole run is in this process.
+        history: History of the run so far.
+        run: Its run directory.
+        sampler: Sampler of the processes' memory.
+        listener: Function called with every event; None for none.
+        on_round: Function called at the end of each round; None for none.
+        is_inline: Whether the whole run is in this process.
 
     Attributes:
-        tracker: process that is woken with every event; None for none.
-        engine: where the workers come from; None until it is there.
-        warnings: what befell the nodes of the run.
+        tracker: Process that is woken with every event; None for none.
+        engine: Where the workers come from; None until it is there.
     """
 
     def __init__(
         self,
-        running: RunningSummary,
+        history: History,
+        run: RunDirectory,
         sampler: MemorySampler,
         listener: Listener | None,
         on_round: Callable[[], None] | None = None,
@@ -229,10 +232,13 @@ class _Follower:
     ) -> None:
         self.tracker: TrackerProcess | None = None
         self.engine: Engine | None = None
-        self.warnings: list[str] = []
+        self._history = history
+        self._voids, self._events = VoidLines(), 0
+        self._journal = run.events
+        self._node_warnings: list[str] = []
+        self._causes: list[str] = []  # of a failure, such as which processes were killed
         self._showing = threading.Lock()
         self._reasons: set[str] = set()  # why nodes could not join
-        self._running = running
         self._sampler = sampler
         self._listener = listener
         self._on_round = on_round
@@ -242,9 +248,9 @@ class _Follower:
         """Handle events until the run ends.
 
         Args:
-            server: socket with the server's events.
-            stop: signal to stop the run.
-            host: host of the run's processes.
+            server: Socket with the server's events.
+            stop: Signal to stop the run.
+            host: Host of the run's processes.
 
         Returns:
             The status of the run.
@@ -253,7 +259,7 @@ class _Follower:
             SocketChannel(server, "the server"), "the server", AnyEvent
         )
         try:
-            while self._running.status == "running":
+            while self._history.status == "running":
                 host.attend(server.fileno())
                 self._take(channel.receive(abort=stop))
         except AbortedError:
@@ -265,17 +271,34 @@ class _Follower:
             channel.close()
         if self.tracker is not None:
             for warning in self.tracker.finish():
-                self._running.apply(Warned(message=warning))
-        return self._running.status
+                self._apply(Warned(message=warning))
+        return self._history.status
+
+    def summary(self, job: Job) -> Summary:
+        """Return the summary of a job's run, all but its seconds."""
+        if not self._history.facts.job:  # no server came as far as to say what the run is
+            self._history.facts = run_started(job)
+        summary, peaks = summarize(self._history), self._sampler.peaks()
+        processes = self._history.facts.processes
+        summary.memory = MemorySummary(
+            peaks.get(SERVER, ProcessMemory()),
+            {name: peaks[name] for name in processes if name in peaks},
+            self._sampler.peak_total_pss,
+            dict(self._sampler.nodes) or UNSET,
+        )
+        summary.warnings += self._node_warnings
+        if self._causes:
+            summary.error = f"{summary.error} ({', '.join(self._causes)})"
+        return summary
 
     def fail(self, error: str) -> None:
         """Mark the run as failed with an error message, unless it has ended already."""
-        if self._running.status == "running":
+        if self._history.status == "running":
             self._take(RunFinished(status="failed", error=error))
 
     def stop(self) -> None:
         """Mark the run as stopped, unless it has ended already."""
-        if self._running.status == "running":
+        if self._history.status == "running":
             self._take(RunFinished(status="stopped", error="the run was stopped"))
 
     def note_node(self, event: NodeEvent) -> None:
@@ -283,11 +306,11 @@ class _Follower:
         if isinstance(event, NodeLost):
             # Whoever starts an agent again and again is told the same each time.
             if event.reason not in self._reasons:
-                self.warnings.append(f"node {event.node}: {event.reason}")
+                self._node_warnings.append(f"node {event.node}: {event.reason}")
             if event.is_refused:
                 self._reasons.add(event.reason)
         elif isinstance(event, NodeJoined) and event.other_processor:
-            self.warnings.append(
+            self._node_warnings.append(
                 f"node {event.node} has another processor ({event.other_processor}), which may "
                 "round otherwise"
             )
@@ -297,14 +320,14 @@ class _Follower:
         """Add what killed processes to the error of a failed run.
 
         Args:
-            host: host of this machine's processes.
-            elsewhere: why workers of other nodes have ended, by name.
+            host: Host of this machine's processes.
+            elsewhere: Why workers of other nodes have ended, by name.
         """
-        if self._running.status != "failed":
+        if self._history.status != "failed":
             return
         host.wait_for_any(_EXPLAIN_SECONDS)
         for name in host.exit_codes():
-            if f"{name} closed the channel" in self._running.error:
+            if f"{name} closed the channel" in self._history.error:
                 host.exit_code(name, _EXPLAIN_SECONDS)
         killed = [
             f"{name} was killed by {signal_name(-code)}{_hint(name, code)}"
@@ -312,24 +335,32 @@ class _Follower:
             if code is not None and code < 0 and self._is_unexplained(name)
         ]
         killed += [why for name, why in elsewhere.items() if self._is_unexplained(name)]
-        self._running.explain(killed)
+        self._causes = killed
 
     def _is_unexplained(self, name: str) -> bool:
         # The server kills workers that it can no longer use, and its error has the reason.
-        return name in (SERVER, BUILDER) or f"{name} closed the channel" in self._running.error
+        return name in (SERVER, BUILDER) or f"{name} closed the channel" in self._history.error
 
     def _stop(self, server: socket.socket, channel: MessageChannel[AnyEvent]) -> None:
         """Ask the server to stop, and handle the events that it still sends."""
         server.shutdown(socket.SHUT_WR)
         deadline = time.monotonic() + _STOP_SECONDS
         try:
-            while self._running.status == "running":
+            while self._history.status == "running":
                 self._take(channel.receive(timeout=max(deadline - time.monotonic(), 0.0)))
         except StreamingError:
             self.stop()
 
+    def _apply(self, event: AnyEvent) -> None:
+        self._events += 1
+        if self._voids.apply(event, self._events, self._events + 1):
+            # What counts of the events before is in the journal, which has this one already.
+            self._history = read_history(self._journal, last=event)
+        else:
+            self._history.apply(event)
+
     def _take(self, event: AnyEvent) -> None:
-        self._running.apply(event)
+        self._apply(event)
         if self.tracker is not None and not isinstance(event, Snapshot):
             self.tracker.wake()
         if isinstance(event, ProcessReady) and self._counts(event.process):

@@ -42,9 +42,9 @@ def builder_main(job: Job, run: RunDirectory, server: socket.socket) -> None:
     """Run the model builder's process: write the checkpoint, report the result, and end.
 
     Args:
-        job: the job.
-        run: the run directory.
-        server: socket for the report to the server.
+        job: The job.
+        run: The run directory.
+        server: Socket for the report to the server.
     """
     ignore_interrupts()
     redirect_output(run.log("model-builder"))
@@ -73,21 +73,21 @@ def build(
     """Write the initial model of a job.
 
     Args:
-        model: model section of the job, with a factory, a file with the weights, or both.
-        seed: seed for all random generators, set before the factory is called.
-        path: path of the checkpoint to write.
-        export_files: folder for what an export has beside the weights.
-        lossy: codec with which sites are sent models, which are rounded to what it leaves; None
+        model: Model section of the job, with a factory, a file with the weights, or both.
+        seed: Seed for all random generators, set before the factory is called.
+        path: Path of the checkpoint to write.
+        export_files: Folder for what an export has beside the weights.
+        lossy: Codec with which sites are sent models, which are rounded to what it leaves; None
             for none.
 
     Returns:
         Size, number of tensors and digest of the model.
 
     Raises:
-        ModelError: the factory failed, or returned something that is not a model.
-        CheckpointError: the weights cannot be read, or the checkpoint cannot be written.
-        LayoutError: a tensor of the model cannot be streamed.
-        CodecError: the codec cannot encode a number of the model.
+        ModelError: The factory failed, or returned something that is not a model.
+        CheckpointError: The weights cannot be read, or the checkpoint cannot be written.
+        LayoutError: A tensor of the model cannot be streamed.
+        CodecError: The codec cannot encode a number of the model.
     """
     metadata = {"format": "pt", "flstream.round": "0"}
     initial = _initial(model, seed)

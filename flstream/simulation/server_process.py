@@ -16,6 +16,7 @@ from flstream.engines.imports import expect_no_threads
 from flstream.engines.spawning import WorkerSpawner
 from flstream.errors import AbortedError, ChannelClosedError, FlstreamError, SimulationError
 from flstream.job import Job
+from flstream.runs.history import run_started
 from flstream.runs.resume import ResumePoint
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.accountant_process import AccountantProcess
@@ -27,7 +28,6 @@ from flstream.server.play import (
     dismiss,
     play,
     prepare,
-    run_started,
 )
 from flstream.server.privacy import first_request
 from flstream.server.stream_settings import stream_settings

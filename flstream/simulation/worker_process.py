@@ -53,11 +53,11 @@ def local_worker(
     """Run the process of a worker on the launcher's machine.
 
     Args:
-        job: the job.
-        run: the run directory.
-        name: name of the worker.
-        gpus: value of CUDA_VISIBLE_DEVICES; None to leave it to the job.
-        end: the worker's ends of the sockets to the server.
+        job: The job.
+        run: The run directory.
+        name: Name of the worker.
+        gpus: Value of CUDA_VISIBLE_DEVICES; None to leave it to the job.
+        end: The worker's ends of the sockets to the server.
     """
     info = worker_info(job, run, name)
     info = info if gpus is None else replace(info, gpus=gpus)
@@ -100,11 +100,11 @@ def worker_main(
     """Run a worker's process: run tasks until the server ends the run.
 
     Args:
-        info: facts about the worker and the run.
-        run: the run directory.
-        code: training code of the job.
-        threads: number of torch's threads.
-        end: the worker's ends of the sockets to the server.
+        info: Facts about the worker and the run.
+        run: The run directory.
+        code: Training code of the job.
+        threads: Number of torch's threads.
+        end: The worker's ends of the sockets to the server.
     """
     ignore_interrupts()
     try:
@@ -156,9 +156,9 @@ def serving(
     """Connect a worker to the server.
 
     Args:
-        info: facts about the worker and the run.
-        end: the worker's ends of the sockets to the server.
-        enter: function called with each site whose part of a task begins, and with None at its end.
+        info: Facts about the worker and the run.
+        end: The worker's ends of the sockets to the server.
+        enter: Function called with each site whose part of a task begins, and with None at its end.
 
     Yields:
         The worker.

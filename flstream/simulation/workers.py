@@ -49,9 +49,8 @@ def start_engine(
     """
     if not job.engine.is_local:
         return _start_nodes(job, run, sampler, note_node, stop)
-    each = job.engine.gpus
-    gpus = GpuDealer(visible_gpus() if each else [], each)
-    fitted = job if gpus.room is None else _fitted(job, gpus.room)
+    gpus = GpuDealer(visible_gpus(), job.engine.gpus) if job.engine.gpus else None
+    fitted = job if gpus is None or gpus.room is None else _fitted(job, gpus.room)
     if job.engine.is_inline:
         from flstream.simulation.inline import InlineHost
 
@@ -59,13 +58,13 @@ def start_engine(
         threads = host
 
         def start_thread(name: str, end: WorkerSockets) -> tuple[int, int]:
-            dealt = gpus.deal(name)
+            dealt = gpus and gpus.deal(name)
             return 0, threads.start_thread(name, _WORKER, fitted, run, name, dealt, end)
 
         return LocalEngine(start_thread, sampler, host.exit_code, threads.end_thread), fitted
 
     def start(name: str, end: WorkerSockets) -> tuple[int, int]:
-        return host.start(name, _WORKER, fitted, run, name, gpus.deal(name), end), 0
+        return host.start(name, _WORKER, fitted, run, name, gpus and gpus.deal(name), end), 0
 
     return LocalEngine(start, sampler, host.exit_code), fitted
 

@@ -105,9 +105,9 @@ def _end_of_last_line(fd: int) -> int:
     stop = os.fstat(fd).st_size
     while stop > 0:
         start = max(stop - _TAIL_BYTES, 0)
-        found = os.pread(fd, stop - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
+        newline = os.pread(fd, stop - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
         stop = start
     return 0
 

@@ -120,6 +120,11 @@ class RunStarted(Event, tag="run_started"):
         """Names of the sites, in their fixed order."""
         return self.names or default_site_names(self.clients)
 
+    @property
+    def processes(self) -> list[str]:
+        """Names of the processes that do the work of sites."""
+        return self.workers or self.sites
+
 
 class RunResumed(Event, tag="run_resumed"):
     """The run was resumed after an interruption.

@@ -56,20 +56,20 @@ def _plain(value: object) -> object:
         case bytes():
             return {"$bytes": _text(value)}
         case list():
-            return value if _are_plain(value) else [_plain(each) for each in value]
+            return value if _are_plain(value) else [_plain(item) for item in value]
         case tuple():
-            return {"$tuple": [_plain(each) for each in value]}
+            return {"$tuple": [_plain(item) for item in value]}
         case Mapping():
             if all(type(key) is str and not key.startswith("$") for key in value):
                 if type(value) is dict and _are_plain(value.values()):
                     return value
-                return {key: _plain(each) for key, each in value.items()}
-            return {"$dict": [[_plain(key), _plain(each)] for key, each in value.items()]}
+                return {key: _plain(item) for key, item in value.items()}
+            return {"$dict": [[_plain(key), _plain(item)] for key, item in value.items()]}
     raise TypeError(f"a {type(value).__name__} cannot be kept in the journal")
 
 
 def _are_plain(values: Collection[Any]) -> bool:
-    """Whether JSON restores all of them as they are: what is true of a long column as a rule."""
+    """Whether JSON restores all values as they are, as it does most long columns."""
     types = set(map(type, values))
     if types == {float}:
         return all(map(math.isfinite, values))
@@ -82,7 +82,7 @@ def _value(plain: Any) -> Any:
     if isinstance(plain, list):
         if _SCALARS.issuperset(map(type, plain)):
             return plain
-        return [_value(each) for each in plain]
+        return [_value(item) for item in plain]
     if not isinstance(plain, dict):
         return plain
     if len(plain) == 1:
@@ -93,7 +93,7 @@ def _value(plain: Any) -> Any:
             return _KINDS[key](plain[key])
     if _SCALARS.issuperset(map(type, plain.values())):
         return plain
-    return {key: _value(each) for key, each in plain.items()}
+    return {key: _value(item) for key, item in plain.items()}
 
 
 def _text(data: bytes) -> str:
@@ -110,6 +110,6 @@ _KINDS: Mapping[str, Callable[[Any], Any]] = {
     "$int": int,
     "$bytes": base64.b64decode,
     "$scalar": _scalar,
-    "$tuple": lambda parts: tuple(_value(each) for each in parts),
-    "$dict": lambda pairs: {_value(key): _value(each) for key, each in pairs},
+    "$tuple": lambda parts: tuple(_value(item) for item in parts),
+    "$dict": lambda pairs: {_value(key): _value(item) for key, item in pairs},
 }

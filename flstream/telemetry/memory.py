@@ -18,7 +18,7 @@ from __future__ import annotations
 import resource
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple, Self
@@ -63,6 +63,24 @@ class Sample(msgspec.Struct, omit_defaults=True):
     uss: int | None = None
     pss: int | None = None
     node: str | None = None
+
+
+def read_samples(path: Path) -> Iterator[Sample | None]:
+    """Yield the samples of a ``memory.jsonl`` in order, and None for each damaged line.
+
+    A missing file has none. A last line without a line end, cut off with its run, is left out.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    decoder = msgspec.json.Decoder(Sample)
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                try:
+                    yield decoder.decode(line)
+                except (ValueError, RecursionError):  # the decoder's errors are ValueErrors
+                    yield None
 
 
 class ProcessMemory(msgspec.Struct):
@@ -169,7 +187,7 @@ class _RoughPeak(NamedTuple):
 
 
 class NodeMemory(msgspec.Struct, frozen=True):
-    """What the sampler of another node has measured since the last time.
+    """Measurements of another node's sampler since the last message.
 
     Attributes:
         samples: The samples.
@@ -239,7 +257,7 @@ class MemorySampler:
             memory.peak_rss = max(memory.peak_rss, peak_rss)
 
     def collect(self) -> NodeMemory:
-        """Return what was measured since the last call, for another node's :meth:`take`."""
+        """Return the measurements since the last call, for another node's :meth:`take`."""
         with self._lock:
             samples, self._kept = self._kept or [], [] if self._kept is not None else None
         return NodeMemory(samples, dict(self.peaks()), self.peak_total_pss)
@@ -253,9 +271,9 @@ class MemorySampler:
             seconds_ahead: How far the node's clock is ahead of this one.
         """
         with self._lock:
-            self._rss_elsewhere[node] = {each.process: each.rss for each in memory.samples}
+            self._rss_elsewhere[node] = {sample.process: sample.rss for sample in memory.samples}
             self._pss_elsewhere[node] = memory.peak_total_pss
-            together = sum(self._pss_elsewhere[each] for each in self._rss_elsewhere)
+            together = sum(self._pss_elsewhere[name] for name in self._rss_elsewhere)
             self._peak_elsewhere = max(self._peak_elsewhere, together)
             for sample in memory.samples:
                 sample.node = node
@@ -286,8 +304,10 @@ class MemorySampler:
     def current_rss(self) -> Mapping[str, int]:
         """Return the RSS in bytes of every living process at the last tick, by name."""
         with self._lock:
-            here = {name: watched.rss for name, watched in self._watched.items()}
-            return {k: v for each in (*self._rss_elsewhere.values(), here) for k, v in each.items()}
+            rss = {name: watched.rss for name, watched in self._watched.items()}
+            for of_node in self._rss_elsewhere.values():
+                rss = {**of_node, **rss}
+            return rss
 
     @property
     def peak_total_pss(self) -> int:
@@ -299,8 +319,8 @@ class MemorySampler:
         Such a sum counts only until there is a better one of as many processes. The peaks of nodes
         that were there together are added, though they may have been at other times.
         """
-        here = max(self._peak_total_pss, self._rough_peak.total)
-        return here + self._peak_elsewhere
+        own_peak = max(self._peak_total_pss, self._rough_peak.total)
+        return own_peak + self._peak_elsewhere
 
     def _run(self) -> None:
         while not self._stopping.wait(INTERVAL):
@@ -317,12 +337,13 @@ class MemorySampler:
                 self._write(self._encoder.encode(sample) + b"\n")
                 if self._kept is not None:
                     self._kept.append(sample)
-            total = sum(each.pss for each in self._watched.values())
+            total = sum(watched.pss for watched in self._watched.values())
             count = len(self._watched)
             rough = self._rough_peak
             if any(
-                each.started_when_read < self._started or each.mappings_when_read < self._mappings
-                for each in self._watched.values()
+                watched.started_when_read < self._started
+                or watched.mappings_when_read < self._mappings
+                for watched in self._watched.values()
             ):
                 self._rough_peak = _RoughPeak(max(rough.total, total), max(rough.processes, count))
                 return

@@ -41,9 +41,9 @@ class ProcessGroup:
     def __init__(self, pid: int, others: Sequence[int] = ()) -> None:
         self._process = psutil.Process(pid)
         self._others: list[psutil.Process] = []
-        for each in others:
+        for other in others:
             with suppress(psutil.NoSuchProcess):
-                self._others.append(psutil.Process(each))
+                self._others.append(psutil.Process(other))
         self._status = Path(f"/proc/{pid}/status")
 
     def resident(self) -> Resident:
@@ -52,8 +52,8 @@ class ProcessGroup:
         Raises:
             psutil.Error: The process has ended.
         """
-        found = [_resident(self._process), *self._of_others(_resident)]
-        return Resident(sum(each.rss for each in found), sum(each.of_files for each in found))
+        parts = [_resident(self._process), *self._of_others(_resident)]
+        return Resident(sum(part.rss for part in parts), sum(part.of_files for part in parts))
 
     def memory_full_info(self) -> FullMemory:
         """Read RSS, USS and PSS.
@@ -61,10 +61,10 @@ class ProcessGroup:
         Raises:
             psutil.Error: The process has ended.
         """
-        found = [_full_memory(self._process), *self._of_others(_full_memory)]
+        parts = [_full_memory(self._process), *self._of_others(_full_memory)]
         # Either all of them have PSS or none has.
-        pss = None if found[0].pss is None else sum(each.pss or 0 for each in found)
-        return FullMemory(sum(each.rss for each in found), sum(each.uss for each in found), pss)
+        pss = None if parts[0].pss is None else sum(part.pss or 0 for part in parts)
+        return FullMemory(sum(part.rss for part in parts), sum(part.uss for part in parts), pss)
 
     def high_water(self) -> int:
         """Return the kernel's high-water mark of the process's RSS, or 0 where it does not tell."""
@@ -72,13 +72,13 @@ class ProcessGroup:
 
     def _of_others(self, read: Callable[[psutil.Process], ReadT]) -> list[ReadT]:
         """Read something of each of the others, and forget those that have ended."""
-        found = []
+        readings = []
         for process in list(self._others):
             try:
-                found.append(read(process))
+                readings.append(read(process))
             except psutil.Error:
                 self._others.remove(process)
-        return found
+        return readings
 
 
 def _resident(process: psutil.Process) -> Resident:

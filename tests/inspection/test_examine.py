@@ -9,7 +9,7 @@ from journal_support import flip, record, run_started
 
 from flstream.errors import CheckpointError, UsageError
 from flstream.inspection.examine import Count, StreamingCost, as_document, examine
-from flstream.inspection.runs import read_run
+from flstream.inspection.runs import inspect_run
 from flstream.model.checkpoint import write_checkpoint
 from flstream.model.memory import MemoryBody
 from flstream.runs.run_directory import RunDirectory
@@ -95,7 +95,7 @@ def test_a_run_directory_shows_its_rounds_and_stands_for_the_final_model(run):
 
 
 def test_a_run_adds_up_what_moved_in_each_round_and_what_each_site_did(run):
-    found = as_document(read_run(run))
+    found = as_document(inspect_run(run))
     sums = {"seconds": 4.0, "down": 320, "up": 300, "reused": 60, "failures": 0}
     assert found["rounds"][:2] == [{"round": number, **sums} for number in (1, 2)]
     evaluated = {"round": 3, **sums, "seconds": 5.0, "down": 400, "failures": 1}
@@ -109,7 +109,7 @@ def test_a_run_adds_up_what_moved_in_each_round_and_what_each_site_did(run):
 def test_a_folder_without_a_journal_shows_its_checkpoints(run):
     (run / "events.jsonl").unlink()
     os.mkfifo(run / "events.jsonl")  # nobody waits for what it is not
-    found = read_run(run)
+    found = inspect_run(run)
     assert (found.job, found.status, found.rounds_completed) == ("", "", 3)
     assert [(each.round, each.digest) for each in found.checkpoints] == [(n, "") for n in range(4)]
     assert "no run directory" in verified_in(run)[0].checks[-1]
@@ -118,7 +118,7 @@ def test_a_folder_without_a_journal_shows_its_checkpoints(run):
 def test_verifying_a_run_compares_every_checkpoint_with_the_journal(run):
     with (run / "events.jsonl").open("a") as file:
         file.write('{"kind": "round_fin')
-    assert (read_run(run).rounds_completed, read_run(run).status) == (3, "finished")
+    assert (inspect_run(run).rounds_completed, inspect_run(run).status) == (3, "finished")
     assert [each.round for each in verified_in(run)] == [3, 0, 1, 2]
     final, path = run / "global.safetensors", run / "checkpoints" / "round-0002.safetensors"
     put(path, final)
@@ -152,7 +152,7 @@ def test_verifying_a_run_reads_what_its_optimizer_remembered(run):
 
 def test_what_came_after_what_a_run_went_on_from_is_void(run):
     write_events(run, [RunResumed(round=1, effect=1)])
-    found = read_run(run)
+    found = inspect_run(run)
     left = {each.round for each in found.checkpoints if each.digest}
     assert (found.status, left) == ("unfinished", {0, 1})
     assert {"accuracy": 0.5} not in [each.metrics for each in found.checkpoints]
@@ -166,7 +166,7 @@ def test_every_model_of_a_round_is_known_by_its_file(run):
     records = [ModelRecord(4, 4 + step, step, digest) for step, digest in enumerate(digests)]
     effects = [EffectDone(effect=n, model=model, **fold) for n, model in enumerate(records, 4)]
     write_events(run, [RunResumed(round=3, effect=3), *effects])
-    found = read_run(run)
+    found = inspect_run(run)
     assert (found.status, found.rounds_completed) == ("unfinished", 2)
     made = found.checkpoints[4:]
     assert [(each.round, each.step) for each in made] == [(4, 0), (4, 1), (4, None)]

@@ -214,6 +214,7 @@ METHOD, FILTER, CODEC = "aggregation.method", "filters.up[0].type", "streaming.c
         (f'{METHOD} = "mine.py:NUMBER"', METHOD, "it is of the type int"),
         (f'{METHOD} = "broken.py:Rule"', METHOD, "line 1 raised ModuleNot"),
         ('aggregation { method = "mine.py:Largest", args.least = 2 }', METHOD, "'least'"),
+        ('tracking.type = "mine.py:NUMBER"', "tracking.type", "it is of the type int"),
         ('filters.up = ["mine.py:Fine"]', None, ""),
         ('filters.up = ["mine.py:Tracker"]', FILTER, "functions of (values, block)"),
         (FINE + "size = -1 }]", FILTER, "size is negative"),

@@ -48,7 +48,7 @@ def simulate_job(
     with directory.in_use():
         point = plan_resume(loaded, directory) if resume else None
         if point is not None and point.is_finished:  # a server may outlive its launcher to the end
-            final_summary(loaded, directory, point)
+            final_summary(directory, point)
             return
         simulate(loaded, directory, None, point, shared_host_for(loaded))
 

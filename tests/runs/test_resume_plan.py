@@ -28,7 +28,7 @@ from flstream.runs.job_files import render_files
 from flstream.runs.journal import read_history
 from flstream.runs.resume import final_summary, plan_resume, take_up
 from flstream.runs.run_directory import RunDirectory
-from flstream.runs.summary import Summary
+from flstream.runs.summary import Summary, summarize
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
     ModelRecord,
@@ -95,7 +95,6 @@ def test_a_run_goes_on_after_its_last_whole_effect(
     log_events(run, more)
     point = plan_resume(a_job(5, every=every), run)
     assert (point.round, point.effect) == due
-    assert point.checkpoint == run.checkpoint(point.round)
     assert [record.effect for record in point.records] == list(range(1, point.effect + 1))
     assert [path.name for path in point.leftovers] == leftovers
     assert (point.initial, point.is_finished, point.warnings) == (DIGESTS[0], False, [])
@@ -137,16 +136,14 @@ def test_a_run_is_taken_up_by_its_journal_and_nothing_of_others_is_removed(tmp_p
     point = plan_resume(a_job(5), run)
     ends = [run.final_model, run.best_model, run.summary]
     assert point.leftovers == [*(run.checkpoints / name for name in gone), *ends]
-    running = take_up(a_job(5), run, point)
+    running = summarize(take_up(a_job(5), run, point))
     assert not any(path.exists() for path in point.leftovers)
     assert all((run.checkpoints / name).exists() for name in keep)
     assert (run.site("site-1") / "state.tmp").exists()
     assert body_digest(FileSource(run.checkpoint(3))) == DIGESTS[3]
     [last] = read_history(run.events).timeline.resumes
     assert (last.round, last.effect) == (3, 9)
-    assert (running.summary.status, running.summary.model.digest) == ("running", DIGESTS[3])
-    again = take_up(a_job(5), run, point._replace(seconds=40.0))
-    assert again.close({}, 0, 2.5).wall_seconds == 42.5
+    assert (running.status, running.model.digest) == ("running", DIGESTS[3])
 
 
 # What was finished
@@ -160,14 +157,14 @@ def test_a_finished_run_has_nothing_left_and_keeps_its_summary(tmp_path):
     point = plan_resume(a_job(), run)
     assert (point.round, point.effect, point.is_finished, point.leftovers) == (3, 9, True, ())
     # It was killed before it had written a summary: this is made of its events.
-    made = final_summary(a_job(), run, point)
+    made = final_summary(run, point)
     assert (made.status, made.rounds_completed) == ("finished", 3)
     assert msgspec.json.decode(run.summary.read_bytes(), type=Summary) == made
     run.summary.write_text(msgspec.structs.replace(made, wall_seconds=77.0).to_json())
-    assert final_summary(a_job(), run, point).wall_seconds == 77.0
+    assert final_summary(run, point).wall_seconds == 77.0
     run.summary.write_text("{")
     with pytest.raises(SimulationError, match="remove it, and it is made again"):
-        final_summary(a_job(), run, point)
+        final_summary(run, point)
     assert run.events.read_bytes() == before
 
 
@@ -233,7 +230,7 @@ def test_a_damaged_model_or_optimizer_state_is_passed_over_with_a_warning(
     assert name in warning
     assert words in warning
     assert [number for number, _ in scores(run, point)] == [1, 2]
-    summary = take_up(a_job(5), run, point).summary
+    summary = summarize(take_up(a_job(5), run, point))
     assert (summary.rounds_completed, summary.warnings[-1]) == (2, warning)
     sides = [run.optimizer_state(number).name for number in (1, 2)]
     assert there(run) == sorted([*(run.checkpoint(n).name for n in (0, 1, 2)), *sides])
@@ -269,10 +266,10 @@ def test_an_initial_model_that_is_damaged_is_built_anew(tmp_path):
     assert plan_resume(a_job(), run)[:2] == (0, 3)
     flip(run.checkpoint(0))
     point = plan_resume(a_job(), run)
-    assert (point.round, point.effect, point.checkpoint, point.records) == (None, 0, None, [])
+    assert (point.round, point.effect, point.records) == (None, 0, [])
     assert point.warnings[0].startswith("the initial model was built anew")
     assert point.leftovers == [run.checkpoint(0)]
-    assert take_up(a_job(), run, point).summary.model.bytes == 0
+    assert take_up(a_job(), run, point).model_bytes == 0
     assert plan_resume(a_job(), run).round is None
 
 
@@ -301,15 +298,15 @@ def a_relay(folder):
 
 def test_of_a_round_with_several_models_the_newest_sound_one_counts(tmp_path):
     run, job = a_relay(tmp_path / "run"), a_job(9, every=0)
-    assert plan_resume(job, run).checkpoint == run.checkpoint(2)
+    assert plan_resume(job, run)[:2] == (2, 8)
     flip(run.checkpoint(2))
     point = plan_resume(job, run)
     # Effect 7 is the training whose update the damaged one was.
-    assert (point.round, point.effect, point.checkpoint) == (2, 7, run.step_checkpoint(2, 0))
+    assert (point.round, point.effect) == (2, 7)
     assert point.warnings[0].startswith("the run went on from model 3 of round 2 instead of 4: ")
     flip(run.step_checkpoint(2, 0))
     point = plan_resume(job, run)
-    assert (point.round, point.checkpoint) == (1, run.checkpoint(1))
+    assert point.round == 1
     assert point.warnings[0].startswith("the run went on from round 1 instead of 2: ")
     take_up(job, run, point)
     kept = [run.checkpoint(0), run.step_checkpoint(1, 0), run.checkpoint(1)]

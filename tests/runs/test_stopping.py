@@ -5,10 +5,9 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from journal_support import EffectScript, a_job
+from journal_support import EffectScript, a_job, run_started
 
 from flstream.runs.history import History
-from flstream.runs.job_facts import JobFacts
 from flstream.runs.stopping import EarlyStopping
 from flstream.runs.summary import summarize
 from flstream.telemetry.events import Evaluated, ModelReady, Transfer
@@ -119,7 +118,8 @@ def numbered(gaps):
 
 @given(gaps=HISTORIES, mode=st.sampled_from(["max", "min"]))
 def test_its_best_round_is_that_of_the_summary(gaps, mode):
-    job_end, history = stopping(key_metric_mode=mode), History(JobFacts(key_metric_mode=mode))
+    job_end, history = stopping(key_metric_mode=mode), History()
+    history.apply(run_started(key_metric_mode=mode))
     history.apply(ModelReady(bytes=1, tensors=1, digest=""))
     scored, script = dict(numbered(gaps)), EffectScript(99, 0)
     for number in range(1, max(scored, default=0) + 1):
