@@ -99,7 +99,7 @@ def write_index(folder: Path, output: Path | None = None) -> Path:
     return path
 
 
-class Part(NamedTuple):
+class PageRun(NamedTuple):
     """A run of a page, with its label and its colour in charts."""
 
     run: RunRecord
@@ -118,7 +118,7 @@ def run_page(runs: Sequence[RunRecord]) -> str:
         is_running=only is not None and only.status == "running",
         run=only,
         title=printable(only.name) if only else f"{len(runs)} runs side by side",
-        parts=[Part(run, labels[at], charts.series_color(at)) for at, run in enumerate(runs)],
+        parts=[PageRun(run, labels[at], charts.series_color(at)) for at, run in enumerate(runs)],
         groups=charts.seed_groups(runs),
         has_remarks=any(map(remarks_of, runs)),
         has_scores=any(not metric.kind for metric in metrics),
