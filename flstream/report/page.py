@@ -33,8 +33,6 @@ _GENERATOR = "flstream report"
 _MARK = f'<meta name="generator" content="{_GENERATOR}">'
 _REFRESHES = '<meta http-equiv="refresh"'
 _HEAD_BYTES = 512
-# Beside a small model, most of a process's memory is not the model's, so no ratio is shown.
-_LARGE_MODEL = 16 << 20
 
 
 def write_page(
@@ -120,7 +118,6 @@ def run_page(runs: Sequence[RunRecord]) -> str:
         title=printable(only.name) if only else f"{len(runs)} runs side by side",
         parts=[PageRun(run, labels[at], charts.series_color(at)) for at, run in enumerate(runs)],
         groups=charts.seed_groups(runs),
-        has_remarks=any(map(remarks_of, runs)),
         has_scores=any(not metric.kind for metric in metrics),
         has_train_values=any(metric.kind for metric in metrics),
         is_received=any(run.summary.evaluate == "received" for run in runs),
@@ -154,27 +151,6 @@ def run_labels(paths: Sequence[Path]) -> list[str]:
         if len(set(labels)) == len(set(paths)):
             break
     return [printable(label) for label in labels]
-
-
-def remarks_of(run: RunRecord) -> list[str]:
-    """Return a sentence for each irregularity of a run: its error, interruptions, warnings."""
-    summary, history = run.summary, run.history
-    remarks = [*filter(None, [summary.error]), *run.notes]
-    if summary.ended_early:
-        remarks.append(f"Ended early: {summary.ended_early}.")
-    if history.round_under_way is not None and run.status not in ("finished", "running"):
-        remarks.append(f"Round {history.round_under_way} was under way; a resume does it again.")
-    for event in history.timeline.resumes:
-        place = (
-            f"after effect {event.effect} of its workflow, with the model of round {event.round}"
-        )
-        begins = "from its beginning"
-        where = place if event.round or event.effect else begins
-        remarks.append(f"The run was interrupted, and resumed {where}.")
-    if summary.benched:
-        names = brief_names(summary.benched, 8)
-        remarks.append(f"Asked no more, having failed too often: {names}.")
-    return remarks + [f"Warning: {warning}" for warning in summary.warnings]
 
 
 def _check_replaceable(path: Path) -> None:
@@ -236,16 +212,8 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    formats = (
-        printable,
-        counted,
-        format_date,
-        format_bytes,
-        format_seconds,
-        format_metric,
-        format_epsilon,
-    )
-    environment.filters |= {format_.__name__: format_ for format_ in formats}
-    environment.globals |= {"views": views, "charts": charts, "remarks_of": remarks_of}
-    environment.globals |= {"unscored": UNSCORED, "large_model": _LARGE_MODEL}
+    formats = (format_bytes, format_seconds, format_date, format_metric, format_epsilon)
+    for text in (printable, counted, brief_names, *formats):
+        environment.filters[text.__name__] = text
+    environment.globals |= {"views": views, "charts": charts, "unscored": UNSCORED}
     return environment
