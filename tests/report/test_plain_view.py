@@ -15,9 +15,9 @@ from flstream.telemetry.events import (
     RunFinished,
     SiteFailed,
     SitePhaseChanged,
-    Snapshot,
     SiteSuspended,
     SiteUpdate,
+    Snapshot,
     Warned,
 )
 from flstream.telemetry.memory import MemorySampler
