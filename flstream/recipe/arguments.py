@@ -146,21 +146,26 @@ def notice(text: str) -> None:
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Refuse calls with arguments that are missing, unknown or of another type than annotated."""
-    name, parameters = function.__qualname__.removesuffix(".__init__"), signature(function)
+    owner, parameters = function.__qualname__.removesuffix(".__init__"), signature(function)
+    names = [*parameters.parameters]
     validated: Callable[..., R] = validate_call(config={"arbitrary_types_allowed": True})(function)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            arguments = parameters.bind(*args, **kwargs).arguments
+            parameters.bind(*args, **kwargs)
         except TypeError as error:
-            raise UsageError(f"{name}: {error}; it takes {parameters}") from None
+            own = ", ".join(name for name in names if name != "self")
+            raise UsageError(f"{owner}: {error}; its arguments are {own}") from None
         try:
-            return validated(**arguments)
+            return validated(*args, **kwargs)
         except ValidationError as error:
-            details = error.errors(include_url=False)
-            clauses = [f"{d['loc'][0]} is {d['input']!r}: {d['msg']}" for d in details]
-            raise UsageError(f"{name}: {'; '.join(clauses)}") from None
+            clauses: dict[str, str] = {}
+            for detail in error.errors(include_url=False):
+                place = detail["loc"][0]
+                name = names[place] if isinstance(place, int) else str(place)
+                clauses.setdefault(name, f"{name} is {detail['input']!r}: {detail['msg']}")
+            raise UsageError(f"{owner}: {'; '.join(clauses.values())}") from None
 
     return call
 

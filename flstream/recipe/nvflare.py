@@ -222,13 +222,16 @@ class _Draft:
         """Convert a configuration: its classes in the order of the table, then all else."""
         self.file, side = path.relative_to(self.job.root).as_posix(), path.stem
         self.app = path.parent.parent if path.parent.name == "config" else path.parent
-        parts = [part for key in _LISTS for part in self._parts(key, values.pop(key, None))]
+        for key in (*_LISTS, *_FILTERS):
+            if not isinstance(values.setdefault(key, []) or [], list):
+                raise UsageError(f"{self.file}: {key} must be a list of sections")
+        parts = [part for key in _LISTS for part in self._objects(key, values.pop(key) or [])]
         self.components = {str(part.section.get("id")): part.section for part in parts}
         for part in sorted(parts, key=lambda part: [*CLASSES, part.name].index(part.name)):
             self._class(part)
         for key, direction in _FILTERS.items():
             self.chain: list[dict[str, Any]] = []
-            for part in self._parts(key, values.pop(key, None)):
+            for part in self._objects(key, values.pop(key) or []):
                 self._class(part)
             chain = self.chain
             if chain and self.filters.setdefault((direction, side), chain) != chain:
@@ -268,29 +271,27 @@ class _Draft:
             notes.sort(key=natural_key)
         return self.job
 
-    def _parts(self, key: str, sections: Any) -> Iterator[_Object]:
+    def _objects(self, place: str, value: Any, tasks: Any = None) -> Iterator[_Object]:
         """Yield the objects of a list; an executor's or a filter's section is within another."""
-        sections = sections or []
-        if not isinstance(sections, list) or not all(isinstance(s, dict) for s in sections):
-            raise UsageError(f"{self.file}: {key} must be a list of sections")
-        for at, outer in enumerate(sections):
-            inner = {f"{key}[{at}]": outer}
-            if key == "executors":
-                inner = {f"{key}[{at}].executor": outer.get("executor")}
-            elif key in _FILTERS:
-                filters = enumerate(outer.get("filters") or ())
-                inner = {f"{key}[{at}].filters[{n}]": section for n, section in filters}
-            for place, section in inner.items():
-                section = section if isinstance(section, dict) else {}
-                names = [section.get(key) for key in ("path", "class_path", "name")]
-                named = next((name for name in names if isinstance(name, str) and name), "")
-                args = section.get("args") or {}
-                if not named or not isinstance(args, dict):
-                    what = "a section with a path or name, and its args a section"
-                    raise UsageError(f"{self.file}: {place} must be {what}")
-                is_theirs = named.startswith("nvflare.") or "." not in named
-                name = named.rpartition(".")[2] if is_theirs else ""
-                yield _Object(place, named, name, section, args, outer.get("tasks"))
+        if isinstance(value, list):
+            for at, inner in enumerate(value):
+                yield from self._objects(f"{place}[{at}]", inner, tasks)
+            return
+        section = value if isinstance(value, dict) else {}
+        for key, nothing in (("executor", None), ("filters", [])):
+            if key in section:
+                inner = section[key] or nothing
+                yield from self._objects(f"{place}.{key}", inner, section.get("tasks"))
+                return
+        names = [section.get(key) for key in ("path", "class_path", "name")]
+        named = next((name for name in names if isinstance(name, str) and name), "")
+        args = section.get("args") or {}
+        if not named or not isinstance(args, dict):
+            what = "a section with a path or name, and its args a section"
+            raise UsageError(f"{self.file}: {place} must be {what}")
+        is_theirs = named.startswith("nvflare.") or "." not in named
+        name = named.rpartition(".")[2] if is_theirs else ""
+        yield _Object(place, named, name, section, args, tasks)
 
     def _note(self, place: str, value: object, reason: str) -> None:
         shown = "" if value in ("", {}) else f" = {json.dumps(value, ensure_ascii=False)}"

@@ -120,7 +120,8 @@ MISTAKES = [
     (lambda: recipe().add_client_output_filter("svt_privacy", clients=["a"]), "of all sites"),
     (lambda: recipe().add_client_input_filter("gaussian", tasks=["test"]), "tasks .'test'"),
     (lambda: recipe().add_server_input_filter(object()), "filter is <object object"),
-    (exported(lambda job: job.add_client_output_filter(Gaussian("a"))), r"sigma: given .a"),
+    (exported(lambda job: job.add_client_output_filter(Gaussian(-1))), "sigma: given -1"),
+    (lambda: Gaussian("a"), "Gaussian: sigma is 'a'"),
 ]
 
 
