@@ -110,9 +110,11 @@ def read_hocon(path: Path, overrides: Sequence[Override] = ()) -> Hocon:
         with _Parser(hocon).in_place_of_pyhocon() as parser:
             root = parser.parse_path(path)
         # Those of workflows wait for their list, which may have another name in the file.
-        later = [override for override in overrides if override[0].startswith("workflow")]
+        later: list[Override] = []
         for key, value in overrides:
-            if not key.startswith("workflow"):
+            if key.startswith("workflow"):
+                later.append((key, value))
+            else:
                 _put(hocon, root, key, value)
         resolver = _Resolver(root)
         hocon.values = _plain(resolver.get(root), "", hocon.unresolved)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from enum import StrEnum
 from functools import cache, wraps
@@ -16,7 +16,7 @@ from pydantic import ValidationError, validate_call
 
 from flstream.errors import UsageError
 from flstream.recipe.initial_model import code_place, initial_model
-from flstream.recipe.nvflare_table import UNNEEDED
+from flstream.recipe.nvflare_table import ARGUMENTS
 from flstream.report.console import make_console
 
 P = ParamSpec("P")
@@ -96,6 +96,7 @@ class RecipeArguments(TypedDict, total=False):
     learner: Annotated[str | type, "train.learner"]
     launch_external_process: bool
     command: Annotated[str, "train.command"]
+    server_expected_format: ExchangeFormat
     framework: Annotated[ExchangeFormat, "train.exchange_format"]
     per_site_config: Mapping[str, Mapping[str, str | Mapping[str, Any]]]
     aggregator: Annotated[str | Mapping[str, Any], "aggregation"]
@@ -131,7 +132,7 @@ def converted(name: str, value: Any) -> Any:
 
 def is_needed(name: str) -> bool:
     """Whether an argument or a flat key of NVFlare counts here; a line on stdout says if not."""
-    if name in KEYS or name not in UNNEEDED:
+    if name in KEYS or ARGUMENTS.get(name) != "":
         return True
     notice(f"{name} is not needed, and was left out")
     return False
@@ -145,31 +146,38 @@ def notice(text: str) -> None:
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Refuse calls with arguments that are missing, unknown or of another type than annotated."""
-    name, parameters = function.__qualname__.removesuffix(".__init__"), signature(function)
+    owner, parameters = function.__qualname__.removesuffix(".__init__"), signature(function)
+    names = [*parameters.parameters]
     validated: Callable[..., R] = validate_call(config={"arbitrary_types_allowed": True})(function)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            arguments = parameters.bind(*args, **kwargs).arguments
+            parameters.bind(*args, **kwargs)
         except TypeError as error:
-            raise UsageError(f"{name}: {error}; it takes {parameters}") from None
+            own = ", ".join(name for name in names if name != "self")
+            raise UsageError(f"{owner}: {error}; its arguments are {own}") from None
         try:
-            return validated(**arguments)
+            return validated(*args, **kwargs)
         except ValidationError as error:
-            details = error.errors(include_url=False)
-            clauses = [f"{d['loc'][0]} is {d['input']!r}: {d['msg']}" for d in details]
-            raise UsageError(f"{name}: {'; '.join(clauses)}") from None
+            clauses: dict[str, str] = {}
+            for detail in error.errors(include_url=False):
+                place = detail["loc"][0]
+                name = names[place] if isinstance(place, int) else str(place)
+                clauses.setdefault(name, f"{name} is {detail['input']!r}: {detail['msg']}")
+            raise UsageError(f"{owner}: {'; '.join(clauses.values())}") from None
 
     return call
 
 
-def expect_known(name: str, names: Iterable[str]) -> None:
-    """Refuse an unknown name, and suggest the nearest one."""
-    if name not in names:
-        near = get_close_matches(name, list(names), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-        raise ValueError(f"there is no such argument; {hint}")
+def expect_known(name: str) -> None:
+    """Refuse an argument that recipes have not, with the reason or the nearest name."""
+    near = get_close_matches(name, KEYS, n=1)
+    reason = f"did you mean {near[0]}?" if near else f"there are {', '.join(KEYS)}"
+    if name not in KEYS:
+        target = ARGUMENTS.get(name, "")
+        reason = target.removeprefix("- ") if target.startswith("-") else reason
+        raise ValueError(f"there is no such argument; {reason}")
 
 
 def by_name(words: str | Mapping[str, Any], site: str) -> Mapping[str, Any]:

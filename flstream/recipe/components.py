@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
+
+from flstream.recipe.arguments import checked
 
 Section = dict[str, Any]
 
@@ -24,12 +27,14 @@ def FedAvg(num_clients: int | None = None, num_rounds: int = 5, **arguments: Any
 PTFedAvg = FedAvg
 
 
-def PTModel(model: Any, initial_ckpt: str | None = None) -> Section:
+@checked
+def PTModel(model: Any, initial_ckpt: str | Path | None = None) -> Section:
     """Return the job's initial model, and the path of a file with its weights."""
     return {"model": model, "initial_ckpt": initial_ckpt}
 
 
-def ScriptRunner(script: str, script_args: str = "", **arguments: Any) -> Section:
+@checked
+def ScriptRunner(script: str | Path, script_args: str = "", **arguments: Any) -> Section:
     """Return the script of all sites or of one, with arguments of ``FedAvgRecipe``."""
     return {"train_script": script, "train_args": script_args, **arguments}
 
@@ -59,11 +64,13 @@ def SVTPrivacy(**args: float) -> Section:
     return {"type": "svt_privacy", "args": args}
 
 
+@checked
 def ExcludeVars(exclude_vars: Sequence[str] | str) -> Section:
     """Return the filter that leaves tensors out: whole names, or one regular expression."""
     return {"type": "exclude_vars", "args": {"exclude_vars": exclude_vars}}
 
 
+@checked
 def Gaussian(sigma: float) -> Section:
     """Return the filter that adds Gaussian noise to every number, which NVFlare has not."""
     return {"type": "gaussian", "args": {"sigma": sigma}}

@@ -108,10 +108,12 @@ class FedJob:
                 "and was not added to the job; docs/python.md lists what has one"
             )
 
+    @checked
     def to_server(self, obj: Any, id: str | None = None, **how: Any) -> None:
         """Add something to the server: see :meth:`to`."""
         self.to(obj, arguments.SERVER, id, **how)
 
+    @checked
     def to_clients(self, obj: Any, id: str | None = None, **how: Any) -> None:
         """Add something to all sites: see :meth:`to`."""
         self.to(obj, arguments.ALL_SITES, id, **how)
@@ -136,7 +138,7 @@ class FedJob:
         for name, value in values.items():
             try:
                 if arguments.is_needed(name):
-                    arguments.expect_known(name, KEYS)
+                    arguments.expect_known(name)
                     converted[name] = arguments.converted(name, value)
             except (TypeError, AttributeError, ValueError) as error:
                 what = f"{name} is {shortened(repr(value), 60)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from filecmp import cmp
 from pathlib import Path
@@ -34,7 +34,8 @@ _ARRAY_FILE, _MOST_BYTES = "initial.npz", 1 << 18  # pyhocon takes seconds for s
 _INCLUDE = re.compile(r"\binclude\s*(\"|required\b|file\b|url\b|package\b)", re.IGNORECASE)
 _VARIABLE = re.compile(r'(")?\{(\w+)\}(?(1)"(?!\s*:))')
 _CUSTOM = re.compile(r"^(\{JOB_CUSTOM_DIR\}/|(\./)?custom/|\./)")
-_UNKNOWN = "it is not known here"
+_UNKNOWN = "- it is not known here"
+_NOTHING: Sequence[Any] = (None, "", [], {})
 _VALUES: Mapping[str, Callable[[Any], Any]] = {
     "arrays": lambda value: None if value == "raw" else value,
     "listed": lambda value: value if isinstance(value, list) else None,
@@ -43,8 +44,7 @@ _VALUES: Mapping[str, Callable[[Any], Any]] = {
     "torch": lambda value: value if value == "pytorch" else None,
 }
 """Converters of values that need nothing else of the job; None for a value that asks nothing."""
-_CLASSES = {name: keys for names, keys in table.CLASSES.items() for name in names.split()}
-CLASSES = (*_CLASSES, *table.FILTERS, *table.UNNEEDED_CLASSES)
+CLASSES = tuple(name for name, target in table.CLASSES.items() if target[:1] != "-")
 """Names of NVFlare's classes that are taken or not needed, in the order of conversion."""
 
 
@@ -124,7 +124,7 @@ def write_job(conversion: Conversion, folder: Path) -> list[str]:
 
 
 def open_problems(folder: Path) -> tuple[Problem, ...]:
-    """Return what a written job lacks or has wrong, before it can run."""
+    """Return the mistakes of a written job, which are to be mended before it can run."""
     try:
         load_job(folder / JOB_FILE)
     except JobError as error:
@@ -210,11 +210,7 @@ class _Draft:
         self.models: set[str] = set()  # ids of components
         self.keys: set[str] = set()  # dotted, of all that has a value
         listed = re.findall(r'"([^"]+)"(?!")(?=[,\]])', deploy_map)
-        sites = [
-            name
-            for name in dict.fromkeys(listed)
-            if name not in (arguments.SERVER, arguments.ALL_SITES)
-        ]
+        sites = [name for name in dict.fromkeys(listed) if name not in arguments.PLACES]
         self.count = len(sites) or max(map(int, _COUNTS.findall(files)), default=0)
         is_numbered = sites == [f"site-{n + 1}" for n in range(len(sites))]
         if arguments.ALL_SITES not in listed and not is_numbered:
@@ -226,21 +222,27 @@ class _Draft:
         """Convert a configuration: its classes in the order of the table, then all else."""
         self.file, side = path.relative_to(self.job.root).as_posix(), path.stem
         self.app = path.parent.parent if path.parent.name == "config" else path.parent
-        parts = [part for key in _LISTS for part in self._parts(key, values.pop(key, None))]
+        for key in (*_LISTS, *_FILTERS):
+            if not isinstance(values.setdefault(key, []) or [], list):
+                raise UsageError(f"{self.file}: {key} must be a list of sections")
+        parts = [part for key in _LISTS for part in self._objects(key, values.pop(key) or [])]
         self.components = {str(part.section.get("id")): part.section for part in parts}
         for part in sorted(parts, key=lambda part: [*CLASSES, part.name].index(part.name)):
             self._class(part)
         for key, direction in _FILTERS.items():
-            parts = list(self._parts(key, values.pop(key, None)))
-            filters = [section for section in map(self._filter, parts) if section]
-            if filters and self.filters.setdefault((direction, side), filters) != filters:
-                self._note(key, filters, "all sites have the same filters here")
+            self.chain: list[dict[str, Any]] = []
+            for part in self._objects(key, values.pop(key) or []):
+                self._class(part)
+            chain = self.chain
+            if chain and self.filters.setdefault((direction, side), chain) != chain:
+                self._note(key, chain, "all sites have the same filters here")
         text = path.read_text(errors="replace")
         for key, value in values.items():
+            reason = table.ARGUMENTS.get(key, _UNKNOWN)
             if key in arguments.STREAMING_KEYS:
                 self.values.setdefault(f"streaming.{key}", value)
-            elif key not in table.UNNEEDED and f"{{{key}}}" not in text:
-                self._argument(key, key, None, values)
+            elif reason.startswith("-") and f"{{{key}}}" not in text and value not in _NOTHING:
+                self._note(key, value, reason)
 
     def finished(self) -> Conversion:
         """Copy the code, and put the keys together."""
@@ -258,10 +260,10 @@ class _Draft:
             self.metric.setdefault("key_metric_mode", "min")
         stages = [{**stage, "args": {**stage["args"], **self.metric}} for stage in self.stages]
         stages = [{key: stage[key] for key in stage if stage[key]} for stage in stages]
-        if stages or self.metric:
-            self.values["workflow"] = (
-                stages if len(stages) > 1 else [*stages, {"args": self.metric}][0]
-            )
+        if len(stages) > 1:
+            self.values["workflow"] = stages
+        elif stages or self.metric:
+            self.values["workflow"] = [*stages, {"args": self.metric}][0]
         values = {"name": self.job.name, **self.values, "train.alias": "nvflare"}
         for key in sorted(values, key=lambda key: _KEYS.index(key.partition(".")[0])):
             arguments.put(self.job.values, key, values[key])
@@ -269,84 +271,77 @@ class _Draft:
             notes.sort(key=natural_key)
         return self.job
 
-    def _parts(self, key: str, sections: Any) -> Iterator[_Object]:
+    def _objects(self, place: str, value: Any, tasks: Any = None) -> Iterator[_Object]:
         """Yield the objects of a list; an executor's or a filter's section is within another."""
-        sections = sections or []
-        if not isinstance(sections, list) or not all(isinstance(s, dict) for s in sections):
-            raise UsageError(f"{self.file}: {key} must be a list of sections")
-        for at, outer in enumerate(sections):
-            inner = {f"{key}[{at}]": outer}
-            if key == "executors":
-                inner = {f"{key}[{at}].executor": outer.get("executor")}
-            elif key in _FILTERS:
-                filters = enumerate(outer.get("filters") or ())
-                inner = {f"{key}[{at}].filters[{n}]": section for n, section in filters}
-            for place, section in inner.items():
-                section = section if isinstance(section, dict) else {}
-                names = [section.get(key) for key in ("path", "class_path", "name")]
-                named = next((name for name in names if isinstance(name, str) and name), "")
-                args = section.get("args") or {}
-                if not named or not isinstance(args, dict):
-                    what = "a section with a path or name, and its args a section"
-                    raise UsageError(f"{self.file}: {place} must be {what}")
-                is_theirs = named.startswith("nvflare.") or "." not in named
-                name = named.rpartition(".")[2] if is_theirs else ""
-                yield _Object(place, named, name, section, args, outer.get("tasks"))
+        if isinstance(value, list):
+            for at, inner in enumerate(value):
+                yield from self._objects(f"{place}[{at}]", inner, tasks)
+            return
+        section = value if isinstance(value, dict) else {}
+        for key, nothing in (("executor", None), ("filters", [])):
+            if key in section:
+                inner = section[key] or nothing
+                yield from self._objects(f"{place}.{key}", inner, section.get("tasks"))
+                return
+        names = [section.get(key) for key in ("path", "class_path", "name")]
+        named = next((name for name in names if isinstance(name, str) and name), "")
+        args = section.get("args") or {}
+        if not named or not isinstance(args, dict):
+            what = "a section with a path or name, and its args a section"
+            raise UsageError(f"{self.file}: {place} must be {what}")
+        is_theirs = named.startswith("nvflare.") or "." not in named
+        name = named.rpartition(".")[2] if is_theirs else ""
+        yield _Object(place, named, name, section, args, tasks)
 
     def _note(self, place: str, value: object, reason: str) -> None:
         shown = "" if value in ("", {}) else f" = {json.dumps(value, ensure_ascii=False)}"
-        text = ": ".join(filter(None, (f"{place}{shortened(shown, 200)}", reason)))
-        self.job.notes.setdefault(printable(self.file), []).append(printable(text))
+        parts = (f"{place}{shortened(shown, 200)}", reason.removeprefix("- "))
+        text = printable(": ".join(filter(None, parts)))
+        self.job.notes.setdefault(printable(self.file), []).append(text)
 
     def _class(self, part: _Object) -> None:
         """Convert an object that NVFlare makes, and its arguments."""
-        if part.section.get("disabled") is True or str(part.section.get("id")) in self.models:
+        target, named = table.CLASSES.get(part.name, _UNKNOWN), f"{part.place} {part.named}"
+        is_apart = part.section.get("disabled") is True
+        if not target or is_apart or str(part.section.get("id")) in self.models:
             return
-        if part.name not in _CLASSES:
-            if part.name not in table.UNNEEDED_CLASSES:
-                reason = table.LOST_CLASSES.get(part.name, _UNKNOWN)
-                self._note(f"{part.place} {part.named}", part.args, reason)
+        if target.startswith("-"):
+            self._note(named, part.args, target)
             return
-        defaults = dict(_CLASSES[part.name])
-        if workflow := defaults.pop("workflow", ""):
+        settings = dict(pair.split("=") for pair in target.split() if "=" in pair)
+        if kind := settings.get("filter"):
+            args = {key: part.args[key] for key in part.args if table.ARGUMENTS.get(key) != ""}
+            if part.tasks and {"train", "*"}.isdisjoint(part.tasks):
+                self._note(named, part.args, "filters are applied to trainings")
+            else:
+                self.chain.append({"type": kind, **({"args": args} if args else {})})
+            return
+        if workflow := settings.pop("workflow", ""):
             self.stages.append({"type": workflow, "args": {}})
         for key in sorted(part.args, key=lambda name: [*table.ARGUMENTS, name].index(name)):
-            rule = table.ARGUMENTS.get(f"{workflow}.{key}", table.ARGUMENTS.get(key))
-            self._argument(f"{part.place}.args.{key}", key, rule, part.args)
-        for rule, value in defaults.items():
+            rule = table.ARGUMENTS.get(f"{workflow}.{key}", table.ARGUMENTS.get(key, _UNKNOWN))
+            self._argument(f"{part.place}.args.{key}", key, rule, part.args[key])
+        for rule, text in settings.items():
             key = rule.partition(":")[0]
             is_given = any(name == key or name.startswith(f"{key}.") for name in self.keys)
             if key == "tracking.type" or not is_given:
-                self._argument(f"{part.place} {part.named}", key, rule, {key: value})
+                self._argument(named, key, rule, text if text.isidentifier() else json.loads(text))
 
-    def _filter(self, part: _Object) -> dict[str, Any] | None:
-        """Return the filter that a section becomes; None for one that is not taken."""
-        if part.name not in table.FILTERS:
-            self._class(part)
-        elif part.tasks and {"train", "*"}.isdisjoint(part.tasks):
-            self._note(f"{part.place} {part.named}", part.args, "filters are applied to trainings")
-        else:
-            args = {k: part.args[k] for k in part.args if k not in table.UNNEEDED}
-            return {"type": table.FILTERS[part.name], **({"args": args} if args else {})}
-        return None
-
-    def _argument(self, place: str, name: str, rule: str | None, args: Mapping[str, Any]) -> None:
-        """Convert an argument by its rule, a key and the name of a converter."""
-        value = args[name]
-        is_off = value is False and name in table.LOST_ARGUMENTS
-        asks_nothing = value is None or value in ("", [], {}) or is_off
-        if asks_nothing or (rule is None and name in table.UNNEEDED):
+    def _argument(self, place: str, name: str, rule: str, value: Any) -> None:
+        """Convert an argument by its rule: a key and the name of a converter, or a reason."""
+        is_off = value is False and rule.startswith("-") and rule != _UNKNOWN
+        if not rule or value in _NOTHING or is_off:
             return
         try:
-            if rule is None:
-                raise ValueError(table.LOST_ARGUMENTS.get(name, _UNKNOWN))
+            if rule.startswith("-"):
+                raise ValueError(rule)
             key, _, converter = rule.partition(":")
             convert = _VALUES.get(converter) or getattr(self, f"_{converter}", None)
-            value = convert(value) if convert else arguments.converted(converter or name, value)
-            if value is not None:
-                self._put(key, value)
+            taken = convert(value) if convert else arguments.converted(converter or name, value)
+            if taken is not None:
+                self._put(key, taken)
         except (ValueError, TypeError, AttributeError) as error:
-            self._note(place, args[name], str(error))
+            self._note(place, value, str(error))
 
     def _put(self, key: str, value: Any) -> None:
         """Give a key a value, unless it has another; ``stage.`` is of the last workflow."""

@@ -1,137 +1,100 @@
-"""NVFlare's classes and their arguments: the key of a job file that each becomes, or why none.
+"""NVFlare's classes and arguments: what each becomes in a job file, or why nothing.
 
-A row has the names that share it, a bar, and what they become. A key may have the name of a
-converter of :mod:`flstream.recipe.nvflare` after a colon; ``stage.`` is ``args`` of the class's own
-workflow.
+A row has names, a bar, and what they become. A reason after a dash says why they are not taken;
+nothing after the bar, that none is needed. Rows go on in lines that are indented more.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 
-def by_name(rows: str) -> dict[str, str]:
-    """Return what names become; a row goes on in lines that are indented more."""
-    lines = re.split(r"\n {4}(?=\S)", rows.strip())
-    pairs = (" ".join(line.split()).split(" | ") for line in lines)
-    return {name: target for names, target in pairs for name in names.split()}
+def _by_name(rows: str) -> dict[str, str]:
+    lines = re.split(r"\n(?=\S)", rows.strip())
+    pairs = (" ".join(line.split()).partition("|") for line in lines)
+    return {name: target.strip() for names, _, target in pairs for name in names.split()}
 
 
-CLASSES: Mapping[str, Mapping[str, Any]] = {
-    "ScatterAndGather FedAvg PTFedAvg FedAvgEarlyStopping PTFedAvgEarlyStopping FedOpt": {
-        "workflow": "fedavg",
-        "rounds": 5,
-    },
-    "CyclicController Cyclic CyclicServerController": {"workflow": "cyclic", "rounds": 5},
-    "ScatterAndGatherScaffold Scaffold PTScaffold": {"workflow": "scaffold", "rounds": 5},
-    "SwarmServerController": {"workflow": "swarm"},
-    "CrossSiteEvalServerController CrossSiteModelEval CrossSiteEval": {"workflow": "cross_site"},
-    "GlobalModelEval": {"workflow": "evaluate"},
-    "PTFileModelPersistor": {},
-    "NPModelPersistor": {
-        "train.exchange_format": "numpy",
-        "model:model": [[1, 2, 3], [4, 5, 6], [7, 8, 9]],
-    },
-    "PTClientAPILauncherExecutor PTFilePipeLauncherExecutor PTInProcessClientAPIExecutor": {},
-    "ClientAPIExecutor ClientAPILauncherExecutor FilePipeLauncherExecutor "
-    "InProcessClientAPIExecutor": {"train.exchange_format": "numpy"},
-    "SubprocessLauncher InTimeAccumulateWeightedAggregator AccumulateWeightedAggregator "
-    "PTFedOptModelShareableGenerator": {},
-    "IntimeModelSelector IntimeModelSelectionHandler": {"metric.key_metric": "val_accuracy"},
-    "TBAnalyticsReceiver": {"tracking.type": "tensorboard"},
-    "MLflowReceiver": {"tracking.type": "mlflow"},
-    "SwarmClientController": {},
-}
-"""Classes that are taken, in the order of their conversion: the workflow of each, and defaults."""
-
-FILTERS = {
-    "PercentilePrivacy": "percentile_privacy",
-    "SVTPrivacy": "svt_privacy",
-    "ExcludeVars": "exclude_vars",
-}
-"""Types of filters by class."""
-
-_UNNEEDED_CLASSES = """
-    FullModelShareableGenerator SimpleModelShareableGenerator TensorServerStreamer
+CLASSES = _by_name("""
+ScatterAndGather FedAvg PTFedAvg FedAvgEarlyStopping PTFedAvgEarlyStopping FedOpt
+    | workflow=fedavg rounds=5
+CyclicController Cyclic CyclicServerController | workflow=cyclic rounds=5
+ScatterAndGatherScaffold Scaffold PTScaffold | workflow=scaffold rounds=5
+SwarmServerController | workflow=swarm
+CrossSiteEvalServerController CrossSiteModelEval CrossSiteEval | workflow=cross_site
+GlobalModelEval | workflow=evaluate
+PTFileModelPersistor | its arguments
+NPModelPersistor | train.exchange_format=numpy model:model=[[1,2,3],[4,5,6],[7,8,9]]
+PTClientAPILauncherExecutor PTFilePipeLauncherExecutor PTInProcessClientAPIExecutor | its arguments
+ClientAPIExecutor ClientAPILauncherExecutor FilePipeLauncherExecutor InProcessClientAPIExecutor
+    | train.exchange_format=numpy
+SubprocessLauncher InTimeAccumulateWeightedAggregator AccumulateWeightedAggregator
+    PTFedOptModelShareableGenerator | its arguments
+IntimeModelSelector IntimeModelSelectionHandler | metric.key_metric=val_accuracy
+TBAnalyticsReceiver | tracking.type=tensorboard
+MLflowReceiver | tracking.type=mlflow
+SwarmClientController | its arguments
+PercentilePrivacy | filter=percentile_privacy
+SVTPrivacy | filter=svt_privacy
+ExcludeVars | filter=exclude_vars
+FullModelShareableGenerator SimpleModelShareableGenerator TensorServerStreamer
     TensorClientStreamer DecomposerRegister NumpyToPTParamsConverter PTToNumpyParamsConverter
     ParamsConverterFilter CellPipe FilePipe ExternalConfigurator ClientAPIConfigurator MetricRelay
     MetricHandler ConvertToFedEvent MetricsArtifactWriter JobLogStreamer JobLogReceiver LogReceiver
     JobStatsReporter PTFileModelLocator NPModelLocator ValidationJsonGenerator CWEResultPrinter
-    CyclicClientController CrossSiteEvalClientController
-"""
-UNNEEDED_CLASSES = frozenset(_UNNEEDED_CLASSES.split())
-"""Classes without a counterpart that need none."""
+    CyclicClientController CrossSiteEvalClientController |
+ModelLearnerExecutor LearnerExecutor NPTrainer
+    | - write a script (train.script), or a class with train and evaluate (train.learner)
+TFClientAPILauncherExecutor TFInProcessClientAPIExecutor
+    | - a script receives tensors or arrays, not the weights of a Keras model
+WandBReceiver | - nothing is sent to Weights & Biases; report.html draws what is logged
+ModelQuantizer ModelDequantizer | - streaming.codecs has codecs of its own
+HEModelEncryptor HEModelDecryptor HEModelSerializeFilter
+    | - nothing is encrypted between processes of one machine
+""")
+"""Workflow or filter of each class, and values that its arguments may replace, in their order."""
 
-LOST_CLASSES = by_name(
-    """
-    ModelLearnerExecutor LearnerExecutor NPTrainer | write a script (train.script), or a class with
-        train and evaluate (train.learner)
-    TFClientAPILauncherExecutor TFInProcessClientAPIExecutor | a script receives tensors or arrays,
-        not the weights of a Keras model
-    WandBReceiver | nothing is sent to Weights & Biases; report.html draws what is logged
-    ModelQuantizer ModelDequantizer | streaming.codecs has codecs of its own
-    HEModelEncryptor HEModelDecryptor HEModelSerializeFilter | nothing is encrypted between
-        processes of one machine
-    """
-)
-"""Reasons why classes are not taken."""
-
-ARGUMENTS = by_name(
-    """
-    num_rounds | rounds
-    min_clients min_responses_required | clients.min_updates
-    num_clients | clients.per_round
-    wait_time_after_min_received | clients.wait_after_min:positive
-    wait_time_after_min_resps_received | clients.wait_after_min:positive
-    train_timeout learn_task_timeout | clients.round_timeout:timeout
-    stop_cond | stop_when
-    patience | patience
-    exclude_vars | aggregation.exclude
-    aggregation_weights | aggregation.weights
-    model initial_model | model:model
-    source_ckpt_file_full_name source_npy_file_full_name | model.initial:checkpoint
-    order cyclic_order | stage.order:order
-    key_metric | metric.key_metric
-    negate_key_metric | metric.key_metric_mode:min
-    optimizer_args | server_optimizer
-    task_script_path | train.script:script
-    task_script_args | train.args:words
-    command script | train:command
-    params_exchange_format | train.exchange_format:arrays
-    server_expected_format | train.exchange_format:torch
-    swarm.start_task_timeout | stage.start_task_timeout
-    swarm.progress_timeout | stage.progress_timeout
-    aggr_clients | stage.aggregators:listed
-    eval_task_timeout validation_timeout | stage.eval_task_timeout
-    submit_model_timeout | stage.submit_model_timeout
-    cross_site.participating_clients | stage.participating_sites:listed
-    evaluate.participating_clients | stage.participating_sites:listed
-    """
-)
-"""Keys by arguments, of any class or of a workflow's, in the order of their conversion."""
-
-LOST_ARGUMENTS = by_name(
-    """
-    lr_scheduler_args | server_optimizer.args.learning_rate is one number
-    aggregator | aggregation.method has rules of its own, and takes a class of yours
-    allow_empty_global_weights | a job has an initial model
-    allow_early_termination | a workflow of your own may end when it likes
-    participating_clients train_clients | all sites take part, and all of them train
-    evaluators evaluatees | all sites that take part score all models
-    clean_up_script | nothing is run after a script
-    allow_reconnect attach_id attach_timeout | a script is started by the run
-    kw_args | experiment and run have the names of the job and of its run directory
-    tracking_uri artifact_location | the store is mlflow/mlflow.db of the run directory
-    resource_spec | clients.parallel, clients.threads and clients.gpus are for all sites
-    mandatory_clients | clients.min_updates is a number, whoever they are
-    """
-)
-"""Reasons why arguments that ask for something are not taken, also keys at the top of a file."""
-
-_UNNEEDED = """
-    format_version min_clients server client name deploy_map
+ARGUMENTS = _by_name("""
+num_rounds | rounds
+min_clients min_responses_required | clients.min_updates
+num_clients | clients.per_round
+wait_time_after_min_received wait_time_after_min_resps_received | clients.wait_after_min:positive
+train_timeout learn_task_timeout | clients.round_timeout:timeout
+stop_cond | stop_when
+patience | patience
+exclude_vars | aggregation.exclude
+aggregation_weights | aggregation.weights
+model initial_model | model:model
+source_ckpt_file_full_name source_npy_file_full_name | model.initial:checkpoint
+order cyclic_order | stage.order:order
+key_metric | metric.key_metric
+negate_key_metric | metric.key_metric_mode:min
+optimizer_args | server_optimizer
+task_script_path | train.script:script
+task_script_args | train.args:words
+command script | train:command
+params_exchange_format | train.exchange_format:arrays
+server_expected_format | train.exchange_format:torch
+swarm.start_task_timeout | stage.start_task_timeout
+swarm.progress_timeout | stage.progress_timeout
+swarm.aggr_clients | stage.aggregators:listed
+cross_site.eval_task_timeout cross_site.validation_timeout | stage.eval_task_timeout
+evaluate.eval_task_timeout evaluate.validation_timeout | stage.eval_task_timeout
+cross_site.submit_model_timeout | stage.submit_model_timeout
+cross_site.participating_clients evaluate.participating_clients | stage.participating_sites:listed
+lr_scheduler_args | - server_optimizer.args.learning_rate is one number
+aggregator | - aggregation.method has rules of its own, and takes a class of yours
+allow_empty_global_weights | - a job has an initial model
+allow_early_termination | - a workflow of your own may end when it likes
+participating_clients train_clients | - all sites take part, and all of them train
+evaluators evaluatees | - all sites that take part score all models
+clean_up_script | - nothing is run after a script
+allow_reconnect attach_id attach_timeout | - a script is started by the run
+kw_args | - experiment and run have the names of the job and of its run directory
+tracking_uri artifact_location | - the store is mlflow/mlflow.db of the run directory
+resource_spec | - clients.parallel, clients.threads and clients.gpus are for all sites
+mandatory_clients | - clients.min_updates is a number, whoever they are
+format_version server client name deploy_map
     persistor_id shareable_generator_id aggregator_id source_model model_locator_id formatter_id
     metric_comparator_id filter_id pipe_id launcher_id data_exchange_path config_file_name
     task_name train_task_name learn_task_name task_name_prefix submit_model_task_name
@@ -152,7 +115,9 @@ _UNNEEDED = """
     tb_folder starting_client client_memory_gc_rounds server_memory_gc_rounds get_task_timeout
     best_model_filename tensor_streaming min_download_timeout np_min_download_timeout
     tensor_min_download_timeout submit_task_result_timeout download_complete_timeout log_config
-    server_expected_format cuda_empty_cache
+    cuda_empty_cache |
+""")
+"""Keys by arguments, of any class or of a workflow's, in the order of their conversion.
+
+A key may have a converter after a colon; ``stage.`` is ``args`` of the class's own workflow.
 """
-UNNEEDED = frozenset(_UNNEEDED.split())
-"""Arguments, also of recipes, and keys at the top of a file, that need no counterpart."""

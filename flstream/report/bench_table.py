@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -11,22 +10,12 @@ from rich.text import Text
 from flstream.bench.cases import BenchPlan
 from flstream.bench.measuring import Result
 from flstream.report.console import print_tables
-from flstream.report.table import Column, Row, Table
-from flstream.report.text import counted, wrap_words
+from flstream.report.table import Column
+from flstream.report.text import counted, wrapped
+from flstream.report.views import Field, table_of
 from flstream.text import printable
 from flstream.units import format_bytes
 
-_CASE = Column("case", "name")
-_ROUND = (
-    Column("seconds", "seconds"),
-    Column("ratio", "seconds"),
-    Column("down", "bytes"),
-    Column("up", "bytes"),
-    Column("requests", "count"),
-    Column("rate", "rate"),
-)
-_MEMORY = (Column("server", "bytes"), Column("client", "bytes"), Column("all PSS", "bytes"))
-_ERROR = Column("error", "text")
 _NOTES = (
     "Seconds are those of the second round; ratio: to the first case. Down, up and requests are of "
     "all clients; rate: both ways, while they moved. Server and the largest client: peak RSS over "
@@ -42,46 +31,43 @@ def print_bench(console: Console, plan: BenchPlan, results: Sequence[Result]) ->
     """Print the figures of each case, why cases were not run, and how to read the figures."""
     size, clients = format_bytes(plan.model_bytes), counted(plan.clients, "client")
     runs = f"medians of {plan.repeat} runs" if plan.repeat > 1 else "one run of each case"
-    memory = [*_MEMORY, *([_ERROR] if plan.with_codecs else [])]
-    cells = [_cells(result, results) for result in results]
-    table = _table([*_ROUND, *memory], cells, f"A model of {size}, {clients}: {runs}")
-    tables = [table]
-    if max(map(len, table.lines())) > console.width:
-        rest = "Memory, and what was lost" if plan.with_codecs else "Memory"
-        tables = [_table(_ROUND, cells, table.title), _table(memory, cells, rest)]
-    for part in tables:
-        print_tables(console, part)
+    fields = _fields(results, with_codecs=plan.with_codecs)
+    cases = [(result.case.name, result if result.median else None) for result in results]
+    case = Column("case", "name")
+    # A table that is too wide becomes two, of rounds and of memory.
+    is_wide = max(map(len, table_of(case, cases, fields).lines())) > console.width
+    title = f"A model of {size}, {clients}: {runs}"
+    for part in (fields[:6], fields[6:]) if is_wide else (fields,):
+        print_tables(console, table_of(case, cases, part, title))
+        title = "Memory, and what was lost" if plan.with_codecs else "Memory"
     lines = [(_shortfall(result), "") for result in results if result.reason]
     lines.append((f"{_NOTES} {_ERROR_NOTE}" if plan.with_codecs else _NOTES, "dim"))
     console.print()
     for sentence, style in lines:
-        console.print(Text("\n".join(wrap_words(sentence, console.width)), style=style))
+        for line in wrapped([sentence], console.width, 40):
+            console.print(Text(line, style=style))
 
 
-def _table(columns: Sequence[Column], cells: Sequence[Mapping[str, Any]], title: str) -> Table:
-    rows = [Row([row.get(column.head) for column in (_CASE, *columns)]) for row in cells]
-    return Table([_CASE, *columns], rows, title)
-
-
-def _cells(result: Result, results: Sequence[Result]) -> dict[str, Any]:
-    """Return the cells of a case by their heads."""
-    figures = result.median
-    if figures is None:
-        return {"case": result.case.name}
-    is_exact = result.digest == next(other.digest for other in results if other.runs)
-    return {
-        "case": result.case.name,
-        "seconds": figures.seconds,
-        "ratio": result.ratio(results),
-        "down": round(figures.down_bytes),
-        "up": round(figures.up_bytes),
-        "requests": round(figures.requests),
-        "rate": figures.rate,
-        "server": round(figures.server_over_idle),
-        "client": round(figures.client_over_idle),
-        "all PSS": round(figures.total_pss),
-        "error": "exact" if is_exact else f"{result.loss or 0:.2%}",
-    }
+def _fields(results: Sequence[Result], *, with_codecs: bool) -> list[Field]:
+    digest = next((result.digest for result in results if result.runs), "")
+    fields = [
+        Field("seconds", "seconds", 0, "median.seconds"),
+        Field("ratio", "seconds", 0, lambda result: result.ratio(results)),
+        Field("down", "bytes", 0, lambda result: round(result.median.down_bytes)),
+        Field("up", "bytes", 0, lambda result: round(result.median.up_bytes)),
+        Field("requests", "count", 0, lambda result: round(result.median.requests)),
+        Field("rate", "rate", 0, "median.rate"),
+        Field("server", "bytes", 0, lambda result: round(result.median.server_over_idle)),
+        Field("client", "bytes", 0, lambda result: round(result.median.client_over_idle)),
+        Field("all PSS", "bytes", 0, lambda result: round(result.median.total_pss)),
+    ]
+    error = Field(
+        "error",
+        "text",
+        0,
+        lambda case: "exact" if case.digest == digest else f"{case.loss or 0:.2%}",
+    )
+    return [*fields, error] if with_codecs else fields
 
 
 def _shortfall(result: Result) -> str:

@@ -8,7 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import IO
+from typing import IO, Any
 
 from rich.console import Console, ConsoleDimensions, ConsoleOptions
 from rich.text import Text
@@ -50,20 +50,12 @@ class _Console(Console):
         os.close(nowhere)
 
 
-def make_console(
-    *,
-    file: IO[str] | None = None,
-    width: int | None = None,
-    height: int | None = None,
-    record: bool = False,
-) -> Console:
+def make_console(*, file: IO[str] | None = None, **options: Any) -> Console:
     """Create a console for results, which writes escape codes to terminals only.
 
     Args:
         file: stream to write to; None for stdout.
-        width: width in columns; None for the terminal's, or 80 without a terminal.
-        height: height in lines; None for the terminal's.
-        record: whether what is printed can be exported as HTML, with all styles.
+        options: other arguments of rich's console, such as ``width``.
     """
     stream = file or sys.stdout
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
@@ -71,15 +63,7 @@ def make_console(
         stream.reconfigure(errors="backslashreplace")
     # No markup, since the output has names from files and scripts. In a notebook, text stays text.
     return _Console(
-        file=file,
-        width=width,
-        height=height,
-        record=record,
-        force_terminal=record or None,
-        force_jupyter=False,
-        markup=False,
-        highlight=False,
-        emoji=False,
+        file=file, markup=False, highlight=False, emoji=False, force_jupyter=False, **options
     )
 
 
@@ -102,10 +86,7 @@ def print_tables(console: Console, *tables: Table) -> None:
 def print_facts(console: Console, facts: Iterable[tuple[str, Text]], width: int | None) -> None:
     """Print facts below one another, each beside its label.
 
-    Args:
-        console: console to print to.
-        facts: labels, and values of which those with ``no_wrap`` are never broken over two lines.
-        width: columns in which other values are wrapped; None to leave them whole.
+    Without a width values stay whole, as do those with ``no_wrap``.
     """
     for label, value in facts:
         lines = [value]
@@ -152,10 +133,8 @@ def report_error(message: str) -> None:
 def _wrapped(line: str, width: int) -> list[str]:
     margin = line[: len(line) - len(line.lstrip())]
     # A key path or a file name is never broken, even if it exceeds the width.
-    return textwrap.wrap(
-        line,
-        width,
-        subsequent_indent=f"{margin}    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    ) or [""]
+    indent = f"{margin}    "
+    lines = textwrap.wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return lines or [""]

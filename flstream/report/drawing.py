@@ -91,7 +91,7 @@ def curve_chart(
         x: unit of the places.
         y: unit of the values; axes of bytes and seconds begin at 0.
         marks: places of dotted vertical lines.
-        top: upper end of the vertical axis, for charts that are compared; None for the maximum.
+        top: upper end of the vertical axis; None for the maximum.
         x_title: title of the horizontal axis.
     """
     places = np.concatenate([np.asarray(curve.places, float) for curve in curves])
@@ -156,14 +156,7 @@ def band_of(curves: Sequence[tuple[Values, Values]]) -> tuple[np.ndarray, ...]:
 
 
 class _Frame:
-    """Axes of a chart.
-
-    Args:
-        xs: ends of the horizontal axis.
-        x: its unit.
-        ys: lowest and highest value.
-        y: their unit.
-    """
+    """Axes of a chart: the ends and the unit of each."""
 
     def __init__(self, xs: tuple[float, float], x: Unit, ys: tuple[float, float], y: Unit) -> None:
         if ys[0] == ys[1]:
@@ -275,7 +268,7 @@ def _points(frame: _Frame, places: np.ndarray, values: np.ndarray) -> list[str]:
         for begin, end in pairwise(cuts):
             part = values[begin:end]
             keep |= {begin + int(part.argmin()), begin + int(part.argmax())}
-        kept = sorted(keep)
-        places, values = places[kept], values[kept]
+        indices = sorted(keep)
+        places, values = places[indices], values[indices]
     points = zip(map(frame.x, places), map(frame.y, values), strict=True)
     return [f"{x:.1f} {y:.1f}" for x, y in points]

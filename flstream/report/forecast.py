@@ -17,20 +17,18 @@ from flstream.simulation.forecasting.forecast import Forecast
 from flstream.text import printable
 from flstream.units import format_bytes
 
-Lacks = Sequence[Lack]
-
 
 def print_forecast(
-    console: Console, job: Job, need: Forecast, room: Available, lacks: Lacks
+    console: Console, job: Job, need: Forecast, room: Available, lacks: Sequence[Lack]
 ) -> None:
     """Print a forecast: traffic, memory, disk, and whether they fit this machine.
 
     Args:
-        console: Console to print to.
-        job: The job.
-        need: Forecast of the job.
-        room: Available memory and disk.
-        lacks: Memory and disk that do not suffice.
+        console: console to print to.
+        job: the job.
+        need: forecast of the job.
+        room: available memory and disk.
+        lacks: memory and disk that do not suffice.
     """
     width = console.width if console.is_terminal else None
     facts = [(name, Text(printable(value))) for name, value in _facts(job, need, room)]
@@ -42,7 +40,9 @@ def print_forecast(
             console.print(Text(printable(line)), soft_wrap=True)
 
 
-def forecast_json(job: Job, need: Forecast, room: Available, lacks: Lacks) -> dict[str, Any]:
+def forecast_json(
+    job: Job, need: Forecast, room: Available, lacks: Sequence[Lack]
+) -> dict[str, Any]:
     """Convert a forecast to JSON, with sizes in bytes; see :func:`print_forecast`."""
     return {
         "job": job.name,

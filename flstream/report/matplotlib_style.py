@@ -1,13 +1,12 @@
 """The style of plots that matplotlib draws: those of a bench, and of comparisons with peers.
 
 Importing this module imports matplotlib, so it must be imported where plots are drawn, not at the
-top of commands. Figures are made and written inside ``styled()``.
+top of commands. Figures are made and written inside ``styled()``, which may decorate a function.
 """
 
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from matplotlib.figure import Figure
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 # The same as in the style sheet's light colours, which are after Okabe and Ito (2008).
-INK, _MUTED, _GRID, _PAPER = "#1d232b", "#5d6773", "#e4e7eb", "#fefefe"
+INK = "#1d232b"
 _SERIES = ("#0072b2", "#d55e00", "#009e73", "#c2649a", "#cf8a00", "#56b4e9", "#6650a8")
 
 # Matplotlib's own defaults come first, so that nothing depends on a user's settings. Its backend is
@@ -29,29 +28,16 @@ _STYLE: Any = {
     **{name: value for name, value in matplotlib.rcParamsDefault.items() if name != "backend"},
     "figure.constrained_layout.use": True,
     "figure.dpi": 72,  # sizes are in pixels of a page
-    "figure.facecolor": _PAPER,
     "savefig.dpi": 144,
     "savefig.bbox": "tight",
-    "font.size": 11,
-    "text.color": INK,
     "text.parse_math": False,  # a dollar in a name is not markup
-    "axes.facecolor": "none",
-    "axes.edgecolor": _MUTED,
     "axes.spines.left": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "axes.labelcolor": _MUTED,
-    "axes.titlecolor": _MUTED,
     "axes.titlelocation": "left",
-    "axes.titlesize": "medium",
-    "grid.color": _GRID,
-    "xaxis.labellocation": "right",
-    "xtick.labelcolor": _MUTED,
-    "xtick.major.size": 0,
-    "ytick.labelcolor": _MUTED,
+    "grid.color": "#e4e7eb",
     "ytick.major.size": 0,
     "legend.frameon": False,
     "svg.fonttype": "none",
@@ -61,13 +47,8 @@ _STYLE: Any = {
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Apply this style instead of the user's matplotlib settings, until the end of the block.
-
-    It may also decorate a function that draws.
-    """
-    with warnings.catch_warnings(), matplotlib.rc_context(_STYLE):
-        # A glyph that the font lacks only makes the measured width wrong by a few pixels.
-        warnings.filterwarnings("ignore", "Glyph ")
+    """Apply this style instead of the user's settings until the end of the block."""
+    with matplotlib.rc_context(_STYLE):
         yield
 
 

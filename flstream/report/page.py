@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import jinja2
@@ -16,7 +16,8 @@ import numpy as np
 
 import flstream
 from flstream.errors import SimulationError, UsageError
-from flstream.report import run_charts, views
+from flstream.report import run_charts as charts
+from flstream.report import views
 from flstream.report.metrics import UNSCORED, metrics_of
 from flstream.report.run_record import RunRecord, read_run
 from flstream.report.table import Link
@@ -32,9 +33,6 @@ _GENERATOR = "flstream report"
 _MARK = f'<meta name="generator" content="{_GENERATOR}">'
 _REFRESHES = '<meta http-equiv="refresh"'
 _HEAD_BYTES = 512
-# Beside a small model, most of a process's memory is not the model's, so no ratio is shown.
-_LARGE_MODEL = 16 << 20
-_MOST_ROUNDS, _MOST_CLIENTS, _MOST_FAILED = 60, 40, 40
 
 
 def write_page(
@@ -99,37 +97,41 @@ def write_index(folder: Path, output: Path | None = None) -> Path:
     return path
 
 
+class PageRun(NamedTuple):
+    """A run of a page, with its label and its colour in charts."""
+
+    run: RunRecord
+    label: str
+    color: str
+
+
 def run_page(runs: Sequence[RunRecord]) -> str:
     """Render the page of one run, or of several to compare, as HTML."""
     labels = run_labels([run.path for run in runs])
-    colors = [run_charts.series_color(at) for at in range(len(runs))]
-    groups = run_charts.seed_groups(runs)
-    values = [{key: setting.value for key, setting in run.settings.items()} for run in runs]
-    versions = [run.versions for run in runs]
     only = runs[0] if len(runs) == 1 else None
-    if only:
-        settings = [views.settings_table(only.settings, default=d) for d in (False, True)]
-    else:
-        settings = [views.differing_table(values, labels, same=same) for same in (False, True)]
     metrics = metrics_of([run.summary for run in runs])
+    memory_top, seconds_top = (None, None) if only else _common_tops(runs)
     return _render(
         "page.html",
         is_running=only is not None and only.status == "running",
         run=only,
         title=printable(only.name) if only else f"{len(runs)} runs side by side",
-        remarks=[(label, remarks_of(run)) for label, run in zip(labels, runs, strict=True)],
-        glance=views.comparison_table(
-            runs, labels, colors, spread=len(groups) < len(runs) == len(groups[0])
-        ),
-        metrics=run_charts.metric_charts(runs, labels),
+        parts=[PageRun(run, labels[at], charts.series_color(at)) for at, run in enumerate(runs)],
+        groups=charts.seed_groups(runs),
         has_scores=any(not metric.kind for metric in metrics),
         has_train_values=any(metric.kind for metric in metrics),
         is_received=any(run.summary.evaluate == "received" for run in runs),
-        has_seeds=any(len(group) > 1 for group in groups),
-        parts=_parts(runs, labels, colors),
-        settings=settings,
-        versions=[views.differing_table(versions, labels, same=same) for same in (True, False)],
+        memory_top=memory_top,
+        seconds_top=seconds_top,
     )
+
+
+def _common_tops(runs: Sequence[RunRecord]) -> tuple[float, float | None]:
+    """Return the upper ends of the vertical axes that the charts of several runs have in common."""
+    curves = [values for run in runs for values in charts.over_idle(run).values()]
+    highest = [float(np.nanmax(values)) for values in curves if np.isfinite(values).any()]
+    memory = max(1.0, *highest, *(run.summary.model.bytes for run in runs))
+    return memory, max((sum(r.phases) for run in runs for r in run.summary.rounds), default=None)
 
 
 def run_cell(path: Path) -> str:
@@ -139,15 +141,7 @@ def run_cell(path: Path) -> str:
         UsageError: the folder is not a run directory, or cannot be read.
     """
     run = read_run(path)
-    charts = [*run_charts.metric_charts([run], [""]), run_charts.over_idle_chart(run)]
-    return _render(
-        "cell.html",
-        is_running=run.status == "running",
-        run=run,
-        remarks=remarks_of(run),
-        rounds=views.rounds_of(run.summary),
-        charts_of_run=filter(None, charts),
-    )
+    return _render("cell.html", is_running=run.status == "running", run=run)
 
 
 def run_labels(paths: Sequence[Path]) -> list[str]:
@@ -157,63 +151,6 @@ def run_labels(paths: Sequence[Path]) -> list[str]:
         if len(set(labels)) == len(set(paths)):
             break
     return [printable(label) for label in labels]
-
-
-def _parts(
-    runs: Sequence[RunRecord], labels: Sequence[str], colors: Sequence[str]
-) -> list[dict[str, object]]:
-    """Return tables and charts of each run; the charts of several have the same vertical scales."""
-    memory = seconds = None
-    if len(runs) > 1:
-        curves = [values for run in runs for values in run_charts.over_idle(run).values()]
-        highest = [float(np.nanmax(values)) for values in curves if np.isfinite(values).any()]
-        memory = max(1.0, *highest, *(run.summary.model.bytes for run in runs))
-        seconds = max((sum(r.phases) for run in runs for r in run.summary.rounds), default=None)
-    parts: list[dict[str, object]] = []
-    for run, label, color in zip(runs, labels, colors, strict=True):
-        charts = [run_charts.over_idle_chart(run, memory)]
-        charts += [run_charts.resident_chart(run)] if len(runs) == 1 else []
-        parts.append(
-            {
-                "label": label,
-                "color": color,
-                "logged_keys": len(run.logged.curves) + len(run.logged.more_keys),
-                "rounds": views.rounds_of(run.summary, _MOST_ROUNDS),
-                "memory": views.memory_table(run.summary, _MOST_CLIENTS, _MOST_CLIENTS // 2),
-                "nodes": views.nodes_table(run.summary),
-                "seconds": views.seconds_table(run, run_charts.PHASE_COLORS),
-                "transfer": views.transfer_table(run.summary),
-                "sites": views.sites_table(run.history.sites),
-                "failures": views.failures_table(run.summary, _MOST_FAILED),
-                "texts": views.texts_table(run.logged),
-                "across_sites": views.across_sites_tables(run),
-                "logged_charts": run_charts.logged_charts(run),
-                "memory_charts": [chart for chart in charts if chart],
-                "seconds_chart": run_charts.seconds_chart(run, seconds),
-            }
-        )
-    return parts
-
-
-def remarks_of(run: RunRecord) -> list[str]:
-    """Return a sentence for each irregularity of a run: its error, interruptions, warnings."""
-    summary, history = run.summary, run.history
-    remarks = [*filter(None, [summary.error]), *run.notes]
-    if summary.ended_early:
-        remarks.append(f"Ended early: {summary.ended_early}.")
-    if history.round_under_way is not None and run.status not in ("finished", "running"):
-        remarks.append(f"Round {history.round_under_way} was under way; a resume does it again.")
-    for event in history.timeline.resumes:
-        place = (
-            f"after effect {event.effect} of its workflow, with the model of round {event.round}"
-        )
-        begins = "from its beginning"
-        where = place if event.round or event.effect else begins
-        remarks.append(f"The run was interrupted, and resumed {where}.")
-    if summary.benched:
-        names = brief_names(summary.benched, 8)
-        remarks.append(f"Asked no more, having failed too often: {names}.")
-    return remarks + [f"Warning: {warning}" for warning in summary.warnings]
 
 
 def _check_replaceable(path: Path) -> None:
@@ -275,15 +212,8 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    formats = (
-        printable,
-        counted,
-        format_date,
-        format_bytes,
-        format_seconds,
-        format_metric,
-        format_epsilon,
-    )
-    environment.filters |= {format_.__name__: format_ for format_ in formats}
-    environment.globals |= {"unscored": UNSCORED, "large_model": _LARGE_MODEL}
+    formats = (format_bytes, format_seconds, format_date, format_metric, format_epsilon)
+    for text in (printable, counted, brief_names, *formats):
+        environment.filters[text.__name__] = text
+    environment.globals |= {"views": views, "charts": charts, "unscored": UNSCORED}
     return environment

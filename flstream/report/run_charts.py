@@ -79,8 +79,8 @@ def metric_charts(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Char
             label += f"mean of {counted(len(lines), 'seed')}"
             low, high = means - deviations, means + deviations
             band = Curve("\N{PLUS-MINUS SIGN} sd", places, high, color, lows=low)
-            each = [Curve("", *line, color, 0.6) for line in lines]
-            return [band, *each, Curve(label, places, means, color)]
+            thin = [Curve("", *line, color, 0.6) for line in lines]
+            return [band, *thin, Curve(label, places, means, color)]
         best = runs[group[0]].summary.best
         is_key = best is not None and metric == ("", best.metric)
         mark = best.round if best is not None and is_key else None
@@ -167,9 +167,12 @@ def _memory_curves(run: RunRecord, values: Mapping[str, np.ndarray]) -> list[Cur
         if np.isfinite(rss).any()
     }
     server = lines.pop(SERVER, None)
-    helpers = [name for name in HELPERS if name in lines]
-    thin = [Curve(name, *lines.pop(name), INK, 0.6) for name in helpers]
-    curves = thin + _bundle(lines, "workers")
+    curves = [
+        Curve(name, *lines.pop(name), color, 1.0, is_dashed=True)
+        for name, color in zip(HELPERS, reversed(SERIES), strict=False)
+        if name in lines
+    ]
+    curves += _bundle(lines, "workers")
     return [*curves, Curve(SERVER, *server, INK)] if server else curves
 
 

@@ -7,7 +7,7 @@ from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,10 +43,10 @@ class Setting(NamedTuple):
 
 
 class LoggedCurve:
-    """Numbers that a site logged under a key, in the memory of a few thousand.
+    """Numbers that a site logged under a key: of more than 4,096, evenly spaced ones.
 
     Attributes:
-        places: step of each, or its round; with more than 4,096 values every other one is dropped.
+        places: step of each number, or its round.
         values: the numbers; NaN for those that are not finite.
     """
 
@@ -55,7 +55,7 @@ class LoggedCurve:
         self._stride, self._count = 1, 0
 
     def add(self, place: float, value: float) -> None:
-        """Add a value."""
+        """Add a number."""
         if self._count % self._stride == 0:
             self.places.append(place)
             self.values.append(value)
@@ -65,7 +65,6 @@ class LoggedCurve:
             self._stride *= 2
 
 
-@dataclass
 class LoggedValues:
     """All that a run logged.
 
@@ -74,14 +73,15 @@ class LoggedValues:
         with_steps: keys of numbers that have steps of the sites' own.
         texts: the last texts, the newest first.
         text_count: number of all texts.
-        more_keys: hashes of keys left out.
+        more_keys: keys left out, as hashes.
     """
 
-    curves: dict[str, dict[str, LoggedCurve]] = field(default_factory=dict)
-    with_steps: set[str] = field(default_factory=set)
-    texts: deque[SiteLog] = field(default_factory=lambda: deque(maxlen=_MOST_TEXTS))
-    text_count: int = 0
-    more_keys: set[int] = field(default_factory=set)
+    def __init__(self) -> None:
+        self.curves: dict[str, dict[str, LoggedCurve]] = {}
+        self.with_steps: set[str] = set()
+        self.texts: deque[SiteLog] = deque(maxlen=_MOST_TEXTS)
+        self.text_count = 0
+        self.more_keys: set[int] = set()
 
     def add(self, event: SiteLog) -> None:
         """Add a value that counts, in the order of the journal."""

@@ -121,11 +121,11 @@ def leave_page(run: RunDirectory, console: Console, *, has_run: bool) -> None:
         flaw = str(error)
     except KeyboardInterrupt:
         flaw = f"it was stopped; make one with flstream report {run.path}"
-        with suppress(OSError):
-            temporary_of(run.report).unlink(missing_ok=True)
+        temporary_of(run.report).unlink(missing_ok=True)
     except Exception as error:  # a defect in a chart must not change the result of the run
-        name = type(error).__name__
-        flaw = f"{name}: {error}; flstream report {run.path} says where it was raised"
+        flaw = (
+            f"{type(error).__name__}: {error}; flstream report {run.path} says where it was raised"
+        )
     if flaw:
         warning = f"warning: no report was made: {flaw}"
         error_console().print(Text(printable(warning), style="yellow"), soft_wrap=True)

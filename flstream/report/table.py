@@ -12,13 +12,12 @@ Build a :class:`Table` of raw values once; each column's kind formats its cells:
     markup = table.__html__()        # HTML; in a template with autoescape, {{ table }}
 
 A table that is too wide first shortens names and sentences with an ellipsis, then leaves out the
-columns of the highest rank and says which; a number is never cut. Of a long table show the ends:
-``Table(columns, ends(rows))`` says how many rows are left out, and takes any iterable.
+columns of the highest rank and says which; a number is never cut. Of a long table show the ends,
+``Table(columns, ends(rows))``.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -133,38 +132,22 @@ class Gap(NamedTuple):
 
 
 def ends(rows: Iterable[Row], first: int = 5, last: int = 12, most: int = 20) -> list[Row | Gap]:
-    """Return the first and last rows of a long table, with the number of those between.
+    """Return the first, the last and the best rows of a table of more than ``most`` rows.
 
-    The best rows are shown wherever they are.
-
-    Args:
-        rows: all rows; no more of them than are shown are in memory at one time.
-        first: rows to show of the beginning.
-        last: rows to show of the end.
-        most: number of rows up to which all are shown; at least ``first + last``.
+    Gaps between them say how many rows are left out.
     """
-    head: list[Row | Gap] = []
-    tail: deque[Row] = deque()
-    hidden: list[Row | Gap] = []
-
-    def hide(row: Row) -> None:
-        if row.mark == "best":
-            hidden.append(row)
-        elif hidden and isinstance(hidden[-1], Gap):
-            hidden[-1] = Gap(hidden[-1].rows + 1)
-        else:
-            hidden.append(Gap(1))
-
-    for row in rows:
-        if len(head) < first:
-            head.append(row)
+    rows = list(rows)
+    if len(rows) <= most:
+        return [*rows]
+    shown: list[Row | Gap] = []
+    hidden = 0
+    for place, row in enumerate(rows):
+        if first <= place < len(rows) - last and row.mark != "best":
+            hidden += 1
             continue
-        tail.append(row)
-        if len(tail) > most - first:
-            hide(tail.popleft())
-    while hidden and len(tail) > last:
-        hide(tail.popleft())
-    return [*head, *hidden, *tail]
+        shown += [Gap(hidden), row] if hidden else [row]
+        hidden = 0
+    return shown + [Gap(hidden)] * bool(hidden)
 
 
 @dataclass(frozen=True)
@@ -184,11 +167,7 @@ class Table:
     is_live: bool = False
 
     def lines(self, width: int | None = None) -> list[str]:
-        """Return the table as lines of plain text.
-
-        Args:
-            width: columns that lines must fit; None for no limit.
-        """
+        """Return the table as lines of plain text that fit a width in columns, if there is one."""
         return [line.plain for line in self._lines(width)]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -101,13 +101,6 @@ def nodes_awaited(event: NodesAwaited) -> str:
     return f"{text}: {printable(event.command)}" if event.command else text
 
 
-def wrap_words(text: str, width: int) -> list[str]:
-    """Break text into lines of at most ``width`` columns, between words where that is possible."""
-    if cell_len(text) <= width:
-        return [text]
-    return [line.plain.rstrip() for line in Text(text).wrap(_ANY_CONSOLE, max(width, 1))]
-
-
 def wrapped(sentences: Iterable[str], width: int | None, most: int = _MOST_WRAPPED) -> list[str]:
     """Wrap sentences to the width of a terminal, with all lines but the first indented.
 
@@ -120,7 +113,10 @@ def wrapped(sentences: Iterable[str], width: int | None, most: int = _MOST_WRAPP
         if cell_len(sentence) <= width:
             lines.append(sentence)
             continue
-        first, *others = wrap_words(sentence, width - len(GAP))
+        first, *others = [
+            line.plain.rstrip()
+            for line in Text(sentence).wrap(_ANY_CONSOLE, max(width - len(GAP), 1))
+        ]
         lines += [first, *(GAP + line for line in others[: most - 1])]
         if len(others) >= most:
             lines.append(f"{GAP}({len(sentence):,} characters in all)")

@@ -14,7 +14,7 @@ from statistics import mean, median_low, stdev
 from typing import Any, NamedTuple
 
 from flstream.report.metrics import Metric, metrics_of, values_by_round
-from flstream.report.run_record import LoggedValues, RunRecord, Setting
+from flstream.report.run_record import LoggedValues, RunRecord
 from flstream.report.table import Column, Gap, Kind, Link, Mark, Row, Shade, Table, ends
 from flstream.report.text import clip, counted, format_epsilon, pieces
 from flstream.runs.round_record import PHASES
@@ -46,19 +46,19 @@ class Field(NamedTuple):
     cell: str | Callable[[Any], Any]
 
 
-def _table(
+def table_of(
     first: Column,
     items: Iterable[tuple[Any, Any]],
     fields: Iterable[Field],
     title: str = "",
     mark: Callable[[Any], Mark] = lambda _: "",
 ) -> Table:
-    """Return the table of items, each after the cell that names it."""
+    """Return the table of items, each after the cell that names it; None is an empty one."""
     items = list(items)
     columns, rows = [first], [[name] for name, _ in items]
     for field in fields:
         take = attrgetter(field.cell) if isinstance(field.cell, str) else field.cell
-        cells = [take(item) for _, item in items]
+        cells = [None if item is None else take(item) for _, item in items]
         if field.kind in _NONE_IF_ZERO:
             cells = [cell or None for cell in cells]
         if not field.rank or any(cell is not None for cell in cells):
@@ -99,14 +99,7 @@ class RoundRow(NamedTuple):
 def rounds_table(
     rounds: Sequence[RoundRow], metrics: Sequence[Metric], best: int | None, most: int = 20
 ) -> Table:
-    """Return the table of rounds; the columns of metrics are in their order.
-
-    Args:
-        rounds: rounds in order.
-        metrics: metrics in the order of their columns.
-        best: number of the best round; None for none.
-        most: number of rounds up to which all are shown.
-    """
+    """Return the table of rounds, of more than ``most`` the ends and the best, with metrics."""
 
     def spent(cell: Callable[[PrivacySpent], Any]) -> Callable[[RoundRow], Any]:
         return lambda row: row.privacy and cell(row.privacy)
@@ -130,7 +123,7 @@ def rounds_table(
     ]
     items = ((row.number, row) for row in rounds)
     title, first = "Rounds (in seconds)", Column("round", "count")
-    table = _table(first, items, fields, title, lambda row: "best" if row.number == best else "")
+    table = table_of(first, items, fields, title, lambda row: "best" if row.number == best else "")
     return _ends(table, most // 4, most * 3 // 5, most)
 
 
@@ -160,17 +153,11 @@ def transfer_table(summary: Summary) -> Table:
         Field("rate", "rate", 1, lambda way: way.bytes / way.seconds if way.seconds else None),
     ]
     title = f"Transfer ({transfer.mode} mode, {pieces(transfer.chunk_size)})"
-    return _table(Column("", "name"), ways.items(), fields, title)
+    return table_of(Column("", "name"), ways.items(), fields, title)
 
 
 def memory_table(summary: Summary, most: int = 16, largest: int = 3) -> Table:
-    """Return the table of processes' memory: of many clients, the largest and the median one.
-
-    Args:
-        summary: summary of the run.
-        most: number of clients up to which all are shown.
-        largest: clients to show where there are more.
-    """
+    """Return the table of processes' memory: of many clients, the largest and the median one."""
     clients, server = dict(summary.memory.clients), summary.memory.server
     processes = {"server": server} if server.peak_rss else {}
     if len(clients) > most:
@@ -189,7 +176,7 @@ def memory_table(summary: Summary, most: int = 16, largest: int = 3) -> Table:
         Field("node", "name", 2, lambda memory: memory.node or None),  # unset is false
     ]
     title = f"Peak memory (the model is {format_bytes(summary.model.bytes)})"
-    table = _table(Column("process", "name"), processes.items(), fields, title)
+    table = table_of(Column("process", "name"), processes.items(), fields, title)
     if len(clients) > most:
         gap = Gap(len(clients) - largest)
         return replace(table, rows=[*table.rows[:-1], gap, table.rows[-1]])
@@ -209,7 +196,7 @@ def nodes_table(summary: Summary) -> Table:
         Field("largest over idle", "bytes", 1, lambda item: item[1]),
         Field("workers that it had last", "text", 2, lambda item: item[2]),
     ]
-    return _table(Column("node", "name"), items, fields, "Nodes")
+    return table_of(Column("node", "name"), items, fields, "Nodes")
 
 
 def failures_table(summary: Summary, most: int = 5) -> Table:
@@ -226,7 +213,7 @@ def failures_table(summary: Summary, most: int = 5) -> Table:
         "summary.json has each reason)"
     )
     items = ((site, last[site]) for site, _ in times.most_common())
-    table = _table(Column("site", "name"), items, fields, title, lambda _: "bad")
+    table = table_of(Column("site", "name"), items, fields, title, lambda _: "bad")
     return _ends(table, most, 0, most)
 
 
@@ -248,7 +235,7 @@ def sites_table(sites: Mapping[str, SiteRecord]) -> Table:
     )
     failed = sum(bool(site.failures) for site in sites.values())
     title = f"{counted(len(sites), 'site')}, of which {failed:,} failed at least once (in seconds)"
-    table = _table(
+    table = table_of(
         Column("site", "name"), items, fields, title, lambda site: "bad" if site.failures else ""
     )
     return _ends(table, 45, 15, 60)
@@ -270,44 +257,45 @@ def seconds_table(run: RunRecord, colors: Mapping[str, str]) -> Table:
     return Table([Column("", "name"), Column("seconds", "seconds"), Column("share", "share")], rows)
 
 
-def settings_table(settings: Mapping[str, Setting], *, default: bool) -> Table:
-    """Return the settings that have their default, or those that a job sets."""
-    items = ((key, it) for key, it in settings.items() if it.is_default == default)
+def settings_tables(runs: Sequence[RunRecord], labels: Sequence[str]) -> tuple[Table, Table]:
+    """Return the settings that a run's job sets, and its defaults; of several, as they differ."""
+    if len(runs) > 1:
+        values = [{key: it.value for key, it in run.settings.items()} for run in runs]
+        return _compared(values, labels)
     fields = [Field("value", "text", 0, "value"), Field("meaning", "text", 1, "meaning")]
-    return _table(Column("key", "name"), items, fields)
+    settings = runs[0].settings.items()
+    own = [setting for setting in settings if not setting[1].is_default]
+    others = [setting for setting in settings if setting[1].is_default]
+    first = Column("key", "name")
+    return table_of(first, own, fields), table_of(first, others, fields)
 
 
-def differing_table(
-    values: Sequence[Mapping[str, str]], labels: Sequence[str], *, same: bool
-) -> Table:
-    """Return the keys whose values differ between runs, or those that are the same in all."""
-    keys = dict.fromkeys(key for run in values for key in run)
+def versions_tables(runs: Sequence[RunRecord], labels: Sequence[str]) -> tuple[Table, Table]:
+    """Return the versions that are not the same in all runs, and those that are."""
+    return _compared([run.versions for run in runs], labels)
+
+
+def _compared(values: Sequence[Mapping[str, str]], labels: Sequence[str]) -> tuple[Table, Table]:
+    """Return the keys whose values differ between runs, and those that are the same in all."""
+    keys, first = dict.fromkeys(key for run in values for key in run), Column("key", "name")
     cells = {key: [run.get(key) for run in values] for key in keys}
-    rows = [
-        Row([key, *(texts[:1] if same else texts)], "" if same else "different")
-        for key, texts in cells.items()
-        if (len(set(texts)) == 1) == same
-    ]
-    heads = ["value"] if same else labels
-    return Table([Column("key", "name"), *(Column(head) for head in heads)], rows)
+    same = [key for key in keys if len(set(cells[key])) == 1]
+    differing = [Row([key, *cells[key]], "different") for key in keys if key not in same]
+    return (
+        Table([first, *map(Column, labels)], differing),
+        Table([first, Column("value")], [Row([key, cells[key][0]]) for key in same]),
+    )
 
 
 def index_table(runs: Sequence[RunRecord], links: Sequence[Link]) -> Table:
     """Return the table of all runs of a folder, whose names link their pages."""
-    return _table(Column("run", "link"), zip(links, runs, strict=True), _RUN_FIELDS)
+    return table_of(Column("run", "link"), zip(links, runs, strict=True), _RUN_FIELDS)
 
 
 def comparison_table(
     runs: Sequence[RunRecord], labels: Sequence[str], colors: Sequence[str], *, spread: bool
 ) -> Table:
-    """Return the table of runs that are compared.
-
-    Args:
-        runs: the runs.
-        labels: label of each run.
-        colors: colour of each run in charts.
-        spread: whether to add the mean and the standard deviation of numbers as rows.
-    """
+    """Return the table of runs that are compared, perhaps with rows of mean and spread."""
     rounds = {run.path: list(values_by_round(run.summary).values())[::-1] for run in runs}
 
     def last(metric: Metric) -> Callable[[RunRecord], float | None]:
@@ -319,7 +307,7 @@ def comparison_table(
         for metric in metrics_of([run.summary for run in runs])
     ]
     items = zip(labels, runs, strict=True)
-    table = _table(Column("run", "name"), items, [*fields, *_COST_FIELDS])
+    table = table_of(Column("run", "name"), items, [*fields, *_COST_FIELDS])
     rows = [Row(row.cells, color=color) for row, color in zip(_rows(table), colors, strict=True)]
     return replace(table, rows=[*rows, *(_spread_rows(table) if spread else [])])
 
@@ -399,6 +387,6 @@ def texts_table(logged: LoggedValues) -> Table:
         Field("text", "text", 0, lambda event: clip(event.text, 500)),
     ]
     items = ((event.site or "workflow", event) for event in logged.texts)
-    table = _table(Column("site", "name"), items, fields)
+    table = table_of(Column("site", "name"), items, fields)
     more = logged.text_count - len(table.rows)
     return replace(table, rows=[*table.rows, Gap(more)]) if more else table

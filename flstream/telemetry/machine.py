@@ -38,8 +38,11 @@ class Machine:
 
     def in_words(self) -> dict[str, str]:
         """Return the same facts as readable text, by label."""
+        named = {
+            "Python" if name == "python" else name: number for name, number in self.versions.items()
+        }
         machine = f"{self.cores} cores, {self.memory / _GIB:.0f} GiB of memory"
-        return {**self.versions, "system": self.system, "machine": machine}
+        return {**named, "system": self.system, "machine": machine}
 
 
 def this_machine() -> Machine:

@@ -36,7 +36,7 @@ def test_a_resumed_run_has_a_new_report_and_leaves_another_page_alone(
     page = (run / "report.html").read_text()
     assert "2 rounds with 2 sites" in page
     versions = json.loads((run / "versions.json").read_text())
-    assert {"flstream", "python", "torch", "numpy", "system", "machine"} <= versions.keys()
+    assert {"flstream", "Python", "torch", "numpy", "system", "machine"} <= versions.keys()
     assert versions["torch"] in page
 
     # A page that somebody else put there is left alone, and the run's result stands.

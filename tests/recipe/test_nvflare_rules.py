@@ -1,4 +1,4 @@
-"""What becomes of single settings of NVFlare's configurations."""
+"""Single settings of NVFlare's configurations become keys or notes."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ SERVER, CLIENT = "config_fed_server.json", "config_fed_client.json"
 
 
 def converted(root: Path, **parts: Any) -> Conversion:
-    """What a folder with one app becomes.
+    """Convert a folder with one app.
 
     Args:
         root: The folder.
@@ -46,7 +46,6 @@ def lost(conversion: Conversion) -> dict[str, str]:
 
 
 SITES = {"name": "it", "deploy_map": {"app": ["server", "site-1", "site-2", "site-3"]}}
-SWARM = "SwarmServerController"
 SGD = {"path": "torch.optim.SGD", "args": {"lr": 0.5, "momentum": 0.6}}
 SWARM_SITE = {"learn_task_timeout": 60, "min_responses_required": 2}
 IN_PROCESS = "PTInProcessClientAPIExecutor"
@@ -68,7 +67,7 @@ RULES: dict[str, tuple[dict[str, Any], str, Any]] = {
     "the sites' part of a swarm": (
         {
             "meta": SITES,
-            "workflows": workflow(SWARM, num_rounds=3, num_clients=2),
+            "workflows": workflow("SwarmServerController", num_rounds=3, num_clients=2),
             "client": executor("SwarmClientController", **SWARM_SITE),
         },
         "clients",

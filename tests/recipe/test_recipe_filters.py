@@ -38,20 +38,13 @@ def test_filters_of_a_recipe_are_those_of_its_exported_job(recipe, tmp_path):
     folder = recipe.export(tmp_path / "exported")
     (tmp_path / "mine.py").unlink()
     filters = load_job(folder / "job.conf").filters
-    assert [each.name for each in filters.up] == [
-        "percentile_privacy",
-        "mine.py:Mine",
-        "svt_privacy",
-        "exclude_vars",
-    ]
+    names = " ".join(spec.name for spec in filters.up)
+    assert names == "percentile_privacy mine.py:Mine svt_privacy exclude_vars"
     assert filters.up[0].args == {"percentile": 10.0, "gamma": 0.5}
-    assert filters.up[1].file == folder / "mine.py"
+    assert filters.up[1].type == f"{folder / 'mine.py'}:Mine"
     assert filters.up[2].args["fraction"] == 0.2
-    assert [each.args for each in filters.down] == [
-        {"sigma": 0.1},
-        {"exclude_vars": ["b"]},
-        {"exclude_vars": "^c"},
-    ]
+    noise, *excluded = (spec.args for spec in filters.down)
+    assert (noise, excluded) == ({"sigma": 0.1}, [{"exclude_vars": v} for v in (["b"], "^c")])
 
 
 @pytest.mark.parametrize("percentile", [20, 30])

@@ -25,6 +25,7 @@ from runs import (
 
 from flstream.report.live.frame import LiveMemory, render
 from flstream.report.live.run_state import LiveRun
+from flstream.server.live_picture import LivePicture
 from flstream.telemetry.events import (
     AnyEvent,
     Metrics,
@@ -74,7 +75,7 @@ def test_a_frame_has_the_round_the_sites_their_bytes_and_the_memory(width):
     assert {"downloading", "50%", "64", "231"} <= set(line_of(lines, "site-2").split())
     assert "24 MiB/s, 48 MiB in all" in line_of(lines, "down      ")
     assert "server 180 MiB RSS, all processes at most 3 GiB so far" in line_of(lines, "memory")
-    assert line_of(lines, "site ").split() == ["site", "state", "time", "RSS", "peak", "RSS"]
+    assert line_of(lines, "worker ").endswith("time           RSS   peak RSS")
 
 
 def test_sites_that_processes_share_are_counted_and_their_failures_named():
@@ -214,3 +215,27 @@ def test_the_time_left_is_shown_only_where_something_speaks_for_it():
     assert "about 31 s left" in frame(run, now=START + 15)[0]
     run.apply(RunFinished(time=START + 16, status="stopped"))
     assert run.seconds_left(START + 16) is None
+
+
+def test_the_server_keeps_the_whole_picture_and_emits_it_as_snapshots():
+    emitted: list[Snapshot] = []
+    picture, states = LivePicture(emitted.append), dict.fromkeys(map(str, range(40)), "downloading")
+    works = lambda: [WorkerActivity(name, state, START) for name, state in states.items()]  # noqa: E731
+    picture.begin("training", 2, 40, 0, works)
+    picture.tell(at_once=True)
+    assert (emitted[-1].phase, len(emitted[-1].workers)) == ("downloading", 32)
+    states["0"] = "training"
+    picture.arrived(5)
+    picture.failed()
+    # While sites are at work, a sum that grows is no fold of the round.
+    picture.fold(1, 4, [])
+    picture.tell(at_once=True)
+    last = emitted[-1]
+    assert (last.phase, last.done, last.failed, last.down) == ("training", 0, 1, 5)
+    assert last.rates[0] > last.rates[1] == 0
+    for _ in range(39):
+        picture.answered(2)
+    picture.fold(4, 4, ["0"])
+    last = emitted[-1]
+    assert (last.phase, last.done, last.up) == ("writing the checkpoint", 39, 39 * 2 + 4)
+    assert [work.state for work in last.workers] == ["ready"]

@@ -50,6 +50,8 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         return st.one_of(*map(values, args))
     if origin in (dict, Mapping):
         return st.dictionaries(st.text(), values(args[1]), max_size=3)
+    if origin is tuple:
+        return st.tuples(*map(values, args))
     if origin in (list, Sequence):
         return st.lists(values(args[0]), max_size=3)
     return st.builds(

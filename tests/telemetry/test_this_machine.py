@@ -19,7 +19,7 @@ def test_the_machine_and_the_versions_are_those_of_this_process():
 def test_for_people_memory_is_rounded_and_python_has_its_name():
     told = Machine("Linux 6 x86_64", "CPU", 2, 8_300_000_000, {"python": "3.11.7", "torch": "2.6"})
     assert told.in_words() == {
-        "python": "3.11.7",
+        "Python": "3.11.7",
         "torch": "2.6",
         "system": "Linux 6 x86_64",
         "machine": "2 cores, 8 GiB of memory",

@@ -36,6 +36,17 @@ _LABEL, _LEAST_NAME, _LEAST_PAST, _MOST_WORKERS = 8, 8, 2, 32
 # Columns beside a bar, those of a terminal on which there are more of them, and the least of a bar.
 _BESIDE, _BESIDE_WIDE, _WIDE, _LEAST_BAR = 28, 40, 100, 10
 _MOVING, _WORKING = ("downloading", "uploading"), ("training", "evaluating", "submitting")
+# Columns without a least width are shown where they have a value.
+_WORKER_COLUMNS = [
+    Column("worker", "name", least=_LABEL - 2, most=28),
+    Column("state", "state", 1, least=11),
+    Column("site", "name", 3, most=28),
+    Column("at work", "text", 2, least=20, most=60),
+    Column("time", "name", 4, least=7),
+    Column("RSS", "bytes", 5, least=9),
+    Column("peak RSS", "bytes", 6, least=9),
+    Column("node", "name", 5, most=20),
+]
 
 
 class LiveMemory(NamedTuple):
@@ -105,26 +116,22 @@ def _bars(run: LiveRun, planned: int, width: int) -> list[Text | Grid]:
         text += f", {pace:.2f} s each" if pace < 60 else f", {format_seconds(round(pace))} each"
     rounds = _bar("rounds", over / max(planned, 1), text, width)
     failed = f", {now.failed:,} failed" if now.failed else ""
+    label, share, text = "sites", None, f"{now.done:,} of {now.asked:,} done{failed}"
     if run.is_quick:  # a bar would change too fast to be read
-        task = _bar("sites", None, f"{now.rates[2]:,.0f} answers/s{failed}", width)
-    elif run.phase == "folding":
-        task = _bytes_bar("fold", now.folded, run.model_bytes, width)
-    elif run.phase == "downloading":
-        moved, whole = sum(work.moved for work in now.workers), run.model_bytes * len(now.workers)
-        task = _bytes_bar("down", moved, whole, width)
-    else:
-        text = f"{now.done:,} of {now.asked:,} done{failed}"
-        if not run.round:
-            text = f"{len(run.ready)} of {counted(len(run.names), 'process')} ready"
-        is_at_work = run.phase in _WORKING
-        text += f", {now.rates[2]:,.1f}/s" if is_at_work and run.is_shared else ""
-        task = _bar("sites", now.done / max(now.asked, 1) if is_at_work else None, text, width)
+        text = f"{now.rates[2]:,.0f} answers/s{failed}"
+    elif run.phase in ("folding", "downloading"):
+        label, done, total = "fold", now.folded, run.model_bytes
+        if run.phase == "downloading":
+            done, total = sum(work.moved for work in now.workers), total * len(now.workers)
+            label = "down"
+        share, text = done / max(total, 1), f"{format_bytes(done)} of {format_bytes(total)}"
+    elif run.phase in _WORKING:
+        share = now.done / max(now.asked, 1)
+        text += f", {now.rates[2]:,.1f}/s" if run.is_shared else ""
+    elif not run.round:
+        text = f"{len(run.ready)} of {counted(len(run.names), 'process')} ready"
+    task = _bar(label, share, text, width)
     return [rounds, task]
-
-
-def _bytes_bar(label: str, done: int, total: int, width: int) -> Text | Grid:
-    text = f"{format_bytes(done)} of {format_bytes(total)}"
-    return _bar(label, done / max(total, 1), text, width)
 
 
 def _bar(label: str, share: float | None, text: str, width: int) -> Text | Grid:
@@ -144,58 +151,54 @@ def _bar(label: str, share: float | None, text: str, width: int) -> Text | Grid:
 
 
 def _workers(run: LiveRun, memory: LiveMemory, now: float, room: int) -> Table:
-    """Return the table of workers: the failed, then those at work, then the others."""
-    has_nodes = any(isinstance(peaks.node, str) for peaks in memory.peaks.values())
-    columns = [
-        Column("worker" if run.is_shared else "site", "name", least=_LABEL - 2, most=28),
-        Column("state", "state", 1, least=11),
-        *([Column("at", "name", 3, least=16, most=28)] if run.is_shared else []),
-        Column("", "text", 2, least=20, most=60),
-        Column("time", "name", 4, least=7),
-        Column("RSS", "bytes", 5, least=9),
-        Column("peak RSS", "bytes", 6, least=9),
-        *([Column("node", "name", 5, most=20)] if has_nodes else []),
-    ]
-    if room < 2:
-        return Table(columns, [])
-    lines = room - 1
+    """Return the table of workers: the failed sites, then workers at work, then the others."""
+    lines = max(room - 1, 0)
     most_failures = max(lines // 2, lines - len(run.names))
     failures = dict(islice(reversed(run.failures.items()), most_failures))
-    activities = {work.worker: work for work in run.now.workers}
+    works = {work.worker: work for work in run.now.workers}
     workers = [name for name in run.names if name not in failures]
     count, most = len(workers), min(lines - len(failures), _MOST_WORKERS)
     if count > most:
-        urgency = {name: (work.state == "ready", work.since) for name, work in activities.items()}
+        urgency = {name: (work.state == "ready", work.since) for name, work in works.items()}
         workers.sort(key=lambda name: urgency.get(name, (True, now)))
         workers = workers[: max(most - 1, 0)]
-    blank = [None] * (len(columns) - 3 - run.is_shared)
-    at = [None] * run.is_shared
-    rows: list[Row | Gap] = [
-        Row([site, "failed", *at, reason, *blank], "bad") for site, reason in failures.items()
+    cells: list[dict[str, Cell]] = [
+        {"worker": site, "state": "failed", "at work": why} for site, why in failures.items()
     ]
     for name in workers:
-        activity = _activity(run, name, activities.get(name), now)
         peaks = memory.peaks.get(name, ProcessMemory())
-        sizes = memory.rss.get(name) or None, peaks.peak_rss or None
-        node = [peaks.node if isinstance(peaks.node, str) else None] * has_nodes
-        rows.append(Row([name, *activity, *sizes, *node]))
+        sizes = {"RSS": memory.rss.get(name) or None, "peak RSS": peaks.peak_rss or None}
+        node = peaks.node if isinstance(peaks.node, str) else None
+        activity = _activity(run, name, works.get(name), now)
+        cells.append({"worker": name, **activity, **sizes, "node": node})
+    columns = [
+        column
+        for column in _WORKER_COLUMNS
+        if column.least or any(row.get(column.head) for row in cells)
+    ]
+    rows: list[Row | Gap] = [
+        Row([row.get(c.head) for c in columns], "bad" if row["state"] == "failed" else "")
+        for row in cells
+    ]
     hidden = count - len(workers)
-    return Table(columns, [*rows, *([Gap(hidden)] if hidden else [])], is_live=True)
+    return Table(columns, [*rows, *([Gap(hidden)] if hidden and rows else [])], is_live=True)
 
 
-def _activity(run: LiveRun, name: str, work: WorkerActivity | None, now: float) -> list[Cell]:
+def _activity(run: LiveRun, name: str, work: WorkerActivity | None, now: float) -> dict[str, Cell]:
     """Return the cells of a worker's state, its site, its progress or metrics, and its time."""
     if work is None:
-        return ["idle" if name in run.ready else "starting", *[None] * run.is_shared, "", ""]
-    site, progress = work.site, ""
+        return {"state": "idle" if name in run.ready else "starting"}
+    cells: dict[str, Cell] = {"state": work.state, "site": work.site or None}
     if work.sites > 1:
-        site += f", {work.over + 1:,} of {work.sites:,}"
+        cells["site"] = f"{work.site}, {work.over + 1:,} of {work.sites:,}"
     if work.state in _MOVING and run.model_bytes:
-        progress = f"{work.moved / run.model_bytes:.0%} of {format_bytes(run.model_bytes)}"
-    elif work.state in ("training", "ready"):
-        progress = format_metrics(run.metrics.get(name, {}))
-    time = format_elapsed(now - work.since) if work.state in (*_MOVING, *_WORKING) else ""
-    return [work.state, *[site or None] * run.is_shared, progress, time]
+        share = work.moved / run.model_bytes
+        cells["at work"] = f"{share:.0%} of {format_bytes(run.model_bytes)}"
+    elif metrics := run.metrics.get(name):
+        cells["at work"] = format_metrics(metrics)
+    if work.state in (*_MOVING, *_WORKING):
+        cells["time"] = format_elapsed(now - work.since)
+    return cells
 
 
 def _footer(run: LiveRun, memory: LiveMemory, width: int) -> list[Text]:

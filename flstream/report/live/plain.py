@@ -21,7 +21,7 @@ from flstream.units import format_bytes, format_seconds
 # Failures and warnings that are printed of a round, which may have thousands; the others are
 # counted.
 _MOST_PRINTED = 5
-# Seconds of a round from which on the beginning of the next one is printed too, not just its end.
+# Seconds of a round from which on its beginning is printed too, not just its end.
 _ANNOUNCED_AFTER_SECONDS = 1.0
 
 
@@ -34,16 +34,16 @@ class PlainView:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._rounds = 0
-        self._round: events.RoundStarted | None = None
+        self._rounds = self._round = 0
+        self._begun: events.RoundStarted | None = None  # a round whose beginning is not printed
         self._began = float("-inf")
-        self._is_slow = True
         self._troubles = 0
 
     def __call__(self, event: events.AnyEvent, sampler: MemorySampler) -> None:
         """Handle an event of the run."""
         if self._began < 0:
             self._began = event.time
+        self._announce(event)
         lines = []
         match event:
             case events.SiteFailed() | events.SiteSuspended() | events.Warned():
@@ -62,8 +62,11 @@ class PlainView:
                 self._troubles = 0
         text = self._line(event)
         for line in [*lines, text] if text else lines:
-            clock = format_clock(event.time - self._began)
-            self._console.out(f"{clock}  {shortened(line, MOST_ON_A_LINE)}", highlight=False)
+            self._print(event.time, line)
+
+    def _print(self, time: float, line: str) -> None:
+        clock = format_clock(time - self._began)
+        self._console.out(f"{clock}  {shortened(line, MOST_ON_A_LINE)}", highlight=False)
 
     def _line(self, event: events.AnyEvent) -> str:
         """Return the line of an event; empty for none."""
@@ -73,10 +76,10 @@ class PlainView:
                 return _started(event)
             case events.ModelReady():
                 return f"model: {format_bytes(event.bytes)} in {counted(event.tensors, 'tensor')}"
-            case events.RoundStarted():
-                return self._begin_round(event)
+            case events.RoundStarted() if event.round != self._round:
+                # A round may ask sites more than once, and is announced only once.
+                self._round, self._begun = event.round, event
             case events.RoundFinished():
-                self._is_slow = sum(event.phases) >= _ANNOUNCED_AFTER_SECONDS
                 return self._of(event.round, _finished(event))
             case events.Evaluated(received=True):
                 return self._of(event.round, f"scored by those who received it, {_scores(event)}")
@@ -115,13 +118,15 @@ class PlainView:
                 return f"the run {'was stopped' if event.status == 'stopped' else 'finished'}"
         return ""
 
-    def _begin_round(self, event: events.RoundStarted) -> str:
-        # A round may ask sites more than once, and is announced only once.
-        if self._round is not None and self._round.round == event.round:
-            return ""
-        self._round = event
-        sites = counted(len(event.sites), "site")
-        return self._of(event.round, f"{sites} training") if self._is_slow else ""
+    def _announce(self, event: events.AnyEvent) -> None:
+        """Print that a round has begun, once it takes long; snapshots come all the time."""
+        begun = self._begun
+        if isinstance(event, events.RoundFinished):
+            self._begun = None
+        elif begun is not None and event.time - begun.time >= _ANNOUNCED_AFTER_SECONDS:
+            self._begun = None
+            sites = counted(len(begun.sites), "site")
+            self._print(begun.time, self._of(begun.round, f"{sites} training"))
 
     def _of(self, number: int, text: str) -> str:
         return f"round {number} of {self._rounds}: {text}" if number else f"initial model: {text}"

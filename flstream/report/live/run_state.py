@@ -20,22 +20,16 @@ _UNREADABLE_SECONDS = 0.5  # of a round: nobody could read what goes on in a qui
 class LiveRun:
     """State of a run for its live view; an event costs the same with four sites and a million.
 
-    Args:
-        began: time at which the run began, in seconds since the epoch.
-
     Attributes:
-        began: as given.
         phase: present phase of the run.
         start: event that the run began with; None until then.
         model: event of the initial model; None until then.
         round: number of the present round.
         now: last snapshot.
-        names: names of the workers.
-        ready: workers that have finished their imports.
+        names: names of the workers; ``ready`` are those that have finished their imports.
         metrics: last metrics that a worker logged or sent, by its name.
         failures: reasons of the sites that failed last, the latest at the end.
-        rounds: last completed rounds.
-        scored: last evaluation; None until then.
+        rounds: last completed rounds; ``scored`` is the last evaluation.
     """
 
     def __init__(self, began: float) -> None:

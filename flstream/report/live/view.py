@@ -36,12 +36,7 @@ _PRE = '<pre style="line-height:1.3; overflow-x:auto; white-space:pre">{code}</p
 def watching(console: Console, *, has_screen: bool = True) -> Iterator[Listener | None]:
     """Show the progress of a run on a console until the end of the block.
 
-    Args:
-        console: console to show it on.
-        has_screen: whether the whole screen is free for it, where there is one.
-
-    Yields:
-        The listener for :func:`flstream.simulation.launcher.simulate`; None for a quiet console.
+    Yields its listener; None for a quiet console. Without the screen, there are lines of text.
     """
     if console.quiet:
         yield None
@@ -128,8 +123,9 @@ def notebook_listener() -> Listener:
 
 
 def _as_html(view: LiveView) -> str:
+    width, height = _NOTEBOOK_WIDTH, _NOTEBOOK_HEIGHT
     console = make_console(
-        file=io.StringIO(), width=_NOTEBOOK_WIDTH, height=_NOTEBOOK_HEIGHT, record=True
+        file=io.StringIO(), record=True, force_terminal=True, width=width, height=height
     )
     console.print(view)
     return _PRE.format(code=console.export_html(inline_styles=True, code_format="{code}"))
