@@ -90,6 +90,7 @@ def draw(path: Path, parts: Sequence[tuple[str, Sequence[Result], Sequence[str]]
                 bars = axes.barh(labels, values, 0.62, color=[*map(series_color, peers)])
                 texts = [formatted(name, value) if value else "failed" for value in values]
                 axes.bar_label(bars, texts, padding=6)
-                axes.set(title=FIGURES[name][0], xlim=(0, max(values) or 1.0))
+                axes.set(title=FIGURES[name][0], xlim=(0, max(values) or 1.0), xticks=[])
+                axes.grid(visible=False)
                 axes.set_ylim(len(results) - 0.5, -0.5)
         save(figure, path)
