@@ -79,7 +79,7 @@ bench-gpt2: $(VENV)/.installed-hf ## Measure jobs/gpt2 at 124M and 774M (10 GiB 
 
 bench-peers: $(STAMP) ## Measure beside NVFlare, Flower and pfl-research; SIZE=256MiB CLIENTS=2,4 (4 GiB of disk)
 	$(BIN)/python $(PEERS)/compare.py --size $(SIZE) --clients $(CLIENTS) $(ARGS) \
-		--json $(PEERS)/.work/peers.json --markdown $(PEERS)/.work/peers.md
+		--json $(PEERS)/.work/peers.json --markdown $(PEERS)/.work/peers.md --plot $(PEERS)/.work/peers.png
 
 against: $(STAMP) ## Compare rows with another checkout in pairs; OTHER=path ARGS='--scale 8 --rows growth'
 	@test -n "$(OTHER)" || { echo 'name the other checkout: make against OTHER=path' >&2; exit 2; }

@@ -27,7 +27,7 @@ from contestants import (
     install,
     measure,
 )
-from table import EXCHANGE_FIGURES, RACE_FIGURES, grid
+from table import EXCHANGE_FIGURES, RACE_FIGURES, draw, grid
 from tree import adopt_orphans
 
 from flstream import __version__
@@ -116,6 +116,8 @@ def main(options: argparse.Namespace) -> None:
     if options.json:
         figures = {title: [one.to_dict() for one in results] for title, results, _ in parts}
         options.json.write_text(json.dumps({"about": about, "parts": figures}, indent=2) + "\n")
+    if options.plot:
+        draw(options.plot, parts)
 
 
 def _stop(number: int, _frame: object) -> None:
@@ -135,6 +137,7 @@ if __name__ == "__main__":
     parser.add_argument("--no-install", action="store_true", help="take peers as they are")
     parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--markdown", type=Path, help="file for the tables")
+    parser.add_argument("--plot", type=Path, help="file for a chart, PNG")
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGHUP, _stop)
     adopt_orphans()

@@ -1,11 +1,12 @@
-"""The table of a job for all contestants."""
+"""The table and the chart of a job for all contestants."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from contestants import Result
+from contestants import PEERS, Result
 
 from flstream.units import format_bytes
 
@@ -68,3 +69,28 @@ def formatted(figure: str, value: float) -> str:
 
 def _times(ratio: float) -> str:
     return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}" if ratio >= 1 else f"{ratio:.2f}"
+
+
+def draw(path: Path, parts: Sequence[tuple[str, Sequence[Result], Sequence[str]]]) -> None:
+    """Write a PNG file with bars of each part's figures but its start-up."""
+    from matplotlib.figure import Figure
+
+    from flstream.report.matplotlib_style import save, series_color, styled
+
+    with styled():
+        heights = [1.3 + 0.36 * len(results) for _, results, _ in parts]
+        figure = Figure(figsize=(14.0, sum(heights)))
+        rows = figure.subfigures(len(parts), height_ratios=heights, squeeze=False)[:, 0]
+        for row, (title, results, figures) in zip(rows, parts, strict=True):
+            row.suptitle(f"{title}, medians\n", x=0, ha="left", fontweight="bold")
+            labels = [result.contestant.label for result in results]
+            peers = [[*PEERS].index(result.contestant.peer) for result in results]
+            for axes, name in zip(row.subplots(1, 3, sharey=True), figures[1:], strict=True):
+                values = [result.medians.get(name, 0.0) for result in results]
+                bars = axes.barh(labels, values, 0.62, color=[*map(series_color, peers)])
+                texts = [formatted(name, value) if value else "failed" for value in values]
+                axes.bar_label(bars, texts, padding=6)
+                axes.set(title=FIGURES[name][0], xlim=(0, max(values) or 1.0), xticks=[])
+                axes.grid(visible=False)
+                axes.set_ylim(len(results) - 0.5, -0.5)
+        save(figure, path)

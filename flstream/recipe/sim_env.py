@@ -74,6 +74,10 @@ class RunResult:
         self.model, self.report = files.final_model, files.report
         self.best_model = files.best_model if files.best_model.exists() else None
 
+    def get_job_id(self) -> str:
+        """Return the name of the run directory."""
+        return self.directory.name
+
     def get_status(self) -> str:
         """Return ``finished``, ``failed`` or ``stopped``."""
         return self.summary.status
