@@ -50,7 +50,7 @@ from flstream.transport.messages import MessageChannel
 from flstream.transport.sockets import SocketChannel
 
 # What only some runs need is imported where it is needed, and what runs in other processes is
-# named, so that a run begins soon: this process imports neither NumPy nor the server.
+# named, so that a run begins soon: this process imports neither the server nor the client API.
 if TYPE_CHECKING:
     from flstream.runs.resume import ResumePoint
     from flstream.simulation.tracker_process import TrackerProcess
