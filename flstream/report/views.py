@@ -339,8 +339,7 @@ def _spread_rows(table: Table) -> list[Row]:
         cells: list[Any] = [name]
         for column, values in zip(table.columns[1:], columns[1:], strict=True):
             is_number = column.kind in ("metric", "bytes", "duration") and None not in values
-            value = fold(values) if is_number else None
-            cells.append(round(value) if value is not None and column.kind == "bytes" else value)
+            cells.append(fold(values) if is_number else None)
         rows.append(Row(cells, "best" if name == "mean" else ""))
     return rows
 
