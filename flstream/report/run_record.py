@@ -102,37 +102,21 @@ class LoggedValues:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run.
-
-    Attributes:
-        path: run directory.
-        status: finished, failed, stopped, running, or unfinished where it was cut off.
-        summary: ``summary.json``, or without that what the events say.
-        history: history of the run's events.
-        memory: memory of the run's processes.
-        logged: values that sites and the workflow logged.
-        split: number of each site's examples by label, where sites recorded it.
-        resumed_at: seconds of running time at which the run was resumed.
-        seconds: seconds for which the run was going on.
-        settings: keys of the job file.
-        versions: versions that the run had, by name.
-        notes: sentences about what is missing or damaged.
-        cross_site: metrics by the site that scored and the model's owner.
-    """
+    """A run."""
 
     path: Path
-    status: str
-    summary: Summary
+    status: str  # finished, failed, stopped, running, or unfinished where it was cut off
+    summary: Summary  # summary.json, or without that what the events say
     history: History
     memory: MemoryCurves
     logged: LoggedValues
-    split: Mapping[str, Mapping[str, int]]
-    resumed_at: Sequence[float]
-    seconds: float
+    split: Mapping[str, Mapping[str, int]]  # examples by label at each site that recorded them
+    resumed_at: Sequence[float]  # seconds of running time
+    seconds: float  # for which the run was going on
     settings: Mapping[str, Setting]
-    versions: Mapping[str, str]
-    notes: Sequence[str]
-    cross_site: Mapping[str, Mapping[str, Mapping[str, float | None]]]
+    versions: Mapping[str, str]  # that the run had, by name
+    notes: Sequence[str]  # sentences about what is missing or damaged
+    cross_site: Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by scoring site and owner
 
     @property
     def name(self) -> str:
