@@ -56,18 +56,11 @@ class MemoryCurves:
 
 
 class RunningClock:
-    """Running time of a run: the hours between its sittings do not count.
-
-    Args:
-        sittings: begin and end of each, in seconds since the epoch.
-
-    Attributes:
-        starts: running seconds at which each sitting begins.
-        seconds: running time in all.
-    """
+    """Running time of a run with its sittings: the hours between them do not count."""
 
     def __init__(self, sittings: Sequence[tuple[float, float]]) -> None:
         self._begins = [begin for begin, _ in sittings]
+        # Running seconds at which each sitting begins, and in all.
         self.starts = [0.0, *accumulate(end - begin for begin, end in sittings)]
         self.seconds = self.starts.pop() if sittings else 0.0
 

@@ -44,15 +44,11 @@ class Setting(NamedTuple):
 
 
 class LoggedCurve:
-    """Numbers that a site logged under a key: of more than 4,096, evenly spaced ones.
-
-    Attributes:
-        places: step of each number, or its round.
-        values: the numbers; NaN for those that are not finite.
-    """
+    """Numbers that a site logged under a key: of more than 4,096, evenly spaced ones."""
 
     def __init__(self) -> None:
-        self.places, self.values = array("d"), array("d")
+        self.places = array("d")  # step of each number, or its round
+        self.values = array("d")  # NaN for those that are not finite
         self._stride, self._count = 1, 0
 
     def add(self, place: float, value: float) -> None:
@@ -67,22 +63,14 @@ class LoggedCurve:
 
 
 class LoggedValues:
-    """All that a run logged.
-
-    Attributes:
-        curves: numbers by key and site, in the order in which the keys first came.
-        with_steps: keys of numbers that have steps of the sites' own.
-        texts: the last texts, the newest first.
-        text_count: number of all texts.
-        more_keys: keys left out, as hashes.
-    """
+    """All that a run logged."""
 
     def __init__(self) -> None:
-        self.curves: dict[str, dict[str, LoggedCurve]] = {}
-        self.with_steps: set[str] = set()
-        self.texts: deque[SiteLog] = deque(maxlen=_MOST_TEXTS)
-        self.text_count = 0
-        self.more_keys: set[int] = set()
+        self.curves: dict[str, dict[str, LoggedCurve]] = {}  # by key and site
+        self.with_steps: set[str] = set()  # keys of numbers that have steps of the sites' own
+        self.texts: deque[SiteLog] = deque(maxlen=_MOST_TEXTS)  # the last, the newest first
+        self.text_count = 0  # of all texts
+        self.more_keys: set[int] = set()  # keys left out, as hashes
 
     def add(self, event: SiteLog) -> None:
         """Add a value that counts, in the order of the journal."""
