@@ -53,21 +53,19 @@ def _fields(results: Sequence[Result], *, with_codecs: bool) -> list[Field]:
     fields = [
         Field("seconds", "seconds", 0, "median.seconds"),
         Field("ratio", "seconds", 0, lambda result: result.ratio(results)),
-        Field("down", "bytes", 0, lambda result: round(result.median.down_bytes)),
-        Field("up", "bytes", 0, lambda result: round(result.median.up_bytes)),
-        Field("requests", "count", 0, lambda result: round(result.median.requests)),
+        Field("down", "bytes", 0, "median.down_bytes"),
+        Field("up", "bytes", 0, "median.up_bytes"),
+        Field("requests", "count", 0, "median.requests"),
         Field("rate", "rate", 0, "median.rate"),
-        Field("server", "bytes", 0, lambda result: round(result.median.server_over_idle)),
-        Field("client", "bytes", 0, lambda result: round(result.median.client_over_idle)),
-        Field("all PSS", "bytes", 0, lambda result: round(result.median.total_pss)),
+        Field("server", "bytes", 0, "median.server_over_idle"),
+        Field("client", "bytes", 0, "median.client_over_idle"),
+        Field("all PSS", "bytes", 0, "median.total_pss"),
     ]
-    error = Field(
-        "error",
-        "text",
-        0,
-        lambda case: "exact" if case.digest == digest else f"{case.loss or 0:.2%}",
-    )
-    return [*fields, error] if with_codecs else fields
+
+    def error(result: Result) -> str:
+        return "exact" if result.digest == digest else f"{result.loss or 0:.2%}"
+
+    return [*fields, Field("error", "text", 0, error)] if with_codecs else fields
 
 
 def _shortfall(result: Result) -> str:

@@ -34,43 +34,25 @@ _MOST_POINTS, _MOST_DOTS = 400, 30
 
 
 class Curve(NamedTuple):
-    """A line of a chart, or with ``lows`` the band between two lines.
+    """A line of a chart, or with ``lows`` the band between two lines."""
 
-    Attributes:
-        label: name in the legend; empty for none.
-        places: rounds, steps or seconds, in order.
-        values: one for each place; those that are not finite leave a gap.
-        color: colour as CSS names it.
-        width: width of the line in pixels.
-        lows: lower edge of a band, whose upper edge the values are.
-        opacity: opacity of a band, from 0 to 1.
-        best: place to mark with a circle; None for none.
-        is_dashed: whether the line is dashed.
-    """
-
-    label: str
-    places: Values
-    values: Values
-    color: str
-    width: float = 1.8
-    lows: Values | None = None
-    opacity: float = 0.22
-    best: float | None = None
+    label: str  # in the legend; empty for none
+    places: Values  # rounds, steps or seconds, in order
+    values: Values  # one for each place; those that are not finite leave a gap
+    color: str  # as CSS names it
+    width: float = 1.8  # of the line, in pixels
+    lows: Values | None = None  # lower edge of a band, whose upper edge the values are
+    opacity: float = 0.22  # of a band, from 0 to 1
+    best: float | None = None  # place to mark with a circle
     is_dashed: bool = False
 
 
 class Chart(NamedTuple):
-    """A chart of a page.
-
-    Attributes:
-        title: title, also for screen readers.
-        svg: the chart as HTML.
-        legend: labels with their colours.
-    """
+    """A chart of a page."""
 
     title: str
     svg: str
-    legend: Sequence[tuple[str, str]]
+    legend: Sequence[tuple[str, str]]  # labels with their colours
 
 
 def curve_chart(
@@ -83,16 +65,10 @@ def curve_chart(
     top: float | None = None,
     x_title: str = "",
 ) -> Chart:
-    """Draw curves.
+    """Draw curves, from the bottom up.
 
-    Args:
-        title: title of the chart.
-        curves: curves in drawing order, from the bottom up.
-        x: unit of the places.
-        y: unit of the values; axes of bytes and seconds begin at 0.
-        marks: places of dotted vertical lines.
-        top: upper end of the vertical axis; None for the maximum.
-        x_title: title of the horizontal axis.
+    Axes of bytes and seconds begin at 0, and end at ``top`` if that is given. Marks are places of
+    dotted vertical lines.
     """
     places = np.concatenate([np.asarray(curve.places, float) for curve in curves])
     edges = [curve.values for curve in curves] + [c.lows for c in curves if c.lows is not None]

@@ -25,19 +25,12 @@ _LATE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class MemoryCurves:
-    """RSS of processes over the time for which a run was going on.
+    """RSS of processes over the time for which a run was going on."""
 
-    Attributes:
-        step: seconds that a value stands for.
-        rss: highest RSS in bytes of each step by process; 0 where there was no sample.
-        nodes: nodes of the processes that were not on the launcher's machine.
-        damaged: number of lines that could not be read.
-    """
-
-    step: float
-    rss: Mapping[str, Sequence[int]]
-    nodes: Mapping[str, str] = field(default_factory=dict)
-    damaged: int = 0
+    step: float  # seconds that a value stands for
+    rss: Mapping[str, Sequence[int]]  # highest of each step in bytes; 0 where there was no sample
+    nodes: Mapping[str, str] = field(default_factory=dict)  # of processes on other machines
+    damaged: int = 0  # lines that could not be read
 
     def peak(self, process: str) -> int:
         """Return the highest sample of a process in bytes; 0 without one."""
@@ -61,18 +54,11 @@ class MemoryCurves:
 
 
 class RunningClock:
-    """Running time of a run: the hours between its sittings do not count.
-
-    Args:
-        sittings: begin and end of each, in seconds since the epoch.
-
-    Attributes:
-        starts: running seconds at which each sitting begins.
-        seconds: running time in all.
-    """
+    """Running time of a run with its sittings: the hours between them do not count."""
 
     def __init__(self, sittings: Sequence[tuple[float, float]]) -> None:
         self._begins = [begin for begin, _ in sittings]
+        # Running seconds at which each sitting begins, and in all.
         self.starts = [0.0, *accumulate(end - begin for begin, end in sittings)]
         self.seconds = self.starts.pop() if sittings else 0.0
 

@@ -14,16 +14,10 @@ UNSCORED = "no score, since no site has received it"
 
 
 class Metric(NamedTuple):
-    """Identity of a metric.
+    """Identity of a metric."""
 
-    Attributes:
-        kind: "train" for a metric that sites sent with their updates; empty for an evaluation
-            metric of the model.
-        name: name of the metric in the job's code.
-    """
-
-    kind: str
-    name: str
+    kind: str  # "train" for one that sites sent with their updates; empty for a model's score
+    name: str  # in the job's code
 
     @property
     def title(self) -> str:

@@ -56,12 +56,7 @@ def seed_groups(runs: Sequence[RunRecord]) -> list[list[int]]:
 
 
 def metric_charts(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Chart]:
-    """Draw each metric: a line for each run, or mean and spread of runs that differ in their seed.
-
-    Args:
-        runs: one run, or several to compare.
-        labels: label of each run.
-    """
+    """Draw each metric: a line for each run, or mean and spread of runs that differ in seed."""
     metrics = metrics_of([run.summary for run in runs])[:_MOST_METRICS]
     rounds = [values_by_round(run.summary) for run in runs]
     groups = seed_groups(runs)

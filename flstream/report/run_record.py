@@ -43,15 +43,11 @@ class Setting(NamedTuple):
 
 
 class LoggedCurve:
-    """Numbers that a site logged under a key: of more than 4,096, evenly spaced ones.
-
-    Attributes:
-        places: step of each number, or its round.
-        values: the numbers; NaN for those that are not finite.
-    """
+    """Numbers that a site logged under a key: of more than 4,096, evenly spaced ones."""
 
     def __init__(self) -> None:
-        self.places, self.values = array("d"), array("d")
+        self.places = array("d")  # step of each number, or its round
+        self.values = array("d")  # NaN for those that are not finite
         self._stride, self._count = 1, 0
 
     def add(self, place: float, value: float) -> None:
@@ -66,22 +62,14 @@ class LoggedCurve:
 
 
 class LoggedValues:
-    """All that a run logged.
-
-    Attributes:
-        curves: numbers by key and site, in the order in which the keys first came.
-        with_steps: keys of numbers that have steps of the sites' own.
-        texts: the last texts, the newest first.
-        text_count: number of all texts.
-        more_keys: keys left out, as hashes.
-    """
+    """All that a run logged."""
 
     def __init__(self) -> None:
-        self.curves: dict[str, dict[str, LoggedCurve]] = {}
-        self.with_steps: set[str] = set()
-        self.texts: deque[SiteLog] = deque(maxlen=_MOST_TEXTS)
-        self.text_count = 0
-        self.more_keys: set[int] = set()
+        self.curves: dict[str, dict[str, LoggedCurve]] = {}  # by key and site
+        self.with_steps: set[str] = set()  # keys of numbers that have steps of the sites' own
+        self.texts: deque[SiteLog] = deque(maxlen=_MOST_TEXTS)  # the last, the newest first
+        self.text_count = 0  # of all texts
+        self.more_keys: set[int] = set()  # keys left out, as hashes
 
     def add(self, event: SiteLog) -> None:
         """Add a value that counts, in the order of the journal."""
@@ -101,37 +89,21 @@ class LoggedValues:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run.
-
-    Attributes:
-        path: run directory.
-        status: finished, failed, stopped, running, or unfinished where it was cut off.
-        summary: ``summary.json``, or without that what the events say.
-        history: history of the run's events.
-        memory: memory of the run's processes.
-        logged: values that sites and the workflow logged.
-        split: number of each site's examples by label, where sites recorded it.
-        resumed_at: seconds of running time at which the run was resumed.
-        seconds: seconds for which the run was going on.
-        settings: keys of the job file.
-        versions: versions that the run had, by name.
-        notes: sentences about what is missing or damaged.
-        cross_site: metrics by the site that scored and the model's owner.
-    """
+    """A run."""
 
     path: Path
-    status: str
-    summary: Summary
+    status: str  # finished, failed, stopped, running, or unfinished where it was cut off
+    summary: Summary  # summary.json, or without that what the events say
     history: History
     memory: MemoryCurves
     logged: LoggedValues
-    split: Mapping[str, Mapping[str, int]]
-    resumed_at: Sequence[float]
-    seconds: float
+    split: Mapping[str, Mapping[str, int]]  # examples by label at each site that recorded them
+    resumed_at: Sequence[float]  # seconds of running time
+    seconds: float  # for which the run was going on
     settings: Mapping[str, Setting]
-    versions: Mapping[str, str]
-    notes: Sequence[str]
-    cross_site: Mapping[str, Mapping[str, Mapping[str, float | None]]]
+    versions: Mapping[str, str]  # that the run had, by name
+    notes: Sequence[str]  # sentences about what is missing or damaged
+    cross_site: Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by scoring site and owner
 
     @property
     def name(self) -> str:

@@ -36,9 +36,9 @@ Kind = Literal[
     "text",  # str; a long one lacks its end
     "state",  # str, coloured: finished, failed, training, ...
     "link",  # Link
-    "count",  # int: 12,345
+    "count",  # int, or a float that is rounded: 12,345
     "number",  # int or float: 6,912.5
-    "bytes",  # int: 17.3 MiB
+    "bytes",  # int, or a float that is rounded: 17.3 MiB
     "seconds",  # float: 12.35, whose unit the title or the heading names
     "duration",  # float seconds: 2m 05s
     "rate",  # float bytes a second: 310.5 MiB/s
@@ -235,9 +235,9 @@ _FORMATS: dict[Kind, Callable[[Any], str]] = {
     "text": printable,
     "state": printable,
     "link": lambda link: printable(link.text),
-    "count": lambda count: f"{count:,}",
+    "count": lambda count: f"{round(count):,}",
     "number": lambda number: f"{number:,.6g}",
-    "bytes": format_bytes,
+    "bytes": lambda size: format_bytes(round(size)),
     "seconds": lambda seconds: f"{seconds:,.2f}",
     "duration": format_seconds,
     "rate": format_rate,

@@ -34,16 +34,12 @@ _NONE_IF_ZERO = ("bytes", "seconds", "duration", "rate")
 
 
 class Field(NamedTuple):
-    """A column of a table, as :class:`Column` has it, with what it takes of an item.
-
-    Attributes:
-        cell: path of attributes, or a function of the item; what raises AttributeError is no value.
-    """
+    """A column of a table, as :class:`Column` has it, with what it takes of an item."""
 
     head: str
     kind: Kind
     rank: int
-    cell: str | Callable[[Any], Any]
+    cell: str | Callable[[Any], Any]  # path of attributes, or a function
 
 
 def table_of(
@@ -79,21 +75,13 @@ def _ends(table: Table, *counts: int) -> Table:
 
 
 class RoundRow(NamedTuple):
-    """A round as a table shows it.
+    """A round as a table shows it."""
 
-    Attributes:
-        number: number of the round; 0 for the initial model.
-        metrics: finite metrics.
-        phases: seconds of download, train, upload and fold, checkpoint, evaluate; none for round 0.
-        privacy: privacy spent up to its end; None where the job is not private.
-        aggregator: site that folded its updates; empty for the server.
-    """
-
-    number: int
+    number: int  # 0 for the initial model
     metrics: Mapping[Metric, float]
     phases: Sequence[float] = (0.0,) * len(PHASES)
-    privacy: PrivacySpent | None = None
-    aggregator: str = ""
+    privacy: PrivacySpent | None = None  # spent up to its end
+    aggregator: str = ""  # site that folded its updates; empty for the server
 
 
 def rounds_table(
@@ -339,8 +327,7 @@ def _spread_rows(table: Table) -> list[Row]:
         cells: list[Any] = [name]
         for column, values in zip(table.columns[1:], columns[1:], strict=True):
             is_number = column.kind in ("metric", "bytes", "duration") and None not in values
-            value = fold(values) if is_number else None
-            cells.append(round(value) if value is not None and column.kind == "bytes" else value)
+            cells.append(fold(values) if is_number else None)
         rows.append(Row(cells, "best" if name == "mean" else ""))
     return rows
 

@@ -18,30 +18,18 @@ _UNREADABLE_SECONDS = 0.5  # of a round: nobody could read what goes on in a qui
 
 
 class LiveRun:
-    """State of a run for its live view; an event costs the same with four sites and a million.
-
-    Attributes:
-        phase: present phase of the run.
-        start: event that the run began with; None until then.
-        model: event of the initial model; None until then.
-        round: number of the present round.
-        now: last snapshot.
-        names: names of the workers; ``ready`` are those that have finished their imports.
-        metrics: last metrics that a worker logged or sent, by its name.
-        failures: reasons of the sites that failed last, the latest at the end.
-        rounds: last completed rounds; ``scored`` is the last evaluation.
-    """
+    """State of a run for its live view; an event costs the same with four sites and a million."""
 
     def __init__(self, began: float) -> None:
         self.began, self.phase, self.round = began, "starting", 0
         self.start: events.RunStarted | None = None
         self.model: events.ModelReady | None = None
-        self.now = events.Snapshot()
-        self.names: dict[str, None] = {}
-        self.ready: set[str] = set()
-        self.metrics: dict[str, events.Metrics] = {}
-        self.failures: dict[str, str] = {}
-        self.rounds: deque[RoundRow] = deque(maxlen=_MOST_PAST)
+        self.now = events.Snapshot()  # the last one
+        self.names: dict[str, None] = {}  # of the workers
+        self.ready: set[str] = set()  # workers that have finished their imports
+        self.metrics: dict[str, events.Metrics] = {}  # that a worker logged or sent last
+        self.failures: dict[str, str] = {}  # reasons, the latest at the end
+        self.rounds: deque[RoundRow] = deque(maxlen=_MOST_PAST)  # the last that are completed
         self.scored: events.Evaluated | None = None
         self._scores: events.Metrics = {}
         self._evaluate_seconds = 0.0
