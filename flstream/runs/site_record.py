@@ -27,7 +27,6 @@ class SiteRecord:
         trains: Seconds of its training, in all, if it has a process of its own.
         slowest: Seconds of its slowest training.
         failures: Rounds in which it had no part.
-        reason: Why it had none, the last time.
         is_suspended: Whether it is asked no more.
     """
 
@@ -38,7 +37,6 @@ class SiteRecord:
     trains: float = 0.0
     slowest: float = 0.0
     failures: int = 0
-    reason: str = ""
     is_suspended: bool = False
 
 
@@ -70,8 +68,7 @@ class SiteRecords:
                 self._change_phase(event)
             case SiteFailed():
                 self._phases.pop(event.site, None)
-                record = self._record(event.site)
-                record.failures, record.reason = record.failures + 1, event.reason
+                self._record(event.site).failures += 1
             case SiteSuspended():
                 self._record(event.site).is_suspended = True
             case RoundFinished():
