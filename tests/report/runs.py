@@ -27,10 +27,8 @@ def run_started(clients, workers, job="digits"):
 
 def snapshot(phase, asked, workers, time=START, **counts):
     """A picture of round 1, in which each worker has a state and moved bytes."""
-    activities = [
-        WorkerActivity(name, state, time, moved=moved) for name, (state, moved) in workers.items()
-    ]
-    return Snapshot(time=time, round=1, phase=phase, asked=asked, workers=activities, **counts)
+    works = [WorkerActivity(name, it[0], time, moved=it[1]) for name, it in workers.items()]
+    return Snapshot(time=time, round=1, phase=phase, asked=asked, workers=works, **counts)
 
 
 def started(clients: int = 3, job: str = "digits") -> list[AnyEvent]:

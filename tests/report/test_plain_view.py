@@ -57,7 +57,7 @@ def test_a_round_is_a_few_lines_that_begin_with_the_time():
         "00:00:01  round 1 of 10: 2 sites training",
         "00:01:20  round 1 of 10: done in 6.5 s",
         "00:01:30  round 1 of 10: evaluated in 1 s, accuracy 0.5000",
-        "00:01:31  round 2 of 10: 1 site training",
+        "00:01:31  round 2 of 10: 2 sites training",
         "00:01:34  the job ends after round 1: accuracy >= 0.5",
         "01:01:40  the run failed: too few",
     ]
@@ -73,7 +73,7 @@ def test_a_round_that_is_over_in_a_moment_is_a_line_until_one_takes_longer():
         run_started(1000, WORKERS),
         *(event for both in zip(begun, quick, strict=True) for event in both),
         RoundStarted(time=START + 5, round=3, sites=["site-1"]),
-        *(Snapshot(time=START + 5 + n / 10, round=3) for n in range(30)),
+        *(Snapshot(time=START + 5 + n / 10) for n in range(30)),
     )
     heads = [line.split("  ")[1].split(" (")[0] for line in lines]
     assert heads[0].startswith("digits: 10 rounds, 1,000 sites in 2 processes")

@@ -21,7 +21,7 @@ from flstream.units import format_bytes, format_seconds
 # Failures and warnings that are printed of a round, which may have thousands; the others are
 # counted.
 _MOST_PRINTED = 5
-# Seconds of a round from which on its beginning is printed too, not just its end.
+# Seconds of a round after which its beginning is printed too, not just its end.
 _ANNOUNCED_AFTER_SECONDS = 1.0
 
 
@@ -34,10 +34,11 @@ class PlainView:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._rounds = self._round = 0
-        self._begun: events.RoundStarted | None = None  # a round whose beginning is not printed
+        self._rounds = 0
         self._began = float("-inf")
         self._troubles = 0
+        self._round = self._asked = 0
+        self._begun: float | None = None  # when the round began, until that is printed
 
     def __call__(self, event: events.AnyEvent, sampler: MemorySampler) -> None:
         """Handle an event of the run."""
@@ -60,13 +61,28 @@ class PlainView:
                     more = f"... and {self._troubles - _MOST_PRINTED:,} more failures and warnings"
                     lines.append(f"{more}; summary.json has all of them")
                 self._troubles = 0
-        text = self._line(event)
-        for line in [*lines, text] if text else lines:
+        lines.append(self._line(event))
+        for line in filter(None, lines):
             self._print(event.time, line)
 
     def _print(self, time: float, line: str) -> None:
         clock = format_clock(time - self._began)
         self._console.out(f"{clock}  {shortened(line, MOST_ON_A_LINE)}", highlight=False)
+
+    def _announce(self, event: events.AnyEvent) -> None:
+        """Print that a round has begun, once it has taken long enough; it may ask sites twice."""
+        if isinstance(event, events.RoundStarted):
+            if event.round != self._round:
+                self._round, self._asked, self._begun = event.round, 0, event.time
+            self._asked += len(event.sites)
+        if isinstance(event, events.RoundFinished):
+            self._begun = None
+        # Snapshots come all the time, so this is not late.
+        began, failed = self._begun, isinstance(event, events.SiteFailed | events.RunFinished)
+        if began is not None and (failed or event.time - began >= _ANNOUNCED_AFTER_SECONDS):
+            self._begun = None
+            sites = counted(self._asked, "site")
+            self._print(began, self._of(self._round, f"{sites} training"))
 
     def _line(self, event: events.AnyEvent) -> str:
         """Return the line of an event; empty for none."""
@@ -76,9 +92,6 @@ class PlainView:
                 return _started(event)
             case events.ModelReady():
                 return f"model: {format_bytes(event.bytes)} in {counted(event.tensors, 'tensor')}"
-            case events.RoundStarted() if event.round != self._round:
-                # A round may ask sites more than once, and is announced only once.
-                self._round, self._begun = event.round, event
             case events.RoundFinished():
                 return self._of(event.round, _finished(event))
             case events.Evaluated(received=True):
@@ -117,16 +130,6 @@ class PlainView:
             case events.RunFinished():
                 return f"the run {'was stopped' if event.status == 'stopped' else 'finished'}"
         return ""
-
-    def _announce(self, event: events.AnyEvent) -> None:
-        """Print that a round has begun, once it takes long; snapshots come all the time."""
-        begun = self._begun
-        if isinstance(event, events.RoundFinished):
-            self._begun = None
-        elif begun is not None and event.time - begun.time >= _ANNOUNCED_AFTER_SECONDS:
-            self._begun = None
-            sites = counted(len(begun.sites), "site")
-            self._print(begun.time, self._of(begun.round, f"{sites} training"))
 
     def _of(self, number: int, text: str) -> str:
         return f"round {number} of {self._rounds}: {text}" if number else f"initial model: {text}"
