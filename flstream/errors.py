@@ -81,8 +81,8 @@ class UpdateRefusedError(FlstreamError):
     """A single site's update that cannot be aggregated, while those of other sites may be.
 
     Attributes:
-        site: name of the site that sent the update.
-        reason: the defect, worded as the continuation of "the update of <site>".
+        site: Name of the site that sent the update.
+        reason: The defect, worded as the continuation of "the update of <site>".
     """
 
     def __init__(self, site: str, reason: str) -> None:

@@ -63,14 +63,14 @@ def parse_bytes(value: str | int | float) -> int:
     """Parse a size in any of HOCON's spellings.
 
     Args:
-        value: a number of bytes, or text such as `1.5 GiB`. A fraction of a unit is rounded to
+        value: A number of bytes, or text such as `1.5 GiB`. A fraction of a unit is rounded to
             the nearest byte.
 
     Returns:
         The size in bytes.
 
     Raises:
-        ValueError: the value is no size, is negative, or is not a whole number of bytes where no
+        ValueError: The value is no size, is negative, or is not a whole number of bytes where no
             larger unit is named; the message lists what is allowed.
     """
     amount, unit = _split(value, SIZE_ALLOWED)
@@ -88,13 +88,13 @@ def parse_seconds(value: str | int | float | timedelta) -> float:
     """Parse a duration in any of HOCON's spellings.
 
     Args:
-        value: a number of seconds, a timedelta, or text such as `10 minutes`.
+        value: A number of seconds, a timedelta, or text such as `10 minutes`.
 
     Returns:
         The duration in seconds.
 
     Raises:
-        ValueError: the value is no duration or is negative; the message lists what is allowed.
+        ValueError: The value is no duration or is negative; the message lists what is allowed.
     """
     if isinstance(value, timedelta):
         value = value.total_seconds()
@@ -105,14 +105,14 @@ def parse_rate(value: str | int | float) -> float:
     """Parse a rate of bits.
 
     Args:
-        value: a number of bits a second, or text such as `10 Mbit` or `10 Mbit/s`. Units of bytes
+        value: A number of bits a second, or text such as `10 Mbit` or `10 Mbit/s`. Units of bytes
             are refused, since `10 MB` is too easily written for `10 Mbit`.
 
     Returns:
         The rate in bits a second.
 
     Raises:
-        ValueError: the value is no rate or is negative; the message lists what is allowed.
+        ValueError: The value is no rate or is negative; the message lists what is allowed.
     """
     if isinstance(value, str):
         value = re.sub(r"/\s*s\s*$", "", value, flags=re.IGNORECASE)

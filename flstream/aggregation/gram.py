@@ -104,7 +104,7 @@ class GramSum:
         """Add the next numbers of all rows.
 
         Args:
-            values: Float64 of shape (rows, numbers).
+            values: float64 of shape (rows, numbers).
         """
         at = min(-self._filled % self._length, values.shape[1])
         self._fill(values[:, :at])

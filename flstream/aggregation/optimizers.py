@@ -78,8 +78,8 @@ class ServerOptimizer:
         """Make a step.
 
         Args:
-            difference: Float64 aggregate minus model; overwritten.
-            moments: Float64 moments before the round by name; overwritten by those after it.
+            difference: float64 aggregate minus model; overwritten.
+            moments: float64 moments before the round by name; overwritten by those after it.
             updates: Number of updates in the aggregate.
 
         Returns:
@@ -182,8 +182,8 @@ class OptimizerWalk:
         Args:
             region: Region of floats.
             part: Block of at most ``SMALL_BLOCK`` numbers of the region.
-            values: Float64 aggregate; overwritten by the next model.
-            old: Float64 values of the model.
+            values: float64 aggregate; overwritten by the next model.
+            old: float64 values of the model.
         """
         moments: dict[Moment, Array] = {}
         for moment in self._optimizer.moments:

@@ -171,8 +171,8 @@ class PrivateMean:
         Args:
             region: Region of floats, all of whose updates have the weight 1.
             part: Block of at most ``BLOCK`` numbers of the region.
-            mean: Float64 mean over those who have it, or the old values if nobody has; overwritten.
-            old: Float64 values of the model.
+            mean: float64 mean over those who have it, or the old values if nobody has; overwritten.
+            old: float64 values of the model.
         """
         received = region.before + region.carriers.bit_count()
         if 0 < received != self._mechanism.cohort:

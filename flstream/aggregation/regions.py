@@ -147,7 +147,7 @@ class UpdatePart:
         not_finite: Called with the region, and with the index and the value of the first number
             that
         is infinite or NaN; None where the numbers are not checked.
-        room: Float64 memory for a block of old values, which all parts of a walk may share.
+        room: float64 memory for a block of old values, which all parts of a walk may share.
     """
 
     def __init__(

@@ -110,7 +110,7 @@ class JobArchived(msgspec.Struct, tag=True, frozen=True):
     """Launcher: the job's folder follows as an archive, in pieces.
 
     Attributes:
-        digest: Xxh3-128 of the archive, 32 hexadecimal digits.
+        digest: xxh3-128 of the archive, 32 hexadecimal digits.
         bytes: Its length.
     """
 

@@ -22,12 +22,12 @@ def draw_memory(plan: BenchPlan, results: Sequence[Result], path: Path) -> None:
     """Draw the memory over idle of the server and its largest client, in a colour for each case.
 
     Args:
-        plan: plan of the bench.
-        results: results of all cases.
-        path: path of the file to write, which ends in `.png`, `.svg` or `.pdf`.
+        plan: Plan of the bench.
+        results: Results of all cases.
+        path: Path of the file to write, which ends in `.png`, `.svg` or `.pdf`.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: The file cannot be written.
     """
     figure = Figure(figsize=(12.5, 6.4))
     axes = figure.subplots()

@@ -54,8 +54,8 @@ def make_console(*, file: IO[str] | None = None, **options: Any) -> Console:
     """Create a console for results, which writes escape codes to terminals only.
 
     Args:
-        file: stream to write to; None for stdout.
-        options: other arguments of rich's console, such as ``width``.
+        file: Stream to write to; None for stdout.
+        options: Other arguments of rich's console, such as ``width``.
     """
     stream = file or sys.stdout
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":

@@ -111,7 +111,7 @@ def band_of(curves: Sequence[tuple[Values, Values]]) -> tuple[np.ndarray, ...]:
     """Return places, means, lowest and highest values, and standard deviations of many curves.
 
     Args:
-        curves: places and values of each; at least one value is finite.
+        curves: Places and values of each; at least one value is finite.
     """
     places = np.concatenate([np.asarray(place, float) for place, _ in curves])
     values = np.concatenate([np.asarray(value, float) for _, value in curves])

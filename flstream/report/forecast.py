@@ -24,11 +24,11 @@ def print_forecast(
     """Print a forecast: traffic, memory, disk, and whether they fit this machine.
 
     Args:
-        console: console to print to.
-        job: the job.
-        need: forecast of the job.
-        room: available memory and disk.
-        lacks: memory and disk that do not suffice.
+        console: Console to print to.
+        job: The job.
+        need: Forecast of the job.
+        room: Available memory and disk.
+        lacks: Memory and disk that do not suffice.
     """
     width = console.width if console.is_terminal else None
     facts = [(name, Text(printable(value))) for name, value in _facts(job, need, room)]

@@ -61,7 +61,7 @@ def save(figure: Figure, path: Path) -> None:
     """Write a figure to a file, as large as what is drawn, in the format of the file's name.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: The file cannot be written.
     """
     # Without matplotlib's version, which it would add to a PNG file.
     metadata = {"Software": None} if path.suffix.lower() == ".png" else None

@@ -41,17 +41,17 @@ def write_page(
     """Write the page of a run, or of several to compare.
 
     Args:
-        runs: paths of run directories.
-        output: path of the page; None for ``report.html`` in the run directory, or for several
+        runs: Paths of run directories.
+        output: Path of the page; None for ``report.html`` in the run directory, or for several
             runs ``comparison.html`` in the working directory.
-        is_running: whether the runs are going on; None to find out by their locks.
+        is_running: Whether the runs are going on; None to find out by their locks.
 
     Returns:
         The path of the page.
 
     Raises:
-        UsageError: a folder is not a run directory, or an existing file is not a page of flstream.
-        SimulationError: the page cannot be written.
+        UsageError: A folder is not a run directory, or an existing file is not a page of flstream.
+        SimulationError: The page cannot be written.
     """
     own = RunDirectory(runs[0].absolute()).report if len(runs) == 1 else Path("comparison.html")
     path = output or own
@@ -65,15 +65,15 @@ def write_index(folder: Path, output: Path | None = None) -> Path:
     """Write the index of all runs below a folder, and pages of those that lack a true one.
 
     Args:
-        folder: the folder.
-        output: path of the index; None for ``index.html`` in the folder.
+        folder: The folder.
+        output: Path of the index; None for ``index.html`` in the folder.
 
     Returns:
         The path of the index.
 
     Raises:
-        UsageError: there is no run below the folder, or an existing file is not a page of flstream.
-        SimulationError: a page cannot be written.
+        UsageError: There is no run below the folder, or an existing file is not a page of flstream.
+        SimulationError: A page cannot be written.
     """
     journals = sorted(folder.glob("**/events.jsonl"), key=lambda path: natural_key(str(path)))
     if not journals:
@@ -138,7 +138,7 @@ def run_cell(path: Path) -> str:
     """Render the result of a run for a notebook, as HTML.
 
     Raises:
-        UsageError: the folder is not a run directory, or cannot be read.
+        UsageError: The folder is not a run directory, or cannot be read.
     """
     run = read_run(path)
     return _render("cell.html", is_running=run.status == "running", run=run)

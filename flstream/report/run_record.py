@@ -115,11 +115,11 @@ def read_run(path: Path, *, is_running: bool | None = None) -> RunRecord:
     """Read a run directory.
 
     Args:
-        path: path of the run directory.
-        is_running: whether the run is going on; None to find out by its lock.
+        path: Path of the run directory.
+        is_running: Whether the run is going on; None to find out by its lock.
 
     Raises:
-        UsageError: the folder is not a run directory, or cannot be read.
+        UsageError: The folder is not a run directory, or cannot be read.
     """
     run = RunDirectory(path.absolute())
     try:

@@ -39,17 +39,17 @@ def run_and_show(
     """Run a job, and show it on a console and in the run's page.
 
     Args:
-        job: the job.
-        run: a new run directory; with ``resume``, that of the run to resume.
-        console: console to show it on; a quiet one shows nothing.
-        resume: whether to resume an earlier run.
-        host: process host that is prepared for the job; None for a new one.
+        job: The job.
+        run: A new run directory; with ``resume``, that of the run to resume.
+        console: Console to show it on; a quiet one shows nothing.
+        resume: Whether to resume an earlier run.
+        host: Process host that is prepared for the job; None for a new one.
 
     Returns:
         The content of ``summary.json``.
 
     Raises:
-        UsageError: the run directory is in use, or its run cannot be resumed by this job.
+        UsageError: The run directory is in use, or its run cannot be resumed by this job.
     """
     with run.in_use():
         point = None

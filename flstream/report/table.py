@@ -78,12 +78,12 @@ class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
-        head: heading.
-        kind: kind of the cells.
-        rank: order in which columns are left out where not all fit, the highest first; columns of
+        head: Heading.
+        kind: Kind of the cells.
+        rank: Order in which columns are left out where not all fit, the highest first; columns of
             rank 0 stay as long as the first one has room beside them.
-        least: minimum width, for columns that must not move while a view is redrawn.
-        most: maximum width of names and text; 0 for as wide as the longest.
+        least: Minimum width, for columns that must not move while a view is redrawn.
+        most: Maximum width of names and text; 0 for as wide as the longest.
     """
 
     head: str
@@ -111,7 +111,7 @@ class Row(NamedTuple):
     """A row of a table.
 
     Attributes:
-        cells: raw values, one for each column; None for no value.
+        cells: Raw values, one for each column; None for no value.
         mark: ``best`` (a star in plain text), ``bad``, ``different``, or empty.
         color: CSS colour that stands for the row in charts; empty for none.
     """
@@ -155,10 +155,10 @@ class Table:
     """A table, which rich, plain text and HTML render.
 
     Attributes:
-        columns: the columns, the first of which names the row.
-        rows: rows, and gaps where rows are left out.
-        title: heading above the table; empty for none.
-        is_live: whether the table is redrawn in place: what does not fit is left out silently.
+        columns: The columns, the first of which names the row.
+        rows: Rows, and gaps where rows are left out.
+        title: Heading above the table; empty for none.
+        is_live: Whether the table is redrawn in place: what does not fit is left out silently.
     """
 
     columns: Sequence[Column]

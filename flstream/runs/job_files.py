@@ -25,7 +25,7 @@ class JobFile(msgspec.Struct, frozen=True):
     Attributes:
         name: Path relative to the folder of the file that the job file's key names.
         bytes: Length in bytes.
-        digest: Xxh3-128 digest of the content, 32 hexadecimal digits.
+        digest: xxh3-128 digest of the content, 32 hexadecimal digits.
     """
 
     name: str

@@ -123,7 +123,7 @@ def check_fits(answer: SiteAnswer, layout: Layout, form: UpdateForm) -> None:
     """Refuse an update that is not of the model, before any of its bytes are fetched.
 
     Raises:
-        UpdateRefusedError: it is not; the message names the tensor.
+        UpdateRefusedError: It is not; the message names the tensor.
     """
     difference = form.difference(layout, partial=answer.partial)
     if difference is not None:

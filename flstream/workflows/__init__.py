@@ -45,8 +45,8 @@ def workflow(
     The function itself stays as it is.
 
     Args:
-        name: of the workflow.
-        args: section that defines its arguments, with a type, a default and a meaning each.
+        name: Of the workflow.
+        args: Section that defines its arguments, with a type, a default and a meaning each.
     """
     if not isinstance(name, str):
         raise TypeError('a workflow has a name: write @workflow("mine") above its function')

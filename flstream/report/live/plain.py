@@ -29,7 +29,7 @@ class PlainView:
     """Listener of a run that prints a line for each important event, with the elapsed time.
 
     Args:
-        console: console to print to.
+        console: Console to print to.
     """
 
     def __init__(self, console: Console) -> None:
