@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,7 @@ _MOST_CHUNK_BYTES = 1 << 30
 
 def job_file(named: Path) -> Path:
     """Return the path of a job file, given that path or the folder with a ``job.conf``."""
-    return named / "job.conf" if named.is_dir() else named
+    return named / "job.conf" if os.path.isdir(named) else named
 
 
 def engine_settings(engine: str | None) -> dict[str, str | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +11,9 @@ import typer
 from flstream.cli.options import JobPath, Overrides, engine_settings, job_file
 from flstream.cli.status import DONE, FAILED, STOPPED
 from flstream.errors import UsageError
+
+# Most characters of a job file; a longer one is refused.
+_MOST_READ = 1 << 20
 
 
 def simulate(
@@ -96,7 +99,9 @@ def simulate(
     try:
         with closing(new_host()) as host:
             # The fork server's imports take longest, so this process does its own meanwhile.
-            text = path.read_text(errors="replace") if path.is_file() else ""
+            text = ""
+            with suppress(OSError), path.open(errors="replace") as file:
+                text = file.read(_MOST_READ)
             if "inline" not in " ".join([engine or "", *(overrides or ()), text]):
                 host.begin()  # and with inline it may be that no process is needed
             from flstream.job import load_job

@@ -227,6 +227,8 @@ def _places(job: Job) -> Iterator[_Rule]:
         yield is_single, "engine.type", allowed, hint
     doubled = engine.gpus is not None and clients.gpus is not None
     yield doubled, "engine.gpus", "null where clients.gpus lists them"
+    elsewhere = engine.address is not None and engine.type != "ray"
+    yield elsewhere, "engine.address", "null, unless engine.type is ray"
     debugs = engine.pdb and not engine.is_inline
     yield debugs, "engine.pdb", "false, unless engine.type is inline", "add --engine inline"
     for name in ("bind", "key_file") if engine.type == "join" else ():

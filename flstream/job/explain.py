@@ -75,7 +75,7 @@ def _located(detail: ErrorDetails, schema: Schema | None, values: Any) -> _Mista
     for part in detail["loc"]:
         value, inner = _item(written, part), inside(schema or {}, part, written)
         if key == WORKFLOW and isinstance(part, int):
-            if isinstance(written, Mapping):
+            if isinstance(written, Mapping | str):
                 value = written  # the only section of what may be a list
             elif len(written) > 1:
                 key = join(key, f"[{part}]")

@@ -27,7 +27,7 @@ def existing_path(value: Any, info: ValidationInfo, suffixes: tuple[str, ...] = 
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError("")  # the description says all
     path = _absolute(folder_of(info), value)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ValueError(_where(path))
     if not path.name.lower().endswith(suffixes):
         raise ValueError("")
@@ -84,14 +84,14 @@ def _locate(where: str, folder: Path) -> Path | None:
     """Return the file that holds code, None where it is an installed module."""
     if where.endswith(".py") or "/" in where:
         path = _absolute(folder, where)
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise ValueError(_where(path))
         return path
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", where):
         raise ValueError("")
     beside = _absolute(folder, where.replace(".", "/"))
     for path in (beside.with_name(f"{beside.name}.py"), beside / "__init__.py"):
-        if path.is_file():
+        if os.path.isfile(path):
             return path
     # Only the first part is looked up: finding more would import it, and run its code.
     if PathFinder.find_spec(where.partition(".")[0]) is None:
@@ -108,9 +108,9 @@ def _absolute(folder: Path, path: str | Path) -> Path:
 
 def _where(path: Path) -> str:
     """Return a clause that says where a missing file was looked for, and names a similar one."""
-    if path.is_dir():
+    if os.path.isdir(path):
         return f"{path} is a folder"
-    names = os.listdir(path.parent) if path.parent.is_dir() else []
+    names = os.listdir(path.parent) if os.path.isdir(path.parent) else []
     question = did_you_mean(path.name, names)
     return f"there is no {path}{f'; {question}' if question else ''}"
 

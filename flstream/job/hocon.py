@@ -261,10 +261,11 @@ def _put(hocon: Hocon, root: Any, key: str, value: Any) -> None:
     if isinstance(place, Problem):
         hocon.problems.append(place)
         return
+    new: type[Any] = ConfigTree if isinstance(root, ConfigTree) else dict  # resolved already
     for part, following in pairwise(place):
         child = root[part] if isinstance(root, list) else dict.get(root, part)
         if not isinstance(child, dict | list):
-            root[part] = section = ConfigTree() if isinstance(root, ConfigTree) else {}
+            root[part] = section = new()
             if isinstance(child, str) and following == "args":  # the name of a type alone
                 section["type"] = child
             if isinstance(child, ConfigValues):  # joined with one more section
@@ -273,7 +274,8 @@ def _put(hocon: Hocon, root: Any, key: str, value: Any) -> None:
             child = section
         root = child
     if isinstance(value, ConfigValues):
-        value.overridden_value, value.replaces = dict.get(root, place[-1]), True
+        before = root[place[-1]] if isinstance(root, list) else dict.get(root, place[-1])
+        value.overridden_value, value.replaces = before, True
     root[place[-1]] = value
 
 
@@ -293,7 +295,7 @@ def _steps(root: Any, key: str) -> list[Any] | Problem:
             elif index is not None:
                 steps.append(index)
                 node = node[index]
-        elif index:
+        elif index or (index is not None and name != "workflow"):  # which may be one section
             allowed = f"{place}, since it is not a list"
         before = join(before, part)
         if allowed:

@@ -103,6 +103,8 @@ class Job(Section):
     tracking: TrackingSection = TrackingSection()
 
     _folder: Path = PrivateAttr(default_factory=Path.cwd)
+    # Known here, so that processes of sites need not import a workflow of the user's own.
+    _planned_rounds: int = PrivateAttr(0)
 
     @model_validator(mode="before")
     @classmethod
@@ -133,6 +135,7 @@ class Job(Section):
     def _agrees(self) -> Self:
         if problems := [*contradictions(self)]:
             raise RefusedValueError(*problems)
+        self._planned_rounds = self.rounds * sum(stage.has_rounds for stage in self.stages)
         return self
 
     def model_post_init(self, context: Any) -> None:
@@ -152,7 +155,7 @@ class Job(Section):
     @property
     def planned_rounds(self) -> int:
         """Number of rounds of all stages together; 0 where none of them trains."""
-        return self.rounds * sum(stage.has_rounds for stage in self.stages)
+        return self._planned_rounds
 
     @property
     def key_metric(self) -> str:

@@ -71,8 +71,9 @@ class NetworkLink(LinkFacts, frozen=True):
     @property
     def _outage(self) -> float:
         """Seconds of the longest time in which one of the rates is 0, over the trace's end, too."""
-        longest = outage = 0.0
+        longest = 0.0
         for rates in (self.values("up"), self.values("down")):
+            outage = 0.0
             for rate, seconds in [*zip(rates, self._held, strict=True)] * 2:
                 outage = outage + seconds if rate == 0 else 0.0
                 longest = max(longest, outage)

@@ -43,9 +43,9 @@ def load_job(
         JobError: The job file has mistakes; the message names all of them.
     """
     path = Path(os.path.abspath(path))
-    if path.is_dir():
+    if os.path.isdir(path):
         raise JobError(path, [Problem("", "is a folder; give the path of the job file in it")])
-    if not path.exists():
+    if not os.path.exists(path):
         raise JobError(path, [Problem("", "there is no such job file; check the path")])
 
     if path.is_symlink():

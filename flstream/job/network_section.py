@@ -203,10 +203,16 @@ class Traces(NamedTuple):
     sites: Mapping[str, tuple[TracePoint, ...]]
 
 
+def _none_or_a_bit(rate: float) -> float:
+    if 0 < rate < 1:
+        raise ValueError("")  # the words say all
+    return rate
+
+
 _TraceRate = Annotated[
     float,
     Field(le=_RATES[1]),
-    AfterValidator(lambda rate: rate if rate == 0 or rate >= 1 else must_be("")),
+    AfterValidator(_none_or_a_bit),
     *_in_unit(parse_rate, format_bits_exact, "0, or a rate from 1 bit/s to 1 Tbit/s"),
 ]
 

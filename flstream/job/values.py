@@ -58,7 +58,7 @@ def render_job(job: Job) -> str:
 
     The first line of a key's meaning stands above it.
     """
-    return "\n".join(_lines(job.model_dump(mode="json", by_alias=True), job, 0)) + "\n"
+    return "\n".join(_lines(job.written(), job, 0)) + "\n"
 
 
 def _lines(values: Mapping[str, Any], section: BaseModel | None, depth: int) -> Iterator[str]:

@@ -200,7 +200,8 @@ def by_name(words: str | Mapping[str, Any], site: str) -> Mapping[str, Any]:
             "shell, and each name once"
         ) from None
     return {
-        name: (texts[0] if len(texts) == 1 else texts) or True for name, texts in values.items()
+        name: True if not texts else texts[0] if len(texts) == 1 else texts
+        for name, texts in values.items()
     }
 
 

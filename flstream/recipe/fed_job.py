@@ -80,7 +80,8 @@ class FedJob:
         is_dict = isinstance(obj, Mapping) and all(isinstance(key, str) for key in obj)
         is_script = is_dict and "train_script" in obj
         site = None if target in arguments.PLACES else target
-        if is_script if target == arguments.SERVER else site is not None and not is_script:
+        is_misplaced = is_script if target == arguments.SERVER else site and not is_script
+        if is_misplaced:
             raise UsageError(
                 f"{obj!r} cannot be added to {target}: sites have scripts, and all else is the "
                 "server's or of all sites"

@@ -27,7 +27,7 @@ class Metric(NamedTuple):
 
 def values_by_round(summary: Summary) -> dict[int, dict[Metric, float]]:
     """Return the finite metrics of each round of a run, by number of the round."""
-    return {row["round"]: flat_metrics(row) for row in summary.metrics}
+    return {row["round"]: flat_metrics(row) for row in summary.metrics if "round" in row}
 
 
 def metrics_of(summaries: Iterable[Summary]) -> list[Metric]:

@@ -86,8 +86,9 @@ def write_index(folder: Path, output: Path | None = None) -> Path:
     runs, links = [read_run(events.parent) for events in journals], []
     for run in runs:
         page = RunDirectory(run.path).report
-        if not page.exists() or (run.status != "running" and _REFRESHES.encode() in _head(page)):
-            with suppress(UsageError):  # somebody else's file has that name
+        with suppress(UsageError):  # somebody else's file or folder has that name
+            is_over = run.status != "running"
+            if not page.exists() or (is_over and _REFRESHES.encode() in _head(page)):
                 _write(page, run_page([run]))
         address = quote(os.path.relpath(page, path.absolute().parent))
         links.append(Link(str(run.path.relative_to(folder.absolute())), address))

@@ -38,7 +38,7 @@ class Field(NamedTuple):
 
     head: str
     kind: Kind
-    rank: int
+    rank: int  # as of a column; a field of rank 0 is there even if no item has a value
     cell: str | Callable[[Any], Any]  # path of attributes, or a function
 
 

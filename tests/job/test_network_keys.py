@@ -100,6 +100,7 @@ def test_a_trace_says_how_a_link_changes(load, folder):
         ("site,seconds,up\nsite-1,1,1\n", "line 2: the trace of site-1 has to begin at 0"),
         ("site,seconds,up\nsite-1,0,10 MB\n", 'line 2: up: given "10 MB"; must be 0, or a rate'),
         ("site,seconds,up\nsite-1,0,-1\n", 'line 2: up: given "-1"'),
+        ("site,seconds,up\nsite-1,0,0.5\n", 'line 2: up: given "0.5"; must be 0, or a rate from 1'),
         ("site,seconds,up\nsite-1,0,nan\n", 'line 2: up: given "nan"'),
         ("site,seconds,latency\nsite-1,0,2 h\n", 'line 2: latency: given "2 h"'),
         ("site,seconds,up\nsite-1,0,5\n\nsite-1,0,5\n", "line 4: seconds of site-1 is 0 after 0"),
@@ -162,3 +163,5 @@ def test_peers_wait_for_what_a_link_may_hold_back():
     assert NetworkLink(latency=1.0, loss=0.01).silence >= 2 * (1 + 4)
     outage = NetworkLink(trace=(TracePoint(0, 0.0), TracePoint(7, 1e6), TracePoint(9, 0.0)))
     assert outage.silence >= 9 + 2
+    apart = NetworkLink(trace=(TracePoint(0, 0.0, 1e6), TracePoint(30, 1e6, 0.0)))
+    assert apart.silence == 2 * 30  # one way after the other

@@ -71,6 +71,7 @@ def test_a_workflow_of_a_list_is_changed_by_its_index(write):
         ("workflow[2].args.x", "one of workflow[0] to workflow[1], since workflow is a list"),
         ("workflow.args", "one of workflow[0] to workflow[1], since workflow is a list"),
         ("seed[1].x", "seed, since it is not a list"),
+        ("seed[0]", "seed, since it is not a list"),
     ):
         assert allowed in str(read_hocon(path, [parsed(key, "1")]).problems)
     assert read_hocon(path, [parsed("workflow[1].type", "x")]).values["workflow"][1]["type"] == "x"
@@ -90,6 +91,12 @@ def test_an_override_of_an_argument_keeps_the_type_that_its_name_alone_stands_fo
     assert job.stages[1].args.order == "random"
     assert (job.server_optimizer.type, job.server_optimizer.args.tau) == ("fedadam", 0.5)
     assert list(map(str, job.filters.up)) == ["gaussian (sigma = 2.0)"]
+    [spec] = load_job(write(text), ["filters.up[0].args.sigma=${rounds}"]).filters.up
+    assert str(spec) == "gaussian (sigma = 10.0)"
+    listed = write("codec = zstd, streaming.codecs.up = [int8, shuffle]")
+    with pytest.raises(JobError, match="codec: unknown key") as caught:
+        load_job(listed, ["streaming.codecs.up[1]=${codec}"])
+    assert len(caught.value.problems) == 1
     job = load_job(write("workflow = cyclic"), ["workflow.args.evaluate_every=2"])
     assert (job.stages[0].type, job.stages[0].args.evaluate_every) == ("cyclic", 2)
 
