@@ -20,19 +20,18 @@ from flstream.errors import UsageError
 from flstream.job.problems import Problem, RefusedValueError, did_you_mean, given
 
 
-def load(named: str, folder: Path | None = None) -> Any:
+def load(named: str) -> Any:
     """Import an object of a user's code, with the files beside it importable from then on.
 
     Args:
-        named: Place of the object: ``file.py:name`` or ``package.module:name``.
-        folder: Folder that a relative path starts from; None for the working directory.
+        named: Place of the object: ``/abs/file.py:name`` or ``package.module:name``.
 
     Raises:
         UsageError: The module has no such name.
         Exception: Whatever the imported code raises.
     """
     where, _, name = named.rpartition(":")
-    path = Path(folder or "", where)
+    path = Path(where)
     if not where.endswith(".py"):
         module = importlib.import_module(where)
     elif (root := package_root(path)) != path.parent:

@@ -214,12 +214,20 @@ def metric_mode(key_metric: str, stop_cond: str | None) -> Literal["max", "min"]
 
 
 def put(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set a key by its dotted name; a section is merged into the one that is there."""
+    """Set a key by its dotted name; a section is merged into the one that is there.
+
+    One of another type replaces it, as its arguments are others; workflows share most of theirs.
+    """
     first, dot, rest = key.partition(".")
     section = values.get(first)
+    if isinstance(section, str):  # the name of a type alone
+        section = {"type": section}
     inner = dict(section) if isinstance(section, Mapping) else {}
     if dot:
         put(inner, rest, value)
         values[first] = inner
+    elif isinstance(value, Mapping):
+        is_other = first != "workflow" and inner.get("type", value.get("type")) != value.get("type")
+        values[first] = {**({} if is_other else inner), **value}
     else:
-        values[first] = {**inner, **value} if isinstance(value, Mapping) else value
+        values[first] = value

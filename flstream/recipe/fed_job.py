@@ -128,9 +128,11 @@ class FedJob:
                 the flat name of NVFlare's (``tensor_download_chunk_size``).
         """
         for name, value in settings.items():
-            section = "streaming." if name in arguments.STREAMING_KEYS else ""
+            key = f"streaming.{name}" if name in arguments.STREAMING_KEYS else name
+            if key == "workflow" and isinstance(value, str):
+                key = "workflow.type"
             if arguments.is_needed(name):
-                put(self._values, f"{section}{name}", value)
+                put(self._values, key, value)
 
     @checked
     def set_arguments(self, values: Mapping[str, Any], site: str | None = None) -> None:
@@ -153,8 +155,10 @@ class FedJob:
         config = converted.pop("config", {})
         for name, value in converted.items():
             key = KEYS[name]
-            if key == "model":
+            if key == "model":  # of which the last one counts
                 self._weights = value.pop(WEIGHTS, None)
+                self._values.get("model", {}).pop("factory", None)
+                self._values.get("model", {}).pop("args", None)
             before = self._values["train"].get(key.removeprefix("train."), value)
             if site is not None and before != value:
                 raise UsageError(
@@ -178,7 +182,9 @@ class FedJob:
 
     def append_workflow(self, kind: str, args: Mapping[str, Any]) -> None:
         """Append a workflow that follows the training."""
-        if self._last_workflow or self._values["workflow"].get("type") == "evaluate":
+        workflow = self._values["workflow"]
+        is_one = isinstance(workflow, dict) and workflow.get("type") != "evaluate"
+        if self._last_workflow or not is_one:
             raise UsageError(f"{self.name} cannot have {kind} here; it comes once, after training")
         self._last_workflow = {"type": kind, "args": dict(args)}
 
@@ -226,7 +232,7 @@ class FedJob:
         values: dict[str, Any] = {"name": self.name, **deepcopy(self._values)}
         for key, value in settings.items():
             put(values, key, value)
-        if all(isinstance(values[key], dict) for key in ("clients", "train", "workflow")):
+        if isinstance(values["clients"], dict) and isinstance(values["train"], dict):
             self._fill(values)
         if self._weights is not None and "initial" not in values["model"]:
             values["model"]["initial"] = str(write_weights(self._weights, weights_root))
@@ -248,7 +254,12 @@ class FedJob:
             sites = clients.get("names") or default_site_names(int(clients["count"]))
             words = {**dict.fromkeys(sites, train.pop("args", {})), **self._site_args}
             clients["args"] = {site: by_name(own, site) for site, own in words.items()}
-        args = workflow["args"]
+        if not isinstance(workflow, dict):
+            if self._last_workflow:
+                kind = self._last_workflow["type"]
+                raise UsageError(f"{self.name} has a list of workflows; put {kind} at its end")
+            return
+        args = workflow.setdefault("args", {})
         metric = args.get("key_metric", WorkflowArgs.model_fields["key_metric"].default)
         if arguments.metric_mode(str(metric), str(values.get("stop_when"))) == "min":
             args.setdefault("key_metric_mode", "min")

@@ -68,7 +68,7 @@ class VoidLines:
 
         Args:
             event: The event.
-            begin: Where its line begins, in bytes.
+            begin: Where its line begins: a byte of the file, or any number that increases.
             end: Where the next line begins.
         """
         before = len(self._cuts)

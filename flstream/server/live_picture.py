@@ -88,9 +88,9 @@ class LivePicture:
         state: Literal["ready", "uploading"] = "ready" if is_done else "uploading"
         began, shown = self._fold_began, sites[:MOST_WORKERS]
         self._workers = lambda: [WorkerActivity(site, state, began, moved=folded) for site in shown]
-        self.tell(at_once=is_done)
+        self.emit_snapshot(at_once=is_done)
 
-    def tell(self, *, at_once: bool = False) -> None:
+    def emit_snapshot(self, *, at_once: bool = False) -> None:
         """Emit a snapshot, if the last one is old enough.
 
         Args:

@@ -70,11 +70,13 @@ class _GivenTask:
         given: The task as it was given.
         state: State of the worker.
         since: Time at which it entered that state, in seconds since the epoch.
+        failures: Number of its sites that have failed.
     """
 
     given: TaskGiven
     state: Literal["downloading", "ready"] | _Working
     since: float
+    failures: int = 0
 
     def activity(self) -> WorkerActivity:
         """Return the worker's activity as a snapshot's record."""
@@ -82,8 +84,8 @@ class _GivenTask:
         is_own = sites == (worker,)
         over = 0 if is_own else min(max(turn.begun - 1, 0), len(sites) - 1)
         site = "" if is_own else sites[over]
-        since = max(self.since, turn.since)
-        return WorkerActivity(worker, self.state, since, site, over, len(sites), delivery.bytes)
+        since, done = max(self.since, turn.since), max(over - self.failures, 0)
+        return WorkerActivity(worker, self.state, since, site, done, len(sites), delivery.bytes)
 
 
 class TaskReport:
@@ -168,10 +170,16 @@ class TaskReport:
         task = self._task_of(site)
         if task is not None and len(task.given.sites) == 1:
             self._tasks.pop(task.given.worker, None)
+        elif task is not None:
+            task.failures += 1
+
+    def lost(self, worker: str) -> None:
+        """Record that a worker is lost, whose sites others are given."""
+        self._tasks.pop(worker, None)
 
     def progress(self, *, at_once: bool = False) -> None:
         """Show how far the task is, now and then."""
-        self._picture.tell(at_once=at_once)
+        self._picture.emit_snapshot(at_once=at_once)
 
     def _task_of(self, site: str) -> _GivenTask | None:
         return self._tasks.get(self._worker_of.pop(site, ""))

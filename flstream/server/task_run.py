@@ -266,6 +266,7 @@ class TaskRun:
         match event:
             case WorkerReplaced() | WorkerAbandoned():
                 report_replaced(event, self._context.emit)
+                self._report.lost(event.worker)
             case WorkerMessage():
                 report_message(event, self._context.emit)
             case TaskGiven():

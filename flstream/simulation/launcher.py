@@ -50,7 +50,8 @@ from flstream.transport.messages import MessageChannel
 from flstream.transport.sockets import SocketChannel
 
 # What only some runs need is imported where it is needed, and what runs in other processes is
-# named, so that a run begins soon: this process imports neither the server nor the client API.
+# named, so that a run begins soon: with local processes, this one imports neither the server nor
+# the client API.
 if TYPE_CHECKING:
     from flstream.runs.resume import ResumePoint
     from flstream.simulation.tracker_process import TrackerProcess
@@ -89,8 +90,8 @@ def simulate(
             processes' memory.
         resume: Point at which the run resumes; None for a new run.
         host: Process host that is prepared for the job (see
-            :mod:`flstream.engines.fork_server`); None for a new one. It is closed at the end.
-            Inline there is no use for it.
+            :mod:`flstream.engines.fork_server`); None for a new one. It is closed at the end, but
+            inline it is not touched.
         on_round: Function called at the end of each round, which must return at once.
 
     Returns:
@@ -123,7 +124,7 @@ def simulate(
             try:
                 with ExitStack() as stack:
                     stack.enter_context(host)
-                    if problems := own_code_problems(job, host):
+                    if problems := own_code_problems(job, host, stop):
                         raise JobError(f"the job {job.name}", problems)
                     engine, job = start_engine(job, run, host, sampler, follower.note_node, stop)
                     stack.enter_context(closing(engine))
@@ -226,9 +227,9 @@ class _Follower:
         run: RunDirectory,
         sampler: MemorySampler,
         listener: Listener | None,
-        on_round: Callable[[], None] | None = None,
+        on_round: Callable[[], None] | None,
         *,
-        is_inline: bool = False,
+        is_inline: bool,
     ) -> None:
         self.tracker: TrackerProcess | None = None
         self.engine: Engine | None = None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import socket
+from multiprocessing import connection
 
 import msgspec
 
 from flstream.engines.processes import ProcessHost
+from flstream.errors import AbortedError
 from flstream.job import Job, Problem
 from flstream.job.job import OwnCode
 from flstream.job.problems import given
+from flstream.transport.channel import Signal
 
 _NAME, _PROCESS = "own-code", "flstream.simulation.own_code_process:main"
 # Time for the process to end after its answer.
@@ -22,12 +25,16 @@ def own_classes(job: Job) -> list[OwnCode]:
     return [own for own in job.own_code() if own.key.startswith(sections)]
 
 
-def own_code_problems(job: Job, host: ProcessHost) -> list[Problem]:
+def own_code_problems(job: Job, host: ProcessHost, stop: Signal | None = None) -> list[Problem]:
     """Return the problems of the classes of the user's own that a job names.
 
     Args:
         job: The job.
         host: Host of the process that imports them; inline, it is this one.
+        stop: Signal to stop; None for none.
+
+    Raises:
+        AbortedError: The signal was set while they were imported, which may take long.
     """
     classes = own_classes(job)
     if not classes:
@@ -37,10 +44,17 @@ def own_code_problems(job: Job, host: ProcessHost) -> list[Problem]:
 
         return list(problems_here(job))
     ours, theirs = socket.socketpair()
-    with ours, ours.makefile("rb") as reader:
+    stops = [] if stop is None else [stop.fileno()]
+    answer = b""
+    with ours:
         with theirs:
             host.start(_NAME, _PROCESS, job, theirs)
-        answer = reader.read()
+        while True:
+            if ours not in connection.wait([ours, *stops]):
+                raise AbortedError("the run was stopped while code of your own was imported")
+            if not (part := ours.recv(1 << 16)):
+                break
+            answer += part
     code = host.exit_code(_NAME, _END_SECONDS)
     host.take_ended()
     if not answer:

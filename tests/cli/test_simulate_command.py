@@ -90,6 +90,19 @@ def test_every_mistake_in_a_job_file_is_named_and_a_folder_in_use_left_alone(
     assert not (tmp_path / "run").exists()
 
 
+def test_ctrl_c_ends_a_run_whose_own_code_is_slow_to_import(write_job, tmp_path):
+    path, begun = write_job(), tmp_path / "begun"
+    os.mkfifo(begun)
+    slow = f"import time\nopen({str(begun)!r}, 'w').close()\ntime.sleep(600)\nclass Slow: ..."
+    (path.parent / "slow.py").write_text(slow)
+    own = ("--set", 'filters.up=["slow.py:Slow"]')
+    process = started("simulate", path, "--run-dir", "run", *own, cwd=tmp_path)
+    begun.read_text()  # which waits for the import
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+
+
 def test_ctrl_c_keeps_the_last_round_and_leaves_no_process(write_job, tmp_path):
     process = started("simulate", write_job(WAITS_IN_ROUND_2), "--run-dir", "run", cwd=tmp_path)
     assert any("round 2 of 2" in line for line in process.stdout)

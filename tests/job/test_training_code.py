@@ -104,9 +104,9 @@ def test_what_a_file_needs_from_beside_it_is_found(folder, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (folder / "beside_it.py").write_text("VALUE = 3\n")
     (folder / "needs.py").write_text("from beside_it import VALUE\nclass Mine:\n    a = VALUE\n")
-    assert code.load("needs.py:Mine", folder).a == 3
+    assert code.load(f"{folder}/needs.py:Mine").a == 3
     with pytest.raises(UsageError, match=r"has no 'Mines' at its top level; did you mean Mine\?"):
-        code.load("needs.py:Mines", folder)
+        code.load(f"{folder}/needs.py:Mines")
     for name in ("needs", "beside_it"):
         del sys.modules[name]
 

@@ -399,3 +399,23 @@ def test_cross_site_evaluation_is_added_to_a_recipe_and_its_model_is_evaluated_a
     model = recipe(num_rounds=1).execute(quiet()).directory / "global.safetensors"
     alone = FedEvalRecipe(eval_ckpt=model, eval_script="client.py", min_clients=2)
     assert resolved(alone).stages[0].type == "evaluate"
+
+
+def test_what_is_set_later_replaces_another_type_and_loses_nothing_else(folder):
+    made = recipe(
+        key_metric="loss",
+        optimizer_args={"lr": 0.5, "momentum": 0.9},
+        per_site_config={"a": {"train_args": "--prefix ''"}, "b": {"train_args": "--flag"}},
+    )
+    made.configure({"workflow": "swarm", "server_optimizer": {"type": "fedadam"}})
+    add_cross_site_evaluation(made)
+    made.to_server(__import__("model").Net())
+    job = resolved(made)
+    assert [stage.type for stage in job.stages] == ["swarm", "cross_site"]
+    assert (job.key_metric, job.key_metric_mode) == ("loss", "min")
+    assert job.clients.args == {"a": {"prefix": ""}, "b": {"flag": True}}
+    assert job.server_optimizer.args.learning_rate == 0.1
+    assert (job.model.factory, job.model.initial.name) == (None, "model.safetensors")
+    made.configure({"workflow": [{"type": "fedavg"}]})
+    with pytest.raises(UsageError, match="a list of workflows; put cross_site at its end"):
+        made.export("again")

@@ -217,19 +217,30 @@ def test_the_time_left_is_shown_only_where_something_speaks_for_it():
     assert run.seconds_left(START + 16) is None
 
 
+def test_scores_of_a_model_that_sites_received_are_those_of_its_own_round():
+    run = after(*started())
+    run.apply(round_finished(1, START + 8))
+    run.apply(RoundStarted(time=START + 9, round=2, sites=["site-1"]))
+    run.apply(evaluated(1, START + 10, accuracy=0.5))
+    run.apply(round_finished(2, START + 12))
+    first, second = run.rounds
+    assert [metric.name for metric in first.metrics] == ["accuracy", "loss"]
+    assert [metric.name for metric in second.metrics] == ["loss"]
+
+
 def test_the_server_keeps_the_whole_picture_and_emits_it_as_snapshots():
     emitted: list[Snapshot] = []
     picture, states = LivePicture(emitted.append), dict.fromkeys(map(str, range(40)), "downloading")
     works = lambda: [WorkerActivity(name, state, START) for name, state in states.items()]  # noqa: E731
     picture.begin("training", 2, 40, 0, works)
-    picture.tell(at_once=True)
+    picture.emit_snapshot(at_once=True)
     assert (emitted[-1].phase, len(emitted[-1].workers)) == ("downloading", 32)
     states["0"] = "training"
     picture.arrived(5)
     picture.failed()
     # While sites are at work, a sum that grows is no fold of the round.
     picture.fold(1, 4, [])
-    picture.tell(at_once=True)
+    picture.emit_snapshot(at_once=True)
     last = emitted[-1]
     assert (last.phase, last.done, last.failed, last.down) == ("training", 0, 1, 5)
     assert last.rates[0] > last.rates[1] == 0

@@ -83,8 +83,7 @@ class LiveRun:
             case events.RoundStarted() if event.round != self.round:
                 self._begin_round(event)
             case events.Evaluated():
-                self.scored, self._scores = event, event.metrics
-                self._evaluate_seconds += event.seconds
+                self._score(event)
             case events.ModelScored():
                 self._evaluate_seconds += event.seconds
             case events.RoundFinished():
@@ -108,6 +107,18 @@ class LiveRun:
         self._begins.append(event.time)
         if event.round == len(self._begins) == 3:
             self._begins.popleft()  # much is loaded in the first round
+
+    def _score(self, event: events.Evaluated) -> None:
+        self.scored = event
+        self._evaluate_seconds += event.seconds
+        if event.round == self.round:
+            self._scores = event.metrics
+            return
+        # Metrics that come with updates score the model that the sites had received.
+        for place, row in enumerate(self.rounds):
+            if row.number == event.round:
+                metrics = {**flat_metrics(event.metrics), **row.metrics}
+                self.rounds[place] = row._replace(metrics=metrics)
 
     def _fail(self, site: str, reason: str) -> None:
         self.failures.pop(site, None)

@@ -107,7 +107,7 @@ def _draw_until(over: threading.Event, view: LiveView, console: Console) -> None
 
 
 def notebook_listener() -> Listener:
-    """Return a listener that shows a run below the cell, in whose own thread it is called."""
+    """Return a listener that shows a run below the cell."""
     from IPython.display import HTML, display
 
     view, shown, due = LiveView(), display(HTML(_PRE.format(code="")), display_id=True), 0.0
