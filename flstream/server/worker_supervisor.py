@@ -97,7 +97,10 @@ class WorkerSupervisor:
         while not worker.ready:
             message = self._monitor.next_message(worker, deadline, "call init()")
             if isinstance(message, Failed):
-                raise WorkerLostError(message.reason, has_raised=True, exit_code=message.exit_code)
+                has_raised = not message.has_died
+                raise WorkerLostError(
+                    message.reason, has_raised=has_raised, exit_code=message.exit_code
+                )
         self.failed_starts = 0
         return worker
 
