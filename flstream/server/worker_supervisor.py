@@ -122,10 +122,14 @@ class WorkerSupervisor:
         """
         closed = isinstance(error.__cause__ or error, ChannelClosedError)
         code = self._spawner.exit_code(self.name) if closed and not self.is_ending else None
+        worker = self.worker if code is not None else None
+        failed = None if worker is None else self._monitor.failure(worker)
         self.drop()
         if code is None:
             return error
         lost = WorkerLostError(f"{self.name} {how_ended(code)}", exit_code=code)
+        if failed is not None:
+            lost = WorkerLostError(failed.reason, exit_code=failed.exit_code)
         if isinstance(error, WorkerLostError):
             lost.site, lost.is_acknowledged = error.site, error.is_acknowledged
             lost.has_raised = error.has_raised

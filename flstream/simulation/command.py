@@ -110,7 +110,8 @@ def run_command(info: WorkerInfo, script: ScriptCode, threads: int, end: WorkerS
         listener.listen()
         listener.setblocking(False)
         try:
-            message = _Command(words, folder, listener, end).last_message()
+            command = _Command(words, folder, listener, end)
+            message = command.last_message()
         except OSError as error:
             reason = f"train.command: {words[0]} cannot be started: {error.strerror}"
             message = Failed("", 0, f"{reason}; name a program")

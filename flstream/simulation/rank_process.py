@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -66,7 +67,8 @@ def rank_main(script: Path, words: Sequence[str]) -> int:
     sys.stdout.flush()
     reason, exit_code = failure or (None, None)
     end = ScriptEnd(reason, exit_code, time.monotonic(), own_peak_rss())
-    worker.send(msgspec.msgpack.encode(end))
+    with suppress(OSError):  # the worker's process has ended, and this one is about to
+        worker.send(msgspec.msgpack.encode(end))
     return 0 if failure is None else 1
 
 
