@@ -99,10 +99,6 @@ class RankSession:
         """Wait until rank 0 has its next task; return False if the run is over."""
         return self._follow("is_running")
 
-    def await_task(self) -> bool:
-        """Wait until rank 0 has waited for a task; return False if the run is over."""
-        return self._follow("await_task")
-
     def receive(
         self, timeout: float | None = None, into: Into | None = None, place: Place | None = None
     ) -> FLModel | None:

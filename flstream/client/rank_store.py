@@ -64,7 +64,7 @@ class RankPlace(NamedTuple):
             )
 
 
-CallName = Literal["is_running", "receive", "await_task"]
+CallName = Literal["is_running", "receive"]
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):

@@ -217,10 +217,6 @@ class Session:
                 )
         return self._next_task("is_running")
 
-    def await_task(self) -> bool:
-        """Wait for a task where there is none; return False if the run is over."""
-        return self._next_task("await_task")
-
     def receive(
         self, timeout: float | None = None, into: Into | None = None, place: Place | None = None
     ) -> FLModel | None:

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from flstream.client.code import ScriptCode
+from flstream.client.code_errors import CodeFailure
 from flstream.client.messages import Failed, Goodbye, ToWorker
 from flstream.client.rank_store import INHERITED
 from flstream.client.run_script import last_line
@@ -37,8 +38,8 @@ from flstream.transport.sockets import SocketChannel
 
 FOLDER = "FLSTREAM_COMMAND"
 """Environment variable with the path of the command's folder."""
-SOCKET, FACTS = "s", "facts"
-"""Names of the socket that ranks connect to, and of a file with ``Facts``, in that folder."""
+SOCKET, INFO = "s", "info"
+"""Names of the socket that ranks connect to, and of a file with ``WorkerInfo``, in that folder."""
 
 _STUB = Path(__file__).parent / "stub" / "flstream_rank.py"
 _LOG = Path("/proc/self/fd/2")
@@ -50,32 +51,16 @@ _STANDALONE = {"PET_STANDALONE": "1"}
 _libc = ctypes.CDLL(None)
 
 
-class Facts(msgspec.Struct, frozen=True):
-    """Facts for the ranks of a command.
-
-    Attributes:
-        info: Facts about the run and the worker.
-        threads: Number of torch's threads.
-        pid: Pid of the worker's process.
-    """
-
-    info: WorkerInfo
-    threads: int
-    pid: int
-
-
 class ScriptEnd(msgspec.Struct, frozen=True):
     """End of the script in a rank. A connection that closes before is that of a dead process.
 
     Attributes:
         failure: Why it failed; None if it did not.
-        exit_code: Status with which it ended itself; None if it did not.
         time: Seconds on the monotonic clock: of several failures, the first is the cause.
         peak_rss: Peak RSS of the process, in bytes.
     """
 
-    failure: str | None
-    exit_code: int | None
+    failure: CodeFailure | None
     time: float
     peak_rss: int
 
@@ -93,9 +78,9 @@ def run_command(info: WorkerInfo, script: ScriptCode, threads: int, end: WorkerS
     assert script.command is not None
     with suppress(OSError):  # its tasks fail for the same reason
         enter_work_folder(info.sites_folder, info.site)
-    own_args = {name: args for name, args in info.site_args.items() if name == info.site}
-    facts = Facts(msgspec.structs.replace(info, site_args=own_args), threads, os.getpid())
-    words = script.words(own_args.get(info.site, {}))
+    own_args = info.site_args.get(info.site, {})
+    info = msgspec.structs.replace(info, site_args={info.site: own_args})
+    words = script.words(own_args)
     words = [*script.command, str(_STUB), str(script.path), *words]
     with (
         # Of the run's folder, which the launcher removes if this process is killed.
@@ -105,16 +90,17 @@ def run_command(info: WorkerInfo, script: ScriptCode, threads: int, end: WorkerS
         # Its path is shorter than that of the fork server's socket, so it is short enough.
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
     ):
-        Path(folder, FACTS).write_bytes(msgspec.msgpack.encode(facts))
+        Path(folder, INFO).write_bytes(msgspec.msgpack.encode(info))
         listener.bind(f"{folder}/{SOCKET}")
         listener.listen()
         listener.setblocking(False)
         try:
-            command = _Command(words, folder, listener, end)
-            message = command.last_message()
+            command = _Command(words, threads, folder, listener, end)
         except OSError as error:
             reason = f"train.command: {words[0]} cannot be started: {error.strerror}"
-            message = Failed("", 0, f"{reason}; name a program")
+            message: Failed | Goodbye | None = Failed("", 0, f"{reason}; name a program")
+        else:
+            message = command.last_message()
         finally:
             _kill_children()
     if message is not None:
@@ -135,6 +121,7 @@ class _Command:
 
     Args:
         words: Words of its command line.
+        threads: Number of torch's threads in each rank.
         folder: Path of its folder.
         listener: Socket that ranks connect to, which does not block.
         end: The worker's ends of the sockets to the server.
@@ -144,7 +131,12 @@ class _Command:
     """
 
     def __init__(
-        self, words: Sequence[str], folder: str, listener: socket.socket, end: WorkerSockets
+        self,
+        words: Sequence[str],
+        threads: int,
+        folder: str,
+        listener: socket.socket,
+        end: WorkerSockets,
     ) -> None:
         self._program = Path(words[0]).name
         self._listener, self._end = listener, end
@@ -160,9 +152,10 @@ class _Command:
         parent = os.getpid()
         own = {name: value for name, value in os.environ.items() if name not in INHERITED}
         # torchrun leaves a temporary folder behind each time.
+        variables = {FOLDER: folder, "TMPDIR": folder, "OMP_NUM_THREADS": str(threads)}
         self._process = subprocess.Popen(
             words,
-            env={**own, **_STANDALONE, FOLDER: folder, "TMPDIR": folder},
+            env={**own, **_STANDALONE, **variables},
             stdin=subprocess.DEVNULL,
             preexec_fn=lambda: _end_with(parent),
         )
@@ -230,8 +223,9 @@ class _Command:
     def _end_script(self, number: int, end: ScriptEnd) -> None:
         self._ends[number] = end
         if end.failure is not None:
-            reason = f"rank {number}: {end.failure}" if number else end.failure
-            self._failures.append((end.time, Failed("", 0, reason, end.exit_code)))
+            reason, code = end.failure
+            reason = f"rank {number}: {reason}" if number else reason
+            self._failures.append((end.time, Failed("", 0, reason, code)))
 
     def _verdict(self, code: int) -> Failed | Goodbye:
         """Return what the command's end means for the site."""

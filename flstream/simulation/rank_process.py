@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import sys
 import time
 from collections.abc import Sequence
@@ -18,11 +19,12 @@ from flstream.client.rank_session import RankSession
 from flstream.client.rank_store import RankPlace, RankStore
 from flstream.client.run_script import run_script, run_session
 from flstream.client.session import Session, enter
+from flstream.client.worker_info import WorkerInfo
 from flstream.engines.engine import WorkerSockets
 from flstream.job.code import make_importable
 from flstream.simulation.child import abandon_in_children, end_with_peer
-from flstream.simulation.command import FACTS, FOLDER, SOCKET, Facts, ScriptEnd
-from flstream.simulation.worker_process import have_fork_as_default, serving, set_threads
+from flstream.simulation.command import FOLDER, INFO, SOCKET, ScriptEnd
+from flstream.simulation.worker_process import have_fork_as_default, serving
 from flstream.telemetry.memory import own_peak_rss
 
 
@@ -40,8 +42,7 @@ def rank_main(script: Path, words: Sequence[str]) -> int:
         if isinstance(stream, TextIOWrapper):  # each line at once, as in a worker's own process
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
     folder, place = Path(os.environ.pop(FOLDER)), RankPlace.of(os.environ)
-    facts = msgspec.msgpack.decode((folder / FACTS).read_bytes(), type=Facts)
-    info = facts.info
+    info = msgspec.msgpack.decode((folder / INFO).read_bytes(), type=WorkerInfo)
     worker = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     worker.connect(str(folder / SOCKET))
     worker.send(str(place.rank).encode())
@@ -50,10 +51,9 @@ def rank_main(script: Path, words: Sequence[str]) -> int:
     if info.alias is not None:
         install_alias()
     make_importable(info.job_folder)
-    set_threads(facts.threads)
     have_fork_as_default()
     sys.path.insert(0, str(script.parent))
-    ranks = RankStore(folder, place, facts.pid)
+    ranks = RankStore(folder, place, _peer(worker))
     if place.rank == 0:
         with serving(info, _sockets(worker)) as site:
             session = Session(site, ranks=ranks)
@@ -65,11 +65,16 @@ def rank_main(script: Path, words: Sequence[str]) -> int:
         enter(other)
         failure = run_script(script, words, info, other.site)
     sys.stdout.flush()
-    reason, exit_code = failure or (None, None)
-    end = ScriptEnd(reason, exit_code, time.monotonic(), own_peak_rss())
+    end = ScriptEnd(failure, time.monotonic(), own_peak_rss())
     with suppress(OSError):  # the worker's process has ended, and this one is about to
         worker.send(msgspec.msgpack.encode(end))
     return 0 if failure is None else 1
+
+
+def _peer(worker: socket.socket) -> int:
+    """Return the pid of the worker's process."""
+    pid: int = struct.unpack("3i", worker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    return pid
 
 
 def _sockets(worker: socket.socket) -> WorkerSockets:

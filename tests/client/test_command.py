@@ -192,6 +192,14 @@ def test_a_rank_that_ends_in_a_task_fails_the_site_and_ends_all_others(start, pa
     assert words in reason(server)
 
 
+@pytest.mark.nightly
+def test_a_rank_that_dies_before_it_is_ready_is_named_and_may_be_started_again(start, pair):
+    dies = "if rank:\n    os.kill(os.getpid(), signal.SIGKILL)\nflare.init"
+    server = start(looping().replace("flare.init", dies), *pair)
+    failed = server.hear(Failed)
+    assert (failed.reason, failed.has_died) == ("rank 1 of train.command has died", True)
+
+
 @first_and_nightly("who", ["server", "worker"])
 def test_the_end_of_the_server_or_of_the_workers_process_is_that_of_all_others(start, pair, who):
     """The launcher too, which would wait for others for ever."""
@@ -207,6 +215,10 @@ def test_the_end_of_the_server_or_of_the_workers_process_is_that_of_all_others(s
         server.hear(Logged)
 
 
+# A launcher that tells its two processes nothing.
+TWICE = [PYTHON, "-c", PAIR.replace("range(2)", "(0, 0)")]
+
+
 @first_and_nightly(
     ("command", "words"),
     [
@@ -215,6 +227,7 @@ def test_the_end_of_the_server_or_of_the_workers_process_is_that_of_all_others(s
             "it started the script: python exited with status 1 (no such option)",
         ),
         (["/nowhere/at/all"], "train.command: /nowhere/at/all cannot be started: No such file"),
+        (TWICE, "two processes of train.command are rank 0; use a launcher that gives each its"),
     ],
     brief=2,
 )
