@@ -230,15 +230,14 @@ class _Command:
     def _verdict(self, code: int) -> Failed | Goodbye:
         """Return what the command's end means for the site."""
         if 0 not in self._ends:
-            when = "before it started the script"
+            reason = "train.command has ended before it started the script"
         elif (first := self._ends[0]) is None:
-            when = "before its script"
+            reason = "train.command has ended before its script"
         elif code:
-            when = "after its script"
+            reason = "train.command has ended after its script"
         else:
             return Goodbye(first.peak_rss)
-        how = f"{self._program} {how_ended(code)}{self._last_line()}"
-        reason = f"train.command has ended {when}: {how}"
+        reason = f"{reason}: {self._program} {how_ended(code)}{self._last_line()}"
         return Failed("", 0, reason, code, has_died=0 in self._ends)
 
     def _last_line(self) -> str:

@@ -1,13 +1,11 @@
 """Runs whose scripts are started by a command: ranks fail by name, and no process is left."""
 
-import os
 import signal
-from contextlib import suppress
 
 import psutil
 import pytest
 from nightly_cases import first_and_nightly
-from training_scripts import noisy, of_kind
+from training_scripts import kills_site, noisy, of_kind
 
 from flstream.telemetry.events import ProcessReady, SitePhaseChanged
 
@@ -100,17 +98,9 @@ def test_a_rank_that_raises_while_rank_0_sends_is_named(jobs):
 
 @pytest.mark.nightly
 def test_ranks_come_to_the_same_bits_again_and_after_a_kill(jobs):
-    def kill(event, sampler):
-        if isinstance(event, ProcessReady):
-            ready.append(event)
-        if isinstance(event, SitePhaseChanged) and (event.round, event.state) == (2, "training"):
-            for each in [*ready[-1].others, ready[-1].pid]:
-                with suppress(ProcessLookupError):
-                    os.kill(each, signal.SIGKILL)
-
-    ready, how = [], ("clients.count=1", "rounds=3", TORCHRUN)
+    how = ("clients.count=1", "rounds=3", TORCHRUN)
     digests = [jobs.run(RANKS % "", *how).summary.model.digest for _ in range(2)]
-    killed = jobs.run(RANKS % "", *how, listener=kill)
+    killed = jobs.run(RANKS % "", *how, listener=kills_site(2))
     assert killed.summary.status == "failed"
     resumed = jobs.go_on(killed, RANKS % "", *how)
     assert {*digests, resumed.summary.model.digest} == {digests[0]}
