@@ -47,7 +47,7 @@ class RankSession:
         self.received: FLModel | None = None
         self._ranks, self._info = ranks, info
         self._is_initialised = self._is_over = False
-        # Rank 0's current task and its number.
+        # Rank 0's task, until this rank has answered it, and its number.
         self._task: Task | None = None
         self._number = 0
 
@@ -61,7 +61,7 @@ class RankSession:
         return self.kind
 
     def expect_model(self) -> None:
-        """Do nothing: rank 0 alone receives tensors."""
+        """No effect: rank 0 alone receives tensors."""
 
     @property
     def optimizer_state(self) -> OptimizerState | None:
@@ -69,7 +69,7 @@ class RankSession:
         return self._info.optimizer_state
 
     def before_keeping(self, action: Callable[[], None]) -> None:
-        """Do nothing: rank 0 alone keeps files."""
+        """No effect: rank 0 alone keeps files."""
 
     @property
     def task_seed(self) -> int:
@@ -113,14 +113,14 @@ class RankSession:
         self._task = None
 
     def clear(self) -> None:
-        """Do nothing: there are no tensors."""
+        """No effect: there are no tensors."""
 
     def shutdown(self) -> None:
         """Take part in no more tasks."""
         self._is_over, self._task, self.received = True, None, None
 
     def log(self, key: str, value: Any, step: int | None = None) -> None:
-        """Do nothing: rank 0 alone records values."""
+        """No effect: rank 0 alone records values."""
 
     def system_info(self) -> Mapping[str, Any]:
         """Return the facts about the run and the site, by name."""
@@ -141,8 +141,8 @@ class RankSession:
             raise ClientError("call flstream.client.init() before anything else")
         if not self._is_over:
             call = self._ranks.outcome(name)
-            if call.number != self._number or call.task is None:
+            if call.task != self._number:
                 self.metrics, self.has_scored, self.received = None, False, None
-            self._number, self._task = call.number, call.task
-            self._is_over = call.name is None
+            self._number, self._is_over = call.task, call.name is None
+            self._task = self._ranks.task(call.task) if call.task else None
         return self._task is not None

@@ -72,13 +72,11 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         name: Name of the call; None once rank 0 makes no more.
-        number: Number of rank 0's last task, from 1.
-        task: That task without the tokens of its bodies; None if the call has found no task.
+        task: Number of the task that it has found, from 1; 0 for none.
     """
 
     name: CallName | None
-    number: int
-    task: Task | None
+    task: int
 
 
 class RankStore:
@@ -101,23 +99,23 @@ class RankStore:
         self._store = FileStore(str(folder / "calls"), -1)
         self._store.set_timeout(_FOREVER)
         self._calls = self._tasks = 0
-        self._task: Task | None = None
         self._state: str | None = None
 
     def other_pids(self) -> list[int]:
         """Return the pids of the site's other processes: worker, launcher and ranks."""
         children = psutil.Process(self._parent).children(recursive=True)
-        return [self._parent, *(each.pid for each in children if each.pid != os.getpid())]
+        return [self._parent, *(child.pid for child in children if child.pid != os.getpid())]
 
     def begin(self, task: Task) -> None:
         """Begin rank 0's next task."""
         self._close_task()
         self._tasks, self._state = self._tasks + 1, None
-        self._task = msgspec.structs.replace(task, bodies={})
+        self._set(f"task {self._tasks}", msgspec.structs.replace(task, bodies={}))
 
     def publish(self, name: CallName, has_task: bool) -> None:
         """Publish the outcome of rank 0's call."""
-        self._set(Call(name, self._tasks, self._task if has_task else None))
+        self._calls += 1
+        self._set(str(self._calls), Call(name, self._tasks if has_task else 0))
 
     def publish_state(self, path: str) -> None:
         """Publish the folder of the site's own files in rank 0's task."""
@@ -128,7 +126,8 @@ class RankStore:
     def end(self) -> None:
         """Publish that rank 0 makes no more calls."""
         self._close_task()
-        self._set(Call(None, self._tasks, None))
+        self._calls += 1
+        self._set(str(self._calls), Call(None, 0))
 
     def outcome(self, name: CallName) -> Call:
         """Wait until rank 0 has made a call.
@@ -144,6 +143,10 @@ class RankStore:
             )
         self._calls += call.name is not None
         return call
+
+    def task(self, number: int) -> Task:
+        """Return a task of rank 0, without the tokens of its bodies."""
+        return msgspec.json.decode(self._store.get(f"task {number}"), type=Task)
 
     def state(self, number: int) -> Path:
         """Wait for the folder of the site's own files in a task of rank 0.
@@ -163,6 +166,5 @@ class RankStore:
         if self._tasks and self._state is None:
             self.publish_state("")
 
-    def _set(self, call: Call) -> None:
-        self._calls += 1
-        self._store.set(str(self._calls), msgspec.json.encode(call).decode())
+    def _set(self, key: str, value: Task | Call) -> None:
+        self._store.set(key, msgspec.json.encode(value).decode())

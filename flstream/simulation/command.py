@@ -246,7 +246,7 @@ class _Command:
 
 
 def _end_with(parent: int) -> None:
-    """Let the kernel kill this process once its parent has ended, however that ends."""
+    """Tie the life of this process to that of its parent."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
