@@ -1,12 +1,23 @@
 """What the sites of a test do, and what came of it."""
 
+import os
+import signal
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import torch
 from safetensors.torch import load_file
 
-from flstream.telemetry.events import RoundFinished, RoundStarted, decode_event
+from flstream.telemetry.events import (
+    AnyEvent,
+    ProcessReady,
+    RoundFinished,
+    RoundStarted,
+    SitePhaseChanged,
+    decode_event,
+)
+from flstream.telemetry.memory import MemorySampler
 
 # Above the size up to which updates wait in memory, so that they wait in files.
 LARGE = "model.args.elements=300000"
@@ -170,3 +181,18 @@ def results(run):
     summary = run.summary
     assert summary.status == "finished", summary.error
     return summary.model.digest, summary.metrics, summary.best
+
+
+def kills_site(number: int) -> Callable[[AnyEvent, MemorySampler], None]:
+    """A listener that kills all processes of a site's command as it trains in a round."""
+    ready: list[ProcessReady] = []
+
+    def listen(event: AnyEvent, sampler: MemorySampler) -> None:
+        if isinstance(event, ProcessReady):
+            ready.append(event)
+        if isinstance(event, SitePhaseChanged) and event.state == "training":
+            for pid in [*ready[-1].others, ready[-1].pid] if event.round == number else ():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    return listen

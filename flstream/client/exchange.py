@@ -55,7 +55,7 @@ class ModelExchange:
         """
         session = current()
         if session.kind is None and self._answered is None:
-            session.await_task()
+            session.is_running()
         if session.kind is not None and self._answered is not None:
             self._answered, self.metrics = None, None
         return session.kind

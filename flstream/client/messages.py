@@ -265,12 +265,15 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
         reason: One sentence that says why.
         exit_code: Status with which the training code ended its process, or minus the signal that
             killed it; None if it did not end so.
+        has_died: Whether a process has ended without an error of the training code. Before the
+            first task another process may do better.
     """
 
     site: str
     effect: int
     reason: str
     exit_code: int | None = None
+    has_died: bool = False
 
 
 class Logged(msgspec.Struct, tag=True, frozen=True):

@@ -1,4 +1,4 @@
-"""What the patches of trainers do where a site has several processes: see ``train.command``."""
+"""Checks and broadcasts of patched trainers, where a site has several processes."""
 
 from __future__ import annotations
 

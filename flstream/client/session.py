@@ -13,9 +13,8 @@ from flstream.client.joined_bodies import without_tensors
 from flstream.client.logged_values import step_of, values_of
 from flstream.client.messages import Failed, Logged, TaskKind
 from flstream.client.no_params import NO_MODEL
-from flstream.client.rank_link import Announcer, RankPlace
-from flstream.client.rank_messages import Call
 from flstream.client.rank_session import RankSession
+from flstream.client.rank_store import CallName, RankPlace, RankStore
 from flstream.client.site_turns import SiteTurns
 from flstream.client.system_info import SystemInfo, constants_of
 from flstream.client.task_execution import TaskExecution
@@ -38,8 +37,8 @@ class Session:
         worker: The worker that runs the code.
         execution: Execution of the one task that the code handles, for the current site; None in a
             site's own process, in which the code asks for task after task.
-        announcer: What has the other ranks of the site know of the tasks; None where there is one
-            process.
+        ranks: Store of the calls of the site's ranks, of which this process is the first; None
+            without ``train.command``.
 
     Attributes:
         worker: The worker that runs the code.
@@ -52,10 +51,10 @@ class Session:
         self,
         worker: Worker,
         execution: TaskExecution | None = None,
-        announcer: Announcer | None = None,
+        ranks: RankStore | None = None,
     ) -> None:
         self.worker = worker
-        self._announcer = announcer
+        self._ranks = ranks
         self._execution = execution
         # What begins the tasks of a site's own process, in which the code asks for them.
         self._turns = SiteTurns(worker) if execution is None else None
@@ -123,7 +122,7 @@ class Session:
     @property
     def place(self) -> RankPlace:
         """Which of the site's processes this one is."""
-        return RankPlace() if self._announcer is None else self._announcer.place
+        return RankPlace() if self._ranks is None else self._ranks.place
 
     @property
     def context(self) -> SiteContext:
@@ -186,8 +185,8 @@ class Session:
             ClientError: There is no task, or the files cannot be copied.
         """
         path = self.context.state_dir
-        if self._announcer is not None:
-            self._announcer.state_ready(path)
+        if self._ranks is not None:
+            self._ranks.publish_state(str(path))
         return path
 
     def init(self, rank: str | int | None = None) -> None:
@@ -201,7 +200,7 @@ class Session:
         """
         self.place.check(rank)
         self._initialised = True
-        self.worker.ready(() if self._announcer is None else self._announcer.pids())
+        self.worker.ready(() if self._ranks is None else self._ranks.other_pids())
 
     def is_running(self) -> bool:
         """Wait for the next task; return False if the run is over.
@@ -216,11 +215,7 @@ class Session:
                     "the model of this task was received, and turns of the loop have gone by "
                     "without an answer; send() an FLModel in each"
                 )
-        return self._next_task(timeout=None) and self._called("is_running")
-
-    def await_task(self) -> bool:
-        """Wait for a task where there is none; return False if the run is over."""
-        return self._next_task(timeout=None)
+        return self._next_task("is_running")
 
     def receive(
         self, timeout: float | None = None, into: Into | None = None, place: Place | None = None
@@ -236,9 +231,8 @@ class Session:
         Returns:
             The model; None if the run is over or no task came in time.
         """
-        if not self._next_task(timeout):
+        if not self._next_task("receive", timeout):
             return None
-        self._called("receive")
         assert self._execution is not None
         if into is not None or place is not None:
             self.expect_model()
@@ -284,8 +278,8 @@ class Session:
     def shutdown(self) -> None:
         """Take no more tasks."""
         self._is_shut_down = True
-        if self._announcer is not None:
-            self._announcer.over()
+        if self._ranks is not None:
+            self._ranks.end()
 
     def log(self, key: str, value: Any, step: int | None = None) -> None:
         """Record values in the run's events.
@@ -321,7 +315,14 @@ class Session:
         info, context = self.worker.info, self._context
         return constants_of(info, self.site, info.index if context is None else context.index)
 
-    def _next_task(self, timeout: float | None) -> bool:
+    def _next_task(self, call: CallName, timeout: float | None = None) -> bool:
+        """Wait for a task where there is none; return whether there is one."""
+        has_task = self._has_task(timeout)
+        if self._ranks is not None:
+            self._ranks.publish(call, has_task)
+        return has_task
+
+    def _has_task(self, timeout: float | None) -> bool:
         if not self._initialised:
             raise ClientError("call flstream.client.init() before anything else")
         self._has_waited = True
@@ -332,19 +333,11 @@ class Session:
         self._execution = None  # frees what it refers to before the next model arrives
         self.metrics, self.has_scored = None, False
         self._execution = self._turns.next(timeout)
-        if self._execution is not None:
-            self._context = self._execution.site
-            if self._announcer is not None:
-                self._announcer.begun(self._execution.task)
-            return True
-        if self._announcer is not None and self.worker.is_stopped:
-            self._announcer.over()
-        return False
-
-    def _called(self, call: Call) -> bool:
-        """Count a call in the current task."""
-        if self._announcer is not None:
-            self._announcer.called(call)
+        if self._execution is None:
+            return False
+        self._context = self._execution.site
+        if self._ranks is not None:
+            self._ranks.begin(self._execution.task)
         return True
 
 

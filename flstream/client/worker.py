@@ -133,11 +133,6 @@ class Worker:
         """Whether the last received model is kept, since later ones are encoded with it."""
         return self.info.codecs_down.needs_base
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the server has no more tasks."""
-        return self._stopped
-
     def ready(self, others: Sequence[int] = ()) -> None:
         """Report to the server that the worker is ready, unless that was done before.
 

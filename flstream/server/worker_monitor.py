@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import NamedTuple, Protocol
 
@@ -201,6 +202,15 @@ class WorkerMonitor:
                     "its script ended before the run did; loop while is_running() is true"
                 )
         return message
+
+    def failure(self, worker: WorkerHandle) -> Failed | None:
+        """Return the failure that a worker reported before it ended; None for none."""
+        with suppress(FlstreamError):
+            while worker.control.has_input():
+                message = self._take(worker, _END_SECONDS)
+                if isinstance(message, Failed):
+                    return message
+        return None
 
     def await_goodbye(self, worker: WorkerHandle, seconds: float) -> None:
         """Wait until a worker has ended, for at most ``seconds``."""

@@ -97,7 +97,10 @@ class WorkerSupervisor:
         while not worker.ready:
             message = self._monitor.next_message(worker, deadline, "call init()")
             if isinstance(message, Failed):
-                raise WorkerLostError(message.reason, has_raised=True, exit_code=message.exit_code)
+                has_raised = not message.has_died
+                raise WorkerLostError(
+                    message.reason, has_raised=has_raised, exit_code=message.exit_code
+                )
         self.failed_starts = 0
         return worker
 
@@ -119,10 +122,14 @@ class WorkerSupervisor:
         """
         closed = isinstance(error.__cause__ or error, ChannelClosedError)
         code = self._spawner.exit_code(self.name) if closed and not self.is_ending else None
+        worker = self.worker if code is not None else None
+        failed = None if worker is None else self._monitor.failure(worker)
         self.drop()
         if code is None:
             return error
         lost = WorkerLostError(f"{self.name} {how_ended(code)}", exit_code=code)
+        if failed is not None:
+            lost = WorkerLostError(failed.reason, exit_code=failed.exit_code)
         if isinstance(error, WorkerLostError):
             lost.site, lost.is_acknowledged = error.site, error.is_acknowledged
             lost.has_raised = error.has_raised

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 
+import msgspec
+
 from flstream.client.alias import install as install_alias
-from flstream.client.code_errors import CodeFailure
-from flstream.client.messages import Goodbye
-from flstream.client.rank_link import Announcer, RankLink
-from flstream.client.rank_messages import RankWelcome
 from flstream.client.rank_session import RankSession
+from flstream.client.rank_store import RankPlace, RankStore
 from flstream.client.run_script import run_script, run_session
 from flstream.client.session import Session, enter
 from flstream.client.worker_info import WorkerInfo
 from flstream.engines.engine import WorkerSockets
-from flstream.errors import FlstreamError
 from flstream.job.code import make_importable
-from flstream.simulation.child import end_with_peer
-from flstream.simulation.worker_process import have_fork_as_default, serving, set_threads
+from flstream.simulation.child import abandon_in_children, end_with_peer
+from flstream.simulation.command import FOLDER, INFO, SOCKET, ScriptEnd
+from flstream.simulation.worker_process import have_fork_as_default, serving
 from flstream.telemetry.memory import own_peak_rss
 
 
@@ -36,70 +38,47 @@ def rank_main(script: Path, words: Sequence[str]) -> int:
     Returns:
         The exit status: 0, or 1 if the script has failed.
     """
-    _show_lines_at_once()
-    try:
-        link = RankLink.connect(os.environ)
-        welcome, sockets = link.welcome()
-        failure = _run(link, welcome, sockets, script, words)
-    except FlstreamError as error:
-        print(f"flstream: {error}", file=sys.stderr)
-        return 1
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # each line at once, as in a worker's own process
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")
+    folder, place = Path(os.environ.pop(FOLDER)), RankPlace.of(os.environ)
+    info = msgspec.msgpack.decode((folder / INFO).read_bytes(), type=WorkerInfo)
+    worker = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    worker.connect(str(folder / SOCKET))
+    worker.send(str(place.rank).encode())
+    end_with_peer(worker)
+    abandon_in_children(worker.close)
+    if info.alias is not None:
+        install_alias()
+    make_importable(info.job_folder)
+    have_fork_as_default()
+    sys.path.insert(0, str(script.parent))
+    ranks = RankStore(folder, place, _peer(worker))
+    if place.rank == 0:
+        with serving(info, _sockets(worker)) as site:
+            session = Session(site, ranks=ranks)
+            enter(session)
+            failure = run_session(session, script, words)
+            ranks.end()
+    else:
+        other = RankSession(ranks, info)
+        enter(other)
+        failure = run_script(script, words, info, other.site)
+    sys.stdout.flush()
+    end = ScriptEnd(failure, time.monotonic(), own_peak_rss())
+    with suppress(OSError):  # the worker's process has ended, and this one is about to
+        worker.send(msgspec.msgpack.encode(end))
     return 0 if failure is None else 1
 
 
-def _run(
-    link: RankLink,
-    welcome: RankWelcome,
-    sockets: Sequence[socket.socket],
-    script: Path,
-    words: Sequence[str],
-) -> CodeFailure | None:
-    """Run the script; return why it failed, or None if it did not."""
-    end_with_peer(link.socket)
-    os.register_at_fork(after_in_child=link.abandon)
-    if welcome.info.alias is not None:
-        install_alias()
-    make_importable(welcome.info.job_folder)
-    set_threads(welcome.threads)
-    have_fork_as_default()
-    sys.path.insert(0, str(script.parent))
-    if sockets:
-        return _run_first(link, welcome, WorkerSockets(*sockets), script, words)
-    return _run_other(link, welcome.info, script, words)
+def _peer(worker: socket.socket) -> int:
+    """Return the pid of the worker's process."""
+    pid: int = struct.unpack("3i", worker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    return pid
 
 
-def _run_first(
-    link: RankLink, welcome: RankWelcome, end: WorkerSockets, script: Path, words: Sequence[str]
-) -> CodeFailure | None:
-    """Run the script as rank 0, which has the site's tasks."""
-    announcer = Announcer(link, welcome.pids)
-    with serving(welcome.info, end) as worker:
-        session = Session(worker, announcer=announcer)
-        enter(session)
-        failure = run_session(session, script, words)
-        # What another rank has failed of is most likely why this one has, too.
-        reason = announcer.settle(None if failure is None else failure.reason)
-        if reason is not None:
-            # Its own exit status, unless another rank's failure is told in its place.
-            own = failure if failure is not None and failure.reason == reason else None
-            session.fail(own or CodeFailure(reason))
-        worker.send(Goodbye(own_peak_rss()))
-    return failure
-
-
-def _run_other(
-    link: RankLink, info: WorkerInfo, script: Path, words: Sequence[str]
-) -> CodeFailure | None:
-    """Run the script as another rank."""
-    session = RankSession(link, info)
-    enter(session)
-    failure = run_script(script, words, info, session.site)
-    link.ended(None if failure is None else failure.reason)
-    return failure
-
-
-def _show_lines_at_once() -> None:
-    """Write each line to the site's log when it is printed, as in a worker's own process."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(line_buffering=True, errors="backslashreplace")
+def _sockets(worker: socket.socket) -> WorkerSockets:
+    """Receive the sockets to the server."""
+    flags = socket.MSG_CMSG_CLOEXEC  # or what the script starts would keep them open
+    descriptors = socket.recv_fds(worker, 1, len(WorkerSockets._fields), flags)[1]
+    return WorkerSockets(*(socket.socket(fileno=descriptor) for descriptor in descriptors))

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from flstream.aggregation.rules import AggregationRule
 from flstream.client.alias import install as install_alias
 from flstream.client.code import LearnerCode, ScriptCode, TrainCode, train_code
-from flstream.client.messages import Goodbye, ToWorker
+from flstream.client.messages import Failed, Goodbye, ToWorker
 from flstream.client.peers import Peers
 from flstream.client.run_learner import serve_learner
 from flstream.client.run_script import serve_own_site, serve_sites
@@ -33,7 +33,7 @@ from flstream.simulation.child import (
     ignore_interrupts,
     redirect_output,
 )
-from flstream.simulation.command_process import report_failure, run_command
+from flstream.simulation.command import report, run_command
 from flstream.simulation.places import this_place
 from flstream.streaming.limits import limits_for
 from flstream.streaming.receiver import Receiver
@@ -114,11 +114,13 @@ def worker_main(
         print(f"flstream: {error}", file=sys.stderr)
     except OSError as error:
         # Such as a full disk, which the log may be on: the server is all that can be told.
-        report_failure(end, f"its process cannot go on: {error_text(error)}; put that right")
+        reason = f"its process cannot go on: {error_text(error)}; put that right"
+        report(end, Failed("", 0, reason))
         raise
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
-        report_failure(end, f"its process met a defect, {shortened(what, MOST_OF_AN_ERROR)}")
+        reason = f"its process met a defect, {shortened(what, MOST_OF_AN_ERROR)}"
+        report(end, Failed("", 0, reason))
         raise
 
 

@@ -146,24 +146,14 @@ def test_ranks_take_part_in_each_task_and_rank_0_answers(start, run, pair, tmp_p
     assert lines == sorted(f"{rank} {it} {1 - rank}" for rank in (0, 1) for it in each)
 
 
-def test_one_process_of_a_command_needs_no_launcher_and_no_stranger_is_let_in(start, run):
-    stranger = """
-import os, runpy, sys
-from flstream.client.rank_link import TOKEN, RankLink
-from flstream.errors import ChannelClosedError
-
-try:
-    RankLink.connect({**os.environ, TOKEN: "0" * 64}).welcome()
-except ChannelClosedError:
-    print("shut out", flush=True)
-sys.argv.pop(0)
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-    server = start(looping(), PYTHON, "-c", stranger)
+def test_one_process_of_a_command_needs_no_launcher(start, run):
+    server = start(
+        looping("print(sorted(n for n in os.environ if n.startswith('FLSTREAM_C')))"), PYTHON
+    )
     ready = server.hear(Ready)
-    assert psutil.Process(ready.pid).cmdline()[:2] == [PYTHON, "-c"]
+    assert psutil.Process(ready.pid).cmdline()[0] == PYTHON
     server.fetch(server.train(MODEL, "site-1"))
-    assert run.site_log("site-1").read_text() == "shut out\n"
+    assert run.site_log("site-1").read_text() == "[]\n"
     server.control.send(Stop())
     server.hear(Goodbye)
 
@@ -181,7 +171,10 @@ raise RuntimeError("connection closed")
 @first_and_nightly(
     ("body", "words"),
     [
-        ("kill(os.getpid()) if rank == 1 else wait()", "rank 1 of train.command has died"),
+        (
+            "print('last words')\nkill(os.getpid()) if rank == 1 else wait()",
+            "rank 1 of train.command has died (last words)",
+        ),
         (
             "kill(os.getppid()) if rank == 0 else wait()\nwait()",
             "train.command has ended before its script: python was killed by SIGKILL",
@@ -199,6 +192,14 @@ def test_a_rank_that_ends_in_a_task_fails_the_site_and_ends_all_others(start, pa
     assert words in reason(server)
 
 
+@pytest.mark.nightly
+def test_a_rank_that_dies_before_it_is_ready_is_named_and_may_be_started_again(start, pair):
+    dies = "if rank:\n    os.kill(os.getpid(), signal.SIGKILL)\nflare.init"
+    server = start(looping().replace("flare.init", dies), *pair)
+    failed = server.hear(Failed)
+    assert (failed.reason, failed.has_died) == ("rank 1 of train.command has died", True)
+
+
 @first_and_nightly("who", ["server", "worker"])
 def test_the_end_of_the_server_or_of_the_workers_process_is_that_of_all_others(start, pair, who):
     """The launcher too, which would wait for others for ever."""
@@ -214,6 +215,10 @@ def test_the_end_of_the_server_or_of_the_workers_process_is_that_of_all_others(s
         server.hear(Logged)
 
 
+# A launcher that tells its two processes nothing.
+TWICE = [PYTHON, "-c", PAIR.replace("range(2)", "(0, 0)")]
+
+
 @first_and_nightly(
     ("command", "words"),
     [
@@ -222,6 +227,7 @@ def test_the_end_of_the_server_or_of_the_workers_process_is_that_of_all_others(s
             "it started the script: python exited with status 1 (no such option)",
         ),
         (["/nowhere/at/all"], "train.command: /nowhere/at/all cannot be started: No such file"),
+        (TWICE, "two processes of train.command are rank 0; use a launcher that gives each its"),
     ],
     brief=2,
 )

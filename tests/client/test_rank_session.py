@@ -1,19 +1,16 @@
-"""Ranks of a site: which one a process is, and what passes between them; test_command runs some."""
+"""Calls that all ranks of a site make: which rank a process is, and what others see of rank 0's."""
 
-import socket
+import os
 
 import pytest
-from serving import PEER, worker_info
+from serving import worker_info
 
 from flstream.client.fl_model import FLModel
 from flstream.client.messages import SiteTask, Task
 from flstream.client.meta import pack_values
-from flstream.client.rank_link import SOCKET, TOKEN, Announcer, RankLink, RankPlace
-from flstream.client.rank_messages import FromRank, RankHello, RunOver, SiteVerdict, TaskBegun
 from flstream.client.rank_session import RankSession
+from flstream.client.rank_store import RankPlace, RankStore
 from flstream.errors import ClientError
-from flstream.transport.messages import MessageChannel
-from flstream.transport.sockets import SocketChannel
 
 
 def task(number, kind="train"):
@@ -23,37 +20,58 @@ def task(number, kind="train"):
 
 
 @pytest.fixture
-def ends():
-    """The socket of a rank, and the channel of the worker's process."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        yield theirs, MessageChannel(SocketChannel(ours, PEER), PEER, FromRank)
+def first(tmp_path):
+    return RankStore(tmp_path, RankPlace(0, 2), os.getpid())
 
 
-def test_a_rank_follows_the_tasks_of_rank_0_without_their_tensors(ends, tmp_path):
-    session = RankSession(RankLink(ends[0], RankPlace(1, 2)), worker_info(tmp_path, "site-1"))
+@pytest.fixture
+def other(tmp_path):
+    ranks = RankStore(tmp_path, RankPlace(1, 2), os.getpid())
+    return RankSession(ranks, worker_info(tmp_path, "site-1"))
+
+
+def test_a_rank_follows_the_tasks_of_rank_0_without_their_tensors(first, other, tmp_path):
     with pytest.raises(ClientError, match="init"):
-        session.is_running()
-    session.init()
-    assert session.receive(timeout=0.01) is None
-    worker = ends[1]
-    worker.send(TaskBegun(task(1)), TaskBegun(task(2, "evaluate")), TaskBegun(task(3)))
-    assert session.is_running()
-    assert (session.kind, session.task_seed, session.site) == ("train", 101, "site-1")
-    model = session.receive()
+        other.is_running()
+    other.init()
+    first.publish("receive", False)  # a timeout of rank 0's
+    assert other.receive() is None
+    first.begin(task(1))
+    for call in ("is_running", "receive", "receive"):
+        first.publish(call, True)
+    assert other.is_running()
+    assert (other.kind, other.task_seed, other.site) == ("train", 101, "site-1")
+    model = other.receive()
+    assert other.receive() is model
     assert (model.params, model.current_round, model.total_rounds) == ({}, 0, 5)
     assert model.meta == {"lr": 0.5, "site_name": "site-1", "task": "train"}
-    # A turn of the loop ends with the next question, or with send, which sends nothing.
-    assert session.is_running()
-    assert session.kind == "evaluate"
-    session.log("loss", object())
-    session.send(FLModel(params={"w": object()}))
-    assert not worker.has_input()
-    assert session.await_task()  # as a patch does, without a turn of the loop
-    assert session.is_running()
-    assert session.receive().current_round == 2
-    worker.close()  # as where the worker's process is gone
-    assert not session.is_running()
+    first.publish_state(str(tmp_path / "mine"))
+    assert other.state_dir == tmp_path / "mine"
+    first.begin(task(2, "evaluate"))
+    for call in ("is_running", "is_running", "receive"):
+        first.publish(call, True)
+    assert other.is_running()
+    assert (other.kind, other.received) == ("evaluate", None)
+    other.log("loss", object())
+    other.send(FLModel(params={"w": object()}))
+    assert other.kind is None
+    assert other.is_running()
+    assert other.receive().current_round == 1
+    first.end()
+    assert [other.is_running(), other.receive(), other.kind] == [False, None, None]
+    assert b"secret" not in (tmp_path / "calls").read_bytes()
+
+
+def test_ranks_that_make_other_calls_than_rank_0_are_told(first, other):
+    other.init()
+    first.begin(task(1))
+    first.publish("is_running", True)
+    with pytest.raises(ClientError, match=r"rank 1 called receive\(\) where rank 0 called is_run"):
+        other.receive()
+    assert other.is_running()
+    first.begin(task(2))  # without the state
+    with pytest.raises(ClientError, match="rank 1 waits for the site's own files, and rank 0 has"):
+        _ = other.state_dir
 
 
 @pytest.mark.parametrize("given", [0, "0", "2", "one"])
@@ -62,19 +80,6 @@ def test_a_rank_that_is_given_to_init_is_the_launchers(given):
     place.check("1")
     with pytest.raises(ClientError, match=f"given rank {given}, and this process is rank 1 of 2"):
         place.check(given)
-
-
-def test_rank_0_announces_a_task_without_its_tokens_and_hears_why_a_site_has_failed(ends):
-    announcer, worker = Announcer(RankLink(ends[0], RankPlace(0, 2)), [7]), ends[1]
-    announcer.begun(task(1))
-    announcer.over()
-    announcer.over()
-    begun = worker.receive(5)
-    assert (begun.task.bodies, begun.task.sites) == ({}, task(1).sites)
-    assert worker.receive(5) == RunOver()
-    assert not worker.has_input()
-    worker.send(SiteVerdict("rank 1: it is ill"))
-    assert announcer.settle("it has no neighbour") == "rank 1: it is ill"
 
 
 PLACES = {
@@ -89,19 +94,3 @@ PLACES = {
 def test_launchers_say_which_rank_a_process_is():
     for place, settings in PLACES.items():
         assert [RankPlace.of(variables) for variables in settings] == [place] * len(settings)
-
-
-def test_a_process_connects_by_what_its_environment_has_and_keeps_none_of_it(tmp_path):
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "ranks"))
-        listener.listen()
-        variables = {SOCKET: str(tmp_path / "ranks"), TOKEN: "known", "RANK": "1"}
-        link = RankLink.connect(variables)
-        assert variables == {"RANK": "1"}
-        with listener.accept()[0] as sock, link.socket:
-            channel = MessageChannel(SocketChannel(sock, PEER), PEER, FromRank)
-            hello = channel.receive(5)
-            assert isinstance(hello, RankHello)
-            assert (hello.token, hello.rank) == ("known", 1)
-    with pytest.raises(ClientError, match="there is no site to run the script for"):
-        RankLink.connect({SOCKET: str(tmp_path / "none")})

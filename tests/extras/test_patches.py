@@ -3,9 +3,21 @@
 import pytest
 import torch
 from nightly_cases import first_and_nightly
-from patched_jobs import ADAPTED, HF, LIBRARIES, LIT, SHARED, bits, failure, finished, losses, same
+from patched_jobs import (
+    ADAPTED,
+    HF,
+    LIBRARIES,
+    LIT,
+    NET,
+    SHARED,
+    bits,
+    failure,
+    finished,
+    losses,
+    same,
+)
 from safetensors.torch import load_file
-from training_scripts import of_kind
+from training_scripts import kills_site, of_kind
 
 from flstream.telemetry.events import ModelsCollected, ModelScored, SiteUpdate
 
@@ -96,6 +108,26 @@ def of_ranks(jobs, library, patch, **model):
 def test_ranks_end_each_task_with_the_same_weights(jobs, library, weight):
     run = of_ranks(jobs, library, PATCHES[library])
     assert {each.weight for each in of_kind(run, SiteUpdate)} == {weight}
+
+
+ACCELERATE = 'train.command="accelerate launch --multi_gpu --num_processes=2"'
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("library", "command"), [("lightning", TORCHRUN), ("hf", TORCHRUN), ("hf", ACCELERATE)]
+)
+def test_ranks_come_to_the_same_bits_again_and_after_a_kill(jobs, library, command):
+    two = "\nassert torch.distributed.get_world_size() == 2"
+    script = LIBRARIES[library].script(PATCHES[library], LIBRARIES[library].loop + two)
+    how = ("rounds=3", command)
+    first, again = (bits(finished(jobs, script, *how)) for _ in range(2))
+    how = ("clients.count=1", *how)
+    killed = jobs.run(script, *how, model=NET, listener=kills_site(2))
+    assert killed.summary.status == "failed"
+    resumed = bits(jobs.go_on(killed, script, *how, model=NET))
+    assert same(first, again)
+    assert same(first, resumed)
 
 
 @pytest.mark.nightly

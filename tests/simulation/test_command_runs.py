@@ -1,15 +1,40 @@
-"""Runs whose scripts are started by a command: a process more for each, and none that is left."""
+"""Runs whose scripts are started by a command: ranks fail by name, and no process is left."""
 
 import signal
 
 import psutil
 import pytest
-from training_scripts import noisy, of_kind
+from nightly_cases import first_and_nightly
+from training_scripts import kills_site, noisy, of_kind
 
 from flstream.telemetry.events import ProcessReady, SitePhaseChanged
 
 pytestmark = pytest.mark.usefixtures("processes")
 PYTHON = 'train.command="python3 -u"'
+TORCHRUN = 'train.command="torchrun --nproc_per_node=2"'
+# The gradients of two ranks are summed, and rank 0 has a momentum in the site's own files.
+RANKS = """
+import os
+import torch
+import torch.distributed as dist
+import flstream.client as flare
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+flare.init(rank)
+while flare.is_running():
+    params = flare.receive().params or {}
+    state = flare.get_state_dir() / "sum.pt"
+    total = torch.load(state) if state.exists() else torch.zeros(1000)
+    noise = torch.randn(1000) * (rank + 1)
+%s
+    dist.all_reduce(noise)
+    if rank == 0:
+        torch.save(total + noise, state)
+        params["w"] += noise + total
+        flare.send(flare.FLModel(params))
+dist.destroy_process_group()
+"""
 
 
 @pytest.mark.nightly
@@ -40,3 +65,42 @@ def test_a_run_that_is_stopped_leaves_no_process_of_a_command(jobs):
     processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     assert pids
     assert psutil.wait_procs(processes, timeout=20)[1] == []
+
+
+@first_and_nightly("time", range(10))
+def test_a_rank_of_torchrun_that_raises_is_named_each_time(jobs, time):
+    run = jobs.run(RANKS % "    {}['missing'] if rank == 1 else None", "clients.count=1", TORCHRUN)
+    assert "rank 1: client.py, line 15 raised KeyError: 'missing'" in run.summary.error
+
+
+@pytest.mark.nightly
+def test_a_rank_that_raises_while_rank_0_sends_is_named(jobs):
+    script = """
+    import os
+    import flstream.client as flare
+
+    rank = int(os.environ["RANK"])
+    if rank == 0:
+        os.mkfifo("pipe")
+    flare.init(rank)
+    while flare.is_running():
+        params = flare.receive().params
+        if rank == 1:
+            open("pipe").close()
+            raise ValueError("ill")
+        open("pipe", "w").close()
+        flare.send(flare.FLModel(params))
+    """
+    slow = ("network.up=10 Mbit", "model.args.elements=2000000")
+    run = jobs.run(script, *slow, "clients.count=1", TORCHRUN)
+    assert "rank 1: client.py, line 13 raised ValueError: ill" in run.summary.error
+
+
+@pytest.mark.nightly
+def test_ranks_come_to_the_same_bits_again_and_after_a_kill(jobs):
+    how = ("clients.count=1", "rounds=3", TORCHRUN)
+    digests = [jobs.run(RANKS % "", *how).summary.model.digest for _ in range(2)]
+    killed = jobs.run(RANKS % "", *how, listener=kills_site(2))
+    assert killed.summary.status == "failed"
+    resumed = jobs.go_on(killed, RANKS % "", *how)
+    assert {*digests, resumed.summary.model.digest} == {digests[0]}
