@@ -29,4 +29,5 @@ def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
                 if any(cells):
                     yield where, dict(zip(head, cells, strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"{path} cannot be read: {reason}") from error

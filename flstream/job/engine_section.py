@@ -28,10 +28,22 @@ def _absolute(value: Any, info: ValidationInfo) -> Path:
         raise ValueError("") from None
 
 
-_Head = Annotated[str, Field(pattern=r"^\S{1,250}$"), Allowed("HOST:PORT of a Ray cluster's head")]
+def _with_port(address: str) -> str:
+    if int(address.rpartition(":")[2]) > 65535:
+        raise ValueError("65535 is the last port")
+    return address
+
+
+_Head = Annotated[
+    str,
+    Field(pattern=r"^\S{1,250}:\d{1,5}$"),
+    AfterValidator(_with_port),
+    Allowed("HOST:PORT of a Ray cluster's head"),
+]
 _Address = Annotated[
     str,
     Field(pattern=r"^\S{1,250}:\d{1,5}$"),
+    AfterValidator(_with_port),
     Allowed("HOST:PORT, an address of this machine"),
 ]
 _NewFile = Annotated[

@@ -154,6 +154,7 @@ def inside(schema: Schema, part: int | str, values: Any) -> Schema | None:
     inner = schema.get("items") if isinstance(part, int) else properties.get(part)
     if inner is None and isinstance(values, Mapping) and part in values:
         inner = schema.get("additionalProperties") or None
+        inner = {} if inner is True else inner
     options = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
     return inner or next(filter(None, (inside(option, part, values) for option in options)), None)
 

@@ -57,11 +57,11 @@ JSON with comments, units, includes and substitutions.
 - What has a type has its arguments in `args`: `{{ type = topk, args {{ fraction = 0.05 }} }}`. The
   name of the type alone stands for one without arguments.
 
-`flstream validate JOB` names every mistake at once, an unknown key among them, and of a sound job
-what it would do and need; `flstream validate --schema` prints the JSON schema, for editors. The
-`job.conf` in a run directory has every key written out, with its meaning. `make docs` writes this
-page from `flstream/job`, where each key has its one definition; a workflow's own arguments are
-defined beside it, in `flstream/workflows`.
+`flstream validate JOB` names all mistakes of single keys at once, an unknown key among them, then
+those between keys, and of a sound job what it would do and need; `flstream validate --schema`
+prints the JSON schema, for editors. The `job.conf` in a run directory has every key written out,
+with its meaning. `make docs` writes this page from `flstream/job`, where each key has its one
+definition; a workflow's own arguments are defined beside it, in `flstream/workflows`.
 """
 
 

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from flstream.errors import UsageError
+from flstream.text import shortened
+
 if TYPE_CHECKING:
     from flstream.job.job import Job
 
@@ -41,7 +44,8 @@ def render_value(value: Any) -> str:
             pairs = (f'"{key}" = {render_value(inner)}' for key, inner in value.items())
             return f"{{ {', '.join(pairs)} }}" if value else "{}"
         case _:
-            raise TypeError(f"{type(value).__name__} is not a value of a job file")
+            kind = type(value).__name__
+            raise UsageError(f"a {kind} is no value of a job file: {shortened(repr(value), 60)}")
 
 
 def render_values(values: Mapping[str, Any]) -> str:

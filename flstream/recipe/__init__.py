@@ -4,6 +4,8 @@ The names are those of NVFlare's recipes and job API, so that a program of it ru
 imports: ``from flstream.recipe import FedAvgRecipe, SimEnv``.
 """
 
+from flstream.errors import UsageError
+from flstream.job import JobError
 from flstream.recipe.arguments import ExchangeFormat, FrameworkType, TransferType
 from flstream.recipe.components import (
     ExcludeVars,
@@ -49,6 +51,7 @@ __all__ = [
     "FrameworkType",
     "Gaussian",
     "IntimeModelSelector",
+    "JobError",
     "NumpyFedAvgRecipe",
     "PTFedAvg",
     "PTModel",
@@ -64,6 +67,7 @@ __all__ = [
     "TensorClientStreamer",
     "TensorServerStreamer",
     "TransferType",
+    "UsageError",
     "add_cross_site_evaluation",
     "add_experiment_tracking",
 ]

@@ -12,7 +12,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
 
-from pydantic import ValidationError, validate_call
+from pydantic import TypeAdapter, ValidationError, validate_call
 
 from flstream.errors import UsageError
 from flstream.recipe.initial_model import code_place, initial_model
@@ -125,8 +125,25 @@ KEYS: Mapping[str, str] = {
 """Dotted keys by arguments of recipes; empty for one that is no key's value."""
 
 
+# Arguments that no key's rule checks.
+_SIMPLE: Mapping[str, TypeAdapter[Any]] = {
+    name: TypeAdapter(hint)
+    for name, hint in get_type_hints(RecipeArguments).items()
+    if hint in (bool, ExchangeFormat) or (hint is float and not KEYS[name])
+}
+
+
 def converted(name: str, value: Any) -> Any:
-    """Return the value of the key that an argument becomes; None for one that asks for nothing."""
+    """Return the value of the key that an argument becomes; None for one that asks for nothing.
+
+    Raises:
+        ValueError: It is of another type; the message says which.
+    """
+    if name in _SIMPLE and value is not None:
+        try:
+            value = _SIMPLE[name].validate_python(value)
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["msg"]) from None
     return _CONVERSIONS[name](value) if name in _CONVERSIONS and value is not None else value
 
 

@@ -23,7 +23,7 @@ def whole_folder(folder: Path, replaced: str = "") -> Iterator[Path]:
 
     It may have files if its job file begins with a text.
     """
-    above = next(path for path in Path(os.path.abspath(folder)).parents if path.is_dir())
+    above = next(path for path in Path(os.path.abspath(folder)).parents if os.path.isdir(path))
     job_file = folder / JOB_FILE
     try:
         if folder.exists() and any(folder.iterdir()):
@@ -39,6 +39,8 @@ def whole_folder(folder: Path, replaced: str = "") -> Iterator[Path]:
         raise UsageError(
             f"{error.filename or folder} cannot be written or read: {error.strerror or error}"
         ) from error
+    except ValueError as error:  # a text with a character that no file may have
+        raise UsageError(f"{folder} cannot be written: {error}") from error
 
 
 def write_job_folder(

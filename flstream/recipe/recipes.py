@@ -29,7 +29,7 @@ class Recipe(FedJob):
 
     def __init__(self, **arguments: Unpack[RecipeArguments]) -> None:
         values = {"name": self.workflow, "num_rounds": 2, **self.defaults, **arguments}
-        super().__init__(str(values.pop("name")))
+        super().__init__(values.pop("name"))
         self.configure({"workflow.type": self.workflow})
         self.set_arguments(values)
         if arguments.get("do_cross_site_eval"):

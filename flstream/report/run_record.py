@@ -155,6 +155,12 @@ def _read(run: RunDirectory, *, is_running: bool) -> RunRecord:
     summary = None
     if not is_running:
         summary = _read_json(run.summary, Summary, notes)
+        if summary is not None and summary.status == "running":  # as of no run that has ended
+            notes.append("summary.json is damaged, so what it says is not shown.")
+            summary = None
+        if summary is not None and summary.rounds_completed > len(history.rounds):
+            known = f"{len(history.rounds)} of {counted(summary.rounds_completed, 'round')}"
+            notes.append(f"events.jsonl is cut off: it has {known}.")
         if summary is None and not run.summary.exists():
             notes.append("There is no summary.json: the run was cut off before it wrote one.")
     if summary is None:
@@ -205,6 +211,8 @@ def _read_journal(run: RunDirectory, notes: list[str]) -> tuple[History, LoggedV
         history.apply(event, counts=counts)
         if counts and isinstance(event, SiteLog):
             logged.add(event)
+    if not run.events.exists():
+        notes.append("There is no events.jsonl, so nothing is shown of rounds and sites.")
     if journal.damaged:
         lines = counted(journal.damaged, "line")
         notes.append(f"events.jsonl is damaged: {lines} of it could not be used.")

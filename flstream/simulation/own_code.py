@@ -45,19 +45,21 @@ def own_code_problems(job: Job, host: ProcessHost, stop: Signal | None = None) -
         return list(problems_here(job))
     ours, theirs = socket.socketpair()
     stops = [] if stop is None else [stop.fileno()]
-    answer = b""
+    answer, size = b"", 4
     with ours:
         with theirs:
             host.start(_NAME, _PROCESS, job, theirs)
         while True:
             if ours not in connection.wait([ours, *stops]):
                 raise AbortedError("the run was stopped while code of your own was imported")
-            if not (part := ours.recv(1 << 16)):
-                break
-            answer += part
+            answer += (part := ours.recv(1 << 16))
+            if len(answer) >= 4:
+                size = 4 + int.from_bytes(answer[:4], "big")
+            if not part or 4 < size <= len(answer):
+                break  # what the code has started may keep the socket open
     code = host.exit_code(_NAME, _END_SECONDS)
     host.take_ended()
     if not answer:
         ended = f"the process that imported it ended with status {code}; do not end it there"
         return [Problem(own.key, given(own.place), "", ended) for own in classes]
-    return [Problem(*fields) for fields in msgspec.msgpack.decode(answer)]
+    return [Problem(*fields) for fields in msgspec.msgpack.decode(answer[4:])]

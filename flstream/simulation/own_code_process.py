@@ -41,7 +41,9 @@ def main(job: Job, launcher: socket.socket) -> None:
         (problem.key, problem.given, problem.allowed, problem.hint)
         for problem in problems_here(job)
     ]
-    launcher.sendall(msgspec.msgpack.encode(problems))
+    answer = msgspec.msgpack.encode(problems)
+    launcher.sendall(len(answer).to_bytes(4, "big") + answer)
+    os._exit(0)  # threads of the code may never end
 
 
 def problems_here(job: Job) -> Iterator[Problem]:

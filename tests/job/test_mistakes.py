@@ -245,6 +245,9 @@ ROWS = [
         "patience",
         "null where workflow[1].args.evaluate_every is 0",
     ),
+    ("engine.address = a:1", "engine.address", "must be null, unless engine.type is ray"),
+    ("engine.address = localhost", "engine.address", "HOST:PORT of a Ray cluster's head"),
+    ("engine.bind = localhost:99999", "engine.bind", "65535 is the last port"),
     # HOCON.
     ('train.args.a = "x"\ntrain.args.a += "y"', "", "a += appends to a list, and a is none"),
     ('include "more.conf"', "include", 'more.conf"; must be an existing file'),

@@ -116,6 +116,12 @@ MISTAKES = [
     (with_arguments("--step 1 --step 2"), "--step belongs to no --name, or comes twice"),
     (with_arguments("--step 'a"), "quoted"),
     (with_arguments("--step 1 -v"), "-v belongs to no --name"),
+    (exported(lambda job: job.set_arguments({"train_args": {1: 2}})), "train.args"),
+    (lambda: recipe(train_args={"a": b"x"}).export("x"), "a bytes is no value of a job file"),
+    (lambda: recipe(do_cross_site_eval=[1]), r"do_cross_site_eval is \[1\]: .* boolean"),
+    (lambda: recipe(framework="jax"), "framework is 'jax': .*'pytorch'"),
+    (lambda: recipe(train_args="--a \ud800").export("x"), "x cannot be written: .*surrogates"),
+    (lambda: recipe().export("a\0b"), "cannot be written: .*null"),
     # Filters.
     (lambda: recipe().add_client_output_filter("svt_privacy", clients=["a"]), "of all sites"),
     (lambda: recipe().add_client_input_filter("gaussian", tasks=["test"]), "tasks .'test'"),

@@ -123,6 +123,18 @@ def test_damaged_lines_are_passed_over_and_counted(tmp_path, name, line):
     assert run.history.sites["site-2"].updates == 3
 
 
+def test_a_journal_that_is_missing_or_cut_and_an_empty_summary_are_told(tmp_path):
+    folder = finished_run(tmp_path / "run")
+    summary = folder / "summary.json"
+    summary.write_text('{"status": "finished", "rounds_completed": 9}')
+    assert list(read_run(folder).notes) == ["events.jsonl is cut off: it has 3 of 9 rounds."]
+    summary.write_text("{}")
+    [note] = read_run(folder).notes
+    assert note == "summary.json is damaged, so what it says is not shown."
+    (folder / "events.jsonl").unlink()
+    assert any(note.startswith("There is no events.jsonl") for note in read_run(folder).notes)
+
+
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.sampled_from("ab"), st.integers(0, 1 << 40))))
 def test_no_peak_is_lost_however_many_samples_share_a_step(tmp_path, taken):
     folder = tmp_path / "run"

@@ -31,10 +31,8 @@ def check_job(job: Job, path: Path) -> tuple[Probe, Forecast]:
         with host_for(job) as host:
             problems += own_code_problems(job, host)
             measured = probe(job, host)
-        needs = forecast(job, measured.layout, measured.imports)
+        if not problems:
+            return measured, forecast(job, measured.layout, measured.imports)
     except (ModelError, CheckpointError, UsageError) as error:
         problems.append(Problem("", str(error)))
-    else:
-        if not problems:
-            return measured, needs
     raise JobError(path.absolute(), problems)
