@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from flstream.job.job import Job
     from flstream.job.stage import Stage
 
-_Rule = Problem | tuple[object, str, str] | tuple[object, str, str, str]
-"""Problem; or whether a key is wrong beside others, the key, its allowed values, and a hint."""
-
 
 def contradictions(job: Job) -> Iterator[Problem]:
     """Yield a problem for each contradiction between keys of a job.
@@ -41,20 +38,11 @@ def contradictions(job: Job) -> Iterator[Problem]:
         return
     yield from _sites(job)
     for rules in (_clients, _aggregation, _privacy, _places):
-        yield from _broken(rules(job))
+        yield from rules(job)
     yield from _workflows(job)
 
 
-def _broken(rules: Iterable[_Rule]) -> Iterator[Problem]:
-    """Yield the problems of the rules that a job breaks."""
-    for rule in rules:
-        if isinstance(rule, Problem):
-            yield rule
-        elif rule[0]:
-            yield Problem(rule[1], "", *rule[2:])
-
-
-def judged(stages: Sequence[Stage]) -> Stage:
+def stage_with_key_metric(stages: Sequence[Stage]) -> Stage:
     """Return the stage whose arguments say which of the run's models is the best."""
     return next((stage for stage in stages if stage.has_rounds), stages[0])
 
@@ -83,30 +71,35 @@ def _sites(job: Job) -> Iterator[Problem]:
             yield problem
 
 
-def _clients(job: Job) -> Iterator[_Rule]:
+def _clients(job: Job) -> Iterator[Problem]:
     clients, train = job.clients, job.train
     cohort = clients.cohort_size
     is_large = isinstance(clients.per_round, int) and clients.per_round > clients.count
-    yield is_large, "clients.per_round", f"at most clients.count, which is {clients.count}"
-    few = not is_large and clients.min_updates is not None and clients.min_updates > cohort
-    yield few, "clients.min_updates", f"at most the clients of a round, which are {cohort}"
-    hides = job.tracking.type is not None and RUN in (clients.names or ())
-    yield (
-        hides,
-        "clients.names",
-        f"other names than {RUN}, which stands for the whole run in a tracker",
-    )
+    if is_large:
+        yield Problem("clients.per_round", "", f"at most clients.count, which is {clients.count}")
+    if not is_large and clients.min_updates is not None and clients.min_updates > cohort:
+        yield Problem(
+            "clients.min_updates", "", f"at most the clients of a round, which are {cohort}"
+        )
+    if job.tracking.type is not None and RUN in (clients.names or ()):
+        yield Problem(
+            "clients.names",
+            "",
+            f"other names than {RUN}, which stands for the whole run in a tracker",
+        )
     learns = train.learner is not None
-    both, hint = learns and train.script is not None, "take the learner with train.script = null"
-    yield both, "train.learner", "the only one of train.script and train.learner", hint
-    words = learns and not both and isinstance(train.args, str)
-    yield words, "train.args", "a section of keys and plain values, for a learner"
+    if both := learns and train.script is not None:
+        hint = "take the learner with train.script = null"
+        yield Problem("train.learner", "", "the only one of train.script and train.learner", hint)
+    if learns and not both and isinstance(train.args, str):
+        yield Problem("train.args", "", "a section of keys and plain values, for a learner")
     starts = train.command is not None
     allowed = "null beside train.learner, as a command starts a script"
-    yield starts and learns, "train.command", allowed
-    shared = starts and not learns and clients.workers < clients.count
+    if starts and learns:
+        yield Problem("train.command", "", allowed)
     hint = f"set clients.parallel = {clients.count}, or take fewer clients"
-    yield shared, "train.command", "null where clients share processes", hint
+    if starts and not learns and clients.workers < clients.count:
+        yield Problem("train.command", "", "null where clients share processes", hint)
 
 
 def _workflows(job: Job) -> Iterator[Problem]:
@@ -117,7 +110,7 @@ def _workflows(job: Job) -> Iterator[Problem]:
         section = workflow_name(index, len(job.stages))
         for problem in stage.args.check_clients(job.clients):
             yield problem.below(f"{section}.args")
-        yield from _broken(_workflow(job, stage, section))
+        yield from _workflow(job, stage, section)
         is_unjudged = stage.has_rounds and stage.args.evaluate_every == 0
         if is_unjudged and stage.args.evaluate == "task":
             allowed = f"null where {section}.args.evaluate_every is 0, as no round is evaluated"
@@ -125,69 +118,82 @@ def _workflows(job: Job) -> Iterator[Problem]:
             early = []
 
 
-def _workflow(job: Job, stage: Stage, section: str) -> Iterator[_Rule]:
+def _workflow(job: Job, stage: Stage, section: str) -> Iterator[Problem]:
     """Yield the rules of one workflow beside the job's other sections."""
-    args, first = stage.args, judged(job.stages)
+    args, first = stage.args, stage_with_key_metric(job.stages)
     clients, rules, codecs = job.clients, job.aggregation, job.streaming.codecs
     hint, one = "the best round is that of all workflows", workflow_name(job.stages.index(first), 2)
     for key in ("key_metric", "key_metric_mode") if stage.has_rounds else ():
         expected = getattr(first.args, key)
-        differs = getattr(args, key) != expected
-        yield differs, f"{section}.args.{key}", f"{expected}, as in {one}", hint
+        if getattr(args, key) != expected:
+            yield Problem(f"{section}.args.{key}", "", f"{expected}, as in {one}", hint)
     if args.server_step is not None:
         allowed = f"left out in {stage.name}"
         hint = "its own step counts every site alike, and is the server's"
-        yield rules.method != "mean", "aggregation.method", allowed, hint
-        yield rules.weights, "aggregation.weights", allowed, hint
-        yield job.server_optimizer.type != "none", "server_optimizer.type", allowed, hint
+        if rules.method != "mean":
+            yield Problem("aggregation.method", "", allowed, hint)
+        if rules.weights:
+            yield Problem("aggregation.weights", "", allowed, hint)
+        if job.server_optimizer.type != "none":
+            yield Problem("server_optimizer.type", "", allowed, hint)
     if job.privacy.is_on:
         allowed = "fedavg, or a workflow of your own that folds, where privacy.type is central"
-        yield not stage.is_own and not args.only_folds, f"{section}.type", allowed
+        if not stage.is_own and not args.only_folds:
+            yield Problem(f"{section}.type", "", allowed)
     if args.bodies:
         beside = f"in {stage.name}, which sends tensors beside the model"
-        yield job.filters.up or job.filters.down, "filters", f"left out {beside}"
-        yield codecs.of_updates.is_lossy, "streaming.codecs.up", f"without a loss {beside}"
-        yield codecs.of_models.is_lossy, "streaming.codecs.down", f"without a loss {beside}"
+        if job.filters.up or job.filters.down:
+            yield Problem("filters", "", f"left out {beside}")
+        if codecs.of_updates.is_lossy:
+            yield Problem("streaming.codecs.up", "", f"without a loss {beside}")
+        if codecs.of_models.is_lossy:
+            yield Problem("streaming.codecs.down", "", f"without a loss {beside}")
         allowed = f"{' or '.join(WEIGHTED)} in {stage.name}, of which further tensors are summed"
-        yield rules.method not in WEIGHTED, "aggregation.method", allowed
+        if rules.method not in WEIGHTED:
+            yield Problem("aggregation.method", "", allowed)
     if args.folds_at_sites:
         allowed = f"{clients.count} where links are emulated in {stage.name}, whose sites fold"
-        few = job.network.is_on and clients.workers < clients.count
-        yield few, "clients.parallel", allowed
+        if job.network.is_on and clients.workers < clients.count:
+            yield Problem("clients.parallel", "", allowed)
 
 
-def _aggregation(job: Job) -> Iterator[_Rule]:
+def _aggregation(job: Job) -> Iterator[Problem]:
     section = job.aggregation
     method, cohort = section.method, job.clients.cohort_size
     if not is_own(method):
-        yield section.args, "aggregation.args", f"none, as aggregation.method is {method}"
+        if section.args:
+            yield Problem("aggregation.args", "", f"none, as aggregation.method is {method}")
         alike = section.weights and method not in WEIGHTED
         allowed = f"left out where aggregation.method is {method}, which counts all alike"
-        yield alike, "aggregation.weights", allowed
+        if alike:
+            yield Problem("aggregation.weights", "", allowed)
     if section.clip_norm is None and method == "norm_bounded_mean":
         allowed = "a number above 0, or median, as aggregation.method is norm_bounded_mean"
         yield Problem("aggregation.clip_norm", MISSING, allowed)
     for name, owners in (("byzantine", CHOOSING), ("selected", ("multi_krum",))):
-        is_wrong = getattr(section, name) is not None and method not in owners
         allowed = f"null, as aggregation.method is {method}; it is of {', '.join(owners)}"
-        yield is_wrong, f"aggregation.{name}", allowed
+        if getattr(section, name) is not None and method not in owners:
+            yield Problem(f"aggregation.{name}", "", allowed)
     if method in CHOOSING:
         # A cohort may only become smaller in a round.
         byzantine, most = section.byzantine or 0, most_byzantine(method, cohort)
         needed = least_updates(method, byzantine)
         hint = f"a round has {cohort} updates at most: clients.count, clients.per_round"
         allowed = f"a method for fewer than {needed} updates, such as median"
-        yield most < 0, "aggregation.method", allowed, hint
+        if most < 0:
+            yield Problem("aggregation.method", "", allowed, hint)
         allowed = f"at most {most}, since {method} needs {needed} updates for that many"
-        yield byzantine > most >= 0, "aggregation.byzantine", allowed, hint
-        yield (section.selected or 0) > cohort, "aggregation.selected", f"at most {cohort}", hint
+        if byzantine > most >= 0:
+            yield Problem("aggregation.byzantine", "", allowed, hint)
+        if (section.selected or 0) > cohort:
+            yield Problem("aggregation.selected", "", f"at most {cohort}", hint)
 
 
-def _privacy(job: Job) -> Iterator[_Rule]:
+def _privacy(job: Job) -> Iterator[Problem]:
     privacy, clients, section = job.privacy, job.clients, job.aggregation
-    unknown = privacy.sampling == "without_replacement" and privacy.accountant == "pld"
     allowed = "poisson with privacy.accountant = pld, which knows no other"
-    yield unknown, "privacy.sampling", allowed
+    if privacy.sampling == "without_replacement" and privacy.accountant == "pld":
+        yield Problem("privacy.sampling", "", allowed)
     if not privacy.is_on:
         return
     central = "where privacy.type is central"
@@ -195,44 +201,53 @@ def _privacy(job: Job) -> Iterator[_Rule]:
     if cohort > (population := privacy.drawn_from(clients)):
         allowed = f"at least the cohort, which is {cohort}"
         yield Problem("privacy.population", given(population), allowed)
-    noisy = privacy.clipping.type == "adaptive" and privacy.noise_multiplier >= most
     allowed = f"below twice privacy.clipping.count_stddev, which is {most:g} for {cohort} sites"
     hint = "raise that, too, for a count with more noise"
-    yield noisy, "privacy.noise_multiplier", allowed, hint
+    if privacy.clipping.type == "adaptive" and privacy.noise_multiplier >= most:
+        yield Problem("privacy.noise_multiplier", "", allowed, hint)
     allowed = f"mean {central}, which bounds what a site can do to a mean"
-    yield section.method != "mean", "aggregation.method", allowed
+    if section.method != "mean":
+        yield Problem("aggregation.method", "", allowed)
     allowed = f"left out {central}, which counts all sites alike"
-    yield section.weights, "aggregation.weights", allowed
+    if section.weights:
+        yield Problem("aggregation.weights", "", allowed)
     allowed = f"null {central}, which has privacy.clipping.norm"
-    yield section.clip_norm is not None, "aggregation.clip_norm", allowed
+    if section.clip_norm is not None:
+        yield Problem("aggregation.clip_norm", "", allowed)
     condition = read_condition(job.stop_when) if job.stop_when else None
-    shrinks = condition and condition.metric == EPSILON and condition.operator in ("<", "<=")
-    yield shrinks, "stop_when", f"{EPSILON} > a number, since {EPSILON} only grows"
+    if condition and condition.metric == EPSILON and condition.operator in ("<", "<="):
+        yield Problem("stop_when", "", f"{EPSILON} > a number, since {EPSILON} only grows")
 
 
-def _places(job: Job) -> Iterator[_Rule]:
+def _places(job: Job) -> Iterator[Problem]:
     """Yield the rules of links, machines and their devices."""
     clients, network, engine, maps = job.clients, job.network, job.engine, job.streaming.maps
     mapped = "where streaming.mode is map, since no network carries descriptors"
     hint = "set streaming.mode = pull"
-    yield maps and network.is_on, "network", f"left out {mapped}", hint
-    yield maps and not engine.is_local, "engine.type", f"local {mapped}", hint
+    if maps and network.is_on:
+        yield Problem("network", "", f"left out {mapped}", hint)
+    if maps and not engine.is_local:
+        yield Problem("engine.type", "", f"local {mapped}", hint)
     for key, value in (
         ("train.command", job.train.command),
         ("clients.gpus", clients.gpus),
         ("engine.gpus", engine.gpus),
     ):
         allowed = f"other than inline where {key} is given, since inline has one process"
-        is_single, hint = engine.is_inline and value is not None, f"leave {key} out, or take local"
-        yield is_single, "engine.type", allowed, hint
-    doubled = engine.gpus is not None and clients.gpus is not None
-    yield doubled, "engine.gpus", "null where clients.gpus lists them"
-    elsewhere = engine.address is not None and engine.type != "ray"
-    yield elsewhere, "engine.address", "null, unless engine.type is ray"
-    debugs = engine.pdb and not engine.is_inline
-    yield debugs, "engine.pdb", "false, unless engine.type is inline", "add --engine inline"
+        if engine.is_inline and value is not None:
+            yield Problem("engine.type", "", allowed, f"leave {key} out, or take local")
+    if engine.gpus is not None and clients.gpus is not None:
+        yield Problem("engine.gpus", "", "null where clients.gpus lists them")
+    if engine.address is not None and engine.type != "ray":
+        yield Problem("engine.address", "", "null, unless engine.type is ray")
+    if engine.pdb and not engine.is_inline:
+        yield Problem(
+            "engine.pdb", "", "false, unless engine.type is inline", "add --engine inline"
+        )
     for name in ("bind", "key_file") if engine.type == "join" else ():
         if getattr(engine, name) is None:
             yield Problem(f"engine.{name}", MISSING, "given where engine.type is join")
-    free = job.tracking.args and ":" not in (job.tracking.type or "")
-    yield free, "tracking.args", f"none, as tracking.type is {job.tracking.type or 'null'}"
+    if job.tracking.args and ":" not in (job.tracking.type or ""):
+        yield Problem(
+            "tracking.args", "", f"none, as tracking.type is {job.tracking.type or 'null'}"
+        )

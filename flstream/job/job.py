@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, PrivateAttr, field_serializer, field_validator, model_validator
 
-from flstream.job.checks import contradictions, judged, workflow_name
+from flstream.job.checks import contradictions, stage_with_key_metric, workflow_name
 from flstream.job.clients_section import ClientsSection
 from flstream.job.conditions import StopCondition
 from flstream.job.engine_section import EngineSection
@@ -160,12 +160,12 @@ class Job(Section):
     @property
     def key_metric(self) -> str:
         """Name of the metric that decides which round is the best, over all stages."""
-        return judged(self.stages).args.key_metric
+        return stage_with_key_metric(self.stages).args.key_metric
 
     @property
     def key_metric_mode(self) -> Literal["max", "min"]:
         """Whether the largest or the smallest value of the key metric is the best."""
-        return judged(self.stages).args.key_metric_mode
+        return stage_with_key_metric(self.stages).args.key_metric_mode
 
     def own_code(self) -> Iterator[OwnCode]:
         """Yield the functions and classes of the user's own that keys of the job name."""

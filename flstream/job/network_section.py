@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import NormalDist
-from typing import Annotated, Any, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
     AfterValidator,
@@ -42,40 +42,36 @@ _GRAMMAR = (
 _RATES, _DELAYS, _LOSSES = (1e3, 1e12), (0.0, 60.0), (0.0, 0.999)
 _LIMITS = {"up": _RATES, "down": _RATES, "latency": _DELAYS, "jitter": _DELAYS, "loss": _LOSSES}
 
-_Quantity = TypeVar("_Quantity")
 
-
-class Lognormal(Section, Generic[_Quantity]):
+class Lognormal(Section):
     """A lognormal distribution of which each site draws its own value."""
 
     distribution: Literal["lognormal"]
-    median: _Quantity
+    median: float
     sigma: Annotated[Real, Field(ge=0, le=10)]
     """The standard deviation of the logarithm."""
 
     def at(self, number: float) -> float:
         """Return the value below which this fraction of all lies."""
-        median: Any = self.median
-        return float(median) * math.exp(self.sigma * NormalDist().inv_cdf(number))
+        return self.median * math.exp(self.sigma * NormalDist().inv_cdf(number))
 
 
-class Uniform(Section, Generic[_Quantity]):
+class Uniform(Section):
     """A uniform distribution of which each site draws its own value."""
 
     distribution: Literal["uniform"]
-    low: _Quantity
-    high: _Quantity
+    low: float
+    high: float
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        if self.at(1) < self.at(0):
+        if self.high < self.low:
             raise RefusedValueError(Problem("high", "", "at least low"))
         return self
 
     def at(self, number: float) -> float:
         """Return the value below which this fraction of all lies."""
-        low, high = map(float, (self.low, self.high))  # type: ignore[arg-type]
-        return low + (high - low) * number
+        return self.low + (self.high - self.low) * number
 
 
 def _kind(value: Any) -> str:
@@ -125,22 +121,31 @@ _Loss = Annotated[
 ]
 
 
-class _LognormalRate(Lognormal[_Rate]): ...  # with names, by which they are pickled
+class _LognormalRate(Lognormal):
+    median: _Rate
 
 
-class _LognormalDelay(Lognormal[_Delay]): ...
+class _UniformRate(Uniform):
+    low: _Rate
+    high: _Rate
 
 
-class _LognormalLoss(Lognormal[_Loss]): ...
+class _LognormalDelay(Lognormal):
+    median: _Delay
 
 
-class _UniformRate(Uniform[_Rate]): ...
+class _UniformDelay(Uniform):
+    low: _Delay
+    high: _Delay
 
 
-class _UniformDelay(Uniform[_Delay]): ...
+class _LognormalLoss(Lognormal):
+    median: _Loss
 
 
-class _UniformLoss(Uniform[_Loss]): ...
+class _UniformLoss(Uniform):
+    low: _Loss
+    high: _Loss
 
 
 _DrawnRate = Annotated[

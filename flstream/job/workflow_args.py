@@ -34,7 +34,9 @@ class WorkflowArgs(Section):
 
     collects_models: ClassVar[bool] = False
     """Whether it collects the sites' models with `run.collect`, so that the last ones are kept."""
+
     server_step: ClassVar[ServerStep | None] = None
+    """A step of the server's own in place of a server optimizer; None for none."""
 
     @property
     def personal_tensors(self) -> Sequence[str]:

@@ -364,17 +364,17 @@ class _Follower:
         self._apply(event)
         if self.tracker is not None and not isinstance(event, Snapshot):
             self.tracker.wake()
-        if isinstance(event, ProcessReady) and self._counts(event.process):
+        if isinstance(event, ProcessReady) and self._has_own_memory(event.process):
             self._sampler.note(event.process, idle_rss=event.idle_rss)
             if event.others and self.engine is not None:
                 self.engine.watch(event.process, event.pid, event.others)
-        elif isinstance(event, ProcessEnded) and self._counts(event.process):
+        elif isinstance(event, ProcessEnded) and self._has_own_memory(event.process):
             self._sampler.note(event.process, peak_rss=event.peak_rss)
         if self._on_round is not None and isinstance(event, RoundFinished):
             self._on_round()
         self._show(event)
 
-    def _counts(self, process: str) -> bool:
+    def _has_own_memory(self, process: str) -> bool:
         """Whether the memory of a process is told apart from that of the server."""
         return process == SERVER or not self._is_inline
 
