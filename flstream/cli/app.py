@@ -16,7 +16,6 @@ from flstream import __version__
 from flstream.cli.bench import bench
 from flstream.cli.init import init
 from flstream.cli.inspect import inspect
-from flstream.cli.join import join
 from flstream.cli.report import report
 from flstream.cli.simulate import simulate
 from flstream.cli.validate import validate
@@ -36,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (init, validate, simulate, join, report, inspect, bench):
+for command in (init, validate, simulate, report, inspect, bench):
     app.command(help=_paragraphs(command))(command)
 
 

@@ -10,7 +10,6 @@ import typer
 
 from flstream.cli.options import JobPath, Overrides, engine_settings, job_file
 from flstream.cli.status import DONE, FAILED, STOPPED
-from flstream.errors import UsageError
 
 # Most characters of a job file; a longer one is refused.
 _MOST_READ = 1 << 20
@@ -48,8 +47,8 @@ def simulate(
         typer.Option(
             metavar="ENGINE",
             help="Where workers run: local; inline, in this process for breakpoint() and pdb; "
-            "join, on nodes that run flstream join; ray or ray:HOST:PORT, on those of a Ray "
-            "cluster. The same as --set engine.type=ENGINE.",
+            "ray or ray:HOST:PORT, on the nodes of a Ray cluster. The same as "
+            "--set engine.type=ENGINE.",
         ),
     ] = None,
     pdb: Annotated[
@@ -60,21 +59,6 @@ def simulate(
             "exception. The same as --set engine.pdb=true.",
         ),
     ] = False,
-    bind: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Where nodes join: --set engine.bind=HOST:PORT."),
-    ] = None,
-    nodes: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="How many nodes to wait for: --set engine.nodes=N."),
-    ] = None,
-    key_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="File for the key that nodes need, made by the run: --set engine.key_file=FILE.",
-        ),
-    ] = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print the summary as one JSON document, and nothing else."),
@@ -110,14 +94,9 @@ def simulate(
                 **engine_settings(engine),
                 "clients.count": clients,
                 "rounds": rounds,
-                "engine.bind": bind,
-                "engine.nodes": nodes,
-                "engine.key_file": key_file and str(key_file.absolute()),
                 "engine.pdb": pdb or None,
             }
             loaded = load_job(path, overrides or (), settings)
-            if loaded.engine.is_local and (bind or nodes or key_file):
-                raise UsageError("--bind, --nodes and --key-file are of --engine join; add it")
             host.prepare(needs_of(loaded))
             from flstream.report.console import make_console, report_error
             from flstream.report.running import run_and_show

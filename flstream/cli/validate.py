@@ -65,9 +65,7 @@ def validate(
     if job is None:
         raise UsageError("name the job file, or print the schema of job files with --schema")
     path = job_file(job)
-    # Where nodes would join is of no matter here, so nobody has to say.
-    nowhere = ["engine.bind=localhost:0", "engine.key_file=key"] if engine == "join" else []
-    loaded = load_job(path, [*nowhere, *(overrides or ())], engine_settings(engine))
+    loaded = load_job(path, overrides or (), engine_settings(engine))
     probe, need = check_job(loaded, path)
     available = available_in(run_dir or Path("runs"))
     lacking = list(lacks(loaded, probe.layout, need, available))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flstream.client.messages import SiteTask, Task
-from flstream.client.state import FetchState, SiteState
+from flstream.client.state import SiteState
 from flstream.client.worker_info import WorkerInfo
 
 
@@ -43,17 +43,13 @@ class SiteContext:
     state: SiteState
 
     @classmethod
-    def of(
-        cls, info: WorkerInfo, task: Task, site: SiteTask, fetch: FetchState | None = None
-    ) -> SiteContext:
+    def of(cls, info: WorkerInfo, task: Task, site: SiteTask) -> SiteContext:
         """Return the context of one site of a task.
 
         Args:
             info: Facts about the run and the worker.
             task: The task.
             site: The site's part of the task.
-            fetch: How a version of the site's state comes here that is kept elsewhere; None where
-                all are in the run directory.
 
         Raises:
             OSError: The site's folder cannot be used.
@@ -71,11 +67,7 @@ class SiteContext:
             args=info.site_args.get(site.site, {}),
             model_args=info.model_args,
             state=SiteState(
-                folder,
-                task.effect,
-                site.state,
-                kept=task.kind == "train" and task.keeps_state,
-                fetch=fetch,
+                folder, task.effect, site.state, kept=task.kind == "train" and task.keeps_state
             ),
         )
 

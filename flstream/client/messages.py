@@ -3,9 +3,9 @@
 They travel on a channel of their own, beside the two that carry bodies. A worker answers a task
 with, in this order: ``Acknowledged`` once it has the task, ``HostLost`` each time that a peer does
 not deliver the model, whereupon the task is sent again, ``Received`` once the model is there,
-``StateWanted``, ``Failed`` and ``Logged`` as they happen, and one ``Answered``. ``StateWanted`` is
-answered by ``StateOffered``. Each site of the task is either in the worker's answer or in one
-``Failed``. A process whose script has raised ends with ``Failed`` and ``Goodbye`` instead.
+``Failed`` and ``Logged`` as they happen, and one ``Answered``. Each site of the task is either in
+the worker's answer or in one ``Failed``. A process whose script has raised ends with ``Failed`` and
+``Goodbye`` instead.
 
 A worker that is lost before ``Acknowledged`` has failed nobody: the task is given again.
 """
@@ -107,13 +107,11 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
         pid: Pid of the process in which the training code has the tasks.
         idle_rss: RSS of all of the worker's processes, in bytes.
         others: Pids of the worker's other processes; none where there is one alone.
-        sees_run: Whether it sees the run directory. Otherwise the states of its sites travel.
     """
 
     pid: int
     idle_rss: int
     others: list[int] = []
-    sees_run: bool = True
 
 
 class Acknowledged(msgspec.Struct, tag=True, frozen=True):
@@ -159,30 +157,6 @@ class HostLost(msgspec.Struct, tag=True, frozen=True):
 
     effect: int
     reason: str
-
-
-class StateWanted(msgspec.Struct, tag=True, frozen=True):
-    """Worker: the state that a site's task begins with is not here.
-
-    Attributes:
-        effect: Number of the task's effect.
-        site: Name of the site.
-    """
-
-    effect: int
-    site: str
-
-
-class StateOffered(msgspec.Struct, tag=True, frozen=True):
-    """Server: that state is on offer, as an archive of its folder.
-
-    Attributes:
-        token: Token of the archive, a blob; empty if it is not on offer.
-        reason: Clause that says why it is not.
-    """
-
-    token: bytes
-    reason: str = ""
 
 
 class WrittenUpdate(msgspec.Struct, frozen=True):
@@ -242,8 +216,6 @@ class Answered(msgspec.Struct, tag=True, frozen=True):
         sites: In the order of the task.
         written: What is in the task's folder instead of on offer, in a task for one site; None
             where nothing is.
-        states: Token of an archive of the state that a site has left, by site, from a worker that
-            does not see the run directory.
         copied: Bytes of a mapped model's pages that training wrote to, each of which was then
             copied; 0 for a model that was not mapped, or is small.
     """
@@ -252,7 +224,6 @@ class Answered(msgspec.Struct, tag=True, frozen=True):
     bodies: dict[str, bytes]
     sites: list[SiteAnswer]
     written: WrittenUpdate | None = None
-    states: dict[str, bytes] = {}
     copied: int = 0
 
 
@@ -302,16 +273,7 @@ class Goodbye(msgspec.Struct, tag=True, frozen=True):
     peak_rss: int
 
 
-ToWorker = Task | StateOffered | Stop
+ToWorker = Task | Stop
 FromWorker = (
-    Ready
-    | Acknowledged
-    | Began
-    | StateWanted
-    | Received
-    | HostLost
-    | Answered
-    | Failed
-    | Logged
-    | Goodbye
+    Ready | Acknowledged | Began | Received | HostLost | Answered | Failed | Logged | Goodbye
 )

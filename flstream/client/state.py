@@ -8,25 +8,16 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from flstream.client.state_versions import (
-    StateFolder,
-    StateVersion,
-    is_folder,
-)
-from flstream.errors import ClientError, ProtocolError
+from flstream.client.state_versions import StateFolder, StateVersion, is_folder
+from flstream.errors import ClientError
 from flstream.model.descriptors import sync_directory
 from flstream.model.folder_content import folder_digest, remove_folder, sync_folder
 from flstream.text import error_text, printable_path
 
 __all__ = ["SiteState", "StateVersion"]
-
-
-FetchState = Callable[[str], None]
-"""Function that makes a folder, given its path, with what a task is to begin with."""
 
 
 class SiteState:
@@ -39,28 +30,19 @@ class SiteState:
         effect: Number of the task's effect, from 1.
         base: The version to begin with, exactly; None for an empty folder.
         kept: Whether what the task leaves is kept. An evaluation's is not.
-        fetch: Makes a folder with the content of the base, where the versions that count are kept
-            elsewhere; None where they are all in the site's folder.
 
     Raises:
         OSError: The site's folder cannot be used.
     """
 
     def __init__(
-        self,
-        site_folder: str,
-        effect: int,
-        base: StateVersion | None,
-        *,
-        kept: bool,
-        fetch: FetchState | None = None,
+        self, site_folder: str, effect: int, base: StateVersion | None, *, kept: bool
     ) -> None:
         self._site = printable_path(os.path.basename(site_folder))
         self._versions = StateFolder(site_folder)
         self._effect = effect
         self._base = base
         self._kept = kept
-        self._fetch = fetch
         self._working: str | None = None
         self._failure = ""
         self._is_open = True
@@ -85,29 +67,12 @@ class SiteState:
             self._working = self._make()
         return Path(self._working)
 
-    def fill(self, write: Callable[[str], None]) -> None:
-        """Begin with what a function writes, in the place of the base.
-
-        Args:
-            write: Makes the folder to work in, given its path.
-
-        Raises:
-            OSError: The function's, or the folder for it cannot be made.
-        """
-        self._versions.make()
-        self._remove_old()
-        self._working = self._versions.working_path("effect", self._effect)
-        write(self._working)
-
-    def keep(self, expected: StateVersion | None = None) -> StateVersion | None:
+    def keep(self) -> StateVersion | None:
         """Keep what the task left, under the name of its effect.
 
         The version is durable when this returns. Three earlier ones stay beside it until the next
         training, which shows that it counts; so a resume can fall back to any of the last three
         that do.
-
-        Args:
-            expected: What it has to be; None for anything.
 
         Returns:
             The version; None if nobody asked for the state, which then stays that of the base, and
@@ -115,7 +80,6 @@ class SiteState:
 
         Raises:
             ClientError: It cannot be kept, or could not be laid out before; the message says why.
-            ProtocolError: It is something else than expected, and is not kept.
         """
         self._check()
         if self._working is None or not self._kept:
@@ -123,9 +87,6 @@ class SiteState:
             return None
         try:
             version = StateVersion(self._effect, folder_digest(self._working, writeback=True))
-            if expected not in (None, version):
-                self.discard()
-                raise ProtocolError(f"the state of {self._site} is another one than was announced")
             sync_folder(self._working)
             self._publish(self._working, version)
             self._versions.remove(
@@ -171,13 +132,13 @@ class SiteState:
         try:
             self._versions.make()
             if self._kept:
-                self._remove_old()
+                self._versions.remove_superseded(base, self._effect)
             else:
                 self._versions.remove_unfinished("evaluate")
             if base is None:
                 os.mkdir(working)
             else:
-                flaw = self._copy(base, working)
+                flaw = self._versions.copy(base, working)
         except OSError as error:
             raise ClientError(
                 f"the state of {self._site} cannot be laid out for effect {self._effect}: "
@@ -189,23 +150,6 @@ class SiteState:
                 f"{flaw}; put it back from a copy and go on with --resume, or leave out --resume "
                 "to start a new run"
             )
-
-    def _copy(self, base: StateVersion, working: str) -> str | None:
-        """Copy the base, from where it is; return what is wrong with it, or None."""
-        flaw = self._versions.copy(base, working)
-        if flaw is None or self._fetch is None:
-            return flaw
-        if is_folder(working):
-            remove_folder(working)
-        self._fetch(working)
-        found = folder_digest(working)
-        return None if found == base.digest else f"it arrived with the digest {found}"
-
-    def _remove_old(self) -> None:
-        if self._fetch is None:
-            self._versions.remove_superseded(self._base, self._effect)
-        else:
-            self._versions.remove_before(self._base, self._effect)
 
     def _publish(self, working: str, version: StateVersion) -> None:
         """Give the working copy its name, in one step."""

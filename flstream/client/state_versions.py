@@ -169,18 +169,6 @@ class StateFolder:
         kept = counted[-KEPT_VERSIONS:]
         self.remove(lambda each: each in before and each not in kept)
 
-    def remove_before(self, base: StateVersion | None, effect: int) -> None:
-        """Remove all versions of earlier effects but one, where any can be had from elsewhere.
-
-        Args:
-            base: The one to keep; None for none.
-            effect: Number of the task's effect.
-
-        Raises:
-            OSError: One cannot be removed; the error has the path.
-        """
-        self.remove(lambda each: each.effect < effect and each != base)
-
     def remove_unfinished(self, purpose: TaskState | None = None) -> None:
         """Remove working copies and what is left of versions that were being removed.
 

@@ -39,7 +39,6 @@ from flstream.client.meta import OPTIMIZER_PARAMS, pack_meta, sent_names
 from flstream.client.no_params import NoParams
 from flstream.client.personal import PersonalTensors
 from flstream.client.proximal import PROXIMAL_MU
-from flstream.client.remote_states import RemoteStates
 from flstream.client.seeding import seed_everything
 from flstream.client.site_filters import SiteFilters
 from flstream.client.task_model import TaskModel, received_model
@@ -112,7 +111,6 @@ class TaskExecution:
         self.asks: set[TaskKind] = set()
         self._bundle = Bundle()
         self._answers: list[SiteAnswer] = []
-        self._states = RemoteStates(worker, task.effect)
         self._is_delivered = False
 
     @property
@@ -147,8 +145,7 @@ class TaskExecution:
             self._worker.send(Began(self.task.effect, site.site))
         try:
             self._worker.enter(site.site)
-            fetch = self._states.fetch(site.site)
-            self.site = SiteContext.of(self._worker.info, self.task, site, fetch)
+            self.site = SiteContext.of(self._worker.info, self.task, site)
         except OSError as error:
             reason = f"its folder in the run directory cannot be used: {error}"
             self._worker.send(Failed(site.site, self.task.effect, reason))
@@ -222,7 +219,7 @@ class TaskExecution:
             answer = structs.replace(answer, has_params=answer.has_params and self.knows_task)
         elif self._is_beside:
             self._own_tensors().keep(model)
-            answer = structs.replace(answer, has_params=True, state=self._states.keep(site))
+            answer = structs.replace(answer, has_params=True, state=site.state.keep())
         else:
             answer, update = self._with_update(answer, model, site)
         self._answers.append(answer)
@@ -314,7 +311,7 @@ class TaskExecution:
                 received, sent_as = self._model.kept, ParamsType(model.params_type)
                 update = encoded_update(codec, update, received, sent_as, site)
             pieces = read_pieces(update) if self._has_several_sites else []
-        state = self._states.keep(site)
+        state = site.state.keep()
         if self._has_several_sites:
             self._bundle.add(pieces)
         answer = structs.replace(
@@ -374,15 +371,9 @@ class TaskExecution:
 
     def _deliver(self, update: Source | None) -> None:
         self._is_delivered = True
-        with self._states.offered() as states:
-            answered = Answered(
-                self.task.effect,
-                {},
-                self._answers,
-                states=dict(states),
-                copied=self._model.copied_bytes(),
-            )
-            deliver(self._worker, self._model, self._codecs, answered, update)
+        copied = self._model.copied_bytes()
+        answered = Answered(self.task.effect, {}, self._answers, copied=copied)
+        deliver(self._worker, self._model, self._codecs, answered, update)
 
     def _current(self) -> SiteContext:
         if self.site is None:

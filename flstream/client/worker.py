@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple
 
 from flstream.client.messages import (
@@ -16,28 +15,17 @@ from flstream.client.messages import (
     FromWorker,
     HostLost,
     Ready,
-    StateOffered,
-    StateWanted,
     Stop,
     Task,
     ToWorker,
 )
 from flstream.client.model_form import ModelForm
 from flstream.client.peers import Peers
-from flstream.client.state_archive import receive_state
 from flstream.client.worker_info import WorkerInfo
 from flstream.codecs.chain import CodecChain, chain_of
 from flstream.codecs.coded_frames import decoder_for
-from flstream.errors import (
-    ChannelClosedError,
-    ClientError,
-    DeadlineError,
-    FlstreamError,
-    RefusedError,
-)
+from flstream.errors import ChannelClosedError, DeadlineError, RefusedError
 from flstream.model.body import Source
-from flstream.model.checkpoint import FileSource
-from flstream.model.folder_archive import unpack_folder
 from flstream.model.layout import Layout
 from flstream.model.mapped import MappedModel
 from flstream.model.reuse import ModelMemory
@@ -144,7 +132,7 @@ class Worker:
         if not self._is_ready:
             self._is_ready = True
             idle = own_rss() + sum(map(rss_of, others))
-            self.send(Ready(os.getpid(), idle, list(others), self.info.sees_run))
+            self.send(Ready(os.getpid(), idle, list(others)))
 
     def expect_imports(self) -> None:
         """Let the next :meth:`ready` report again, as training code is yet to be imported."""
@@ -260,35 +248,6 @@ class Worker:
             self._stopped = True
             raise RefusedError("the run is over")
         return message
-
-    def fetch_state(self, effect: int, site: str, path: str) -> None:
-        """Make a folder with the state that a site's task begins with, as the server has it.
-
-        Args:
-            effect: Number of the task's effect.
-            site: Name of the site.
-            path: Path of the folder, which must not exist.
-
-        Raises:
-            ClientError: It did not arrive, or cannot be unpacked; the message says why.
-        """
-        self.send(StateWanted(effect, site))
-        try:
-            message = self._control.receive()
-            if not isinstance(message, StateOffered):
-                self._stopped = True
-                raise RefusedError("the run is over")
-            if not message.token:
-                raise RefusedError(message.reason)
-            folder = Path(self.info.sites_folder)
-            with receive_state(self._down, message.token, self.info.streaming, folder) as archive:
-                unpack_folder(archive, path)
-        except FlstreamError as error:
-            raise ClientError(f"the state of {site} did not come to its node: {error}") from error
-
-    def offer_state(self, archive: FileSource) -> Ref:
-        """Offer the server what a site has left in its state, from :func:`pack_state`."""
-        return self._service.offer(archive, [SERVER])
 
     @contextmanager
     def offering(

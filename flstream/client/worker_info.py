@@ -42,8 +42,6 @@ class WorkerInfo(msgspec.Struct, frozen=True):
         codecs_up: Codecs of updates.
         codecs_down: Codecs of received models.
         links: Emulated links of its sites by name; empty where none are emulated.
-        sees_run: Whether the worker sees the run directory; otherwise its node has a folder of its
-            own, in which ``sites_folder`` and ``job_folder`` are.
     """
 
     name: str
@@ -69,4 +67,3 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     codecs_up: CodecPlan = CodecPlan()
     codecs_down: CodecPlan = CodecPlan()
     links: dict[str, NetworkLink] = {}
-    sees_run: bool = True

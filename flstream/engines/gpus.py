@@ -6,14 +6,8 @@ import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from msgspec.structs import replace
 
 from flstream.errors import WorkerLostError
-
-if TYPE_CHECKING:
-    from flstream.client.worker_info import WorkerInfo
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 
@@ -74,15 +68,6 @@ class GpuDealer:
                     )
                 self._dealt[worker] = [self._free.pop(0) for _ in range(self._each)]
             return ",".join(self._dealt[worker])
-
-    def equip(self, info: WorkerInfo, worker: str) -> WorkerInfo:
-        """Return the facts about a worker with the GPUs that it is dealt.
-
-        Raises:
-            WorkerLostError: All GPUs are taken by others.
-        """
-        gpus = self.deal(worker)
-        return info if gpus is None else replace(info, gpus=gpus)
 
     def give_back(self, worker: str) -> None:
         """Take a worker's GPUs back: it has ended."""

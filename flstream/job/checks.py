@@ -244,9 +244,6 @@ def _places(job: Job) -> Iterator[Problem]:
         yield Problem(
             "engine.pdb", "", "false, unless engine.type is inline", "add --engine inline"
         )
-    for name in ("bind", "key_file") if engine.type == "join" else ():
-        if getattr(engine, name) is None:
-            yield Problem(f"engine.{name}", MISSING, "given where engine.type is join")
     if job.tracking.args and ":" not in (job.tracking.type or ""):
         yield Problem(
             "tracking.args", "", f"none, as tracking.type is {job.tracking.type or 'null'}"

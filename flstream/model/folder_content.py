@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -45,7 +45,7 @@ def folder_digest(folder: str, *, writeback: bool = False) -> str:
             its path.
     """
     digest, buffer = _Digest(), _buffer()
-    for entry in entries(folder):
+    for entry in _entries(folder):
         match entry.kind:
             case b"d":
                 digest.add(entry)
@@ -71,7 +71,7 @@ def copy_folder(source: str, target: str) -> str:
     """
     digest, buffer = _Digest(), _buffer()
     folders: list[tuple[str, os.stat_result]] = []
-    for entry in entries(source):
+    for entry in _entries(source):
         path = f"{target}/{entry.name}" if entry.name else target
         match entry.kind:
             case b"d":
@@ -82,7 +82,7 @@ def copy_folder(source: str, target: str) -> str:
             case b"f":
                 digest.add(entry, _copy_file(entry, path, buffer))
             case _:
-                with about(path):
+                with _about(path):
                     os.symlink(os.readlink(entry.path), path)
                 digest.add(entry, _target_digest(entry))
     for path, info in reversed(folders):
@@ -97,8 +97,8 @@ def sync_folder(folder: str) -> None:
     Raises:
         OSError: The disk refused it; the error has the path.
     """
-    for entry in entries(folder):
-        with about(entry.path):
+    for entry in _entries(folder):
+        with _about(entry.path):
             if entry.kind == b"d":
                 sync_directory(Path(entry.path))
             elif entry.kind == b"f":
@@ -115,7 +115,7 @@ def folder_bytes(folder: str) -> int:
     Raises:
         OSError: Something in it cannot be looked at; the error has its path.
     """
-    return sum(entry.info.st_size for entry in entries(folder) if entry.kind == b"f")
+    return sum(entry.info.st_size for entry in _entries(folder) if entry.kind == b"f")
 
 
 def remove_folder(folder: str) -> None:
@@ -125,7 +125,7 @@ def remove_folder(folder: str) -> None:
         OSError: Something in it cannot be removed; the error has the folder's path.
     """
     folders = [folder]
-    with about(folder):
+    with _about(folder):
         for path in folders:  # which grows meanwhile
             if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
                 os.chmod(path, 0o700)
@@ -140,53 +140,36 @@ def remove_folder(folder: str) -> None:
             os.rmdir(path)
 
 
-class Entry(NamedTuple):
-    """Something in a folder.
+class _Entry(NamedTuple):
+    """Something in a folder."""
 
-    Attributes:
-        name: Path relative to the folder; empty for the folder itself.
-        path: Path to reach it by.
-        kind: ``b"d"`` for a folder, ``b"f"`` for a file, ``b"l"`` for a link.
-        info: What the system knows of it.
-    """
-
-    name: str
+    name: str  # path relative to the folder; empty for the folder itself
     path: str
-    kind: bytes
+    kind: bytes  # d for a folder, f for a file, l for a link
     info: os.stat_result
 
 
-def entries(folder: str, leave_out: Callable[[str], bool] = lambda path: False) -> Iterator[Entry]:
-    """All that is in a folder, itself first, in an order that depends on names and kinds alone.
+def _entries(folder: str) -> Iterator[_Entry]:
+    """Yield all that is in a folder, itself first, in an order of names and kinds alone.
 
     It has no recursion, since training code may nest folders deeper than Python's stack.
-
-    Args:
-        folder: Path of the folder.
-        leave_out: Whether something in it is left out, by its path; a folder with all that it has.
-
-    Raises:
-        OSError: Something cannot be looked at, or is neither a file, a folder nor a link; the error
-            has its path.
     """
     info = os.lstat(folder)
     if not stat.S_ISDIR(info.st_mode):
         raise OSError(errno.ENOTDIR, "it is not a folder", folder)
-    yield Entry("", folder, b"d", info)
+    yield _Entry("", folder, b"d", info)
     todo = [""]
     while todo:
         parent = todo.pop()
         with os.scandir(f"{folder}/{parent}" if parent else folder) as found:
             children = sorted(found, key=lambda child: os.fsencode(child.name))
         for child in children:
-            if leave_out(child.path):
-                continue
             name = f"{parent}/{child.name}" if parent else child.name
             info = child.stat(follow_symlinks=False)
             kind = _KINDS.get(stat.S_IFMT(info.st_mode))
             if kind is None:
                 raise OSError(errno.EINVAL, "it is neither a file, a folder nor a link", child.path)
-            yield Entry(name, child.path, kind, info)
+            yield _Entry(name, child.path, kind, info)
             if kind == b"d":
                 todo.append(name)
 
@@ -200,7 +183,7 @@ class _Digest:
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128(_RULE)
 
-    def add(self, entry: Entry, content: bytes = _NO_CONTENT) -> None:
+    def add(self, entry: _Entry, content: bytes = _NO_CONTENT) -> None:
         """Take the next entry; ``content`` has the 16 bytes of the digest of what is in it."""
         name = os.fsencode(entry.name)
         # A link's are of no meaning, and differ from system to system.
@@ -217,7 +200,7 @@ def _buffer() -> memoryview:
 
 def _pieces(path: str, buffer: memoryview, *, writeback: bool = False) -> Iterator[memoryview]:
     """The bytes of a file in order, each piece valid until the next is asked for."""
-    with about(path):
+    with _about(path):
         fd = os.open(path, _READ)
         try:
             while count := os.readv(fd, [buffer]):
@@ -235,22 +218,22 @@ def _file_digest(path: str, buffer: memoryview, *, writeback: bool) -> bytes:
     return digest.digest()
 
 
-def _target_digest(entry: Entry) -> bytes:
+def _target_digest(entry: _Entry) -> bytes:
     return xxhash.xxh3_128(os.fsencode(os.readlink(entry.path))).digest()
 
 
-def _copy_file(entry: Entry, path: str, buffer: memoryview) -> bytes:
+def _copy_file(entry: _Entry, path: str, buffer: memoryview) -> bytes:
     """Copy a file, and return the 16 bytes of the digest of its content."""
     digest, reached = xxhash.xxh3_128(), 0
-    with about(path):
+    with _about(path):
         fd = os.open(path, _WRITE, 0o600)
     try:
         for piece in _pieces(entry.path, buffer):
             digest.update(piece)
-            with about(path):
+            with _about(path):
                 write_at(fd, piece, reached)
             reached += len(piece)
-        with about(path):
+        with _about(path):
             os.fchmod(fd, stat.S_IMODE(entry.info.st_mode))
             os.utime(fd, ns=(entry.info.st_atime_ns, entry.info.st_mtime_ns))
     finally:
@@ -259,7 +242,7 @@ def _copy_file(entry: Entry, path: str, buffer: memoryview) -> bytes:
 
 
 @contextmanager
-def about(path: str) -> Iterator[None]:
+def _about(path: str) -> Iterator[None]:
     """Give errors the path that a reader needs; those of descriptors come without one."""
     try:
         yield

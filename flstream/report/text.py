@@ -96,9 +96,8 @@ def shown_path(path: Path) -> str:
 
 
 def nodes_awaited(event: NodesAwaited) -> str:
-    """Return what a run waits for before it begins, and the command that is to be run there."""
-    text = f"waiting for {counted(event.nodes, 'node')}"
-    return f"{text}: {printable(event.command)}" if event.command else text
+    """Return what a run waits for before it begins."""
+    return f"waiting for {counted(event.nodes, 'node')}"
 
 
 def wrapped(sentences: Iterable[str], width: int | None, most: int = _MOST_WRAPPED) -> list[str]:

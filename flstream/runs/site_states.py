@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from flstream.client.site_folder import WORK_FOLDER
 from flstream.client.state_versions import (
     KEPT_VERSIONS,
     StateFolder,
@@ -83,27 +82,6 @@ def discard_site_state_after(
         raise SimulationError(
             f"the state of {site_folder.name} cannot be taken back: {error_text(error)}; put that "
             "right, and go on with --resume"
-        ) from error
-
-
-def set_aside_work_folder(site_folder: Path) -> None:
-    """Give another name to what a site's code has left in its working directory.
-
-    Args:
-        site_folder: The site's folder in the run directory.
-
-    Raises:
-        SimulationError: It cannot be renamed.
-    """
-    path = site_folder / WORK_FOLDER
-    if not is_folder(path):
-        return
-    try:
-        path.rename(unused_name(path))
-    except OSError as error:
-        raise SimulationError(
-            f"the working folder of {site_folder.name} cannot be renamed: {error_text(error)}; "
-            "put that right, and go on with --resume"
         ) from error
 
 

@@ -285,7 +285,7 @@ class PeerFold:
         """The first site that lives and has not been lost, with its worker.
 
         Raises:
-            SimulationError: There is none, or its worker does not see the run directory.
+            SimulationError: There is none.
         """
         pool, worker_of = self._context.pool, self._context.worker_of
         left = [site for site in self._at if site not in self._lost]
@@ -296,7 +296,6 @@ class PeerFold:
             except WorkerLostError as error:
                 self._lost[site] = str(error)
                 continue
-            worker.expect_run()
             return site, worker
         reasons = "; ".join(
             f"{site}: {shortened(reason, MOST_QUOTED)}" for site, reason in self._lost.items()

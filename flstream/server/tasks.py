@@ -19,7 +19,6 @@ from flstream.client.messages import (
     HostLost,
     Received,
     SiteTask,
-    StateWanted,
     Task,
     TaskKind,
 )
@@ -33,7 +32,6 @@ from flstream.model.checkpoint import FileSource
 from flstream.server.collector import START_KEY, UNLIMITED, TaskWaits
 from flstream.server.context import ServerContext
 from flstream.server.model_offers import ModelHosts, ModelOffer, offers_by_peers, offers_by_server
-from flstream.server.node_states import NodeStates
 from flstream.server.site_queue import SiteBatch
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_monitor import TIMEOUT_KEY, Report, SiteLost
@@ -177,16 +175,10 @@ def ask(
 
     Raises:
         WorkerLostError: The worker ended, died, took too long or answered something else.
-        CheckpointError: The state that a site has left cannot be kept.
-        SimulationError: The model is a file to the worker, which does not see it.
         AbortedError: The run is being stopped.
     """
-    if spec.hosts is not None:
-        worker.expect_run()
     began = monotonic()
     offers = spec.offers(context, worker)
-    kept = spec.kind == "train" and spec.keeps_state
-    states = NodeStates(context, worker, spec.effect, spec.sites, kept=kept)
     deadline, key = began + spec.seconds, TIMEOUT_KEY
     if spec.waits.start is not None and spec.waits.start < spec.seconds:
         deadline, key = began + spec.waits.start, START_KEY
@@ -213,10 +205,6 @@ def ask(
                     offer = _next_offer(offers)
                     with suppress(ChannelClosedError):
                         worker.control.send(spec.message(offer, sites))
-                case StateWanted(effect, site) if effect == spec.effect and site in sites:
-                    offered = states.offer(site)
-                    with suppress(ChannelClosedError):
-                        worker.control.send(offered)
                 case Began(_, site) if site in sites:
                     # Each has as long as if it were alone.
                     at_work, deadline = site, monotonic() + spec.seconds
@@ -231,8 +219,6 @@ def ask(
                     raise WorkerLostError(reason, exit_code=code)
                 case Answered():
                     _check(spec, message, {*sites} - failed)
-                    if not worker.sees_run:
-                        states.take(message)
                     return message
                 case _:
                     raise WorkerLostError(f"it sent {type(message).__name__}, out of turn")
@@ -242,7 +228,6 @@ def ask(
         raise
     finally:
         offers.close()
-        states.close()
 
 
 def _next_offer(offers: Generator[ModelOffer]) -> ModelOffer:

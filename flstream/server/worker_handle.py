@@ -33,7 +33,6 @@ from flstream.errors import (
     LayoutError,
     ProtocolError,
     RefusedError,
-    SimulationError,
     StreamingError,
     UsageError,
 )
@@ -214,7 +213,6 @@ class WorkerHandle:
         up: Receiver that fetches the worker's updates.
         peers: Requests to the worker about other workers.
         ready: Whether the worker has reported that it is ready.
-        sees_run: Whether it sees the run directory, as it has reported.
     """
 
     def __init__(
@@ -228,7 +226,6 @@ class WorkerHandle:
         self.up = Receiver(SocketChannel(spawned.end.up, name), name, abort)
         self.peers = PeerLink(spawned.end.peers, name, self.receiver, abort)
         self.ready = False
-        self.sees_run = True
         self._spawned = spawned
         self._service = service
         # A process of the same user, which may look into this one's memory by other means.
@@ -251,19 +248,6 @@ class WorkerHandle:
         """
         end = self._spawned.end
         return not is_hung_up(end.down, end.up, end.peers)
-
-    def expect_run(self) -> None:
-        """Refuse a worker that does not see the run directory, where models are files to sites.
-
-        Raises:
-            SimulationError: It does not.
-        """
-        if not self.sees_run:
-            raise SimulationError(
-                "sites that fold find models as files in the run directory, which the node of "
-                f"{self.name} does not see; put the run where all nodes see it (--run-dir), or "
-                "choose a workflow whose server folds"
-            )
 
     def kill(self) -> None:
         """Kill the process; safe to call from any thread."""

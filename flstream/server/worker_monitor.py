@@ -190,7 +190,6 @@ class WorkerMonitor:
                 # A process that runs a script for many sites sends it twice: its idle memory is
                 # known only once the script has made its imports.
                 was_ready, worker.ready = worker.ready, True
-                worker.sees_run = message.sees_run
                 self._notify(WorkerMessage(worker.name, message))
                 return None if was_ready else message
             case Logged():

@@ -6,16 +6,19 @@ Inline, where a thread stands for such a process, only its output and its end ar
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import select
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 from flstream.engines.process_tree import kill_descendants
-from flstream.simulation.log_streams import flush_streams, use_log_streams
 from flstream.simulation.places import this_place
 
 # Exit status of a process that ended because its peer died.
@@ -41,7 +44,7 @@ def redirect_output(log: Path) -> None:
         place.log_to(log)
         return
     _point_at(log)
-    use_log_streams()
+    sys.stdout, sys.stderr = _stream(1), _stream(2)
 
 
 class SiteLogs:
@@ -68,10 +71,21 @@ class SiteLogs:
         if this_place() is not None:
             redirect_output(log)
             return
-        flush_streams()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):  # a full disk, which ends no task by itself
+                stream.flush()
         # C code has its own buffer for output to a file.
         self._libc.fflush(None)
         _point_at(log)
+
+
+def _stream(descriptor: int) -> TextIO:
+    """Return a stream that writes each line at once.
+
+    It has no buffer of bytes, which would keep what a full disk refused for the next log.
+    """
+    file = io.FileIO(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(file, errors="backslashreplace", line_buffering=True)
 
 
 def _point_at(log: Path) -> None:

@@ -239,7 +239,6 @@ class _Follower:
         self._node_warnings: list[str] = []
         self._causes: list[str] = []  # of a failure, such as which processes were killed
         self._showing = threading.Lock()
-        self._reasons: set[str] = set()  # why nodes could not join
         self._sampler = sampler
         self._listener = listener
         self._on_round = on_round
@@ -305,11 +304,7 @@ class _Follower:
     def note_node(self, event: NodeEvent) -> None:
         """Show an event of a node, and keep what is a warning; any thread may call this."""
         if isinstance(event, NodeLost):
-            # Whoever starts an agent again and again is told the same each time.
-            if event.reason not in self._reasons:
-                self._node_warnings.append(f"node {event.node}: {event.reason}")
-            if event.is_refused:
-                self._reasons.add(event.reason)
+            self._node_warnings.append(f"node {event.node}: {event.reason}")
         elif isinstance(event, NodeJoined) and event.other_processor:
             self._node_warnings.append(
                 f"node {event.node} has another processor ({event.other_processor}), which may "

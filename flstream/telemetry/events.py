@@ -524,11 +524,9 @@ class NodesAwaited(Event, tag="nodes_awaited"):
 
     Attributes:
         nodes: How many have to join.
-        command: What is to be run on each of them; empty where the engine sees to it.
     """
 
     nodes: int
-    command: str
 
 
 class NodeJoined(Event, tag="node_joined"):
@@ -539,27 +537,23 @@ class NodeJoined(Event, tag="node_joined"):
         cpus: How many workers it has room for.
         other_processor: Name of its processor, if it is another one than the launcher's, which may
             round otherwise; else empty.
-        sees_run: Whether it sees the run directory; otherwise it was sent the job's folder.
     """
 
     node: str
     cpus: int
     other_processor: str = ""
-    sees_run: bool = True
 
 
 class NodeLost(Event, tag="node_lost"):
-    """A node, and with it its workers, is lost to the run, or could not join it.
+    """A node, and with it its workers, is lost to the run.
 
     Attributes:
         node: Name of the node.
         reason: Clause that says why.
-        is_refused: Whether it could not join.
     """
 
     node: str
     reason: str
-    is_refused: bool = False
 
 
 NodeEvent = NodesAwaited | NodeJoined | NodeLost

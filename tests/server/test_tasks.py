@@ -55,7 +55,6 @@ class Scripted:
         self._script: Iterator = iter(script)
         self.now = 1000.0
         self.monitor = self
-        self.sees_run = True
         self.control = SimpleNamespace(send=lambda message: None)
 
     def __call__(self) -> float:
