@@ -43,7 +43,7 @@ class ClientsSection(Section):
     parallel: Annotated[Whole, Field(ge=1, le=256)] | None = None
     """How many worker processes run them; null is one each up to 16, then one a core.
 
-    With an engine of other machines, or with engine.gpus, null is as many as there is room for.
+    With engine.type = ray, or with engine.gpus, null is as many as there is room for.
 
     With fewer workers than clients a worker runs several, one after another.
     """

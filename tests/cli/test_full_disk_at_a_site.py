@@ -53,7 +53,7 @@ def fail(write_job, tmp_path):
 
 LOGGED = {
     LOG_IS_FULL + "raise ValueError('the loss is 7')": "ValueError: the loss is 7",
-    LOG_IS_FULL + "print('unlike others')": "No space left on device: '/dev/full'",
+    LOG_IS_FULL + "print('unlike others')": "OSError: [Errno 28] No space left on device",
     "raise OSError(errno.ENOSPC, os.strerror(28), '/data/cache')": "on device: '/data/cache'",
 }
 

@@ -1,26 +1,14 @@
 """GPUs are dealt out whole: names of them here, on a machine that need not have any."""
 
 import pytest
-from cluster_support import Cluster
+from training_scripts import QUIET, plain
 
 from flstream.engines.gpus import GpuDealer, visible_gpus
-from flstream.errors import WorkerLostError
+from flstream.errors import UsageError, WorkerLostError
 from flstream.job import JobError
 
-PRINTS = """
-(HERE / f"{site}-{round}.gpus").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "unset"))
-"""
-
-
-@pytest.fixture
-def cluster(tmp_path):
-    made = Cluster(tmp_path / "job", extra=PRINTS, rounds=1)
-    yield made
-    made.close()
-
-
-def seen(cluster):
-    return {each.stem[:6]: each.read_text() for each in cluster.folder.glob("*.gpus")}
+PRINTS = plain('print("GPUs:", os.environ.get("CUDA_VISIBLE_DEVICES"))')
+JOB = ["clients.count=4", "rounds=1", QUIET]
 
 
 def test_gpus_are_those_that_a_scheduler_has_granted_or_else_all_that_the_driver_has(tmp_path):
@@ -57,19 +45,18 @@ def test_gpus_are_dealt_whole_and_come_back():
 
 
 @pytest.mark.nightly
-def test_each_worker_of_one_machine_sees_its_own(cluster, monkeypatch):
+def test_each_worker_of_one_machine_sees_its_own(jobs, processes, monkeypatch):
+    def seen(*overrides):
+        run = jobs.run(PRINTS, *JOB, *overrides)
+        assert run.summary.status == "finished"
+        sites = [run.directory.site_log(f"site-{number}") for number in range(1, 5)]
+        return [log.read_text().removeprefix("GPUs: ").rstrip() for log in sites]
+
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    done = cluster.local("--set", "engine.gpus=1")
-    assert done.returncode == 0, done.stderr
-    assert sorted(seen(cluster).values()) == ["4", "5", "6", "7"]
-    for each in cluster.folder.glob("*.gpus"):
-        each.unlink()
-    done = cluster.local("--set", "engine.gpus=2", run="shared")
-    assert done.returncode == 0, done.stderr
-    assert set(seen(cluster).values()) == {"4,5", "6,7"}  # two workers do the work of four sites
-    done = cluster.local("--set", "engine.gpus=2", "--set", "clients.parallel=4", run="more")
-    assert done.returncode == 2
-    assert "GPUs for 2 workers of 2 (engine.gpus), and the job has 4" in done.stderr
+    assert sorted(seen("engine.gpus=1")) == ["4", "5", "6", "7"]
+    assert set(seen("engine.gpus=2")) == {"4,5", "6,7"}  # two workers do the work of four sites
+    with pytest.raises(UsageError, match=r"for 2 workers of 2 \(engine.gpus\), and the job has 4"):
+        seen("engine.gpus=2", "clients.parallel=4")
 
 
 def test_they_are_listed_in_one_of_two_places(jobs, processes):

@@ -13,7 +13,7 @@ import pytest
 from pyparsing import ParserElement
 
 from flstream.errors import UsageError
-from flstream.job import JobError, job_schema, load_job
+from flstream.job import JobError, engine_section, job_schema, load_job
 from flstream.workflows.registry import BUILT_IN
 
 UNIFORM = "network.up { distribution = uniform, low = "
@@ -165,11 +165,6 @@ ROWS = [
         "must be 8 where links are emulated in swarm",
     ),
     ("streaming.mode = map, network.up = 10 Mbit", "network", "set streaming.mode = pull"),
-    (
-        'streaming.mode = map, engine { type = join, bind = "127.0.0.1:0", key_file = key }',
-        "engine.type",
-        "set streaming.mode = pull",
-    ),
     # Privacy.
     (PRIVATE + "aggregation.method = median", "aggregation.method", "must be mean where"),
     (PRIVATE + "aggregation.weights.site-1 = 2", "aggregation.weights", "given {"),
@@ -247,7 +242,8 @@ ROWS = [
     ),
     ("engine.address = a:1", "engine.address", "must be null, unless engine.type is ray"),
     ("engine.address = localhost", "engine.address", "HOST:PORT of a Ray cluster's head"),
-    ("engine.bind = localhost:99999", "engine.bind", "65535 is the last port"),
+    ("engine.address = localhost:99999", "engine.address", "65535 is the last port"),
+    ("engine.bind = localhost:9", "engine.bind", "unknown key"),
     # HOCON.
     ('train.args.a = "x"\ntrain.args.a += "y"', "", "a += appends to a list, and a is none"),
     ('include "more.conf"', "include", 'more.conf"; must be an existing file'),
@@ -266,6 +262,13 @@ def test_a_mistake_is_named_by_its_key_with_what_may_stand_there(
     assert words in str(problem)
     assert "\n" not in str(problem)
     assert capfd.readouterr() == ("", "")
+
+
+def test_models_are_mapped_on_one_machine_alone(mistakes, monkeypatch):
+    monkeypatch.setattr(engine_section, "check_installed", lambda *_: None)
+    [problem] = mistakes("streaming.mode = map, engine.type = ray")
+    assert problem.key == "engine.type"
+    assert "set streaming.mode = pull" in str(problem)
 
 
 def test_mistakes_are_all_named_in_one_message_and_survive_pickling(write, folder):
