@@ -8,7 +8,6 @@ import select
 import socket
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 
 from flstream.errors import ChannelClosedError, DeadlineError
 from flstream.transport.channel import AbortSignal, Deadline, wait_readable
@@ -185,11 +184,6 @@ class SocketChannel:
     def detach(self) -> socket.socket:
         """Return the socket, for another process; this object is of no use any more."""
         return socket.socket(fileno=self._socket.detach())
-
-    def shut(self) -> None:
-        """End the stream in both directions, also for a thread that waits for it."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close this end; the peer sees the end of the stream."""

@@ -300,16 +300,6 @@ def dial(
     return channel
 
 
-def expect_address(address: str) -> None:
-    """Refuse what is no address to connect to.
-
-    Raises:
-        UsageError: It is not ``HOST:PORT`` with a port from 1 to 65,535.
-    """
-    if not _host_and_port(address)[1]:
-        raise UsageError(f"{address!r} has no port to connect to; give the one that is listened on")
-
-
 def _channel(sock: socket.socket, peer: str) -> SocketChannel:
     for level, option, value in _KEEPALIVE:
         sock.setsockopt(level, option, value)

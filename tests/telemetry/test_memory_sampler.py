@@ -155,7 +155,7 @@ def test_what_nodes_took_together_counts_and_not_what_one_took_that_came_later()
     sampler.take("two", NodeMemory([Sample(1.0, "site-2", 60)], {}, 200))
     assert sampler.peak_total_pss - here == 300
     sampler.forget("two")
-    # The same machine, whose agent has joined again.
+    # The same machine, which has come again.
     sampler.take("two-2", NodeMemory([Sample(2.0, "site-2", 60)], {}, 150))
     assert sampler.peak_total_pss - here == 300
     assert sampler.nodes == {"one": 100, "two": 200, "two-2": 150}
