@@ -3,6 +3,8 @@
 import errno
 import itertools
 import os
+import subprocess
+import sys
 
 import pytest
 from training_scripts import QUIET, noisy, results
@@ -38,3 +40,27 @@ def test_a_run_goes_on_to_the_same_bits_once_there_is_room(
     assert "No space left on device" in run.summary.error
     assert list(run.directory.path.rglob("round-*.tmp")) == []
     assert results(jobs.go_on(run, noisy(), *JOB)) == expected
+
+
+# The disk of one site's log is full, where another's is not.
+TWO_LOGS = """
+from pathlib import Path
+from flstream.simulation.child import SiteLogs
+
+logs = SiteLogs(Path("own"), Path)
+logs.enter("site-1")
+try:
+    print("lost")
+except OSError as error:
+    reason = str(error)
+print("lost, too", end="")
+logs.enter("site-2")
+print("reason:", reason)
+"""
+
+
+def test_what_one_log_has_no_room_for_is_an_error_and_in_no_other_log(tmp_path):
+    (tmp_path / "site-1").symlink_to("/dev/full")
+    subprocess.run([sys.executable, "-c", TWO_LOGS], cwd=tmp_path, check=True)
+    assert (tmp_path / "site-2").read_text() == "reason: [Errno 28] No space left on device\n"
+    assert (tmp_path / "own").read_text() == ""
