@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import chdir, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 import pytest
 
-from flstream.engines.fork_server import SOURCE, host_for
-from flstream.engines.processes import ProcessHost
+from flstream.engines.processes import SOURCE, ProcessHost, variables_of
 from flstream.job import Job, load_job
 from flstream.runs.resume import ResumePoint, plan_resume
 from flstream.runs.run_directory import RunDirectory
@@ -56,21 +55,49 @@ class Run(NamedTuple):
 
 
 class SharedHost(ProcessHost):
-    """Starts a run's processes from the fork server that the run before has left.
+    """Process host that runs share, one after another: its fork server outlives each of them.
 
     To start one takes longer than all else that a small job does; and they are all alike.
+
+    Args:
+        imports: Path of the file with the imports that the workers of most tests make.
     """
 
-    def _stop_fork_server(self) -> None:
-        pass
+    def __init__(self, imports: Path = COMMON_IMPORTS, **variables: str) -> None:
+        super().__init__({SOURCE: str(imports), **variables})
+
+    def prepare(self, variables: Mapping[str, str]) -> None:
+        """Keep to the variables of the first job, and to the imports of this host."""
+        if not self._is_prepared:
+            super().prepare({**variables, **self._variables})
+
+    def begin(self) -> None:
+        """Start the fork server in a folder that stays, unlike those of tests."""
+        with chdir(Path(__file__).parent):
+            super().begin()
+
+    def close(self) -> None:
+        """End the processes of a run, but for the fork server."""
+        self.end_processes()
+
+    def end(self) -> None:
+        """End the fork server, too."""
+        super().close()
 
 
-def shared_host_for(job: Job) -> ProcessHost:
+SHARED_HOST = SharedHost()
+
+
+def shared_host_for(job: Job | None = None) -> ProcessHost:
     """What a job's processes start from, if it need not be of its own."""
-    host = SharedHost(host_for(job)._environment)
-    # Whichever job comes first, the others find there what their workers would import in its place.
-    host.prepare({SOURCE: str(COMMON_IMPORTS)})
-    return host
+    if job is not None:
+        SHARED_HOST.prepare(variables_of(job))
+    return SHARED_HOST
+
+
+def share_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have code of this process that makes a process host for a job take the shared one."""
+    monkeypatch.setattr(ProcessHost, "of", staticmethod(shared_host_for))
 
 
 class Jobs(NamedTuple):
@@ -164,7 +191,7 @@ class Jobs(NamedTuple):
 def fork_server() -> Iterator[None]:
     """The fork server that runs share ends with the last of them."""
     yield
-    ProcessHost({}).close()
+    SHARED_HOST.end()
 
 
 @pytest.fixture
@@ -182,8 +209,7 @@ def jobs(tmp_path: Path, fork_server: None, request: pytest.FixtureRequest) -> J
 @pytest.fixture
 def jobs_of_their_own(tmp_path: Path, fork_server: None) -> Jobs:
     """Jobs that share nothing with those of other tests: each has a fork server of its own."""
-    ProcessHost({}).close()
-    return Jobs(tmp_path, host_for, LOCAL)
+    return Jobs(tmp_path, ProcessHost.of, LOCAL)
 
 
 @pytest.fixture(scope="session")

@@ -13,18 +13,16 @@ from flstream.transport.sockets import SocketChannel
 PATIENCE = 20.0
 
 
-class Hand:
-    """One of them, as it was spawned: ready at once and then silent, or dead from the beginning.
+class ThreadWorker:
+    """One of them: ready at once and then silent, or dead from the beginning.
 
     Attributes:
-        end: The server's ends of the pipes.
+        ends: The server's ends of the sockets.
         theirs: Its own.
     """
 
-    is_linked = False
-
     def __init__(self, gets_ready: bool) -> None:
-        self.end, self.theirs = worker_socket_pairs()
+        self.ends, self.theirs = worker_socket_pairs()
         self._thread = threading.Thread(target=self._live, daemon=True)
         if gets_ready:
             self._thread.start()
@@ -42,6 +40,9 @@ class Hand:
             with suppress(OSError):
                 end.shutdown(2)
 
+    def exit_code(self, seconds) -> None:
+        """Return nothing: how it has ended is not known."""
+
     def was_let_go(self) -> bool:
         """Wait until the server has closed the pipe it sends models on; return whether it has."""
         self.theirs.down.settimeout(PATIENCE)
@@ -58,30 +59,27 @@ class Hand:
         self.theirs.close()
 
 
-class Office:
-    """Where a pool hires them.
+class ThreadEngine:
+    """Where a pool has them from.
 
     Args:
-        vain: By name of a worker, how many of those spawned never get ready.
+        vain: By name of a worker, how many of those started never get ready.
     """
 
     def __init__(self, vain: dict[str, float]) -> None:
         self._vain = vain
         self._lock = threading.Lock()
-        self.spawned: Counter[str] = Counter()
-        self.hands: list[Hand] = []
+        self.started: Counter[str] = Counter()
+        self.workers: list[ThreadWorker] = []
 
-    def spawn(self, name, abort) -> Hand:
+    def start(self, name) -> ThreadWorker:
         """One more of a name."""
         with self._lock:
-            self.spawned[name] += 1
-            self.hands.append(Hand(self.spawned[name] > self._vain.get(name, 0)))
-            return self.hands[-1]
-
-    def exit_code(self, name) -> None:
-        """Return nothing: how one of a name has ended is not known."""
+            self.started[name] += 1
+            self.workers.append(ThreadWorker(self.started[name] > self._vain.get(name, 0)))
+            return self.workers[-1]
 
     def close(self) -> None:
         """Let go of all of them."""
-        for hand in self.hands:
-            hand.close()
+        for worker in self.workers:
+            worker.close()

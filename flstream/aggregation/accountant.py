@@ -1,16 +1,13 @@
 """The privacy that folds have spent, by the accountants of the package dp-accounting.
 
-That package takes 80 MiB and a second to import. So a server asks for it in a process of its own:
-``python -m flstream.aggregation.accountant`` reads a request on stdin, and writes its answer.
+That package takes 70 MiB and a second to import, which only private jobs do.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,9 +16,6 @@ import msgspec
 if TYPE_CHECKING:
     from flstream.job import Job
 
-# How long epsilons are computed ahead of the one that is asked for, and how many at most.
-_AHEAD_SECONDS = 2.0
-_MOST_AHEAD = 2000
 # What PLDAccountant takes: the grid of a privacy loss distribution.
 _INTERVAL = 1e-4
 
@@ -33,7 +27,7 @@ FoldCounts = Mapping[int, int]
 
 
 class Accounting(msgspec.Struct, frozen=True):
-    """What epsilon depends on beside the folds.
+    """Inputs of epsilon beside the folds.
 
     Attributes:
         accountant: Name of the accountant.
@@ -65,22 +59,6 @@ class Accounting(msgspec.Struct, frozen=True):
         )
 
 
-class EpsilonRequest(msgspec.Struct, frozen=True):
-    """A question to the process of an accountant.
-
-    Attributes:
-        accounting: What epsilon depends on beside the folds.
-        folds: The folds.
-        next: Number of sites that the cohorts of folds to come are drawn from.
-        most: Number of folds to come that may be asked for next.
-    """
-
-    accounting: Accounting
-    folds: dict[int, int]
-    next: int
-    most: int
-
-
 def epsilon(accounting: Accounting, folds: FoldCounts) -> float:
     """Compute the epsilon of folds, at the accounting's delta.
 
@@ -88,7 +66,11 @@ def epsilon(accounting: Accounting, folds: FoldCounts) -> float:
     without replacement is for neighbours in which one site's data are replaced: they differ by
     twice the clipping norm, so that the noise counts half (Wang et al. 2019, arXiv:1808.00087).
     """
-    counts = [(drawn_from, count) for drawn_from, count in sorted(folds.items()) if count]
+    return _epsilon(accounting, tuple(item for item in sorted(folds.items()) if item[1]))
+
+
+@cache
+def _epsilon(accounting: Accounting, counts: tuple[tuple[int, int], ...]) -> float:
     if not counts:
         return 0.0
     if accounting.accountant == "pld":
@@ -103,17 +85,6 @@ def epsilon(accounting: Accounting, folds: FoldCounts) -> float:
     divergences = [count * _divergences(accounting, drawn_from)[1] for drawn_from, count in counts]
     orders, _ = _divergences(accounting, NOT_DRAWN)
     return float(compute_epsilon(orders, sum(divergences), accounting.delta)[0])
-
-
-def epsilons_ahead(request: EpsilonRequest) -> Iterator[float]:
-    """Yield the epsilon of a request's folds, then of one more, and so on for a few seconds."""
-    folds = dict(request.folds)
-    began = time.monotonic()
-    for number in range(min(request.most, _MOST_AHEAD) + 1):
-        if number > 1 and time.monotonic() - began > _AHEAD_SECONDS:
-            return
-        yield epsilon(request.accounting, folds)
-        folds[request.next] = folds.get(request.next, 0) + 1
 
 
 def _loss(accounting: Accounting, drawn_from: int, count: int) -> Any:
@@ -165,58 +136,3 @@ def _divergences(accounting: Accounting, drawn_from: int) -> tuple[Any, Any]:
     finally:
         absl.setLevel(level)
     return accountant.orders, accountant.rdp
-
-
-Ask = Callable[[EpsilonRequest], Sequence[float]]
-"""Has the epsilons of a request computed: of its folds, and of some more that are to come."""
-
-
-class EpsilonTable:
-    """Epsilons of a run's folds, asked for some at a time.
-
-    Args:
-        accounting: What they depend on beside the folds.
-        ask: Has some computed.
-        rounds: Number of folds that the run is to have.
-    """
-
-    def __init__(self, accounting: Accounting, ask: Ask, rounds: int) -> None:
-        self._accounting = accounting
-        self._ask = ask
-        self._rounds = rounds
-        self._known: dict[tuple[tuple[int, int], ...], float] = {}
-
-    def epsilon(self, folds: FoldCounts, then: int) -> float:
-        """Return the epsilon of folds.
-
-        Args:
-            folds: The folds.
-            then: Number of sites that the cohorts of folds to come are most likely drawn from.
-        """
-        key = _key(folds)
-        if key not in self._known:
-            most = max(self._rounds - sum(folds.values()), 0) + 1
-            request = EpsilonRequest(self._accounting, dict(folds), then, most)
-            ahead = dict(folds)
-            for found in self._ask(request):
-                self._known[_key(ahead)] = found
-                ahead[then] = ahead.get(then, 0) + 1
-        return self._known[key]
-
-
-def _key(folds: FoldCounts) -> tuple[tuple[int, int], ...]:
-    return tuple(sorted((drawn_from, count) for drawn_from, count in folds.items() if count))
-
-
-def epsilons(request: EpsilonRequest) -> Sequence[float]:
-    """Return the answer to a request, computed in this process."""
-    return list(epsilons_ahead(request))
-
-
-def _main() -> None:
-    request = msgspec.json.decode(sys.stdin.buffer.read(), type=EpsilonRequest)
-    sys.stdout.buffer.write(msgspec.json.encode(epsilons(request)))
-
-
-if __name__ == "__main__":
-    _main()

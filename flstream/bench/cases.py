@@ -13,7 +13,7 @@ import flstream
 from flstream.errors import UsageError
 from flstream.job import Job, load_job
 from flstream.job.network_section import parse_link
-from flstream.simulation.forecasting.forecast import forecast, plain_layout
+from flstream.simulation.forecast import forecast, plain_layout
 from flstream.units import format_bytes
 
 EXCHANGE = Path(flstream.__file__).parent / "templates" / "exchange" / "job.conf"

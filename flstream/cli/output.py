@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -69,6 +72,29 @@ def _text(stream: StandardStream, before: TextIO | None, *, line_buffering: bool
         errors="backslashreplace",
         line_buffering=line_buffering,
     )
+
+
+@contextmanager
+def diverted(log: Path) -> Iterator[TextIO]:
+    """Divert what other code prints to a log, output of C code included, until the block ends.
+
+    Descriptor 1 stays with the log also after that: a thread that does not end may still print.
+
+    Yields:
+        A stream to standard output.
+    """
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    output, errors = os.dup(1), os.dup(2)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    try:
+        stream = StandardStream(output)
+        yield _text(stream, sys.stdout, line_buffering=stream.isatty())
+    finally:
+        sys.stderr.flush()
+        os.dup2(errors, 2)
+        os.close(errors)
 
 
 def spare_output() -> None:

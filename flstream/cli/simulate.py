@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -74,14 +74,14 @@ def simulate(
     A run that was stopped, killed or failed goes on with --resume, and a finished one too if
     the job has more rounds now. The job must be the same in all else.
     """
-    from flstream.cli.output import spare_output
-    from flstream.engines.fork_server import needs_of, new_host
+    from flstream.cli.output import diverted, spare_output
+    from flstream.engines.processes import ProcessHost, variables_of
 
     spare_output()  # the exit status is the run's, which summary.json tells of as well
 
     path = job_file(job)
     try:
-        with closing(new_host()) as host:
+        with closing(ProcessHost.of()) as host:
             # The fork server's imports take longest, so this process does its own meanwhile.
             text = ""
             with suppress(OSError), path.open(errors="replace") as file:
@@ -97,15 +97,20 @@ def simulate(
                 "engine.pdb": pdb or None,
             }
             loaded = load_job(path, overrides or (), settings)
-            host.prepare(needs_of(loaded))
+            host.prepare(variables_of(loaded))
             from flstream.report.console import make_console, report_error
             from flstream.report.running import run_and_show
             from flstream.runs.run_directory import RunDirectory
 
             run = (RunDirectory.reopen if resume else RunDirectory.create)(loaded.name, run_dir)
-            console = make_console()
-            console.quiet = as_json or quiet
-            summary = run_and_show(loaded, run, console, resume=resume, host=host)
+            with ExitStack() as stack:
+                output = None
+                if loaded.tracking.type is not None and not loaded.engine.is_inline:
+                    # The tracker is a thread of this process, and may print what it likes.
+                    output = stack.enter_context(diverted(run.log("tracker")))
+                console = make_console(file=output)
+                console.quiet = as_json or quiet
+                summary = run_and_show(loaded, run, console, resume=resume, host=host)
     except KeyboardInterrupt:
         # A run under way handles it: this was before or after.
         typer.echo("stopped; a run that had begun goes on with --resume", err=True)

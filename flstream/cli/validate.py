@@ -56,8 +56,8 @@ def validate(
     from flstream.job import job_schema, load_job
     from flstream.report.console import make_console
     from flstream.report.forecast import forecast_json, print_forecast
-    from flstream.simulation.forecasting.checking import check_job
-    from flstream.simulation.forecasting.fitting import available_in, lacks
+    from flstream.simulation.forecast import available_in, lacks
+    from flstream.simulation.probe import check_job
 
     if schema:
         typer.echo(json.dumps(job_schema(), indent=2))

@@ -1,10 +1,10 @@
-"""What a run's workers come from: this machine, or the nodes of a cluster; and their sockets."""
+"""Protocols of engines and workers, and the sockets between the server and a worker."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -56,35 +56,43 @@ def worker_socket_pairs() -> tuple[WorkerSockets, WorkerSockets]:
     )
 
 
-class StartedWorker(NamedTuple):
-    """A worker that an engine has started.
+class WorkerProcess(Protocol):
+    """A worker that an engine has started. Any thread may use it."""
 
-    Attributes:
-        pid: Pid of the worker's process, on its node.
-        ends: The server's ends of the sockets to the worker.
-        number: Number by which the engine knows the worker; 0 for a process of this machine.
-    """
+    @property
+    def ends(self) -> WorkerSockets:
+        """The server's ends of the sockets to the worker."""
+        ...
 
-    pid: int
-    ends: WorkerSockets
-    number: int = 0
+    def kill(self) -> None:
+        """Kill the worker, and what it has started, unless it has ended."""
+        ...
+
+    def exit_code(self, seconds: float) -> int | None:
+        """Wait until the worker has ended, for at most ``seconds``, and return its exit code.
+
+        Returns:
+            The code, or minus the signal that killed it; None if it has not ended, or how it did is
+            not known.
+        """
+        ...
 
 
 class Engine(Protocol):
-    """Where workers come from. The launcher has it, and its threads share it.
+    """Source of workers, which the threads of the server share.
 
     The loss of a worker reaches the server as the end of the worker's sockets, whatever the engine.
     An engine that learns of it by other means, such as a node's silence, ends them itself.
     """
 
-    def start(self, name: str) -> StartedWorker:
+    def start(self, name: str) -> WorkerProcess:
         """Start a worker, and connect it.
 
         Args:
             name: Name of the worker.
 
         Raises:
-            Exception: It cannot be started; the message says why.
+            WorkerLostError: It cannot be started.
         """
         ...
 
@@ -98,38 +106,10 @@ class Engine(Protocol):
         """
         ...
 
-    def kill(self, number: int) -> None:
-        """Kill a worker, and what it has started, unless it has ended."""
-        ...
-
-    def await_end(self, number: int, seconds: float) -> None:
-        """Wait until a worker has closed all its files, for at most ``seconds``."""
-        ...
-
-    def exit_code(self, name: str, seconds: float) -> int | None:
-        """Return the exit code of a worker's last process, or minus the signal that killed it.
-
-        Args:
-            name: Name of the worker.
-            seconds: Most seconds to wait until the process has ended.
-
-        Returns:
-            The code; None if it has not ended, or how it did is not known.
-        """
-        ...
-
-    @property
-    def causes(self) -> Mapping[str, str]:
-        """Why a worker's last process has ended, as a sentence without a point, by worker's name.
-
-        Of those alone that ended before their time, as far as the engine knows.
-        """
-        ...
-
     def close(self, seconds: float = 0.0) -> None:
-        """Start nothing more, and end what there is; a second call has no effect.
+        """End all workers, and start none any more; a second call has no effect.
 
         Args:
-            seconds: Time that workers have to end by themselves, where this ends them.
+            seconds: Time that workers have to end by themselves.
         """
         ...

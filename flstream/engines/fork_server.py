@@ -1,62 +1,142 @@
-"""The fork server of a job, with its environment and its imports.
+"""The fork server: a process without threads that has made its imports, and forks others.
 
-Its imports take longer than all else until a job begins. They are therefore begun while the job
-file is still being read; this module itself imports little for the same reason.
+Its owner holds the other end of a socket of packets. A packet with descriptors asks for a process;
+the first descriptor is of the pickled call, the others are those of the call's sockets. Answers are
+a process's pid with a pidfd when it was forked, and its pid with its exit code when it has ended.
 """
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import os
-from typing import TYPE_CHECKING
+import pickle
+import pkgutil
+import selectors
+import shutil
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import traceback
+from contextlib import suppress
+from multiprocessing import util
+from pathlib import Path
+from typing import IO, Any
 
-from flstream.engines.processes import ProcessHost
+from flstream.engines.process_tree import kill_descendants
 
-if TYPE_CHECKING:
-    from flstream.job import Job
+REPLY = struct.Struct("<?qq")
+"""Whether a process has ended, its pid, and its exit code, or minus the signal that killed it."""
+MOST_DESCRIPTORS = 64
+"""Most descriptors in one packet."""
 
-SOURCE = "FLSTREAM_SOURCE"
-"""Environment variable with the path of the training code, whose libraries are imported."""
-PRELOAD = "FLSTREAM_PRELOAD"
-"""Environment variable with the libraries that the job asks for, with commas."""
-QUIET_ARROW = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
-"""Setting of Arrow's allocator, which pandas imports: no thread that gives memory back."""
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 
 
-def new_host() -> ProcessHost:
-    """Create a process host for a job that is not loaded yet.
+class CallPickler(pickle.Pickler):
+    """Pickles a call, and lists the sockets among its arguments instead of pickling them."""
 
-    Before it is entered, :meth:`ProcessHost.prepare` must be called with :func:`needs_of` the job.
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+        self.sockets: list[socket.socket] = []
+
+    def persistent_id(self, obj: Any) -> int | None:
+        """Return the number of a socket; None for all else."""
+        if not isinstance(obj, socket.socket):
+            return None
+        self.sockets.append(obj)
+        return len(self.sockets) - 1
+
+
+class _CallUnpickler(pickle.Unpickler):
+    def __init__(self, file: IO[bytes], descriptors: list[int]) -> None:
+        super().__init__(file)
+        self._descriptors = descriptors
+
+    def persistent_load(self, pid: int) -> socket.socket:
+        return socket.socket(fileno=self._descriptors[pid])
+
+
+def temporary_prefix(fork_server: int) -> str:
+    """Return the prefix of temporary folders that a fork server removes at its end.
+
+    Args:
+        fork_server: Its pid, which is that of the parent of a process that it has forked.
     """
-    return ProcessHost(
-        {
-            # Each thread that allocates would otherwise get an arena of its own, which glibc keeps.
-            "MALLOC_ARENA_MAX": "2",
-            # Tensors of 2 MiB and more come in huge pages, where the system has them: a received
-            # model's pages are then made ready in a fraction of the time.
-            "THP_MEM_ALLOC_ENABLE": "1",
-        }
-    )
+    return f"flstream-{fork_server}-"
 
 
-def host_for(job: Job) -> ProcessHost:
-    """Create a process host that is prepared for a job."""
-    host = new_host()
-    host.prepare(needs_of(job))
-    return host
+def serve(owner: socket.socket) -> None:
+    """Fork processes for the owner until it is gone; then kill them, and all they have started."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(owner, selectors.EVENT_READ)
+        with suppress(ConnectionError):
+            while True:
+                for key, _ in selector.select():
+                    if key.data is not None:
+                        _reap(owner, selector, key.fd, key.data)
+                        continue
+                    _, descriptors, _, _ = socket.recv_fds(owner, 1, MOST_DESCRIPTORS)
+                    if not descriptors:
+                        raise ConnectionError("the owner is gone")
+                    _fork(owner, selector, descriptors)
+    kill_descendants(os.getpid())
+    for folder in Path(tempfile.gettempdir()).glob(f"{temporary_prefix(os.getpid())}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+    # Its group has also what training code left behind.
+    os.killpg(0, signal.SIGKILL)
 
 
-def needs_of(job: Job) -> dict[str, str]:
-    """Return the environment variables of a job's processes, for :meth:`ProcessHost.prepare`."""
-    threads, variables = str(job.clients.threads), {}
-    # A command's processes are not forked from here: what they import is their own.
-    if job.train.command is None:
-        variables = {SOURCE: str(job.train.source or ""), PRELOAD: ",".join(job.train.preload)}
-    return {
-        **variables,
-        "OMP_NUM_THREADS": threads,
-        "OPENBLAS_NUM_THREADS": threads,
-        # Without these, libraries warn in each process that training code forks.
-        "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "false"),
-        "KMP_WARNINGS": os.environ.get("KMP_WARNINGS", "off"),
-        **QUIET_ARROW,
-    }
+def _fork(owner: socket.socket, selector: selectors.BaseSelector, descriptors: list[int]) -> None:
+    pid = os.fork()
+    if not pid:
+        with suppress(BaseException):  # whatever it is, no child goes on here
+            os._exit(_run(owner, selector, descriptors))
+        os._exit(1)
+    pidfd = os.pidfd_open(pid)
+    selector.register(pidfd, selectors.EVENT_READ, pid)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    socket.send_fds(owner, [REPLY.pack(False, pid, 0)], [pidfd])
+
+
+def _reap(owner: socket.socket, selector: selectors.BaseSelector, pidfd: int, pid: int) -> None:
+    selector.unregister(pidfd)
+    os.close(pidfd)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    owner.send(REPLY.pack(True, pid, code))
+
+
+def _run(owner: socket.socket, selector: selectors.BaseSelector, descriptors: list[int]) -> int:
+    """Run the call of a new process, and return its exit code."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # of a fork server that is killed
+    for key in list(selector.get_map().values()):
+        if key.data is not None:
+            os.close(key.fd)
+    selector.close()
+    owner.close()
+    call, *sockets = descriptors
+    try:
+        with open(call, "rb") as file:
+            name, target, arguments = _CallUnpickler(file, sockets).load()
+        multiprocessing.current_process().name = name
+        pkgutil.resolve_name(target)(*arguments)
+        return 0
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        # As multiprocessing ends a process: without taking the interpreter apart.
+        threading._shutdown()  # type: ignore[attr-defined]
+        util._exit_function()  # type: ignore[attr-defined]
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()

@@ -2,70 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple
 
-from flstream.engines.engine import StartedWorker, WorkerSockets, worker_socket_pairs
-from flstream.telemetry.memory import MemorySampler
+from flstream.engines.engine import WorkerSockets, worker_socket_pairs
+from flstream.engines.gpus import GpuDealer
+from flstream.engines.processes import Process, ProcessHost
+from flstream.errors import WorkerLostError
+
+
+class LocalWorker(NamedTuple):
+    """A worker of this machine.
+
+    Attributes:
+        process: Its process.
+        ends: The server's ends of the sockets to it.
+    """
+
+    process: Process
+    ends: WorkerSockets
+
+    def kill(self) -> None:
+        """Kill the worker, and what it has started."""
+        self.process.kill()
+
+    def exit_code(self, seconds: float) -> int | None:
+        """Wait for the worker's end, and return its exit code: see :class:`WorkerProcess`."""
+        return self.process.exit_code(seconds)
 
 
 class LocalEngine:
-    """Starts workers on this machine. Its process host ends them, and the server kills them.
+    """Starts workers on this machine.
 
     Args:
-        start: Starts a worker, given its name and its ends of the sockets, and returns the pid of
-            its process and 0; or 0 and its number, where it is a thread of this process.
-        sampler: Sampler of the memory of this machine's processes.
-        exit_code: Returns the exit code of a worker's process, as :meth:`exit_code` does.
-        kill: Ends a worker that is a thread, given its number; None where none is.
+        host: Host of their processes, which ends them.
+        main: Function that a worker's process runs, as ``package.module:name``: with the arguments,
+            its name, its GPUs and its ends of the sockets.
+        arguments: What all of them have in common.
+        gpus: GPUs that are dealt out to them; None leaves all visible.
+        on_started: Called with the name and the pid of each process.
     """
 
     def __init__(
         self,
-        start: Callable[[str, WorkerSockets], tuple[int, int]],
-        sampler: MemorySampler,
-        exit_code: Callable[[str, float], int | None],
-        kill: Callable[[int], None] | None = None,
+        host: ProcessHost,
+        main: str,
+        arguments: Sequence[Any],
+        gpus: GpuDealer | None,
+        on_started: Callable[[str, int], None],
     ) -> None:
-        self._start = start
-        self._sampler = sampler
-        self._exit_code = exit_code
-        self._kill = kill
+        self._host = host
+        self._main = main
+        self._arguments = arguments
+        self._gpus = gpus
+        self._on_started = on_started
+        self._workers: dict[str, LocalWorker] = {}
 
-    def start(self, name: str) -> StartedWorker:
-        """Fork a worker, and connect it by socket pairs."""
+    def start(self, name: str) -> LocalWorker:
+        """Fork a worker, and connect it by socket pairs: see :class:`Engine`."""
+        gpus = self._gpus and self._gpus.deal(name)
         ours, theirs = worker_socket_pairs()
-        try:
-            pid, number = self._start(name, theirs)
-            self._sampler.watch(name, pid)
-            return StartedWorker(pid, ours, number)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            # The server sees a socket close only if no copy of the worker's end is open here.
-            theirs.close()
+        # The server sees a socket close only if no copy of the worker's end is open here.
+        with closing(theirs):
+            try:
+                process = self._host.start(name, self._main, *self._arguments, name, gpus, theirs)
+            except OSError as error:
+                ours.close()
+                raise WorkerLostError(f"its process could not be started: {error}") from error
+        self._on_started(name, process.pid)
+        worker = self._workers[name] = LocalWorker(process, ours)
+        return worker
 
     def watch(self, name: str, pid: int, others: Sequence[int]) -> None:
-        """Sample the memory of a worker's processes together."""
-        if self._sampler.watches(name):
-            self._sampler.watch(name, pid, others)
-
-    def kill(self, number: int) -> None:
-        """End a thread; the server kills processes of its own machine itself."""
-        if self._kill is not None:
-            self._kill(number)
-
-    def await_end(self, number: int, seconds: float) -> None:
-        """Return at once: the server itself waits for processes of its machine."""
-
-    def exit_code(self, name: str, seconds: float) -> int | None:
-        """Return the exit code of a worker's last process: see :class:`Engine`."""
-        return self._exit_code(name, seconds)
-
-    @property
-    def causes(self) -> Mapping[str, str]:
-        """Nothing: the process host knows the exit codes of this machine's processes."""
-        return {}
+        """Return at once: the launcher watches the processes of its machine."""
 
     def close(self, seconds: float = 0.0) -> None:
-        """Return at once: the process host ends the workers."""
+        """Wait for the workers' end, for at most ``seconds``; the process host ends the others."""
+        ends = time.monotonic() + seconds
+        for worker in self._workers.values():
+            worker.exit_code(max(ends - time.monotonic(), 0.0))

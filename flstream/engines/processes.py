@@ -1,282 +1,307 @@
-"""Starting and ending of a run's processes; a site's own command is started by its worker."""
+"""Starting and ending of processes, by a fork server that has made their imports.
+
+The first fork server of a run is started while the job file is still being read, since its imports
+take longer than all else until a job begins. This module itself imports little for the same reason.
+"""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import pkgutil
-import resource
+import select
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
-import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from multiprocessing import connection, forkserver, resource_tracker
-from multiprocessing.context import ForkServerProcess
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
 
-from flstream.engines.sockets_folder import FOLDER, sockets_folder
+from flstream.engines.process_tree import kill_descendants
 
-PRELOAD = "flstream.simulation.preload"
-SAFE_PATH = "PYTHONSAFEPATH"
-NEEDS = "FLSTREAM_NEEDS"
-"""Environment variable with the path of the pipe that sends a job's needs to the fork server."""
+if TYPE_CHECKING:
+    from flstream.job import Job
+
+SOURCE = "FLSTREAM_SOURCE"
+"""Environment variable with the path of the training code, whose libraries are imported."""
+PRELOAD = "FLSTREAM_PRELOAD"
+"""Environment variable with the libraries that the job asks for, with commas."""
 OF_A_RUN = "FLSTREAM_OF_A_RUN"
 """Environment variable that the processes of a run have, and what they start."""
+QUIET_ARROW = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""Setting of Arrow's allocator, which pandas imports: no thread that gives memory back."""
 
 FORK_SERVER = "fork-server"
 """Name of the process that a run's processes are forked from, among those whose memory is shown."""
+
+_OF_ALL = {
+    OF_A_RUN: "1",
+    # Each thread that allocates would otherwise get an arena of its own, which glibc keeps.
+    "MALLOC_ARENA_MAX": "2",
+    # Tensors of 2 MiB and more come in huge pages, where the system has them: a received model's
+    # pages are then made ready in a fraction of the time.
+    "THP_MEM_ALLOC_ENABLE": "1",
+}
+_COMMAND = "import sys; sys.path[:] = {path}; from {module} import main; main({fd})"
+_PRELOAD = "flstream.simulation.preload"
 
 # Time from asking a process to end until it is killed.
 _GRACE_SECONDS = 2.0
 
 
-class ProcessHost:
-    """Starts processes from a fork server; as a context manager, ends them on exit.
+def variables_of(job: Job) -> dict[str, str]:
+    """Return the environment variables of a job's processes, for :meth:`ProcessHost.prepare`."""
+    threads, variables = str(job.clients.threads), {}
+    # A command's processes are not forked from here: what they import is their own.
+    if job.train.command is None:
+        variables = {SOURCE: str(job.train.source or ""), PRELOAD: ",".join(job.train.preload)}
+    return {
+        **variables,
+        "OMP_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+        # Without these, libraries warn in each process that training code forks.
+        "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "false"),
+        "KMP_WARNINGS": os.environ.get("KMP_WARNINGS", "off"),
+        **QUIET_ARROW,
+    }
+
+
+class Process:
+    """A process that a host has started. Any thread may use it.
 
     Args:
-        environment: Environment variables of every process, set before its first instruction.
+        host: Its host.
+        pid: Its pid.
+        pidfd: Descriptor of the process, which this object closes.
+
+    Attributes:
+        pid: Its pid.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = dict(environment)
+    _pidfd = -1  # of a thread that stands for a process
+
+    def __init__(self, host: ProcessHost, pid: int, pidfd: int) -> None:
+        self.pid = pid
+        self._host = host
+        self._pidfd = pidfd
+
+    def kill(self) -> None:
+        """Kill the process and those that it has started, with SIGKILL."""
+        if not self._has_ended(0.0):
+            kill_descendants(self.pid)
+            self.send(signal.SIGKILL)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send the process a signal, unless it has ended."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def exit_code(self, seconds: float = 0.0) -> int | None:
+        """Wait until the process has ended, for at most ``seconds``, and return its exit code.
+
+        Returns:
+            The code, or minus the signal that killed it; None if it has not ended.
+        """
+        return self._host.exit_code(self) if self._has_ended(seconds) else None
+
+    def _has_ended(self, seconds: float) -> bool:
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(seconds * 1e3))
+
+    def __del__(self) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+
+
+class ProcessHost:
+    """Starts processes by a fork server; as a context manager, ends them on exit.
+
+    Args:
+        variables: Environment variables of every process, beside those of all jobs.
+    """
+
+    def __init__(self, variables: Mapping[str, str] | None = None) -> None:
+        self._variables = dict(variables or {})
         self._is_prepared = False
-        # Path and descriptor of the named pipe for a job's needs, once that is there.
-        self._needs: tuple[str, int] | None = None
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([PRELOAD])
-        self._processes: dict[str, ForkServerProcess] = {}
-        self._replaced: list[ForkServerProcess] = []
-        # The exit code of a process can be read once, by one thread.
-        self._reading = threading.RLock()
+        self._socket: socket.socket | None = None
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._turn = threading.RLock()
+        self._processes: list[Process] = []
+        self._codes: dict[int, int] = {}
+        self.fork_server_pid: int | None = None
 
-    def start(self, name: str, target: str, *args: Any) -> int:
-        """Start a process.
+    @classmethod
+    def of(cls, job: Job | None = None) -> Self:
+        """Create a process host that is prepared for a job, unless that is yet to be read."""
+        host = cls()
+        if job is not None:
+            host.prepare(variables_of(job))
+        return host
 
-        Args:
-            name: Name of the process; it replaces an earlier process of that name.
-            target: Function that the process runs, as ``package.module:name``: the module need not
-                be imported here.
-            *args: Arguments of the function; must be picklable.
-
-        Returns:
-            The pid of the process.
-        """
-        # Not a daemon: a training script may start processes of its own, such as data loaders.
-        process = self._context.Process(target=_call, args=(target, *args), name=name, daemon=False)
-        with _without_main_module():
-            process.start()
-        if name in self._processes:
-            self._replaced.append(self._processes[name])
-            self._forget_ended()
-        self._processes[name] = process
-        assert process.pid is not None
-        return process.pid
-
-    def fork_server_pid(self) -> int | None:
-        """Return the pid of the fork server; None if it is not running."""
-        pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
-        return pid
-
-    def attend(self, fd: int) -> None:
-        """Return at once: unlike threads, processes want nothing of this one while it waits."""
-
-    def exit_code(self, name: str, seconds: float) -> int | None:
-        """Wait until a process has ended, for at most ``seconds``, and return its exit code.
-
-        Returns:
-            The code, as :attr:`multiprocessing.Process.exitcode`; None if it has not ended, or
-            there is no such process.
-        """
-        with self._reading:
-            process = self._processes.get(name)
-            if process is None:
-                return None
-            process.join(seconds)
-            return process.exitcode
-
-    def exit_codes(self) -> Mapping[str, int | None]:
-        """Return exit codes by process name, as :attr:`multiprocessing.Process.exitcode`."""
-        with self._reading:
-            return {name: process.exitcode for name, process in self._processes.items()}
-
-    def sentinels(self) -> list[int]:
-        """Return descriptors that become readable when a process ends, one for each."""
-        return [process.sentinel for process in self._processes.values()]
-
-    def take_ended(self) -> Mapping[str, int]:
-        """Return exit codes of the processes that have ended, by name, and forget them."""
-        codes = {
-            name: code
-            for name, process in self._processes.items()
-            if (code := process.exitcode) is not None
-        }
-        for name in codes:
-            self._processes.pop(name).close()
-        return codes
-
-    def wait_for_any(self, seconds: float) -> None:
-        """Wait until one of the live processes has ended, for at most ``seconds``."""
-        living = [process for process in self._processes.values() if process.exitcode is None]
-        connection.wait([process.sentinel for process in living], seconds)
-
-    def wait(self, seconds: float) -> bool:
-        """Wait until every process has ended.
+    @classmethod
+    def forked(cls, *inherited: socket.socket) -> Self:
+        """Fork a fork server from this process, which has made its imports and has no threads yet.
 
         Args:
-            seconds: Maximum time to wait.
-
-        Returns:
-            Whether all of them have ended.
+            inherited: Sockets of this process, which are not for the others.
         """
-        ends = time.monotonic() + seconds
-        for process in self._all():
-            process.join(max(ends - time.monotonic(), 0.0))
-        return all(process.exitcode is not None for process in self._all())
+        from flstream.engines.fork_server import serve
 
-    def _forget_ended(self) -> None:
-        """Release the descriptors held for replaced processes that have ended."""
-        ended = [process for process in self._replaced if process.exitcode is not None]
-        self._replaced = [process for process in self._replaced if process.exitcode is None]
-        for process in ended:
-            process.close()
-
-    def _all(self) -> list[ForkServerProcess]:
-        return [*self._processes.values(), *self._replaced]
+        host = cls()
+        host._is_prepared = True
+        host._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            host.fork_server_pid = os.fork()
+            if not host.fork_server_pid:
+                for own in (host._socket, *inherited):
+                    os.close(own.detach())
+                os.setpgid(0, 0)
+                serve(theirs)
+        return host
 
     def begin(self) -> None:
         """Start the fork server ahead of time.
 
-        It does the imports that every job needs, and waits for :meth:`prepare` to do the rest. If
-        it cannot be started, entering the context raises the error.
-
-        Raises:
-            UsageError: No temporary folder can be used.
+        It does the imports that every job needs, and waits for :meth:`prepare` to do the rest.
         """
-        with suppress(OSError):
-            if not self._is_prepared and self._needs is None:
-                # The folder also has the fork server's socket, and goes when this process ends.
-                path = os.path.join(sockets_folder(), f"needs-{uuid.uuid4().hex}")
-                os.mkfifo(path, 0o600)
-                # For reading and writing: opening waits for no reader, and a reader meets no end
-                # of file before the needs are written.
-                self._needs = path, os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            self._ensure_running()
+        if self._socket is not None:
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        path = [folder for folder in sys.path if folder]
+        command = _COMMAND.format(path=path, module=_PRELOAD, fd=theirs.fileno())
+        with theirs:
+            # The working directory is not on the path of `-P`: a script there with the name of a
+            # standard module would be imported in its place. A process group of its own: a Ctrl-C
+            # in the terminal reaches the launcher alone, which stops the others in order.
+            self._popen = subprocess.Popen(
+                [sys.executable, "-P", "-c", command],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **_OF_ALL},
+                pass_fds=[theirs.fileno()],
+                process_group=0,
+            )
+        self._socket, self.fork_server_pid = ours, self._popen.pid
+        if self._is_prepared:
+            self._send_variables()
 
     def prepare(self, variables: Mapping[str, str]) -> None:
-        """Set a job's environment variables, before or after :meth:`begin`.
+        """Set a job's environment variables, before or after :meth:`begin`."""
+        self._variables.update(variables)
+        if self._socket is not None and not self._is_prepared:
+            self._send_variables()
+        self._is_prepared = True
+
+    def start(self, name: str, target: str, *args: Any) -> Process:
+        """Start a process, and before it another fork server if that has ended.
 
         Args:
-            variables: Environment variables of every process.
+            name: Name of the process, as multiprocessing has it there.
+            target: Function that the process runs, as ``package.module:name``: the module need not
+                be imported here.
+            *args: Arguments of the function; must be picklable, or sockets.
+
+        Raises:
+            OSError: It cannot be started.
         """
-        self._is_prepared = True
-        self._environment.update(variables)
-        if self._needs is not None:
-            os.write(self._needs[1], json.dumps(dict(variables)).encode() + b"\n")
+        from flstream.engines.fork_server import CallPickler
+
+        fd = os.memfd_create("call", os.MFD_CLOEXEC)
+        with open(fd, "w+b") as file:
+            pickler = CallPickler(file)
+            pickler.dump((name, target, args))
+            file.seek(0)
+            descriptors = [fd, *(end.fileno() for end in pickler.sockets)]
+            with self._turn:
+                try:
+                    process = self._fork(descriptors)
+                except OSError:  # all that it has forked has ended with it
+                    self._end_fork_server()
+                    self.begin()
+                    process = self._fork(descriptors)
+                self._processes = [other for other in self._processes if not other._has_ended(0.0)]
+                self._processes.append(process)
+        return process
+
+    def exit_code(self, process: Process) -> int | None:
+        """Return the exit code of a process that has ended; None if the fork server is gone."""
+        with self._turn, suppress(OSError):
+            while process.pid not in self._codes:
+                self._receive()
+            return self._codes[process.pid]
+        return None
+
+    def attend(self, fd: int) -> None:
+        """Return at once: unlike threads, processes want nothing of this one while it waits."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until every process has ended, for at most ``seconds``; return whether it has."""
+        ends = time.monotonic() + seconds
+        return all(
+            process._has_ended(max(ends - time.monotonic(), 0.0))
+            for process in list(self._processes)
+        )
 
     def close(self) -> None:
         """End every process and the fork server. Calling it again has no effect."""
-        living = [process for process in self._all() if process.is_alive()]
-        for process in living:
-            process.terminate()
+        self.end_processes()
+        self._end_fork_server()
+
+    def end_processes(self) -> None:
+        """Ask every process to end, and kill those that do not."""
+        for process in self._processes:
+            process.send(signal.SIGTERM)
         if not self.wait(_GRACE_SECONDS):
-            for process in living:
+            for process in self._processes:
                 process.kill()
             self.wait(_GRACE_SECONDS)
-        for process in self._all():
-            if process.exitcode is not None:
-                process.close()
-        self._processes, self._replaced = {}, []
-        self._stop_fork_server()
-        if self._needs is not None:
-            path, pipe = self._needs
-            self._needs = None
-            os.close(pipe)
-            os.unlink(path)
+        self._processes = []
 
     def __enter__(self) -> Self:
         if not self._is_prepared:
             self.prepare({})
-        self._ensure_running()
+        self.begin()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ensure_running(self) -> None:
-        # Every site costs this process a dozen descriptors while the processes start, and some in
-        # the server, which inherits this limit. The soft limit of many systems is 1,024.
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft != hard:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        # The fork server is a `python -c`, for which the working directory comes first on the path:
-        # a script there with the name of a standard module would be imported in its place.
-        variables = {SAFE_PATH: "flstream", OF_A_RUN: "1", **self._environment}
-        variables[FOLDER] = sockets_folder()
-        if self._needs is not None and not self._is_prepared:
-            variables[NEEDS] = self._needs[0]
-        with _environment(variables), _without_main_module(), _interrupts_blocked():
-            forkserver.ensure_running()
+    def _fork(self, descriptors: Sequence[int]) -> Process:
+        assert self._socket is not None
+        socket.send_fds(self._socket, [b"f"], descriptors)
+        while (process := self._receive()) is None:
+            pass
+        return process
 
-    def _stop_fork_server(self) -> None:
-        # The fork server leads a process group of its own, which also has every process that a
-        # training script started and left behind.
-        pid = self.fork_server_pid()
-        if pid is None:
+    def _end_fork_server(self) -> None:
+        if self._socket is None:
             return
-        try:
-            os.killpg(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            os.kill(pid, signal.SIGKILL)  # it had not made its group yet
-        # Resets the standard library's record of the fork server, so that the next host can start
-        # another one. There is no public function for this; the library's own tests use this one.
-        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+        self._socket.close()
+        self._socket = None
+        if self._popen is not None:
+            self._popen.wait()
+        elif self.fork_server_pid:
+            os.waitpid(self.fork_server_pid, 0)
+        self.fork_server_pid = self._popen = None
 
+    def _send_variables(self) -> None:
+        assert self._socket is not None
+        with suppress(OSError):  # a fork server that has ended is met when a process is started
+            self._socket.send(json.dumps(self._variables).encode())
 
-def _call(target: str, *args: Any) -> None:
-    pkgutil.resolve_name(target)(*args)
+    def _receive(self) -> Process | None:
+        """Receive an answer: return the process that was forked, or note an exit code."""
+        from flstream.engines.fork_server import REPLY
 
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Hold Ctrl-C back, from the fork server too, until that has left this process's group."""
-    resource_tracker.ensure_running()  # before, since that lets Ctrl-C through afterwards
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _without_main_module() -> Iterator[None]:
-    """Hide the origin of this process's main module from multiprocessing.
-
-    A child would import that module again to unpickle what it defines. Nothing pickled is defined
-    there, and the command line's imports would add to the memory of every site.
-    """
-    main = sys.modules["__main__"]
-    names = ("__file__", "__spec__")
-    hidden = {name: main.__dict__.pop(name) for name in names if name in main.__dict__}
-    main.__spec__ = None
-    try:
-        yield
-    finally:
-        main.__dict__.update(hidden)
+        assert self._socket is not None
+        reply, descriptors, _, _ = socket.recv_fds(self._socket, REPLY.size, 1)
+        if not reply:
+            raise BrokenPipeError("the fork server has ended")
+        has_ended, pid, code = REPLY.unpack(reply)
+        if has_ended:
+            self._codes[pid] = code
+            return None
+        self._codes.pop(pid, None)
+        return Process(self, pid, descriptors[0])

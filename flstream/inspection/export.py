@@ -18,7 +18,7 @@ from flstream.model.formats.file import CheckpointFile
 from flstream.model.formats.opening import open_checkpoint
 from flstream.model.order import ORDER, in_order
 from flstream.runs.run_directory import RunDirectory
-from flstream.simulation.export_files import ExportRecord, kept_files
+from flstream.simulation.export_files import kept_files, kept_prefix
 
 _TORCH = (".pt", ".pth", ".bin")
 _MODEL, _ADAPTER = "model.safetensors", "adapter_model.safetensors"
@@ -58,7 +58,7 @@ def export(path: Path, to: Path) -> Export:
     if location:  # the run's journal has no digest of best.safetensors
         verify_checkpoint(file)
     folder = run.export_files if location or is_best else None
-    names = _exported_names(file, ExportRecord.read(folder).prefix if folder else "")
+    names = _exported_names(file, kept_prefix(folder) if folder else "")
     try:
         if to.suffix.lower() in _TORCH:
             _write_state_dict(file, names, to)

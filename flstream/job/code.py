@@ -49,7 +49,7 @@ def load(named: str) -> Any:
 
 
 def make(named: str, arguments: Mapping[str, Any], *first: Any) -> Any:
-    """Make an object of a class in a user's code.
+    """Make an object by a class or a function in a user's code.
 
     Args:
         named: Place of the class; see :func:`load`.
@@ -62,7 +62,7 @@ def make(named: str, arguments: Mapping[str, Any], *first: Any) -> Any:
     """
     factory = load(named)
     if not callable(factory):
-        raise UsageError(f"{named} is a {type(factory).__name__}; name a class")
+        raise UsageError(f"{named} is a {type(factory).__name__}; name a class or a function")
     return factory(*first, **arguments)
 
 

@@ -37,7 +37,7 @@ class TrackingSection(Section):
 
     In the run directory, tensorboard writes event files, and mlflow a store, `mlflow/mlflow.db`;
     both need the extra `flstream[tracking]`.
-    A class is named `file.py:Class` or `module:Class`, and runs in a process of its own.
+    A class is named `file.py:Class` or `module:Class`, and runs in a thread of the launcher.
     """
 
     args: FreeArgs = Field(default_factory=dict)

@@ -12,8 +12,7 @@ from rich.text import Text
 from flstream.job import Job
 from flstream.report.console import print_facts
 from flstream.report.text import counted, pieces
-from flstream.simulation.forecasting.fitting import Available, Lack
-from flstream.simulation.forecasting.forecast import Forecast
+from flstream.simulation.forecast import Available, Forecast, Lack
 from flstream.text import printable
 from flstream.units import format_bytes
 
@@ -60,7 +59,7 @@ def forecast_json(
 
 
 def _facts(job: Job, need: Forecast, room: Available) -> Iterator[tuple[str, str]]:
-    size, clients, imports = format_bytes, job.clients, need.imports
+    size, clients = format_bytes, job.clients
     rounds = counted(job.planned_rounds, "round")
     code = str(job.train.learner or job.train.script).removeprefix(f"{job.folder}/")
     origin = str(job.model.initial or job.model.factory).removeprefix(f"{job.folder}/")
@@ -72,12 +71,15 @@ def _facts(job: Job, need: Forecast, room: Available) -> Iterator[tuple[str, str
     yield "a round", f"about {moved}, {need.mode} mode, {pieces(need.chunk_size)}"
     if need.epsilon is not None:
         yield "privacy", f"epsilon {need.epsilon:.4g} at delta {job.privacy.delta:g} after {rounds}"
-    yield "imports", f"{size(imports.shared)} shared, {size(imports.own)} a worker (measured)"
+    yield (
+        "imports",
+        f"{size(need.imports.shared)} shared, {size(need.imports.own)} a worker (measured)",
+    )
     yield "server", f"about {size(need.server_bytes)} over its idle"
-    yield "a worker", f"about {size(need.worker_bytes)} for the exchange"
+    yield "a worker", f"about {size(need.worker_bytes)} for the exchange, with its imports"
     yield "not counted", f"{size(3 * need.model_bytes)} a worker for gradients and Adam's state;"
     yield "", "activations, data, and libraries that load at their first use"
-    all_memory = size(need.bytes_here(job))
+    all_memory = size(need.total_bytes)
     yield "all memory", f"about {all_memory} without these, {size(room.memory)} available"
     free = "" if room.disk is None else f", {size(room.disk)} free"
     yield "disk", f"about {size(need.disk_bytes)} (keep = {job.checkpoints.keep}){free}"

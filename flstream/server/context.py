@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
-from flstream.aggregation.accountant import Ask
 from flstream.aggregation.rules import AggregationRule
 from flstream.codecs.chain import CodecChain, chain_of
 from flstream.job import Job
@@ -39,7 +38,6 @@ class ServerContext:
         rule: How updates are folded.
         emit: Takes every event.
         abort: Set once the run is to stop.
-        accountant: Computes what a private job spends; None for other jobs.
         hints: Names of the hints that this process has given.
     """
 
@@ -50,7 +48,6 @@ class ServerContext:
     rule: AggregationRule
     emit: Emit
     abort: AbortSignal
-    accountant: Ask | None = None
     hints: set[str] = field(default_factory=set)
 
     def hint(self, name: str, message: str) -> None:

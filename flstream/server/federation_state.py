@@ -65,8 +65,8 @@ class FederationState:
         self.sent = SentValues()
         self.last = LastModels(context.run)
         self.private: PrivateFolds | None = None
-        if context.accountant is not None:
-            self.private = PrivateFolds(job, context.accountant)
+        if job.privacy.is_on:
+            self.private = PrivateFolds(job)
             self.private.check_first_round()
         self.round = 0
         self.stage = 0

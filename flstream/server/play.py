@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from flstream.client.code_errors import sentence
 from flstream.debugging import code_failed
 from flstream.errors import (
-    ChannelClosedError,
     FlstreamError,
     SimulationError,
     WorkflowError,
@@ -37,40 +34,10 @@ from flstream.server.task_plan import plan_disk
 from flstream.server.worker_monitor import SiteLost, WorkerAbandoned, WorkerMessage, WorkerReplaced
 from flstream.telemetry.events import (
     EffectDone,
-    ModelReady,
     ModelRecord,
     RunResumed,
     Warned,
 )
-from flstream.transport.messages import MessageChannel
-
-
-class Built(msgspec.Struct, tag=True, frozen=True):
-    """The checkpoint of round 0 is on disk.
-
-    Attributes:
-        bytes: Length of the model's body.
-        tensors: Number of its tensors.
-        digest: Digest of its body.
-    """
-
-    bytes: int
-    tensors: int
-    digest: str
-
-
-class NotBuilt(msgspec.Struct, tag=True, frozen=True):
-    """The initial model could not be made.
-
-    Attributes:
-        reason: One sentence that says why.
-    """
-
-    reason: str
-
-
-BuildReport = Built | NotBuilt
-"""What the builder process reports, once."""
 
 
 class Replay(NamedTuple):
@@ -107,24 +74,6 @@ def prepare(context: ServerContext) -> None:
                 collector.fail(name, brief(reason))
             case WorkerAbandoned() | WorkerReplaced():
                 report_replaced(event, context.emit)
-
-
-def await_initial(context: ServerContext, builder: MessageChannel[BuildReport]) -> str:
-    """Wait until the initial model is on disk, and return its digest.
-
-    Raises:
-        SimulationError: It could not be built.
-    """
-    try:
-        report = builder.receive(abort=context.abort)
-    except ChannelClosedError as error:
-        raise SimulationError(
-            "the process that builds the initial model died; see model-builder.log"
-        ) from error
-    if isinstance(report, NotBuilt):
-        raise SimulationError(report.reason)
-    context.emit(ModelReady(bytes=report.bytes, tensors=report.tensors, digest=report.digest))
-    return report.digest
 
 
 def play(context: ServerContext, initial: str, replay: Replay) -> None:

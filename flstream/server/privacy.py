@@ -7,13 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flstream.aggregation.accountant import (
-    NOT_DRAWN,
-    Accounting,
-    Ask,
-    EpsilonRequest,
-    EpsilonTable,
-)
+from flstream.aggregation.accountant import NOT_DRAWN, Accounting, epsilon
 from flstream.aggregation.clipping import AdaptiveNorm
 from flstream.aggregation.elements import FLOATS
 from flstream.aggregation.private import GaussianMechanism, NoiseSource
@@ -72,17 +66,15 @@ class PrivateFolds:
 
     Args:
         job: A private job.
-        accountant: Computes epsilons.
     """
 
-    def __init__(self, job: Job, accountant: Ask) -> None:
+    def __init__(self, job: Job) -> None:
         privacy, clients = job.privacy, job.clients
         self._job = job
         self._cohort = clients.cohort_size
         self._is_poisson = privacy.sampling == "poisson"
-        accounting = Accounting.of(job)
+        self._accounting = accounting = Accounting.of(job)
         self._population = accounting.population
-        self._table = EpsilonTable(accounting, accountant, job.planned_rounds)
         # The noise on the mean is that of the cohort which is simulated.
         self._noise = privacy.update_noise_multiplier(clients) / accounting.cohort
         self._adaptive: AdaptiveNorm | None = None
@@ -110,11 +102,10 @@ class PrivateFolds:
         Raises:
             SimulationError: The message has both figures.
         """
+        # In any case now, while workers start: the first one takes a second, for an import.
+        first = epsilon(self._accounting, {self._population: 1})
         condition = read_condition(self._job.stop_when) if self._job.stop_when else None
-        if condition is None or condition.metric != EPSILON:
-            return
-        first = self._table.epsilon({self._population: 1}, self._population)
-        if condition.holds(first):
+        if condition is not None and condition.metric == EPSILON and condition.holds(first):
             raise SimulationError(
                 f"one round alone would spend an epsilon of {first:.4g}, and stop_when is "
                 f"{condition}; raise privacy.noise_multiplier"
@@ -195,7 +186,6 @@ class PrivateFolds:
             folds[NOT_DRAWN] = folds.get(NOT_DRAWN, 0) + 1
         folds[drawn_from] = folds.get(drawn_from, 0) + 1
         then = drawn_from or self._population
-        epsilon = self._table.epsilon(folds, then)
         after = {**folds, then: folds.get(then, 0) + 1}
         norm = self._clip_norm
         if self._adaptive is not None:
@@ -207,9 +197,9 @@ class PrivateFolds:
             clipped=clipped / received if received else 0.0,
             drawn_from=drawn_from,
             folds=folds,
-            epsilon=epsilon,
+            epsilon=epsilon(self._accounting, folds),
             next_clip_norm=norm,
-            next_epsilon=self._table.epsilon(after, then),
+            next_epsilon=epsilon(self._accounting, after),
         )
 
     def take(self, record: FoldPrivacy, number: int) -> None:
@@ -241,13 +231,6 @@ class PrivateFolds:
         if not self.is_draw(list(training.tasks), number):
             return NOT_DRAWN
         return self._draw[2]
-
-
-def first_request(job: Job) -> EpsilonRequest:
-    """The request that a private run's first fold makes, unless its cohort is not drawn."""
-    accounting = Accounting.of(job)
-    then = accounting.population
-    return EpsilonRequest(accounting, {then: 1}, then, job.planned_rounds)
 
 
 def _kept_tensors(rule: AggregationRule, layout: Layout) -> list[str]:

@@ -25,7 +25,7 @@ from flstream.client.peer_messages import (
     Reach,
     Serve,
 )
-from flstream.engines.spawning import SpawnedWorker
+from flstream.engines.engine import WorkerProcess
 from flstream.errors import (
     AggregationError,
     CheckpointError,
@@ -202,9 +202,11 @@ class WorkerHandle:
 
     Args:
         name: Name of the worker.
-        spawned: The process, with the server's ends of its pipes.
+        process: The process, with the server's ends of its sockets.
         service: Download service that offers models to it.
         abort: Signal that stops the run.
+        is_linked: Whether its sites' links are emulated, so that little may wait in the sockets,
+            and nothing be lent.
 
     Attributes:
         name: Name of the worker; its replacement has the same.
@@ -216,23 +218,29 @@ class WorkerHandle:
     """
 
     def __init__(
-        self, name: str, spawned: SpawnedWorker, service: DownloadService, abort: AbortSignal
+        self,
+        name: str,
+        process: WorkerProcess,
+        service: DownloadService,
+        abort: AbortSignal,
+        *,
+        is_linked: bool,
     ) -> None:
         self.name = name
         self.receiver = f"{name}/{next(_numbers)}"
         self.control: MessageChannel[FromWorker] = MessageChannel(
-            SocketChannel(spawned.end.control, name), name, FromWorker
+            SocketChannel(process.ends.control, name), name, FromWorker
         )
-        self.up = Receiver(SocketChannel(spawned.end.up, name), name, abort)
-        self.peers = PeerLink(spawned.end.peers, name, self.receiver, abort)
+        self.up = Receiver(SocketChannel(process.ends.up, name), name, abort)
+        self.peers = PeerLink(process.ends.peers, name, self.receiver, abort)
         self.ready = False
-        self._spawned = spawned
+        self._process = process
         self._service = service
         # A process of the same user, which may look into this one's memory by other means.
-        if spawned.is_linked:
-            down = SocketChannel(spawned.end.down, name, buffer=SMALL_BUFFER)
+        if is_linked:
+            down = SocketChannel(process.ends.down, name, buffer=SMALL_BUFFER)
         else:
-            down = SocketChannel(spawned.end.down, name, lends=spawned.end.are_local)
+            down = SocketChannel(process.ends.down, name, lends=process.ends.are_local)
         service.attach(down, receiver=self.receiver)
 
     @property
@@ -246,20 +254,20 @@ class WorkerHandle:
 
         That of the control messages is not looked at, since there may be messages in it.
         """
-        end = self._spawned.end
+        end = self._process.ends
         return not is_hung_up(end.down, end.up, end.peers)
 
     def kill(self) -> None:
         """Kill the process; safe to call from any thread."""
-        self._spawned.kill()
+        self._process.kill()
 
-    def await_end(self, seconds: float) -> None:
-        """Wait until the process, which was killed, has closed all its files."""
-        self._spawned.await_end(seconds)
+    def exit_code(self, seconds: float) -> int | None:
+        """Wait until the process has closed all its files, and return its exit code, if known."""
+        return self._process.exit_code(seconds)
 
     def close(self) -> None:
-        """Close the pipes to the process."""
-        self._spawned.end.control.close()  # first, since its end is what a worker ends with
+        """Close the sockets to the process."""
+        self._process.ends.control.close()  # first, since its end is what a worker ends with
         self._service.detach(self.receiver)
-        self._spawned.end.up.close()
+        self._process.ends.up.close()
         self.peers.close()

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from flstream.client.messages import Stop
 from flstream.debugging import waiting
-from flstream.engines.spawning import WorkerSpawner
 from flstream.errors import (
     AbortedError,
     ChannelClosedError,
@@ -35,7 +34,6 @@ from flstream.server.worker_monitor import (
     WorkerReplaced,
 )
 from flstream.server.worker_supervisor import WorkerSupervisor
-from flstream.streaming.service import DownloadService
 from flstream.transport.channel import AbortSignal
 
 REPORT_SECONDS = 0.1
@@ -57,8 +55,7 @@ class WorkerPool:
     Args:
         names: Names of the workers.
         own: Whether each worker is a site's own, and has the site's name.
-        spawner: Engine's source of worker processes.
-        service: Download service that offers models to the workers.
+        start: Starts a worker of a name.
         abort: Signal that stops the run.
         ready_seconds: Seconds that a new process may take to become ready.
         has_deadlines: Whether workers have deadlines.
@@ -71,8 +68,7 @@ class WorkerPool:
         self,
         names: Sequence[str],
         own: bool,
-        spawner: WorkerSpawner,
-        service: DownloadService,
+        start: Callable[[str], WorkerHandle],
         abort: AbortSignal,
         ready_seconds: float,
         *,
@@ -82,8 +78,7 @@ class WorkerPool:
         self._events: SimpleQueue[PoolEvent] = SimpleQueue()
         self.monitor = WorkerMonitor(self._events.put, abort, has_deadlines=has_deadlines)
         self._supervisors = {
-            name: WorkerSupervisor(name, own, spawner, self.monitor, service, abort, ready_seconds)
-            for name in names
+            name: WorkerSupervisor(name, own, start, self.monitor, ready_seconds) for name in names
         }
         self._abandoning = threading.Lock()
         self._threads = ThreadPoolExecutor(len(names), thread_name_prefix="worker-pool")
@@ -136,7 +131,7 @@ class WorkerPool:
         worker = self._supervisors[name].worker
         self._supervisors[name].drop()
         if worker is not None:
-            worker.await_end(_END_SECONDS)
+            worker.exit_code(_END_SECONDS)
 
     def prepare(self) -> Iterator[PoolEvent | None]:
         """Start all workers, and wait until they are ready.

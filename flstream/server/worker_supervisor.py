@@ -1,19 +1,19 @@
-"""Supervision of one worker: it is spawned, made ready, killed and replaced."""
+"""Supervision of one worker: it is started, made ready, killed and replaced."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from time import monotonic
 
 from flstream.client.messages import Failed
-from flstream.engines.spawning import WorkerSpawner
 from flstream.errors import ChannelClosedError, FlstreamError, WorkerLostError
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_monitor import WorkerMonitor
-from flstream.streaming.service import DownloadService
 from flstream.text import how_ended
-from flstream.transport.channel import AbortSignal
 
+# Seconds within which a process whose sockets have ended is expected to have ended, too.
+_END_SECONDS = 2.0
 # Workers in a row that may be lost before they acknowledged a task; then their sites have failed.
 _MOST_LOST = 3
 
@@ -26,30 +26,26 @@ class WorkerSupervisor:
     Args:
         name: Name of the worker.
         own: Whether it is a site's own worker.
-        spawner: Engine's source of worker processes.
+        start: Starts a process of a name.
         monitor: Monitor that receives the worker's messages.
-        service: Download service that offers models to the worker.
-        abort: Signal that stops the run.
         ready_seconds: Seconds that a new process may take to become ready.
 
     Attributes:
         name: Name of the worker.
         own: Whether it is a site's own worker.
-        worker: The current process; None if it is yet to be spawned.
+        worker: The current process; None if it is yet to be started.
         failed_starts: Number of processes in a row that did not become ready.
         lost_in_a_row: Number of processes in a row that were lost before they acknowledged a task.
         is_abandoned: Whether the worker is no longer replaced.
-        is_ending: Whether it was ended, and is not to be spawned until :meth:`open` is called.
+        is_ending: Whether it was ended, and is not to be started until :meth:`open` is called.
     """
 
     def __init__(
         self,
         name: str,
         own: bool,
-        spawner: WorkerSpawner,
+        start: Callable[[str], WorkerHandle],
         monitor: WorkerMonitor,
-        service: DownloadService,
-        abort: AbortSignal,
         ready_seconds: float,
     ) -> None:
         self.name = name
@@ -58,10 +54,8 @@ class WorkerSupervisor:
         self.failed_starts = 0
         self.lost_in_a_row = 0
         self.is_abandoned = False
-        self._spawner = spawner
+        self._start = start
         self._monitor = monitor
-        self._service = service
-        self._abort = abort
         self._ready_seconds = ready_seconds
         self.is_ending = False
         self._lock = threading.Lock()  # guards the process that another thread may kill
@@ -71,11 +65,11 @@ class WorkerSupervisor:
         return self.lost_in_a_row < _MOST_LOST - 1
 
     def open(self) -> None:
-        """Allow the worker to be spawned again after :meth:`end`."""
+        """Allow the worker to be started again after :meth:`end`."""
         self.is_ending = False
 
     def ready_worker(self) -> WorkerHandle:
-        """Return the worker, ready for a task; spawn a process if there is none that is fit.
+        """Return the worker, ready for a task; start a process if there is none that is fit.
 
         Raises:
             WorkerLostError: The process did not become ready.
@@ -84,9 +78,9 @@ class WorkerSupervisor:
         if self.worker is not None and not self._monitor.is_fit(self.worker):
             self.drop()
         if self.worker is None:
-            spawned = self._spawner.spawn(self.name, self._abort)
+            started = self._start(self.name)
             with self._lock:
-                self.worker = WorkerHandle(self.name, spawned, self._service, self._abort)
+                self.worker = started
         with self._lock:
             worker = self.worker
             assert worker is not None
@@ -105,7 +99,7 @@ class WorkerSupervisor:
         return worker
 
     def end(self) -> None:
-        """Kill the worker, even while it is being spawned; safe to call from any thread."""
+        """Kill the worker, even while it is being started; safe to call from any thread."""
         with self._lock:
             self.is_ending = True
             if self.worker is not None:
@@ -121,12 +115,13 @@ class WorkerSupervisor:
             The error; or if the process has ended by itself, one that says how.
         """
         closed = isinstance(error.__cause__ or error, ChannelClosedError)
-        code = self._spawner.exit_code(self.name) if closed and not self.is_ending else None
-        worker = self.worker if code is not None else None
-        failed = None if worker is None else self._monitor.failure(worker)
-        self.drop()
-        if code is None:
+        worker = self.worker if closed and not self.is_ending else None
+        code = None if worker is None else worker.exit_code(_END_SECONDS)
+        if worker is None or code is None:
+            self.drop()
             return error
+        failed = self._monitor.failure(worker)
+        self.drop()
         lost = WorkerLostError(f"{self.name} {how_ended(code)}", exit_code=code)
         if failed is not None:
             lost = WorkerLostError(failed.reason, exit_code=failed.exit_code)

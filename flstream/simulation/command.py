@@ -28,9 +28,9 @@ from flstream.client.run_script import last_line
 from flstream.client.site_folder import enter_work_folder
 from flstream.client.worker_info import WorkerInfo
 from flstream.engines.engine import WorkerSockets
+from flstream.engines.fork_server import temporary_prefix
 from flstream.engines.process_tree import kill_descendants
-from flstream.engines.sockets_folder import sockets_folder
-from flstream.errors import FlstreamError
+from flstream.errors import FlstreamError, SimulationError
 from flstream.telemetry.events import SERVER
 from flstream.text import how_ended
 from flstream.transport.messages import MessageChannel
@@ -83,28 +83,40 @@ def run_command(info: WorkerInfo, script: ScriptCode, threads: int, end: WorkerS
     words = script.words(own_args)
     words = [*script.command, str(_STUB), str(script.path), *words]
     with (
-        # Of the run's folder, which the launcher removes if this process is killed.
+        # Which the fork server removes if this process is killed.
         tempfile.TemporaryDirectory(
-            prefix="site-", dir=sockets_folder(), ignore_cleanup_errors=True
+            prefix=temporary_prefix(os.getppid()), ignore_cleanup_errors=True
         ) as folder,
-        # Its path is shorter than that of the fork server's socket, so it is short enough.
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
     ):
         Path(folder, INFO).write_bytes(msgspec.msgpack.encode(info))
-        listener.bind(f"{folder}/{SOCKET}")
-        listener.listen()
         listener.setblocking(False)
+        message: Failed | Goodbye | None
         try:
-            command = _Command(words, threads, folder, listener, end)
-        except OSError as error:
-            reason = f"train.command: {words[0]} cannot be started: {error.strerror}"
-            message: Failed | Goodbye | None = Failed("", 0, f"{reason}; name a program")
-        else:
-            message = command.last_message()
+            _listen(listener, f"{folder}/{SOCKET}")
+            message = _Command(words, threads, folder, listener, end).last_message()
+        except SimulationError as error:
+            message = Failed("", 0, str(error))
         finally:
             _kill_children()
     if message is not None:
         report(end, message)
+
+
+def _listen(listener: socket.socket, path: str) -> None:
+    """Listen on a path, which may be too long for a socket.
+
+    Raises:
+        SimulationError: It is.
+    """
+    try:
+        listener.bind(path)
+    except OSError as error:
+        raise SimulationError(
+            f"the ranks of train.command cannot be reached at {path}: {error}; set TMPDIR to a "
+            "folder with a shorter path"
+        ) from error
+    listener.listen()
 
 
 def report(end: WorkerSockets, message: Failed | Goodbye) -> None:
@@ -127,7 +139,7 @@ class _Command:
         end: The worker's ends of the sockets to the server.
 
     Raises:
-        OSError: It cannot be started.
+        SimulationError: It cannot be started.
     """
 
     def __init__(
@@ -153,12 +165,17 @@ class _Command:
         own = {name: value for name, value in os.environ.items() if name not in INHERITED}
         # torchrun leaves a temporary folder behind each time.
         variables = {FOLDER: folder, "TMPDIR": folder, "OMP_NUM_THREADS": str(threads)}
-        self._process = subprocess.Popen(
-            words,
-            env={**own, **_STANDALONE, **variables},
-            stdin=subprocess.DEVNULL,
-            preexec_fn=lambda: _end_with(parent),
-        )
+        try:
+            self._process = subprocess.Popen(
+                words,
+                env={**own, **_STANDALONE, **variables},
+                stdin=subprocess.DEVNULL,
+                preexec_fn=lambda: _end_with(parent),
+            )
+        except OSError as error:
+            raise SimulationError(
+                f"train.command: {words[0]} cannot be started: {error.strerror}; name a program"
+            ) from error
         self._ended = os.pidfd_open(self._process.pid)
         self._poll = select.poll()
         self._poll.register(self._ended, select.POLLIN)

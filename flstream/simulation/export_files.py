@@ -1,4 +1,4 @@
-"""What an export has beside the weights: a model's configuration, and its tokenizer."""
+"""Files of an export beside the weights: a model's configuration, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from flstream.errors import CheckpointError
 from flstream.model.modules import exchanged_state, is_adapted
 
 if TYPE_CHECKING:
@@ -35,64 +32,43 @@ BESIDE = (
     "vocab.json",
     "vocab.txt",
 )
-# The record of what a run notes of its initial model.
-_NAME = ".flstream.json"
+# File with the prefix of the exchanged names, which those of the pretrained model within lack.
+PREFIX = ".prefix"
 
 
-class ExportRecord(msgspec.Struct, frozen=True):
-    """What an export has to know of the model.
-
-    Attributes:
-        prefix: What the names of its tensors begin with and those of the pretrained model within do
-            not; empty where they are the same.
-    """
-
-    prefix: str = ""
-
-    def write(self, folder: Path) -> None:
-        """Write the record into the folder of the files."""
-        (folder / _NAME).write_bytes(msgspec.json.encode(self))
-
-    @classmethod
-    def read(cls, folder: Path) -> ExportRecord:
-        """Read the record in a folder; an empty one where there is none.
-
-        Raises:
-            CheckpointError: It cannot be read.
-        """
-        try:
-            return msgspec.json.decode((folder / _NAME).read_bytes(), type=cls)
-        except FileNotFoundError:
-            return cls()
-        except (OSError, msgspec.DecodeError) as error:
-            raise CheckpointError(
-                f"{folder / _NAME} is damaged: {error}; remove it to export the names as they are"
-            ) from error
+def kept_prefix(folder: Path) -> str:
+    """Return the prefix that a run has kept for exports; empty where names are the model's own."""
+    path = folder / PREFIX
+    return path.read_text() if path.exists() else ""
 
 
 def kept_files(folder: Path) -> list[Path]:
     """Return the files that a run has kept for exports, in the order of their names."""
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if path.is_file() and path.name != _NAME)
+    return sorted(path for path in folder.iterdir() if path.is_file() and path.name != PREFIX)
 
 
 def keep_export_files(folder: Path, made: MadeModel | None, initial: Path | None) -> None:
     """Keep what goes with a model: of its factory, and from beside its initial weights.
 
-    It does not fail: a model can be trained without; what goes wrong is printed.
+    It does not fail: a model can be trained without. What goes wrong is printed.
 
     Args:
         folder: Folder for the files. None is made where there is nothing to keep.
         made: What the factory has made; None without one.
         initial: File of the initial weights; None without one.
     """
+    import torch
+
     try:
         if made is not None:
             model, *others = made.parts
             _keep_configuration(folder, model, made.state.keys())
-            for part in others:
-                _keep_processor(folder, part)
+            for part in others:  # a tokenizer, or what prepares images; not a second model
+                if hasattr(part, "save_pretrained") and not isinstance(part, torch.nn.Module):
+                    folder.mkdir(exist_ok=True)
+                    part.save_pretrained(folder)
         if initial is not None:
             for name in BESIDE:
                 path = initial.parent / name
@@ -101,15 +77,6 @@ def keep_export_files(folder: Path, made: MadeModel | None, initial: Path | None
                     shutil.copyfile(path, folder / name)
     except Exception:
         traceback.print_exc()
-
-
-def _keep_processor(folder: Path, part: Any) -> None:
-    """Keep a tokenizer, or what prepares images; not a second model."""
-    import torch
-
-    if hasattr(part, "save_pretrained") and not isinstance(part, torch.nn.Module):
-        folder.mkdir(exist_ok=True)
-        part.save_pretrained(folder)
 
 
 def _keep_configuration(folder: Path, module: Any, names: Collection[str]) -> None:
@@ -123,10 +90,10 @@ def _keep_configuration(folder: Path, module: Any, names: Collection[str]) -> No
     """
     for prefix, model in _candidates(module):
         own = {f"{prefix}{name}" for name in exchanged_state(model)}
-        for exchanged, record in ((own, prefix), ({name[len(prefix) :] for name in own}, "")):
+        for exchanged, shown in ((own, prefix), ({name[len(prefix) :] for name in own}, "")):
             if exchanged == set(names):
                 folder.mkdir(exist_ok=True)
-                ExportRecord(record).write(folder)
+                (folder / PREFIX).write_text(shown)
                 _save_configuration(folder, model)
                 return
 
@@ -139,7 +106,7 @@ def _candidates(module: Any) -> Iterator[tuple[str, Any]]:
     if _is_pretrained(module):
         yield "", module
     yield from (
-        (f"{name}.", each) for name, each in module.named_children() if _is_pretrained(each)
+        (f"{name}.", child) for name, child in module.named_children() if _is_pretrained(child)
     )
 
 

@@ -1,29 +1,28 @@
-"""Calls of a job's model factory, and the layout of what it makes."""
+"""Call of a job's model factory, and the layout of what it makes."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from flstream.client.seeding import seed_everything
 from flstream.debugging import code_failed
-from flstream.errors import FlstreamError, ModelError, UsageError
-from flstream.job.code import load
+from flstream.errors import FlstreamError, LayoutError, ModelError, UsageError
+from flstream.job import ModelSection
+from flstream.job.code import make
 from flstream.model.checkpoint_header import expect_in_format
 from flstream.model.dtypes import code_of
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.model.modules import exchanged_state
+from flstream.model.ties import find_ties
 from flstream.text import MOST_OF_AN_ERROR, shortened
-
-if TYPE_CHECKING:
-    import torch
 
 
 class MadeModel(NamedTuple):
-    """What a model factory has made.
+    """Result of a model factory.
 
     Attributes:
         state: Tensors of the model, by name.
@@ -34,28 +33,47 @@ class MadeModel(NamedTuple):
     parts: tuple[Any, ...]
 
 
-def make_model(
-    factory: str, args: Mapping[str, Any], seed: int, device: str | None = None
-) -> MadeModel:
-    """Call a model factory.
+def layout_of(model: ModelSection, seed: int) -> tuple[Layout, MadeModel]:
+    """Call a job's factory for names, ties and dtypes, on the meta device if it works there.
+
+    Raises:
+        FlstreamError: As :func:`layout_on`.
+    """
+    try:
+        return layout_on(model, seed, "meta")
+    except LayoutError:
+        raise
+    except Exception:  # of the user's code, which another device may suit
+        return layout_on(model, seed)
+
+
+def layout_on(
+    model: ModelSection, seed: int, device: str | None = None
+) -> tuple[Layout, MadeModel]:
+    """Call a job's factory, and return the layout of its model, and what it has made.
 
     Args:
-        factory: Name of the factory, as in a resolved job.
-        args: Keyword arguments of the factory.
+        model: Model section of the job, with a factory.
         seed: Seed for all random generators, set before the call.
         device: Default device of new tensors; on ``"meta"`` they have no bytes. None for torch's
             own default.
 
     Raises:
-        ModelError: The factory failed, or returned something that is not a model.
+        ModelError: The factory failed, returned something that is not a model, or only some of the
+            tensors are on the meta device.
+        LayoutError: A tensor cannot be streamed.
+        CheckpointError: A tensor cannot be written into a checkpoint.
     """
     import torch
 
+    assert model.factory is not None
+    factory = f"model.factory {model.factory}"
     seed_everything(seed)
     try:
-        make = _find(factory)
         with nullcontext() if device is None else torch.device(device):
-            made = make(**args)
+            result = make(model.factory, model.args)
+    except UsageError as error:
+        raise ModelError(f"model.factory {error}") from error
     except FlstreamError:
         raise
     except Exception as error:
@@ -63,66 +81,44 @@ def make_model(
             code_failed(error)
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise ModelError(
-            f"model.factory {factory} raised {type(error).__name__}: "
+            f"{factory} raised {type(error).__name__}: "
             f"{shortened(str(error), MOST_OF_AN_ERROR)} "
             f"({where.filename}, line {where.lineno})"
         ) from error
     # The others of a tuple are for training code, such as a tokenizer.
-    parts = made if isinstance(made, tuple) and made else (made,)
-    made = parts[0]
-    state = exchanged_state(made) if isinstance(made, torch.nn.Module) else made
+    parts = result if isinstance(result, tuple) and result else (result,)
+    state = exchanged_state(parts[0]) if isinstance(parts[0], torch.nn.Module) else parts[0]
     if not isinstance(state, Mapping):
         raise ModelError(
-            f"model.factory {factory} returned a {type(made).__name__}; it must return a torch "
-            "module or a dict of tensors, or a tuple that begins with one"
+            f"{factory} returned a {type(state).__name__}; it must return a torch module or a "
+            "dict of tensors, or a tuple that begins with one"
         )
-    return MadeModel(state, parts)
-
-
-def _find(factory: str) -> Callable[..., Any]:
-    try:
-        found = load(factory)
-    except UsageError as error:
-        raise ModelError(f"model.factory {error}") from error
-    if not callable(found):
-        raise ModelError(f"model.factory {factory} is a {type(found).__name__}; name a function")
-    made: Callable[..., Any] = found
-    return made
-
-
-def layout_on(
-    factory: str, args: Mapping[str, Any], seed: int, device: str | None = None
-) -> tuple[Layout, MadeModel]:
-    """Call a model factory, and return the layout of its model, and what it has made.
-
-    Raises:
-        ModelError: The factory failed, or some of the tensors are on the meta device.
-        LayoutError: A tensor cannot be streamed.
-        CheckpointError: A tensor cannot be written into a checkpoint.
-    """
-    made = make_model(factory, args, seed, device)
-    if device == "meta" and any(getattr(each, "is_meta", False) for each in made.state.values()):
-        layout = _meta_layout(made.state)
+    if device == "meta" and any(getattr(value, "is_meta", False) for value in state.values()):
+        layout = _meta_layout(state)
     else:
-        layout = MemoryBody.of(made.state).layout
-    expect_in_format(layout, f"model.factory {factory}")
-    return layout, made
+        layout = MemoryBody.of(state).layout
+    expect_in_format(layout, factory)
+    return layout, MadeModel(state, parts)
+
+
+class _OnMeta(NamedTuple):
+    """A tensor on the meta device, as :func:`find_ties` looks at it."""
+
+    code: str
+    shape: tuple[int, ...]
+    place: tuple[object, ...]
+    nbytes: int
 
 
 def _meta_layout(state: Mapping[str, Any]) -> Layout:
-    """Return the layout of tensors on the meta device; names with equal views are tied."""
+    """Return the layout of tensors on the meta device."""
     if not all(getattr(value, "is_meta", False) for value in state.values()):
         raise ModelError("some of its tensors are not on the meta device")
-    entries: list[tuple[str, str, tuple[int, ...]]] = []
-    kept: dict[tuple[object, ...], str] = {}
-    ties = {}
-    for name in sorted(state):
-        value: torch.Tensor = state[name]
-        code = code_of(value, name)
-        place = (value.untyped_storage()._cdata, value.storage_offset(), value.stride())
-        first = kept.setdefault((*place, value.shape, code), name) if value.numel() else name
-        if first == name:
-            entries.append((name, code, tuple(value.shape)))
-        else:
-            ties[name] = first
+    tensors: dict[str, Any] = {}
+    for name, value in state.items():
+        code, shape, storage = code_of(value, name), tuple(value.shape), value.untyped_storage()
+        place = (storage._cdata, value.storage_offset(), value.stride(), shape, code)
+        tensors[name] = _OnMeta(code, shape, place, value.nbytes)
+    ties = find_ties(tensors)
+    entries = ((name, *view[:2]) for name, view in tensors.items() if name not in ties)
     return Layout.of(entries, ties)

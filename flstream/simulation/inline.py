@@ -22,7 +22,6 @@ from bdb import BdbQuit
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, suppress
-from itertools import count
 from pathlib import Path
 from pkgutil import resolve_name
 from queue import Empty, SimpleQueue
@@ -31,17 +30,16 @@ from typing import Any, NamedTuple, Self
 from flstream.client import joined_bodies
 from flstream.debugging import hooked
 from flstream.engines.engine import WorkerSockets
-from flstream.engines.processes import ProcessHost
+from flstream.engines.processes import Process, ProcessHost
 from flstream.errors import AbortedError, UsageError
 from flstream.job import Job
 from flstream.job.code import package_root
 from flstream.simulation.interruption import STOPS, handling
-from flstream.simulation.places import EndedError, Places, ThreadPlace, frame_of, this_place
+from flstream.simulation.places import EndedError, Places, ThreadPlace, this_place
 from flstream.telemetry.events import SERVER
+from flstream.tracking.thread import TRACKER
 from flstream.transport.channel import Signal
 
-# Silence after which the user is told where the code is, in case it will not come back.
-_SILENT_SECONDS = 60.0
 # Time for threads to end that have been asked to.
 _GRACE_SECONDS = 2.0
 
@@ -53,6 +51,28 @@ class _Prompt(NamedTuple):
 
     text: object
     line: Future[str]
+
+
+class ThreadProcess(Process):
+    """A thread that stands for a process: what :class:`Process` is elsewhere.
+
+    Args:
+        host: Its host.
+        place: Its place.
+        pid: Pid of this process for the server, and 0 for the others, whose memory is its.
+    """
+
+    def __init__(self, host: InlineHost, place: ThreadPlace, pid: int) -> None:
+        self.pid = pid
+        self._inline = host
+        self._place = place
+
+    def kill(self) -> None:
+        """End the thread: where it waits, or at its next line of Python."""
+        self._inline.end(self._place)
+
+    def exit_code(self, seconds: float = 0.0) -> None:
+        """Return None at once: a thread has no exit code, and may need this one to wait."""
 
 
 class _Stream:
@@ -100,12 +120,11 @@ class InlineHost(ProcessHost):
     """
 
     def __init__(self, job: Job, stop: Signal, *, is_shown: bool) -> None:
-        super().__init__({})
+        super().__init__()
         self._job = job
         self._stop = stop
         self._is_shown = is_shown
-        self._threads: dict[int, ThreadPlace] = {}
-        self._numbers = count(1)
+        self._threads: list[ThreadPlace] = []
         self._prompts: SimpleQueue[_Prompt] = SimpleQueue()
         self._input = builtins.input
         self._caller = threading.get_ident()
@@ -144,21 +163,8 @@ class InlineHost(ProcessHost):
             self._resources = stack.pop_all()
         return self
 
-    def start(self, name: str, target: str, *args: Any) -> int:
-        """Start a thread in the place of a process.
-
-        Returns:
-            The pid of this process for the server, and 0 for the others, whose memory is its.
-        """
-        self.start_thread(name, target, *args)
-        return os.getpid() if name == SERVER else 0
-
-    def start_thread(self, name: str, target: str, *args: Any) -> int:
-        """Start a thread, which has duplicates of the sockets among its arguments.
-
-        Returns:
-            A number for :meth:`end_thread`.
-        """
+    def start(self, name: str, target: str, *args: Any) -> ThreadProcess:
+        """Start a thread, which has duplicates of the sockets among its arguments."""
         place = ThreadPlace(name)
 
         def duplicate(argument: Any) -> Any:
@@ -171,14 +177,12 @@ class InlineHost(ProcessHost):
 
         arguments = place, resolve_name(target), [duplicate(each) for each in args]
         place.thread = threading.Thread(target=self._run, args=arguments, name=name, daemon=True)
-        number = next(self._numbers)
-        self._threads[number] = place
+        self._threads.append(place)
         place.thread.start()
-        return number
+        return ThreadProcess(self, place, os.getpid() if name == SERVER else 0)
 
-    def end_thread(self, number: int) -> None:
+    def end(self, place: ThreadPlace) -> None:
         """End a thread: where it waits, or at its next line of Python."""
-        place = self._threads[number]
         self._places.end(place)
         for end in place.sockets:
             with suppress(OSError):
@@ -190,27 +194,18 @@ class InlineHost(ProcessHost):
         for each in (fd, self._stop.fileno(), self._prompted.fileno()):
             poll.register(each, select.POLLIN)
         while True:
-            events = {ready for ready, _ in poll.poll(_SILENT_SECONDS * 1e3)}
+            events = {ready for ready, _ in poll.poll()}
             if self._prompted.fileno() in events:
                 self._read_lines()
-            elif not events:
-                self._say_where()
             if events & {fd, self._stop.fileno()}:
                 return
-
-    def wait_for_any(self, seconds: float) -> None:
-        """Return at once: the end of a thread has no cause of its own."""
 
     def wait(self, seconds: float) -> bool:
         """Wait until every thread has ended."""
         ends = time.monotonic() + seconds
-        for each in self._threads.values():
+        for each in self._threads:
             each.thread.join(max(ends - time.monotonic(), 0.0))
-        return not any(each.thread.is_alive() for each in self._threads.values())
-
-    def fork_server_pid(self) -> int | None:
-        """Return None: there is no fork server."""
-        return None
+        return not any(each.thread.is_alive() for each in self._threads)
 
     def close(self) -> None:
         """End every thread, and put back what this process had before the run."""
@@ -235,12 +230,15 @@ class InlineHost(ProcessHost):
     def _end_threads(self) -> None:
         self._is_over = True
         self._read_lines()
-        for number in self._threads:
-            self.end_thread(number)
+        for each in self._threads:
+            self.end(each)
         if not self.wait(_GRACE_SECONDS):
             self._places.take_away()
-        if not self.wait(_GRACE_SECONDS) and (left := self._living()):
-            self._say(f"a thread does not end, and stays until its process does: {_where(left)}")
+        if not self.wait(_GRACE_SECONDS):
+            names = [place.name for place in self._threads if place.thread.is_alive()]
+            print(
+                f"flstream: code of {', '.join(names)} does not end with the run", file=sys.stderr
+            )
 
     def _failed(self, error: BaseException) -> None:
         """Show what code of the user's has raised, and stop there if that is wanted."""
@@ -256,7 +254,7 @@ class InlineHost(ProcessHost):
                 pdb.post_mortem(error.__traceback__)
         if self._stop.is_set() and place is not None:
             # What comes of it is not the site's failure.
-            if place.name == SERVER:
+            if place.name in (SERVER, TRACKER):
                 raise AbortedError("the run was stopped")
             self._places.await_end(place)
 
@@ -295,28 +293,6 @@ class InlineHost(ProcessHost):
                     prompt.line.set_exception(EOFError())
                 except BaseException as error:
                     prompt.line.set_exception(error)
-
-    def _living(self) -> list[ThreadPlace]:
-        return [each for each in self._threads.values() if each.thread.is_alive()]
-
-    def _say_where(self) -> None:
-        holder = self._places.holder
-        where = _where(self._living() if holder is None else [holder])
-        self._say(f"nothing has happened for {_SILENT_SECONDS:g} s: {where}")
-
-    def _say(self, text: str) -> None:
-        with suppress(OSError, ValueError):
-            print(f"flstream: {text}", file=sys.stderr)
-
-
-def _where(places: list[ThreadPlace]) -> str:
-    """Say at which line each place's code is."""
-    lines = []
-    for place in places:
-        if (frame := frame_of(place)) is not None:
-            last = traceback.extract_stack(frame)[-1]
-            lines.append(f"{place.name} is at {last.filename}, line {last.lineno}, {last.name}")
-    return "; ".join(lines)
 
 
 def _put_back(names: dict[str, str], before: dict[str, str]) -> None:

@@ -1,26 +1,21 @@
-"""The launcher: starts the processes of a run, follows its events, and ends all processes."""
+"""The launcher: starts the server of a run, follows its events, and ends all processes."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from flstream.engines.engine import Engine
-from flstream.engines.fork_server import host_for
-from flstream.engines.processes import FORK_SERVER, ProcessHost
-from flstream.engines.spawning import SpawnService
+from flstream.engines.processes import FORK_SERVER, Process, ProcessHost
 from flstream.errors import AbortedError, SimulationError, StreamingError, UsageError
 from flstream.job import Job, JobError, render_job
-from flstream.runs.history import History, Status, run_started
+from flstream.runs.history import History, run_started
 from flstream.runs.job_files import render_files
 from flstream.runs.journal import read_history
 from flstream.runs.run_directory import RunDirectory
@@ -28,23 +23,24 @@ from flstream.runs.summary import MemorySummary, Summary, summarize
 from flstream.runs.void_lines import VoidLines
 from flstream.simulation.interruption import STOPS, handling
 from flstream.simulation.own_code import own_code_problems
-from flstream.simulation.workers import start_engine
 from flstream.telemetry.events import (
     SERVER,
     AnyEvent,
-    NodeEvent,
+    LiveEvent,
     NodeJoined,
     NodeLost,
+    NodeMeasured,
     ProcessEnded,
     ProcessReady,
+    ProcessStarted,
     RoundFinished,
     RunFinished,
-    Snapshot,
+    RunRefused,
     Warned,
 )
 from flstream.telemetry.machine import this_machine
 from flstream.telemetry.memory import MemorySampler, ProcessMemory
-from flstream.text import signal_name
+from flstream.text import how_ended
 from flstream.transport.channel import Signal
 from flstream.transport.messages import MessageChannel
 from flstream.transport.sockets import SocketChannel
@@ -54,17 +50,15 @@ from flstream.transport.sockets import SocketChannel
 # the client API.
 if TYPE_CHECKING:
     from flstream.runs.resume import ResumePoint
-    from flstream.simulation.tracker_process import TrackerProcess
+    from flstream.tracking.thread import TrackerThread
 
-LAUNCHER, BUILDER = "launcher", "model-builder"
+LAUNCHER = "launcher"
 _SERVER_PROCESS = "flstream.simulation.server_process:server_main"
-_BUILDER_PROCESS = "flstream.simulation.model_builder:builder_main"
+_TRACKER_THREAD = "flstream.tracking.thread:TrackerThread.run"
 
 # Time for the server to stop in order, after which everything is killed.
 _STOP_SECONDS = 3.0
-# Time to wait for the exit status of a process whose death was seen on a socket first.
-_EXPLAIN_SECONDS = 0.5
-# Time for a worker's process to end after its last message.
+# Time for the server's process to end after its last event, or the end of its socket.
 _EXIT_SECONDS = 5.0
 
 Listener = Callable[[AnyEvent, MemorySampler], None]
@@ -89,9 +83,8 @@ def simulate(
         listener: Function called with every event as it happens, and with the sampler of the
             processes' memory.
         resume: Point at which the run resumes; None for a new run.
-        host: Process host that is prepared for the job (see
-            :mod:`flstream.engines.fork_server`); None for a new one. It is closed at the end, but
-            inline it is not touched.
+        host: Process host that is prepared for the job; None for a new one. It is closed at the
+            end, but inline it is not touched.
         on_round: Function called at the end of each round, which must return at once.
 
     Returns:
@@ -120,27 +113,28 @@ def simulate(
                 from flstream.simulation.inline import InlineHost
 
                 host = InlineHost(job, stop, is_shown=listener is not None)
-            host = host or host_for(job)
+            host = host or ProcessHost.of(job)
             try:
                 with ExitStack() as stack:
                     stack.enter_context(host)
                     if problems := own_code_problems(job, host, stop):
                         raise JobError(f"the job {job.name}", problems)
-                    engine, job = start_engine(job, run, host, sampler, follower.note_node, stop)
-                    stack.enter_context(closing(engine))
-                    spawn_service = stack.enter_context(closing(SpawnService(engine)))
-                    follower.engine = engine
-                    server = _start(job, run, host, sampler, resume, spawn_service)
+                    events, theirs = socket.socketpair()
+                    stack.enter_context(events)
+                    # It is the end of the server only if no copy of its end is open here.
+                    with theirs:
+                        server = _start_server(job, run, host, sampler, resume, theirs)
                     if job.tracking.type is not None:
-                        from flstream.simulation.tracker_process import TrackerProcess
+                        from flstream.tracking.thread import TrackerThread
 
-                        tracker = TrackerProcess.start(job.tracking, job.name, run, host, sampler)
+                        tracker = TrackerThread(job.tracking, job.name, run)
                         follower.tracker = stack.enter_context(closing(tracker))
-                    status = follower.follow(server, stop, host)
-                    spawn_service.close(_EXIT_SECONDS if status == "finished" else 0.0)
-                    if status == "finished":
-                        host.wait(_EXIT_SECONDS)
-                    follower.explain(host, engine.causes)
+                        if is_inline:  # whose threads take turns
+                            host.start(tracker.name, _TRACKER_THREAD, tracker)
+                        else:
+                            tracker.start()
+                    follower.follow(server, events, stop, host)
+                    host.wait(_EXIT_SECONDS)
             except UsageError:
                 if resume is None:
                     run.withdraw()
@@ -165,44 +159,23 @@ def simulate(
     return summary
 
 
-def _start(
+def _start_server(
     job: Job,
     run: RunDirectory,
     host: ProcessHost,
     sampler: MemorySampler,
     resume: ResumePoint | None,
-    spawn_service: SpawnService,
-) -> socket.socket:
-    """Start the model builder and the server, which has the spawn service start the workers.
-
-    Returns:
-        The launcher's end of the socket for the server's events.
-    """
+    events: socket.socket,
+) -> Process:
+    """Start the server, which starts all others."""
+    # Inline, the server has the launcher's host, as it is a thread of the same process.
+    own = (host,) if job.engine.is_inline else ()
+    server = host.start(SERVER, _SERVER_PROCESS, job, run, events, resume, *own)
     if not job.engine.is_inline:  # of which the server is a part
         sampler.watch(LAUNCHER, os.getpid())
-    sampler.watch(FORK_SERVER, host.fork_server_pid() or 0)
-    # A process sees a socket close only if no copy of the other end is open here. So all ends are
-    # closed here in any case, and the one that is needed is kept as a duplicate.
-    with ExitStack() as stack:
-        pairs = socket.socketpair(), socket.socketpair()
-        for end in (*pairs[0], *pairs[1]):
-            stack.callback(end.close)
-        (events, server_events), (builder_end, server_builder) = pairs
-        # The builder first, since it has the most to do. The server then waits for it, and the
-        # workers' imports overlap with both.
-        sources = None
-        if resume is None or resume.round is None:
-            sampler.watch(BUILDER, host.start(BUILDER, _BUILDER_PROCESS, job, run, builder_end))
-            sources = server_builder
-        ends = spawn_service.theirs, sources, server_events
-        sampler.watch(SERVER, host.start(SERVER, _SERVER_PROCESS, job, run, *ends, resume))
-        spawn_service.begin()
-        return events.dup()
-
-
-def _hint(name: str, code: int) -> str:
-    out_of_memory = name == BUILDER and code == -signal.SIGKILL
-    return ": the machine may have too little memory for the model" if out_of_memory else ""
+        sampler.watch(f"{LAUNCHER}/{FORK_SERVER}", host.fork_server_pid or 0)
+    sampler.watch(SERVER, server.pid)
+    return server
 
 
 class _Follower:
@@ -217,8 +190,7 @@ class _Follower:
         is_inline: Whether the whole run is in this process.
 
     Attributes:
-        tracker: Process that is woken with every event; None for none.
-        engine: Where the workers come from; None until it is there.
+        tracker: Thread that is woken with every event; None for none.
     """
 
     def __init__(
@@ -231,48 +203,49 @@ class _Follower:
         *,
         is_inline: bool,
     ) -> None:
-        self.tracker: TrackerProcess | None = None
-        self.engine: Engine | None = None
+        self.tracker: TrackerThread | None = None
         self._history = history
         self._voids, self._events = VoidLines(), 0
         self._journal = run.events
         self._node_warnings: list[str] = []
-        self._causes: list[str] = []  # of a failure, such as which processes were killed
-        self._showing = threading.Lock()
         self._sampler = sampler
         self._listener = listener
         self._on_round = on_round
         self._is_inline = is_inline
 
-    def follow(self, server: socket.socket, stop: Signal, host: ProcessHost) -> Status:
+    def follow(
+        self, server: Process, events: socket.socket, stop: Signal, host: ProcessHost
+    ) -> None:
         """Handle events until the run ends.
 
         Args:
-            server: Socket with the server's events.
+            server: The server's process.
+            events: Socket with its events.
             stop: Signal to stop the run.
-            host: Host of the run's processes.
+            host: Host of the server.
 
-        Returns:
-            The status of the run.
+        Raises:
+            UsageError: The server refuses the job.
         """
         channel: MessageChannel[AnyEvent] = MessageChannel(
-            SocketChannel(server, "the server"), "the server", AnyEvent
+            SocketChannel(events, "the server"), "the server", AnyEvent
         )
         try:
             while self._history.status == "running":
-                host.attend(server.fileno())
+                host.attend(events.fileno())
                 self._take(channel.receive(abort=stop))
         except AbortedError:
-            self._stop(server, channel)
+            self._stop(events, channel)
         except StreamingError:
-            host.exit_code(SERVER, _EXPLAIN_SECONDS)
-            self.fail("the server process died")
+            code = server.exit_code(_EXIT_SECONDS)
+            end = "has ended, and all other processes" if code is None else how_ended(code)
+            name = FORK_SERVER if code is None else SERVER
+            self.fail(f"the {name} {end}; go on with --resume")
         finally:
             channel.close()
         if self.tracker is not None:
-            for warning in self.tracker.finish():
+            for warning in self.tracker.finish(host.attend):
                 self._apply(Warned(message=warning))
-        return self._history.status
 
     def summary(self, job: Job) -> Summary:
         """Return the summary of a job's run, all but its seconds."""
@@ -287,8 +260,6 @@ class _Follower:
             dict(self._sampler.nodes) or UNSET,
         )
         summary.warnings += self._node_warnings
-        if self._causes:
-            summary.error = f"{summary.error} ({', '.join(self._causes)})"
         return summary
 
     def fail(self, error: str) -> None:
@@ -300,42 +271,6 @@ class _Follower:
         """Mark the run as stopped, unless it has ended already."""
         if self._history.status == "running":
             self._take(RunFinished(status="stopped", error="the run was stopped"))
-
-    def note_node(self, event: NodeEvent) -> None:
-        """Show an event of a node, and keep what is a warning; any thread may call this."""
-        if isinstance(event, NodeLost):
-            self._node_warnings.append(f"node {event.node}: {event.reason}")
-        elif isinstance(event, NodeJoined) and event.other_processor:
-            self._node_warnings.append(
-                f"node {event.node} has another processor ({event.other_processor}), which may "
-                "round otherwise"
-            )
-        self._show(event)
-
-    def explain(self, host: ProcessHost, elsewhere: Mapping[str, str]) -> None:
-        """Add what killed processes to the error of a failed run.
-
-        Args:
-            host: Host of this machine's processes.
-            elsewhere: Why workers of other nodes have ended, by name.
-        """
-        if self._history.status != "failed":
-            return
-        host.wait_for_any(_EXPLAIN_SECONDS)
-        for name in host.exit_codes():
-            if f"{name} closed the channel" in self._history.error:
-                host.exit_code(name, _EXPLAIN_SECONDS)
-        killed = [
-            f"{name} was killed by {signal_name(-code)}{_hint(name, code)}"
-            for name, code in host.exit_codes().items()
-            if code is not None and code < 0 and self._is_unexplained(name)
-        ]
-        killed += [why for name, why in elsewhere.items() if self._is_unexplained(name)]
-        self._causes = killed
-
-    def _is_unexplained(self, name: str) -> bool:
-        # The server kills workers that it can no longer use, and its error has the reason.
-        return name in (SERVER, BUILDER) or f"{name} closed the channel" in self._history.error
 
     def _stop(self, server: socket.socket, channel: MessageChannel[AnyEvent]) -> None:
         """Ask the server to stop, and handle the events that it still sends."""
@@ -356,27 +291,47 @@ class _Follower:
             self._history.apply(event)
 
     def _take(self, event: AnyEvent) -> None:
-        self._apply(event)
-        if self.tracker is not None and not isinstance(event, Snapshot):
-            self.tracker.wake()
-        if isinstance(event, ProcessReady) and self._has_own_memory(event.process):
-            self._sampler.note(event.process, idle_rss=event.idle_rss)
-            if event.others and self.engine is not None:
-                self.engine.watch(event.process, event.pid, event.others)
-        elif isinstance(event, ProcessEnded) and self._has_own_memory(event.process):
-            self._sampler.note(event.process, peak_rss=event.peak_rss)
-        if self._on_round is not None and isinstance(event, RoundFinished):
-            self._on_round()
-        self._show(event)
+        if not isinstance(event, LiveEvent):
+            self._apply(event)
+            if self.tracker is not None:
+                self.tracker.wake()
+        self._note_process(event)
+        match event:
+            case RunRefused(error=error):
+                raise UsageError(error)
+            case NodeLost(node=node, reason=reason):
+                self._warn_once(f"node {node}: {reason}")
+                self._sampler.forget(node)
+            case NodeJoined(node=node, other_processor=other) if other:
+                self._warn_once(
+                    f"node {node} has another processor ({other}), which may round otherwise"
+                )
+            case RoundFinished() if self._on_round is not None:
+                self._on_round()
+        if self._listener is not None:
+            try:
+                self._listener(event, self._sampler)
+            except OSError:
+                self._listener = None  # its terminal is gone, which does not concern the run
 
-    def _has_own_memory(self, process: str) -> bool:
-        """Whether the memory of a process is told apart from that of the server."""
-        return process == SERVER or not self._is_inline
+    def _note_process(self, event: AnyEvent) -> None:
+        """Note what an event says of the memory of processes."""
+        match event:
+            case ProcessStarted(process=name, pid=pid):
+                self._sampler.watch(name, pid)
+            case NodeMeasured():
+                self._sampler.take(event.node, event.memory, event.seconds_ahead)
+            case ProcessReady(process=name) | ProcessEnded(process=name) if (
+                self._is_inline and name != SERVER
+            ):
+                pass  # its memory is not told apart from that of the server
+            case ProcessReady(process=name):
+                self._sampler.note(name, idle_rss=event.idle_rss)
+                if event.others and self._sampler.watches(name):
+                    self._sampler.watch(name, event.pid, event.others)
+            case ProcessEnded(process=name):
+                self._sampler.note(name, peak_rss=event.peak_rss)
 
-    def _show(self, event: AnyEvent) -> None:
-        with self._showing:
-            if self._listener is not None:
-                try:
-                    self._listener(event, self._sampler)
-                except OSError:
-                    self._listener = None  # its terminal is gone, which does not concern the run
+    def _warn_once(self, warning: str) -> None:
+        if warning not in self._node_warnings:
+            self._node_warnings.append(warning)

@@ -5,11 +5,13 @@ Building a module needs the whole model in memory, which the server must never h
 
 from __future__ import annotations
 
-import socket
+import signal
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from flstream.aggregation.ahead import WriteBehind
 from flstream.client.alias import install as install_alias
@@ -17,7 +19,8 @@ from flstream.codecs.chain import chain_of
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.rounded_writer import RoundedWriter
 from flstream.debugging import code_failed
-from flstream.errors import FlstreamError, ModelError
+from flstream.engines.processes import ProcessHost
+from flstream.errors import FlstreamError, ModelError, SimulationError
 from flstream.job import Job, ModelSection
 from flstream.job.code import make_importable
 from flstream.model.body import Source
@@ -29,38 +32,62 @@ from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.model.order import ORDER, order_text
 from flstream.runs.run_directory import RunDirectory
-from flstream.server.play import BuildReport, Built, NotBuilt
-from flstream.simulation.child import end_with_peer, ignore_interrupts, redirect_output
 from flstream.simulation.export_files import keep_export_files
-from flstream.simulation.factory import MadeModel, layout_on
-from flstream.telemetry.events import SERVER
-from flstream.transport.messages import MessageChannel
-from flstream.transport.sockets import SocketChannel
+from flstream.simulation.factory import MadeModel, layout_of, layout_on
+from flstream.simulation.process_call import ProcessCall
+from flstream.telemetry.events import ModelReady
+from flstream.text import how_ended
+from flstream.transport.channel import AbortSignal
+
+BUILDER = "model-builder"
 
 
-def builder_main(job: Job, run: RunDirectory, server: socket.socket) -> None:
-    """Run the model builder's process: write the checkpoint, report the result, and end.
+class NotBuilt(msgspec.Struct, tag_field="kind", tag="not_built"):
+    """The initial model could not be made, for a reason in one sentence."""
 
-    Args:
-        job: The job.
-        run: The run directory.
-        server: Socket for the report to the server.
+    reason: str
+
+
+BuildReport = ModelReady | NotBuilt
+
+
+def start_builder(job: Job, run: RunDirectory, host: ProcessHost) -> ProcessCall[BuildReport]:
+    """Start the process that builds the initial model of a job."""
+    return ProcessCall(host, BUILDER, run.log(BUILDER), BuildReport, f"{__name__}:_built", job, run)
+
+
+def await_built(builder: ProcessCall[BuildReport], abort: AbortSignal) -> ModelReady:
+    """Wait until the initial model is on disk.
+
+    Raises:
+        SimulationError: It could not be built.
+        AbortedError: The run is being stopped.
     """
-    ignore_interrupts()
-    redirect_output(run.log("model-builder"))
-    end_with_peer(server)
-    channel = MessageChannel[BuildReport](SocketChannel(server, SERVER), SERVER, BuildReport)
+    report = builder.result(abort)
+    if isinstance(report, NotBuilt):
+        raise SimulationError(report.reason)
+    if isinstance(report, ModelReady):
+        return report
+    end = "died" if report is None else how_ended(report)
+    lack = ": the machine may have too little memory for the model"
+    raise SimulationError(
+        f"the process that builds the initial model {end}"
+        f"{lack if report == -signal.SIGKILL else ''}; see {BUILDER}.log"
+    )
+
+
+def _built(job: Job, run: RunDirectory) -> BuildReport:
     try:
         if job.train.alias is not None:
             install_alias()
         make_importable(job.folder)
         lossy = chain_of(job.streaming.codecs.of_models).lossy
-        channel.send(build(job.model, job.seed, run.checkpoint(0), run.export_files, lossy))
+        return build(job.model, job.seed, run.checkpoint(0), run.export_files, lossy)
     except FlstreamError as error:
-        channel.send(NotBuilt(str(error)))
+        return NotBuilt(str(error))
     except Exception as error:
         code_failed(error)
-        channel.send(NotBuilt(f"building the model failed: {type(error).__name__}: {error}"))
+        return NotBuilt(f"building the model failed: {type(error).__name__}: {error}")
 
 
 def build(
@@ -69,7 +96,7 @@ def build(
     path: Path,
     export_files: Path,
     lossy: LossyCodec | None = None,
-) -> Built:
+) -> ModelReady:
     """Write the initial model of a job.
 
     Args:
@@ -101,7 +128,7 @@ def build(
         digest = _write_rounded(path, initial.source, metadata, lossy)
     keep_export_files(export_files, initial.made, model.initial)
     layout = initial.source.layout
-    return Built(layout.nbytes, len(layout.tensors), digest)
+    return ModelReady(bytes=layout.nbytes, tensors=len(layout.tensors), digest=digest)
 
 
 def _write_rounded(
@@ -132,8 +159,7 @@ class _Initial(NamedTuple):
 
 def _initial(model: ModelSection, seed: int) -> _Initial:
     if model.initial is None:
-        assert model.factory is not None  # loading the job file checked this
-        layout, made = layout_on(model.factory, model.args, seed)
+        layout, made = layout_on(model, seed)
         return _Initial(MemoryBody.of(made.state), order_text(layout, made.state), made)
     given = open_checkpoint(model.initial)
     if model.factory is None:
@@ -142,23 +168,14 @@ def _initial(model: ModelSection, seed: int) -> _Initial:
         return _Initial(Arranged(given))
     own = None
     if model.strict:
-        layout, made = _layout_without_bytes(model, seed)
+        layout, made = layout_of(model, seed)
         expect_fit(model, layout, given.layout)
     else:
-        layout, made = layout_on(model.factory, model.args, seed)
+        layout, made = layout_on(model, seed)
         expect_fit(model, layout, given.layout)
         own = MemoryBody.of(made.state)
     fitted = Fitted(layout, given, str(model.initial), own, rounds=not model.strict)
     return _Initial(fitted, order_text(layout, made.state), made)
-
-
-def _layout_without_bytes(model: ModelSection, seed: int) -> tuple[Layout, MadeModel]:
-    """Call the factory for names, ties and dtypes, on torch's meta device if it works there."""
-    assert model.factory is not None
-    try:
-        return layout_on(model.factory, model.args, seed, "meta")
-    except Exception:  # of the user's code, which another device may suit
-        return layout_on(model.factory, model.args, seed)
 
 
 def expect_fit(model: ModelSection, layout: Layout, given: Layout) -> None:

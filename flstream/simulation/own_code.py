@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import socket
-from multiprocessing import connection
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from flstream.engines.processes import ProcessHost
-from flstream.errors import AbortedError
 from flstream.job import Job, Problem
+from flstream.job.code import described, find, misfit, raised
 from flstream.job.job import OwnCode
-from flstream.job.problems import given
+from flstream.job.problems import RefusedValueError, given
+from flstream.simulation.process_call import ProcessCall
 from flstream.transport.channel import Signal
 
-_NAME, _PROCESS = "own-code", "flstream.simulation.own_code_process:main"
-# Time for the process to end after its answer.
-_END_SECONDS = 2.0
 
-
-def own_classes(job: Job) -> list[OwnCode]:
-    """Return the rules, filters, codecs and trackers of the user's own that a job names."""
-    sections = ("aggregation", "filters", "streaming", "tracking")
-    return [own for own in job.own_code() if own.key.startswith(sections)]
+class _Problems(msgspec.Struct, frozen=True):
+    problems: list[Problem]
 
 
 def own_code_problems(job: Job, host: ProcessHost, stop: Signal | None = None) -> list[Problem]:
@@ -36,30 +34,78 @@ def own_code_problems(job: Job, host: ProcessHost, stop: Signal | None = None) -
     Raises:
         AbortedError: The signal was set while they were imported, which may take long.
     """
-    classes = own_classes(job)
-    if not classes:
+    if not (classes := _own_classes(job)):
         return []
     if job.engine.is_inline:
-        from flstream.simulation.own_code_process import problems_here
-
         return list(problems_here(job))
-    ours, theirs = socket.socketpair()
-    stops = [] if stop is None else [stop.fileno()]
-    answer, size = b"", 4
-    with ours:
-        with theirs:
-            host.start(_NAME, _PROCESS, job, theirs)
-        while True:
-            if ours not in connection.wait([ours, *stops]):
-                raise AbortedError("the run was stopped while code of your own was imported")
-            answer += (part := ours.recv(1 << 16))
-            if len(answer) >= 4:
-                size = 4 + int.from_bytes(answer[:4], "big")
-            if not part or 4 < size <= len(answer):
-                break  # what the code has started may keep the socket open
-    code = host.exit_code(_NAME, _END_SECONDS)
-    host.take_ended()
-    if not answer:
-        ended = f"the process that imported it ended with status {code}; do not end it there"
-        return [Problem(own.key, given(own.place), "", ended) for own in classes]
-    return [Problem(*fields) for fields in msgspec.msgpack.decode(answer[4:])]
+    nowhere, target = Path(os.devnull), f"{__name__}:_checked"
+    call = ProcessCall[_Problems](host, "own-code", nowhere, _Problems, target, job)
+    with closing(call):
+        answer = call.result(stop)
+    if isinstance(answer, _Problems):
+        return answer.problems
+    ended = f"the process that imported it ended with status {answer}; do not end it there"
+    return [Problem(own.key, given(own.place), "", ended) for own in classes]
+
+
+def _checked(job: Job) -> _Problems:
+    return _Problems(list(problems_here(job)))
+
+
+def _own_classes(job: Job) -> list[OwnCode]:
+    """Return the rules, filters, codecs and trackers of the user's own that a job names."""
+    sections = ("aggregation", "filters", "streaming", "tracking")
+    return [own for own in job.own_code() if own.key.startswith(sections)]
+
+
+def problems_here(job: Job) -> Iterator[Problem]:
+    """Import and make the classes of the user's own in this process, and yield their problems."""
+    from flstream.job.codecs import disorder
+
+    problems = [problem for own in _own_classes(job) for problem in _problems_of(own)]
+    yield from problems
+    directions: tuple[Literal["down", "up"], ...] = () if problems else ("down", "up")
+    for direction in directions:
+        for problem in disorder(getattr(job.streaming.codecs, direction), direction):
+            yield problem.below(f"streaming.codecs.{direction}")
+
+
+def _problems_of(own: OwnCode) -> Iterator[Problem]:
+    section = own.key.partition(".")[0]
+    protocols = _protocols(section)
+    allowed = described(*protocols).replace(
+        "a function of", "a class whose objects are functions of"
+    )
+    try:
+        make = find(own.place, "class")
+        if not callable(make):
+            kind = f"it is of the type {type(make).__name__}"
+            yield Problem(own.key, given(own.place), allowed, kind)
+            return
+        # A tracker is made of its run, once that has begun.
+        instance = make if section == "tracking" else make(**own.args)
+    except RefusedValueError as error:
+        yield from (problem.below(own.key) for problem in error.problems)
+    except (Exception, SystemExit) as error:
+        hint = raised(error, own.place.rpartition(":")[0], Path(own.place).name)
+        yield Problem(own.key, given(own.place), "a class that takes these arguments", hint)
+    else:
+        if flaw := misfit(instance, *protocols):
+            yield Problem(own.key, given(own.place), allowed, flaw)
+
+
+def _protocols(section: str) -> tuple[type, ...]:
+    """Return the protocols of classes that a section names, which the launcher does not import."""
+    from flstream.aggregation.own_rule import Folds, Weighs
+    from flstream.codecs.block_codec import BlockCodec
+    from flstream.codecs.frame_codec import FrameCompressor
+    from flstream.filters.block import BlockFilter
+    from flstream.tracking.tracker import Tracker
+
+    protocols: dict[str, tuple[type, ...]] = {
+        "aggregation": (Folds, Weighs),
+        "filters": (BlockFilter,),
+        "streaming": (BlockCodec, FrameCompressor),
+        "tracking": (Tracker,),
+    }
+    return protocols[section]

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from ctypes import c_ulong, py_object, pythonapi
 from functools import cache, partial
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import IO, Any, NoReturn
 
 import numpy as np
@@ -231,7 +231,7 @@ class Places:
         with self._turn:
             place.is_ended = True
             if self.holder is place and place.thread is not threading.current_thread():
-                frame = frame_of(place)
+                frame = sys._current_frames().get(place.thread.ident or 0)
                 # Code of ours waits soon, and cleans up what nobody else can.
                 while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
                     if _is_inside(frame.f_code.co_filename, self._roots):
@@ -299,11 +299,6 @@ class Places:
         for name in own:
             del sys.modules[name]
         return own
-
-
-def frame_of(place: ThreadPlace) -> FrameType | None:
-    """Return the innermost frame of a place's thread; None where it does not run."""
-    return sys._current_frames().get(place.thread.ident or 0)
 
 
 def _interrupt(place: ThreadPlace) -> None:

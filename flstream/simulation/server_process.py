@@ -1,38 +1,44 @@
-"""The server's process: it runs the workflow, and tells the launcher what happens."""
+"""The server's process: it owns the workers, runs the workflow, and reports to the launcher."""
 
 from __future__ import annotations
 
 import os
 import select
 import socket
+import threading
 import traceback
 from contextlib import ExitStack, closing, suppress
 
 import msgspec
 
-from flstream.aggregation.accountant import Ask, epsilons
 from flstream.aggregation.rules import rule_for
+from flstream.engines.engine import Engine
 from flstream.engines.imports import expect_no_threads
-from flstream.engines.spawning import WorkerSpawner
-from flstream.errors import AbortedError, ChannelClosedError, FlstreamError, SimulationError
+from flstream.engines.processes import FORK_SERVER, ProcessHost
+from flstream.errors import (
+    AbortedError,
+    ChannelClosedError,
+    FlstreamError,
+    SimulationError,
+    UsageError,
+)
 from flstream.job import Job
 from flstream.runs.history import run_started
 from flstream.runs.resume import ResumePoint
 from flstream.runs.run_directory import RunDirectory
-from flstream.server.accountant_process import AccountantProcess
 from flstream.server.context import ServerContext
 from flstream.server.play import (
-    BuildReport,
     Replay,
-    await_initial,
     dismiss,
     play,
     prepare,
 )
-from flstream.server.privacy import first_request
 from flstream.server.stream_settings import stream_settings
+from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_pool import WorkerPool
 from flstream.simulation.child import ignore_interrupts, redirect_output
+from flstream.simulation.model_builder import BUILDER, await_built, start_builder
+from flstream.simulation.workers import start_engine
 from flstream.streaming.limits import limits_for
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.event_log import EventLog
@@ -40,13 +46,16 @@ from flstream.telemetry.events import (
     SERVER,
     AnyEvent,
     EffectDone,
+    LiveEvent,
     ModelReady,
     ProcessEnded,
     ProcessReady,
+    ProcessStarted,
     RunFinished,
-    Snapshot,
+    RunRefused,
 )
 from flstream.telemetry.memory import own_peak_rss, own_rss
+from flstream.transport.channel import AbortSignal
 from flstream.transport.messages import MessageChannel
 from flstream.transport.sockets import SocketChannel
 
@@ -55,6 +64,8 @@ _NO_RESULT = msgspec.Raw(msgspec.msgpack.encode(None))
 
 # How long training code may go on after the last round, to save or to print.
 _GOODBYE_SECONDS = 30.0
+# Time for a worker's process to end after its last message.
+_EXIT_SECONDS = 5.0
 
 
 class StopRequest:
@@ -85,21 +96,25 @@ class Reporter:
     def __init__(self, log: EventLog, launcher: MessageChannel[AnyEvent]) -> None:
         self._log = log
         self._launcher = launcher
+        self._turn = threading.Lock()
 
     def emit(self, *events: AnyEvent) -> None:
         """Report events, in order; many at once take little more time than one.
 
+        Any thread may do so.
+
         Raises:
             AbortedError: The launcher is gone, so the run is to stop.
         """
-        kept = [event for event in events if not isinstance(event, Snapshot)]
-        if kept:
-            # What a run goes on from has to be there after a power cut, too.
-            self._log.write(*kept, durable=any(map(_is_synced, kept)))
-        try:
-            self._launcher.send(*map(_for_launcher, events), timeout=None)
-        except ChannelClosedError as error:
-            raise AbortedError("the launcher is gone") from error
+        kept = [event for event in events if not isinstance(event, LiveEvent)]
+        with self._turn:
+            if kept:
+                # What a run goes on from has to be there after a power cut, too.
+                self._log.write(*kept, durable=any(map(_is_synced, kept)))
+            try:
+                self._launcher.send(*map(_for_launcher, events), timeout=None)
+            except ChannelClosedError as error:
+                raise AbortedError("the launcher is gone") from error
 
     def emit_last(self, event: AnyEvent) -> None:
         """Report how it ended, to whoever can still be told: the disk may be full."""
@@ -112,10 +127,9 @@ class Reporter:
 def server_main(
     job: Job,
     run: RunDirectory,
-    spawn_service: socket.socket,
-    builder: socket.socket | None,
     launcher: socket.socket,
     resume: ResumePoint | None,
+    inline_host: ProcessHost | None = None,
 ) -> None:
     """The process: run the job to its end, however it ends.
 
@@ -124,21 +138,22 @@ def server_main(
     Args:
         job: The job.
         run: Its run directory.
-        spawn_service: Where workers are asked for.
-        builder: Where the builder process reports; None if the run goes on from a model.
         launcher: Where events go; the launcher closes its way here to stop the run.
         resume: Where the run goes on; None if it begins.
+        inline_host: Host of the threads that stand for the other processes; None forks them.
     """
     ignore_interrupts()
     redirect_output(run.log(SERVER))
+    host = inline_host or ProcessHost.forked(launcher)
     abort = StopRequest(launcher)
     channel: MessageChannel[AnyEvent] = MessageChannel(
         SocketChannel(launcher, "the launcher"), "the launcher", AnyEvent
     )
-    with EventLog(run.events) as log:
-        reporter = Reporter(log, channel)
-        spawner = WorkerSpawner(spawn_service, is_linked=job.network.is_on)
-        outcome = _run(job, run, spawner, builder, reporter, abort, resume)
+    with ExitStack() as stack:
+        if inline_host is None:  # which is the launcher's otherwise
+            stack.enter_context(closing(host))
+        reporter = Reporter(stack.enter_context(EventLog(run.events)), channel)
+        outcome = _run(job, run, host, reporter, abort, resume)
         for event in (ProcessEnded(process=SERVER, peak_rss=own_peak_rss()), outcome):
             reporter.emit_last(event)
 
@@ -146,52 +161,50 @@ def server_main(
 def _run(
     job: Job,
     run: RunDirectory,
-    spawner: WorkerSpawner,
-    builder: socket.socket | None,
+    host: ProcessHost,
     reporter: Reporter,
     abort: StopRequest,
     resume: ResumePoint | None,
-) -> RunFinished:
+) -> RunFinished | RunRefused:
     try:
-        reporter.emit(ProcessReady(process=SERVER, pid=os.getpid(), idle_rss=own_rss()))
+        idle_rss = own_rss()
         expect_no_threads()
-        replay = _replay_of(job, resume)
-        reporter.emit(run_started(job))
-        names, seconds = job.clients.worker_names, job.clients.round_timeout
-        own = len(names) == job.clients.count
-        settings = stream_settings(job, job.train.exchange_format)
-        with (
-            DownloadService(limits=limits_for(settings)) as service,
-            closing(
-                WorkerPool(
-                    names,
-                    own,
-                    spawner,
-                    service,
-                    abort,
-                    seconds,
-                    has_deadlines=not job.engine.is_inline,
-                )
-            ) as pool,
-            ExitStack() as stack,
-        ):
-            accountant: Ask | None = None
-            if job.privacy.is_on and job.engine.is_inline:
-                accountant = epsilons
-            elif job.privacy.is_on:
-                accountant = process = stack.enter_context(closing(AccountantProcess()))
-                if not replay.records:
-                    process.begin(first_request(job))  # while the workers start
+
+        def note_started(name: str, pid: int) -> None:
+            if pid:  # inline, all of it is this process
+                reporter.emit(ProcessStarted(process=name, pid=pid))
+
+        with ExitStack() as stack:
+            try:
+                engine, job = start_engine(job, run, host, note_started)
+            except UsageError as error:
+                return RunRefused(error=str(error))
+            stack.enter_context(closing(engine))
+            note_started(FORK_SERVER, host.fork_server_pid or 0)
+            reporter.emit(ProcessReady(process=SERVER, pid=os.getpid(), idle_rss=idle_rss))
+            builder = None
+            if resume is None or resume.round is None:
+                # First, since it has the most to do; the workers' imports overlap with it.
+                builder = stack.enter_context(closing(start_builder(job, run, host)))
+                note_started(BUILDER, builder.process.pid)
+            replay = _replay_of(job, resume)
+            reporter.emit(run_started(job))
+            settings = stream_settings(job, job.train.exchange_format)
+            service = stack.enter_context(DownloadService(limits=limits_for(settings)))
+            pool = stack.enter_context(closing(_pool(job, engine, service, abort)))
             rule = rule_for(job.aggregation)
             emit = reporter.emit
-            context = ServerContext(job, run, pool, service, rule, emit, abort, accountant)
+            context = ServerContext(job, run, pool, service, rule, emit, abort)
             prepare(context)
             initial = replay.initial
             if initial is None:
                 assert builder is not None
-                initial = await_initial(context, _reports(builder))
+                built = await_built(builder, abort)
+                reporter.emit(built)
+                initial = built.digest
             play(context, initial, replay)
             dismiss(context, _GOODBYE_SECONDS)
+            engine.close(_EXIT_SECONDS)
     except AbortedError:
         # It may have been raised in any transfer, which is not what has stopped.
         return RunFinished(status="stopped", error="the run was stopped")
@@ -203,6 +216,23 @@ def _run(
         message = f"the server met a defect, {type(error).__name__}: {error}; see server.log"
         return RunFinished(status="failed", error=message)
     return RunFinished(status="finished")
+
+
+def _pool(job: Job, engine: Engine, service: DownloadService, abort: AbortSignal) -> WorkerPool:
+    names = job.clients.worker_names
+
+    def start(name: str) -> WorkerHandle:
+        process = engine.start(name)
+        return WorkerHandle(name, process, service, abort, is_linked=job.network.is_on)
+
+    return WorkerPool(
+        names,
+        len(names) == job.clients.count,
+        start,
+        abort,
+        job.clients.round_timeout,
+        has_deadlines=not job.engine.is_inline,
+    )
 
 
 def _for_launcher(event: AnyEvent) -> AnyEvent:
@@ -221,7 +251,3 @@ def _replay_of(job: Job, resume: ResumePoint | None) -> Replay:
     if resume is None:
         return Replay()
     return Replay(resume.initial, resume.records, resume.written, resume.stored)
-
-
-def _reports(builder: socket.socket) -> MessageChannel[BuildReport]:
-    return MessageChannel(SocketChannel(builder, "the builder"), "the builder", BuildReport)

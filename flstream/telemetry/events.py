@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple
 import msgspec
 from xxhash import xxh3_64_hexdigest
 
+from flstream.telemetry.memory import NodeMemory
+
 # JSON has no NaN and no infinity: they are written, and read back, as null.
 Metrics = Mapping[str, float | None]
 
@@ -556,7 +558,37 @@ class NodeLost(Event, tag="node_lost"):
     reason: str
 
 
-NodeEvent = NodesAwaited | NodeJoined | NodeLost
+class NodeMeasured(Event, tag="node_measured"):
+    """What the memory sampler of another node has measured since the last such event.
+
+    Attributes:
+        node: Name of the node.
+        memory: Its measurements.
+        seconds_ahead: How far the node's clock is ahead of the server's.
+    """
+
+    node: str
+    memory: NodeMemory
+    seconds_ahead: float
+
+
+class ProcessStarted(Event, tag="process_started"):
+    """A process was started on the launcher's machine."""
+
+    process: str
+    pid: int
+
+
+class RunRefused(Event, tag="run_refused"):
+    """The run cannot begin with what the job asks for; the error says what to put right."""
+
+    error: str
+
+
+NodeEvent = NodesAwaited | NodeJoined | NodeLost | NodeMeasured
+LiveEvent = Snapshot | ProcessStarted | RunRefused | NodeEvent
+"""What the launcher is told, and the journal does not keep."""
+
 AnyEvent = (
     RunStarted
     | RunResumed
@@ -581,10 +613,7 @@ AnyEvent = (
     | ModelWritten
     | EffectDone
     | RunFinished
-    | Snapshot
-    | NodesAwaited
-    | NodeJoined
-    | NodeLost
+    | LiveEvent
 )
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)

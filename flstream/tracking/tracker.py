@@ -27,7 +27,7 @@ class TrackedRun(NamedTuple):
 
 
 class Tracker(Protocol):
-    """Takes the points of a run, in a process of its own.
+    """Takes the points of a run, in a thread of its own.
 
     It is made as ``Class(run, **args)`` with a :class:`TrackedRun` and ``tracking.args``. Whenever
     part of what it was given is void, as the run goes on after an interruption or a worker was
@@ -49,7 +49,7 @@ class Tracker(Protocol):
         """Take text; see :meth:`scalars`."""
 
     def flush(self) -> None:
-        """Let others see what was taken so far."""
+        """Make all points so far visible to others."""
 
     def close(self) -> None:
         """Take no more; called once, unless another method has raised."""

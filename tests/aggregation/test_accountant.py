@@ -7,13 +7,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from nightly_cases import first_and_nightly
 
-from flstream.aggregation.accountant import (
-    NOT_DRAWN,
-    Accounting,
-    EpsilonTable,
-    epsilon,
-    epsilons_ahead,
-)
+from flstream.aggregation.accountant import NOT_DRAWN, Accounting, epsilon
 
 RDP = Accounting("rdp", "poisson", 1.1, 20, 400, 1e-5)
 PLD = msgspec.structs.replace(RDP, accountant="pld")
@@ -46,18 +40,3 @@ def test_without_replacement_a_sites_data_are_replaced_and_count_twice_the_norm(
     )
     assert epsilon(DRAWN_EXACTLY, {400: 30}) == composed(its_own, (event, 30))
     assert epsilon(DRAWN_EXACTLY, {20: 3}) == epsilon(DRAWN_EXACTLY, {NOT_DRAWN: 3})
-
-
-def test_a_table_asks_once_for_what_comes_next():
-    asked = []
-
-    def ask(request):
-        asked.append(request)
-        return list(epsilons_ahead(request))
-
-    table = EpsilonTable(RDP, ask, 10)
-    for count in range(1, 11):
-        assert table.epsilon({400: count}, 400) == epsilon(RDP, {400: count})
-    assert len(asked) == 1
-    assert table.epsilon({400: 3, NOT_DRAWN: 1}, 400) == epsilon(RDP, {400: 3, NOT_DRAWN: 1})
-    assert len(asked) == 2

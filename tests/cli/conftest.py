@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 from cli_support import TERMINAL
-from run_fixtures import SharedHost, shared_host_for
+from run_fixtures import share_host
 
 from flstream.__main__ import main
-from flstream.engines.processes import ProcessHost
-from flstream.job import load_job
 
 JOB = """
 name = mini
@@ -59,35 +57,20 @@ def _without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flstream.report.running.leave_page", lambda *_, **__: None)
 
 
-@pytest.fixture(scope="session")
-def shared_host(tmp_path_factory, fork_server) -> SharedHost:
-    """Starts the fork server that runs share, if none has."""
-    return shared_host_for(load_job(write(tmp_path_factory.mktemp("any") / "job", "pass", "")))
-
-
 @pytest.fixture
-def flstream_here(tmp_path, monkeypatch, capfd, shared_host):
+def flstream_here(tmp_path, monkeypatch, capfd, fork_server):
     """Return a function that runs a command in this process, where no other has to be started.
 
     An interpreter takes half a second to start, which is more than most commands take; and a fork
     server of its own two, so that commands use the one that runs of other tests have left.
     """
 
-    def new_host() -> ProcessHost:
-        host = ProcessHost(shared_host._environment)
-        host.prepare({})
-        return host
-
-    monkeypatch.setattr(ProcessHost, "_stop_fork_server", lambda host: None)
-    monkeypatch.setattr("flstream.engines.fork_server.new_host", new_host)
+    share_host(monkeypatch)
     monkeypatch.chdir(tmp_path)
     for name in TERMINAL:
         monkeypatch.delenv(name, raising=False)
 
     def run(*words: object) -> subprocess.CompletedProcess[str]:
-        if words and words[0] in ("simulate", "validate"):
-            with shared_host:
-                pass
         monkeypatch.setattr(sys, "argv", ["flstream", *map(str, words)])
         monkeypatch.setattr(sys, "stdout", sys.stdout)  # which the program replaces
         capfd.readouterr()

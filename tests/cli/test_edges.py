@@ -61,16 +61,6 @@ def test_a_reader_that_has_gone_leaves_the_status(tmp_path):
             assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)
 
 
-def test_a_temporary_folder_with_a_long_path_is_named(write_job, tmp_path):
-    folder = tmp_path / ("long" * 30)
-    folder.mkdir()
-    process = started("simulate", write_job(), cwd=tmp_path, env=environment(TMPDIR=str(folder)))
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert f"the temporary folder {folder} has too long a path for a socket" in errors
-    assert not (tmp_path / "runs").exists()
-
-
 def test_ctrl_c_as_soon_as_it_runs_is_no_traceback(write_job, tmp_path):
     process = started("simulate", write_job(), cwd=tmp_path, start_new_session=True)
     # The fork server is the first thing that a run starts, long before its job is loaded.
@@ -148,17 +138,14 @@ def test_ctrl_c_that_a_destructor_swallows_comes_again(monkeypatch, capsys, lost
 
 
 @pytest.mark.nightly
-def test_a_killed_launcher_leaves_no_temporary_folder(write_job, tmp_path):
-    temporary = tmp_path / "t"
-    temporary.mkdir()
-    words, variables = ("--set", "rounds=1000"), environment(TMPDIR=str(temporary))
-    with started("simulate", write_job(), *words, cwd=tmp_path, env=variables) as process:
+def test_a_killed_launcher_leaves_no_process(write_job, tmp_path):
+    words = ("--set", "rounds=1000")
+    with started("simulate", write_job(), *words, cwd=tmp_path, env=environment()) as process:
         assert any("round 1 of" in line for line in process.stdout)
-        assert any(temporary.iterdir())
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
+    assert len(children) > 4  # two fork servers, the server and its workers
     assert psutil.wait_procs(children, timeout=30)[1] == []
-    assert not any(temporary.glob("pymp-*"))
 
 
 def test_a_folder_that_cannot_be_written_is_named(flstream_here, write_job, tmp_path, monkeypatch):

@@ -27,6 +27,36 @@ def test_json_is_one_document_and_nothing_else(flstream_here, write_job, tmp_pat
     assert summary["warnings"] == []
 
 
+PRINTS = """
+import os
+
+class Tracker:
+    def __init__(self, run):
+        print("printed")
+        if run.folder.name == "local":
+            os.system("echo echoed; echo complained >&2")
+
+    def scalars(self, source, step, values, time): ...
+    def text(self, source, step, key, text, time): ...
+    def flush(self): ...
+
+    def close(self):
+        print("closed")
+"""
+
+
+def test_what_a_tracker_prints_is_in_its_log_alone(flstream_here, write_job, tmp_path):
+    job = write_job()
+    (job.parent / "prints.py").write_text(PRINTS)
+    words = ("simulate", job, "--json", "--set", "tracking.type=prints.py:Tracker", "--run-dir")
+    output, errors = started(*words, "local", cwd=tmp_path).communicate()
+    assert (json.loads(output)["warnings"], errors) == ([], "")
+    log = (tmp_path / "local" / "tracker.log").read_text()
+    assert {*log.splitlines()} == {"printed", "echoed", "complained", "closed"}
+    done = flstream_here(*words, "inline", *INLINE)
+    assert (json.loads(done.stdout)["warnings"], done.stderr) == ([], "")
+
+
 def test_without_a_terminal_a_run_is_plain_lines_and_a_finished_one_is_left_as_it_is(
     flstream_here, write_job, tmp_path
 ):

@@ -47,7 +47,7 @@ def test_a_job_that_does_not_fit_exits_1_and_says_what_it_lacks_and_what_would_h
     assert (plan["model_bytes"], plan["tensors"]) == (1024 * GIB, 1)
     assert plan["down_bytes"] == plan["up_bytes"] == 2 * 1024 * GIB
     assert plan["total_bytes"] > 6 * 1024 * GIB > plan["available"]["memory"]
-    assert plan["imports"]["shared"] > 0
+    assert plan["worker_bytes"] > 2 * 1024 * GIB
     assert plan["fits"] is False
     assert plan["lacking"][0].startswith("native mode needs about ")
     assert plan["advice"][0].startswith("set streaming.mode = pull")

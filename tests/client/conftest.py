@@ -67,8 +67,7 @@ def script(tmp_path: Path) -> Serve:
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[ProcessHost]:
-    ProcessHost({}).close()  # the one that runs share, if there is one
-    with ProcessHost({"THP_MEM_ALLOC_ENABLE": "1", "MALLOC_ARENA_MAX": "2"}) as host:
+    with ProcessHost() as host:
         yield host
 
 
@@ -80,13 +79,13 @@ def run(tmp_path: Path) -> RunDirectory:
 @pytest.fixture
 def start_worker(host: ProcessHost, run: RunDirectory) -> Iterator[Start]:
     """Start a worker's process, for one site or for all; at the end it is gone."""
-    servers = []
+    servers, processes = [], []
 
     def start(code: TrainCode, site: str | None = None, **more: Any) -> Server:
         ours, theirs = worker_socket_pairs()
         info = worker_info(run.sites, site, **more)
-        host.start(
-            str(run.path),
+        process = host.start(
+            "worker",
             "flstream.simulation.worker_process:worker_main",
             info,
             run,
@@ -96,10 +95,11 @@ def start_worker(host: ProcessHost, run: RunDirectory) -> Iterator[Start]:
         )
         theirs.close()
         servers.append(Server(ours))
+        processes.append(process)
         return servers[-1]
 
     yield start
     for server in servers:
         server.close()
-    host.exit_code(str(run.path), 20.0)  # once the server is gone, a worker ends by itself
-    assert host.exit_codes()[str(run.path)] is not None
+    for process in processes:  # once its server is gone, a worker ends by itself
+        assert process.exit_code(20.0) is not None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing.util
+import socket
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +17,11 @@ from serving import Server, write
 
 from flstream.client.code import ScriptCode
 from flstream.client.messages import Failed, Goodbye, Logged, Ready, Stop
+from flstream.engines.fork_server import temporary_prefix
 from flstream.engines.processes import ProcessHost
-from flstream.errors import ChannelClosedError
+from flstream.errors import ChannelClosedError, SimulationError
 from flstream.runs.run_directory import RunDirectory
+from flstream.simulation.command import _listen
 
 PYTHON = sys.executable
 Start = Callable[..., Server]
@@ -65,13 +68,14 @@ def looping(body: str = "") -> str:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(host: ProcessHost, run: RunDirectory, tmp_path: Path) -> Iterator[None]:
-    before = folders()
+    before = folders(host)
     yield
     pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
     processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     assert psutil.wait_procs(processes, timeout=20)[1] == []
-    if host.exit_codes()[str(run.path)] == 0:  # or else they go with the run
-        assert folders() == before
+    # One that is killed leaves its folder to the fork server.
+    if all(process.exit_code() == 0 for process in host._processes):
+        assert folders(host) == before
 
 
 @pytest.fixture
@@ -85,9 +89,10 @@ def start(start_worker: Start, tmp_path: Path) -> Start:
     return start
 
 
-def folders() -> set[Path]:
-    """Folders of commands."""
-    return set(Path(multiprocessing.util.get_temp_dir()).glob("site-*"))
+def folders(host: ProcessHost) -> set[Path]:
+    """Folders of commands of a host's processes."""
+    prefix = temporary_prefix(host.fork_server_pid or 0)
+    return set(Path(tempfile.gettempdir()).glob(f"{prefix}*"))
 
 
 @pytest.fixture
@@ -233,3 +238,12 @@ TWICE = [PYTHON, "-c", PAIR.replace("range(2)", "(0, 0)")]
 )
 def test_a_command_that_comes_to_nothing_says_why(start, command, words):
     assert words in reason(start(looping(), *command))
+
+
+def test_a_temporary_folder_whose_path_is_too_long_for_a_socket_is_named(tmp_path):
+    path = f"{tmp_path}/{'long' * 30}"
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
+        pytest.raises(SimulationError, match=f"at {path}: .* set TMPDIR"),
+    ):
+        _listen(listener, path)

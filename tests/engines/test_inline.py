@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import traceback
 from collections.abc import Mapping
@@ -26,7 +27,6 @@ from nightly_cases import first_and_nightly
 from run_fixtures import INLINE, Jobs, Run
 from training_scripts import noisy
 
-import flstream.client
 from flstream.cli.output import open_output
 from flstream.cli.run import interrupt
 from flstream.cli.run import run as run_command
@@ -34,7 +34,6 @@ from flstream.client.session import present
 from flstream.errors import UsageError
 from flstream.job import JobError
 from flstream.recipe import FedAvgRecipe, SimEnv
-from flstream.simulation import inline
 from flstream.simulation.inline import InlineHost
 from flstream.telemetry.events import SiteFailed
 from flstream.transport.channel import Signal
@@ -247,28 +246,6 @@ def test_a_run_from_python_may_be_inline(tmp_path: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().out == ""
 
 
-def test_a_run_in_which_nothing_happens_says_where_it_is(
-    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    script = """
-        import sys
-        import flstream.client as flare
-        flare.init()
-        while flare.is_running():
-            model = flare.receive()
-            while not any("site-" in each for each in flare.said):
-                pass
-            flare.send(flare.FLModel(params=model.params, metrics={"x": 1.0}))
-        """
-    said: list[str] = []
-    monkeypatch.setattr(inline, "_SILENT_SECONDS", 0.01)
-    monkeypatch.setattr(InlineHost, "_say", lambda host, text: said.append(text))
-    monkeypatch.setattr(flstream.client, "said", said, raising=False)
-    assert jobs.run(script).summary.status == "finished"
-    assert "nothing has happened" in said[0]
-    assert any("site-1 is at" in each or "site-2 is at" in each for each in said)
-
-
 def test_an_exception_is_a_sites_failure_with_its_traceback(
     jobs: Jobs, capsys: pytest.CaptureFixture[str]
 ):
@@ -426,6 +403,27 @@ def test_ctrl_c_stops_code_that_works(jobs: Jobs):
     terminal.until("at work")
     terminal.enter("\x03")
     terminal.assert_stopped()
+
+
+@first_and_nightly("answer", ["c", "q"])
+def test_a_breakpoint_in_a_tracker_opens_pdb_also_once_the_run_is_over(jobs: Jobs, answer: str):
+    tracker = """
+    class Tracker:
+        def __init__(self, run): ...
+        def scalars(self, source, step, values, time): ...
+        def text(self, source, step, key, text, time): ...
+        def flush(self): ...
+        def close(self): here = 7; breakpoint()
+    """
+    jobs.make(noisy())
+    (jobs.folder / "mine.py").write_text(textwrap.dedent(tracker))
+    terminal = Terminal(jobs, "--set", "tracking.type=mine.py:Tracker")
+    terminal.until("(Pdb) ")
+    terminal.enter("p here\n")
+    assert "7" in terminal.until("(Pdb) ")
+    terminal.enter(f"{answer}\n")
+    terminal.until("finished after" if answer == "c" else "mine.py:Tracker raised BdbQuit")
+    assert terminal.status() == 0
 
 
 def test_pdb_opens_where_training_code_raises(jobs: Jobs):

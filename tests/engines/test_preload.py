@@ -2,25 +2,20 @@
 
 import importlib
 import json
-import multiprocessing.util
 import os
-import resource
 import socket
 import subprocess
 import sys
-from contextlib import closing
 
-import psutil
 import pytest
 
-from flstream.engines.fork_server import QUIET_ARROW
 from flstream.engines.imports import (
     FORK_SAFE,
     import_libraries,
     library_imports,
     preloaded_imports,
 )
-from flstream.engines.processes import NEEDS, ProcessHost
+from flstream.engines.processes import QUIET_ARROW
 
 DYNAMO = ("torch._dynamo", [])
 
@@ -119,17 +114,6 @@ def test_a_process_may_fork_after_importing_what_is_said_to_be_safe():
     assert (done.stdout, done.stderr) == ("True True\n", "")
 
 
-def test_a_fork_server_that_began_early_and_forked_nothing_is_gone_once_it_is_closed():
-    host = ProcessHost({})
-    host.begin()
-    server = psutil.Process(host.fork_server_pid())
-    with host:
-        assert host.fork_server_pid() == server.pid  # it is the same one
-    assert not server.is_running()
-    host.close()
-    assert host.fork_server_pid() is None
-
-
 # Prints, when NumPy is about to be imported, whether the job's variables are there.
 WATCH_FOR_NUMPY = """
 import os, sys
@@ -142,77 +126,30 @@ class Watch:
             os._exit(0)
 
 sys.meta_path.insert(0, Watch())
-import flstream.simulation.preload
+from flstream.simulation.preload import main
+main(int(sys.argv[1]))
 """
 
 
-def watched_preload(needs):
-    """What the fork server prints if the needs of a job are written to this path."""
-    variables = {**os.environ, NEEDS: needs, "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", WATCH_FOR_NUMPY]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
-    return done.stdout, done.stderr
-
-
-def test_the_fork_server_heeds_the_job_before_it_imports_what_looks_at_it(tmp_path):
-    needs = tmp_path / "needs"
-    needs.write_text('{"OPENBLAS_NUM_THREADS": "3"}\n')
-    assert watched_preload(str(needs)) == ("3 True\n", "")
-    needs.write_text("")  # the launcher is gone, and told it nothing
-    assert watched_preload(str(needs)) == ("", "")
-
-
-def variable_in(host):
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        host.start("child", f"{__name__}:send_variable", theirs)
-        return ours.recv(100)
-
-
-def test_a_fork_server_that_is_started_again_knows_what_is_needed():
-    ProcessHost({}).close()  # the one that runs share, if there is one
-    with closing(ProcessHost({})) as host:
-        host.begin()
-        host.prepare({"FLSTREAM_TEST": "given"})
-        first = psutil.Process(host.fork_server_pid())
-        first.kill()
-        os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)  # whoever started it, reaps it
-        with host:
-            assert host.fork_server_pid() != first.pid
-            assert variable_in(host) == b"given None"
-
-
-def test_a_host_that_was_closed_leaves_no_descriptor_and_no_file():
-    def ours():
-        folder = multiprocessing.util.get_temp_dir()
-        return len(os.listdir("/proc/self/fd")), sorted(os.listdir(folder))
-
-    ProcessHost({}).close()
-    before = ours()
-    for _ in range(2):
-        host = ProcessHost({})
-        host.begin()
-        host.close()
-    host_for_nobody = ProcessHost({})
-    host_for_nobody.prepare({"FLSTREAM_TEST": "given"})
-    assert ours() == before
-
-
-def send_variable(pipe):
-    """Send the variables of a process of the host."""
-    pipe.sendall(f"{os.environ.get('FLSTREAM_TEST')} {os.environ.get(NEEDS)}".encode())
-
-
-def test_a_fork_server_may_open_as_many_files_as_the_system_allows():
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
-    try:
-        with closing(ProcessHost({})) as host:
-            host.begin()
-            server = psutil.Process(host.fork_server_pid())
-            assert server.rlimit(psutil.RLIMIT_NOFILE) == (before[1], before[1])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+@pytest.mark.parametrize(
+    ("variables", "printed"), [(b'{"OPENBLAS_NUM_THREADS": "3"}', "3 True\n"), (b"", "")]
+)
+def test_the_fork_server_heeds_the_job_before_it_imports_what_looks_at_it(variables, printed):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", WATCH_FOR_NUMPY, str(theirs.fileno())],
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                pass_fds=[theirs.fileno()],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        if variables:
+            ours.send(variables)
+        else:
+            ours.shutdown(socket.SHUT_WR)  # the launcher is gone, and said nothing
+        assert process.communicate(timeout=60) == (printed, None)
 
 
 def test_what_is_imported_anywhere_from_libraries_that_a_job_names_is_found(tmp_path):

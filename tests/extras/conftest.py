@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -15,8 +14,7 @@ from safetensors.torch import load_file
 from shared_results import made_once
 from tiny_gpt2 import write_model
 
-from flstream.engines.fork_server import PRELOAD, QUIET_ARROW, SOURCE, host_for, new_host
-from flstream.engines.processes import ProcessHost
+from flstream.engines.processes import PRELOAD, QUIET_ARROW, variables_of
 from flstream.job import Job
 
 HERE = Path(__file__).parent
@@ -32,32 +30,24 @@ LIBRARY_IMPORTS = HERE / "library_imports.py"
 PRELOADED = "transformers,lightning,pytorch_lightning,peft,trl"
 
 
-class LibraryHost(SharedHost):
-    """Starts processes in which the libraries are imported, from a fork server for all tests."""
-
-    server: ClassVar[int | None] = None
-
-    def _ensure_running(self) -> None:
-        if self.fork_server_pid() != LibraryHost.server:
-            ProcessHost({}).close()  # the one of other tests, which has them not
-        super()._ensure_running()
-        LibraryHost.server = self.fork_server_pid()
+# As for each job, also where a test's own process is the first: threads outlive no fork.
+_HOST = SharedHost(
+    LIBRARY_IMPORTS,
+    **{PRELOAD: PRELOADED, **QUIET_ARROW, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+)
 
 
-def library_host(job: Job | None = None) -> LibraryHost:
+def library_host(job: Job | None = None) -> SharedHost:
     """What processes of a job start from, or those of a test itself."""
-    made = LibraryHost((new_host() if job is None else host_for(job))._environment)
-    imports = {SOURCE: str(LIBRARY_IMPORTS), PRELOAD: PRELOADED}
-    # As for each job, also where a test's own process is the first: threads outlive no fork.
-    made.prepare({**imports, **QUIET_ARROW, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
-    return made
+    _HOST.prepare({} if job is None else variables_of(job))
+    return _HOST
 
 
 def in_a_process(target: Callable[..., None], *args: object) -> None:
     """Call a function of a module in a process that has the libraries, so that no test has."""
     with library_host() as host:
-        host.start("test", f"{target.__module__}:{target.__qualname__}", *args)
-        assert host.exit_code("test", 120) == 0
+        process = host.start("test", f"{target.__module__}:{target.__qualname__}", *args)
+        assert process.exit_code(120) == 0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -68,10 +58,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def libraries(fork_server, tmp_path_factory):
+def libraries(tmp_path_factory):
     """Calls a function in a process that has the libraries."""
     os.environ["HF_DATASETS_CACHE"] = str(tmp_path_factory.mktemp("datasets"))
-    return in_a_process
+    yield in_a_process
+    _HOST.end()
 
 
 @pytest.fixture

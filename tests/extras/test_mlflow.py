@@ -1,9 +1,10 @@
-"""A run is tracked in a local store of MLflow, by the tracker's process alone."""
+"""A run is tracked in a local store of MLflow, by the tracker's thread alone."""
 
 import subprocess
 import sys
 
 import msgspec
+import pytest
 from nightly_cases import first_and_nightly
 
 # What a store has, read in a process of its own: each run's parent, parameters, tags and metrics.
@@ -61,6 +62,8 @@ while flare.is_running():
 """
 
 
+# Those of its libraries, which are errors here.
+@pytest.mark.filterwarnings("ignore")
 def test_a_job_is_tracked_as_a_run_with_one_nested_for_each_site(jobs):
     run = jobs.run(SCRIPT, "tracking.type=mlflow")
     assert (run.summary.status, list(run.summary.warnings)) == ("finished", [])

@@ -11,7 +11,7 @@ from flstream.errors import UsageError
 from flstream.job import load_job
 from flstream.job.filters import FilterSpec
 from flstream.job.workflow_code import find_workflow, load_program
-from flstream.simulation.own_code_process import problems_here
+from flstream.simulation.own_code import problems_here
 
 RELAY = '''
 from __future__ import annotations

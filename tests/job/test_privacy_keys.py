@@ -32,7 +32,7 @@ def test_the_cohort_of_the_noise_is_the_jobs_own_or_the_simulated_one(private):
         assert (job.privacy.cohort(job.clients), job.privacy.drawn_from(job.clients)) == due
         accounting = Accounting.of(job)
         assert (accounting.cohort, accounting.population) == due
-        rule = PrivateFolds(job, lambda *_: None).rule(AggregationRule(), 1, 0)
+        rule = PrivateFolds(job).rule(AggregationRule(), 1, 0)
         assert rule.mechanism.noise == 1 / due[0]
 
 

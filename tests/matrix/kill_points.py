@@ -8,7 +8,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Self
 
@@ -16,6 +15,7 @@ import psutil
 from matrix_runs import JOB, simulate_job
 from run_fixtures import shared_host_for
 
+from flstream.engines.processes import ProcessHost
 from flstream.job import load_job
 from flstream.telemetry.halts import SOCKET
 
@@ -23,7 +23,6 @@ PATIENCE = 120.0
 """Seconds after which a run of a fraction of a second counts as stuck."""
 
 WORKERS = "clients.parallel=2"
-PROCESSES = 3
 """A server and two workers."""
 
 
@@ -117,9 +116,7 @@ def _kill_launcher(folder: Path, overrides: list[str], point: str, time: int, vi
 
     def kill(_: int) -> bool:
         pids = _pids(folder).values()
-        if len(pids) < PROCESSES:
-            return False  # a launcher that dies as it asks for one takes the fork server with it
-        for pid in (launcher_pid, *pids):
+        for pid in (launcher.pid, *pids):
             with suppress(psutil.NoSuchProcess):
                 everyone.append(psutil.Process(pid))
         for process in everyone if victim == "all" else everyone[:1]:
@@ -128,16 +125,15 @@ def _kill_launcher(folder: Path, overrides: list[str], point: str, time: int, vi
         return True
 
     with shared_host_for(load_job(JOB, overrides)) as host, KillAt(point, time, kill) as at:
-        launcher_pid = host.start("launcher", f"{__name__}:_launch", folder, overrides)
-        assert host.wait(PATIENCE)
+        launcher = host.start("launcher", f"{__name__}:_launch", folder, overrides)
+        assert launcher.exit_code(PATIENCE) is not None
         _await_end(everyone)
     return at.was_reached
 
 
 def _launch(folder: Path, overrides: list[str]) -> None:
-    """Run the job in this process, from the fork server that has forked it, which has imported."""
-    forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None
-    simulate_job(folder, overrides)
+    """Run the job in this process, which has the imports of the others and forks them."""
+    simulate_job(folder, overrides, host=ProcessHost.forked())
 
 
 def _await_end(processes: list[psutil.Process]) -> None:

@@ -7,6 +7,7 @@ import xxhash
 from matrix_rows import ROWS
 from run_fixtures import shared_host_for
 
+from flstream.engines.processes import ProcessHost
 from flstream.job import load_job
 from flstream.runs.resume import final_summary, plan_resume
 from flstream.runs.run_directory import RunDirectory
@@ -40,9 +41,14 @@ def run(folder: Path, overrides: list[str], job: Path = JOB, *, resume: bool = F
 
 
 def simulate_job(
-    folder: Path, overrides: list[str], job: Path = JOB, *, resume: bool = False
+    folder: Path,
+    overrides: list[str],
+    job: Path = JOB,
+    *,
+    resume: bool = False,
+    host: ProcessHost | None = None,
 ) -> None:
-    """Run or resume a job, from the fork server that tests share, to any end."""
+    """Run or resume a job to any end, from the process host that tests share or another one."""
     loaded = load_job(job, overrides)
     directory = (RunDirectory.reopen if resume else RunDirectory.create)(loaded.name, folder)
     with directory.in_use():
@@ -50,7 +56,7 @@ def simulate_job(
         if point is not None and point.is_finished:  # a server may outlive its launcher to the end
             final_summary(directory, point)
             return
-        simulate(loaded, directory, None, point, shared_host_for(loaded))
+        simulate(loaded, directory, None, point, host or shared_host_for(loaded))
 
 
 def _has_finished(folder: Path) -> bool:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from matrix_rows import ROWS, SHIPPED
 from matrix_runs import DIGESTS, JOB, overrides_of, path_of, run
-
-from flstream.engines.processes import ProcessHost
+from run_fixtures import SHARED_HOST
 
 
 def main(wanted: list[str]) -> None:
@@ -29,7 +28,7 @@ def main(wanted: list[str]) -> None:
         print(name, table[name]["accuracy"], flush=True)
     rows = [f"  {json.dumps(name)}: {json.dumps(table[name])}" for name in cases if name in table]
     DIGESTS.write_text("{\n" + ",\n".join(rows) + "\n}\n")
-    ProcessHost({}).close()
+    SHARED_HOST.end()
 
 
 if __name__ == "__main__":

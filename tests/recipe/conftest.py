@@ -6,7 +6,7 @@ import textwrap
 from functools import partialmethod
 
 import pytest
-from run_fixtures import shared_host_for
+from run_fixtures import share_host
 
 from flstream.recipe import SimEnv, arguments
 
@@ -57,7 +57,7 @@ def folder(tmp_path, monkeypatch, fork_server, request):
     """
     engine = "local" if "processes" in request.fixturenames else "inline"
     monkeypatch.setattr(SimEnv, "__init__", partialmethod(SimEnv.__init__, engine=engine))
-    monkeypatch.setattr("flstream.simulation.launcher.host_for", shared_host_for)
+    share_host(monkeypatch)
     monkeypatch.setattr("flstream.report.running.leave_page", lambda *_, **__: None)
     (tmp_path / "client.py").write_text(SCRIPT)
     (tmp_path / "model.py").write_text(MODEL)

@@ -4,10 +4,11 @@ import math
 import os
 
 import pytest
-from workers_support import Office
+from workers_support import ThreadEngine
 
 from flstream.errors import DeadlineError, WorkerLostError
 from flstream.server.site_queue import SiteQueue
+from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_monitor import SiteLost, WorkerAbandoned, WorkerMessage, WorkerReplaced
 from flstream.server.worker_pool import WorkerPool
 from flstream.streaming.service import DownloadService
@@ -22,9 +23,14 @@ class Outfit:
 
     def __init__(self, names, own=False, vain=None):
         self.abort = Signal()
-        self.office = Office(vain or {})
+        self.engine = ThreadEngine(vain or {})
         self.service = DownloadService()
-        self.pool = WorkerPool(names, own, self.office, self.service, self.abort, 20.0)
+
+        def start(name):
+            process = self.engine.start(name)
+            return WorkerHandle(name, process, self.service, self.abort, is_linked=False)
+
+        self.pool = WorkerPool(names, own, start, self.abort, 20.0)
 
     def perform(self, perform=None, sites=SITES, workers=None, size=2, own=None):
         """What is said of a task for sites, without who got ready."""
@@ -35,7 +41,7 @@ class Outfit:
     def close(self):
         self.pool.close()
         self.service.close()
-        self.office.close()
+        self.engine.close()
         self.abort.close()
 
 
@@ -79,7 +85,7 @@ def test_the_sites_of_a_worker_that_is_retired_go_to_the_others(outfit, vain, si
     retired = {each.worker for each in said if isinstance(each, WorkerAbandoned)}
     assert retired <= set(vain)
     # From then on nobody tries again.
-    assert max(team.office.spawned.values()) <= 3
+    assert max(team.engine.started.values()) <= 3
     assert retired == set(vain) or workers == THREE
     assert not [each for each in said if isinstance(each, SiteLost)]
 
@@ -87,7 +93,7 @@ def test_the_sites_of_a_worker_that_is_retired_go_to_the_others(outfit, vain, si
 def test_one_that_gets_ready_in_the_end_is_not_retired(outfit):
     team = outfit(["worker-1"], vain={"worker-1": 2})
     assert done(team.perform()) == SITES
-    assert team.office.spawned == {"worker-1": 3}
+    assert team.engine.started == {"worker-1": 3}
 
 
 @pytest.mark.parametrize("size", [2, 5, 9])
@@ -119,13 +125,13 @@ def test_workers_that_are_replaced_leave_nothing_behind_in_the_server(outfit):
     said = team.perform(die, sites, size=1)
     assert [each.site for each in said if isinstance(each, SiteLost)] == sites
     assert done(team.perform()) == SITES
-    *replaced, there = team.office.hands
+    *replaced, there = team.engine.workers
     assert len(replaced) == 120
     for hand in replaced:
         assert hand.was_let_go()
         hand.close()
     assert len(os.listdir("/proc/self/fd")) == before
-    # Nor is anything kept of their names, of which there is one for each that was ever spawned.
+    # Nor is anything kept of their names, of which there is one for each that was ever started.
     team.pool.close()
     assert there.was_let_go()
     team.service.close()

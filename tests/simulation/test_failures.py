@@ -224,7 +224,7 @@ def test_processes_that_cannot_be_started_make_a_failed_run_with_a_summary(jobs,
     def refuse(*_):
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("flstream.engines.local.worker_socket_pairs", refuse)
+    monkeypatch.setattr("flstream.engines.processes.ProcessHost.start", refuse)
     run = jobs.run(adding({}))
     assert run.summary.status == "failed"
     assert "Too many open files" in run.summary.error
@@ -234,7 +234,8 @@ def test_processes_that_cannot_be_started_make_a_failed_run_with_a_summary(jobs,
 def test_a_model_that_cannot_be_built_ends_the_job(jobs):
     run = jobs.run(adding({}), model="import os\ndef build():\n    os.kill(os.getpid(), 9)")
     assert run.summary.status == "failed"
-    assert "model-builder was killed" in run.summary.error
+    assert "builds the initial model was killed by SIGKILL" in run.summary.error
+    assert "too little memory" in run.summary.error
     assert run.summary.rounds_completed == 0
 
 

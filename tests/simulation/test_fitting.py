@@ -5,8 +5,14 @@ from pathlib import Path
 import pytest
 from journal_support import a_job
 
-from flstream.simulation.forecasting.fitting import Available, Lack, available_in, lacks
-from flstream.simulation.forecasting.forecast import forecast, plain_layout
+from flstream.simulation.forecast import (
+    Available,
+    Lack,
+    available_in,
+    forecast,
+    lacks,
+    plain_layout,
+)
 
 GIB = 1 << 30
 LAYOUT = plain_layout(GIB)

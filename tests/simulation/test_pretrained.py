@@ -6,12 +6,13 @@ import re
 import pytest
 import torch
 from nightly_cases import first_and_nightly
+from run_fixtures import shared_host_for
 from safetensors.torch import load_file, save_file
 from training_scripts import plain
 
 from flstream.errors import ModelError
 from flstream.model.checkpoint import FileSource
-from flstream.simulation.forecasting.probe import probe
+from flstream.simulation.probe import probe
 
 MODEL = """
 import torch
@@ -102,11 +103,16 @@ PART = {"wte.weight": VALUES["wte.weight"], "old": torch.ones(1)}
 LACKS = "lacks 2 tensors ('norm.bias', 'norm.weight')"
 
 
+def probed(job):
+    with shared_host_for(job) as host:
+        return probe(job, host)
+
+
 def test_tensors_that_a_file_lacks_are_listed_before_a_run(jobs, tmp_path):
     with pytest.raises(
         ModelError, match=re.escape(f"{LACKS} of the model; it has 1 tensor ('old'")
     ):
-        probe(job_of(jobs, tmp_path, PART))
+        probed(job_of(jobs, tmp_path, PART))
 
 
 @pytest.mark.nightly
@@ -115,15 +121,15 @@ def test_what_a_loose_start_does_not_share_is_the_factorys_and_nothing_at_all_is
 ):
     loose = "model.strict=false"
     some = job_of(jobs, tmp_path, PART, loose)
-    assert LACKS in probe(some).differences
+    assert LACKS in probed(some).differences
     how = (*ONE_ROUND, "model.factory=model:tied", f"model.initial={some.model.initial}", loose)
     found = load_file(jobs.run(plain(), *how, model=MODEL).directory.checkpoint(0))
     assert torch.equal(found["head.weight"], VALUES["wte.weight"])
     assert found["norm.bias"].abs().sum() > 0
     assert "old" not in found
     whole = job_of(jobs, tmp_path, VALUES, loose)
-    assert probe(whole).differences == ""
+    assert probed(whole).differences == ""
     # As the weights of a base model are, without the prefix that its heads have.
     none = job_of(jobs, tmp_path, {f"base.{name}": each for name, each in VALUES.items()}, loose)
     with pytest.raises(ModelError, match="no tensor of the file is the model's"):
-        probe(none)
+        probed(none)

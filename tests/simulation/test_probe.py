@@ -8,7 +8,7 @@ from flstream.engines.processes import ProcessHost
 from flstream.errors import CheckpointError, ModelError
 from flstream.job import load_job
 from flstream.model.memory import MemoryBody
-from flstream.simulation.forecasting.probe import probe
+from flstream.simulation.probe import probe
 
 MODEL = """
 import os
@@ -35,10 +35,6 @@ def arrays():
 
 def needs_values():
     return {"w": torch.zeros(int(torch.ones(4).sum()), 2)}
-
-
-def needs_too_much():
-    return {"w": torch.zeros(int(torch.full((1,), 2.0 ** 50)))}
 
 
 def fails():
@@ -94,7 +90,6 @@ def test_a_module_is_described_as_it_would_be_built_with_its_ties(job_of, host):
         ("fails", r"model.py:fails raised RuntimeError: no weights here \(.*model.py, line \d+\)"),
         ("nothing", "returned a NoneType; it must return a torch module or a dict"),
         ("dies", "the process that called it was killed by SIGKILL, as if the machine had too"),
-        ("needs_too_much", "the model does not fit into the .* of memory that are available"),
     ],
 )
 def test_what_is_wrong_with_a_factory_is_said(job_of, host, factory, message):

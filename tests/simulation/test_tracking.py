@@ -1,8 +1,13 @@
 """Whole runs with a tracker: cut off at any instant, they leave each point once, the final one."""
 
+import os
+import threading
+
 import pytest
 from event_files import scalars, texts
 from training_scripts import noisy
+
+from flstream.tracking import thread
 
 TENSORBOARD = "tracking.type=tensorboard"
 LOGS = """
@@ -65,17 +70,16 @@ def test_a_run_that_is_cut_off_in_mid_round_has_every_point_once(jobs, undisturb
 TRACKER = """
 class Tracker:
     def __init__(self, run, name):
-        self.file = open(run.folder / name, "w")
+        self.path, self.lines = run.folder / name, []
 
     def scalars(self, source, step, values, time):
-        for key, value in values.items():
-            print(source, key, step, value, file=self.file)
+        self.lines += [f"{source} {key} {step} {value}" for key, value in values.items()]
 
     def text(self, source, step, key, text, time):
-        print(source, key, step, text, file=self.file)
+        self.lines.append(f"{source} {key} {step} {text}")
 
     def flush(self):
-        self.file.flush()
+        self.path.write_text("\\n".join(self.lines))
 
     close = flush
 
@@ -85,16 +89,24 @@ class Raises(Tracker):
         raise ValueError("no text, please")
 
 
-class Dies(Tracker):
+class Exits(Tracker):
     def text(self, source, step, key, text, time):
-        import os, signal
-        os.kill(os.getpid(), signal.SIGKILL)
+        raise SystemExit(3)
+
+
+class Hangs(Tracker):
+    def flush(self):
+        pass
+
+    def close(self):
+        with open(self.path) as fifo:
+            fifo.read()
 """
 
 
-def with_tracker(jobs, name):
+def with_tracker(jobs, kind, name="points.txt"):
     (jobs.folder / "mine.py").write_text(TRACKER)
-    own = [f"tracking.type=mine.py:{name}", "tracking.args.name=points.txt"]
+    own = [f"tracking.type=mine.py:{kind}", f"tracking.args.name={name}"]
     run = jobs.run(noisy(LOGS), "rounds=2", *own)
     assert run.summary.status == "finished"
     return run
@@ -111,9 +123,23 @@ def test_a_tracker_of_ones_own_has_the_same_points(jobs):
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("Raises", "mine.py:Raises raised ValueError: no text"), ("Dies", "was killed by SIGKILL")],
+    [("Raises", "raised ValueError: no text, please"), ("Exits", "raised SystemExit: 3")],
 )
-def test_a_tracker_that_fails_is_a_warning_and_the_run_goes_on(jobs, name, reason):
+def test_a_tracker_that_fails_is_a_warning_and_the_run_goes_on(jobs, capsys, name, reason):
     [warning] = with_tracker(jobs, name).summary.warnings
-    assert warning.startswith("tracking has ended early: ")
-    assert reason in warning
+    assert warning == f"tracking has ended early: mine.py:{name} {reason}"
+    assert reason.split()[1].rstrip(":") in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_tracker_that_hangs_is_a_warning(jobs, monkeypatch):
+    monkeypatch.setattr(thread, "_FINISH_SECONDS", 1.0)
+    fifo = jobs.folder / "fifo"
+    os.mkfifo(fifo)
+    run = with_tracker(jobs, "Hangs", name=fifo)
+    [hanging] = [each for each in threading.enumerate() if each.name == thread.TRACKER]
+    fifo.open("w").close()  # which lets it end
+    hanging.join()
+    [warning] = run.summary.warnings
+    reason = "mine.py:Hangs did not take the last points within 1 s"
+    assert warning == f"tracking has ended early: {reason}"

@@ -19,6 +19,7 @@ from flstream.telemetry.events import (
     NO_CHECK,
     AnyEvent,
     Evaluated,
+    LiveEvent,
     RunFinished,
     SiteLog,
     Transfer,
@@ -28,7 +29,7 @@ from flstream.telemetry.events import (
     encode_lines,
 )
 
-KINDS = get_args(AnyEvent)
+KINDS = [kind for kind in get_args(AnyEvent) if kind not in get_args(LiveEvent)]
 PLAIN = {
     bool: st.booleans(),
     str: st.text(),

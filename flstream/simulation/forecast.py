@@ -1,0 +1,226 @@
+"""Forecast of a job's traffic, memory and disk, and whether they fit this machine.
+
+It is an estimate. Counted are models and updates as they travel and wait, and what the fork server
+and a site's training code import. Not counted are gradients, the optimizer's state, activations and
+data.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from flstream.aggregation.accountant import Accounting, epsilon
+from flstream.aggregation.elements import FLOATS
+from flstream.aggregation.rules import rule_for
+from flstream.client.personal_part import part_of
+from flstream.filters.chain import remaining
+from flstream.job import Job
+from flstream.model.joined import MAIN, joint_layout, zeros_beside
+from flstream.model.layout import Layout
+from flstream.server.disk import free_bytes
+from flstream.server.stream_settings import stream_settings
+from flstream.server.task_plan import plan_disk
+from flstream.units import format_bytes
+
+# Private memory, as measured with jobs/: of the launcher (52 MiB) and two other processes than
+# workers (9 to 13 MiB each), of a worker, of streaming (10 to 15 MiB), and of dp-accounting.
+_OTHERS_BYTES = 96 << 20
+_WORKER_BYTES = 16 << 20
+_STREAMING_BYTES = 24 << 20
+_ACCOUNTANT_BYTES = 72 << 20
+
+
+class Imports(NamedTuple):
+    """Memory of what processes import, in bytes.
+
+    Attributes:
+        shared: RSS of the fork server, which all processes share.
+        own: Memory of each worker's further imports.
+    """
+
+    # Where only torch is imported.
+    shared: int = 240 << 20
+    own: int = 0
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Estimated needs of a job; sizes are in bytes.
+
+    Attributes:
+        imports: Memory of what processes import.
+        model_bytes: Size of the model.
+        tensors: Number of tensors of the model.
+        mode: Transfer mode; native also where a chunk size of 0 turns streaming off.
+        chunk_size: Largest chunk; 0 in native mode.
+        down_bytes: Models sent to the sites that train in a round.
+        up_bytes: Updates sent to the server in a round.
+        server_bytes: Peak memory of the server over its idle.
+        worker_bytes: Peak memory of a worker that it shares with no other process.
+        total_bytes: Peak memory on this machine: of all processes, or of all but the workers
+            where these are elsewhere.
+        disk_bytes: Peak size of all files together.
+        epsilon: Privacy spent by rounds that each fold one draw; None for a job without privacy.
+    """
+
+    imports: Imports
+    model_bytes: int
+    tensors: int
+    mode: str
+    chunk_size: int
+    down_bytes: int
+    up_bytes: int
+    server_bytes: int
+    worker_bytes: int
+    total_bytes: int
+    disk_bytes: int
+    epsilon: float | None
+
+
+class Available(NamedTuple):
+    """Available memory and disk of a machine.
+
+    Attributes:
+        memory: Available memory in bytes.
+        disk: Free disk space for the run directory in bytes; None if unknown.
+        folder: Folder of the run directory.
+        flaw: Reason why nothing can be written there; None if it can.
+    """
+
+    memory: int
+    disk: int | None
+    folder: Path
+    flaw: str | None = None
+
+
+class Lack(NamedTuple):
+    """A sentence on memory or disk that does not suffice, and the change that would make it do."""
+
+    sentence: str
+    change: str
+
+
+def plain_layout(model_bytes: int, tensors: int = 1) -> Layout:
+    """Return the layout of a float32 model with tensors of equal size.
+
+    Args:
+        model_bytes: Size of the model in bytes, rounded down to a multiple of 4.
+        tensors: Number of tensors, 1 or more.
+    """
+    least, more = divmod(model_bytes // 4, tensors)
+    return Layout.of((f"tensor.{i}", "F32", (least + (i < more),)) for i in range(tensors))
+
+
+def forecast(job: Job, layout: Layout, imports: Imports | None = None) -> Forecast:
+    """Forecast a job's traffic, memory and disk.
+
+    Args:
+        job: The job.
+        layout: Layout of the job's model.
+        imports: Memory of what processes import, as measured; None for that of torch alone.
+
+    Raises:
+        UsageError: A pattern of ``aggregation``, of personal tensors or of a filter matches no
+            tensor's name.
+    """
+    workers, cohort = job.clients.workers, job.clients.cohort_size
+    imports = imports or Imports()
+    bodies = job.stages[0].args.bodies
+    beside = {name: zeros_beside(layout, FLOATS).layout for name in bodies}
+    whole = joint_layout({MAIN: layout, **beside}) if bodies else layout
+    update_bytes = _update_bytes(job, layout) + whole.nbytes - layout.nbytes
+    chunk_size = stream_settings(job, job.train.exchange_format).chunk_size
+    server = _STREAMING_BYTES + min(job.aggregation.memory_budget, cohort * update_bytes)
+    worker = imports.own + _WORKER_BYTES + _STREAMING_BYTES + whole.nbytes
+    if not chunk_size:  # the server serialises a model for each worker, and for a file
+        server, worker = server + (workers + 1) * whole.nbytes, worker + whole.nbytes
+    here = workers if job.engine.is_local else 0
+    spent = None
+    if job.privacy.is_on:
+        server += _ACCOUNTANT_BYTES
+        accounting = Accounting.of(job)
+        spent = epsilon(accounting, {accounting.population: job.planned_rounds})
+    plan = plan_disk(job, whole, cohort)
+    checkpoint = plan.model + plan.optimizer_state
+    passing = sum(item.size for item in plan.of_a_round) - checkpoint
+    return Forecast(
+        imports=imports,
+        model_bytes=layout.nbytes,
+        tensors=len(layout.tensors),
+        mode=job.streaming.mode if chunk_size else "native",
+        chunk_size=chunk_size,
+        down_bytes=cohort * whole.nbytes,
+        up_bytes=cohort * update_bytes,
+        server_bytes=server,
+        worker_bytes=worker,
+        total_bytes=imports.shared + _OTHERS_BYTES + server + here * worker,
+        disk_bytes=plan.model + plan.more_checkpoints(0, 1) * checkpoint + passing,
+        epsilon=spent,
+    )
+
+
+def available_in(folder: Path) -> Available:
+    """Return the memory and disk that this machine has available now.
+
+    Args:
+        folder: Folder for the run directory; it need not exist yet.
+    """
+    parent, flaw = folder.absolute(), None
+    while not parent.exists():
+        parent = parent.parent
+    try:  # only this tells for sure
+        os.rmdir(tempfile.mkdtemp(prefix=".flstream-", dir=parent))
+    except OSError as error:
+        flaw = error.strerror
+    disk = free_bytes(parent if parent.is_dir() else parent.parent)
+    return Available(psutil.virtual_memory().available, disk, folder, flaw)
+
+
+def lacks(job: Job, layout: Layout, need: Forecast, available: Available) -> Iterator[Lack]:
+    """Yield what a machine lacks for a job; nothing if the job fits.
+
+    Args:
+        job: The job.
+        layout: Layout of the job's model.
+        need: Forecast of the job.
+        available: Available memory and disk.
+    """
+    memory, disk, folder, flaw = available
+    if need.total_bytes > memory:
+        fewer = job.clients.workers - -(-(need.total_bytes - memory) // need.worker_bytes)
+        change = "make the model smaller, or free memory"
+        if need.mode == "native":
+            change = "set streaming.mode = pull and leave the chunk sizes at their default"
+        elif fewer > 0 and job.engine.is_local:
+            change = f"set clients.parallel = {fewer}"
+        need_text = f"{need.mode} mode needs about {format_bytes(need.total_bytes)} of memory"
+        yield Lack(f"{need_text}, {format_bytes(memory)} are available", change)
+    if flaw is not None:
+        yield Lack(f"{folder} cannot be written: {flaw}", "name another --run-dir")
+    elif disk is not None and need.disk_bytes > disk:
+        plan = plan_disk(job, layout, job.clients.cohort_size)
+        # The initial model, the best one, and the next one are there beside those that are kept.
+        keep = min(plan.lasts(disk - plan.model) - 1, job.planned_rounds)
+        change = "make room, or name another --run-dir"
+        need_text = f"the run takes about {format_bytes(need.disk_bytes)} of disk"
+        yield Lack(
+            f"{need_text}, {format_bytes(disk)} are free in {folder}",
+            f"set checkpoints.keep = {keep}" if keep > 0 else change,
+        )
+
+
+def _update_bytes(job: Job, layout: Layout) -> int:
+    """Return the size of the tensors that are aggregated, not filtered out, and not personal."""
+    sent = rule_for(job.aggregation).selected(layout)
+    parts = [part_of(stage.args.personal_tensors, is_beside=False) for stage in job.stages]
+    personal = [frozenset[str]() if part is None else part.names(layout) for part in parts]
+    remaining(layout, job.filters.down, "down")
+    unfiltered = remaining(layout, job.filters.up, "up")
+    return sum(spec.nbytes for spec in unfiltered.tensors if spec.name in sent - personal[0])

@@ -1,0 +1,162 @@
+"""Check of a job's code and model in a process of its own, for ``flstream validate``.
+
+The process imports what the training code imports at its top level, and measures itself. Then it
+calls the factory, first on torch's meta device, where tensors have shapes and no bytes. A factory
+that needs real bytes is called again.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import sys
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import psutil
+
+from flstream.client.alias import install as install_alias
+from flstream.client.run_learner import Evaluates, Trains
+from flstream.engines.processes import ProcessHost
+from flstream.errors import CheckpointError, FlstreamError, ModelError, UsageError
+from flstream.job import Job, JobError, Problem
+from flstream.job.code import check, load, make_importable
+from flstream.job.imports import missing_modules
+from flstream.model.fitted import Arranged, Differences
+from flstream.model.formats.opening import open_checkpoint
+from flstream.model.layout import Layout, parse_header
+from flstream.simulation.factory import layout_of
+from flstream.simulation.forecast import Forecast, Imports, forecast
+from flstream.simulation.model_builder import expect_fit
+from flstream.simulation.own_code import own_code_problems
+from flstream.simulation.process_call import ProcessCall
+from flstream.text import how_ended
+
+
+class Probe(NamedTuple):
+    """Facts about a job that its code alone has.
+
+    Attributes:
+        layout: Layout of its initial model.
+        imports: Memory of what its processes import.
+        differences: Sentence on tensors that its file of weights and its model do not share.
+    """
+
+    layout: Layout
+    imports: Imports
+    differences: str = ""
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """Answer of the process: the model's header, or an error."""
+
+    imports: Imports
+    header: bytes = b""
+    error: str = ""
+
+
+def check_job(job: Job, path: Path) -> tuple[Probe, Forecast]:
+    """Check a job's code and model, and forecast its needs.
+
+    Args:
+        job: The loaded job.
+        path: Path of the job file, for the error message.
+
+    Raises:
+        JobError: The code or the model has mistakes; the message lists all of them.
+    """
+    problems = list(missing_modules(job))
+    try:
+        with ProcessHost.of(job) as host:
+            problems += own_code_problems(job, host)
+            measured = probe(job, host)
+        if not problems:
+            return measured, forecast(job, measured.layout, measured.imports)
+    except (ModelError, CheckpointError, UsageError) as error:
+        problems.append(Problem("", str(error)))
+    raise JobError(path.absolute(), problems)
+
+
+def probe(job: Job, host: ProcessHost) -> Probe:
+    """Find out the layout of a job's model.
+
+    Args:
+        job: The job.
+        host: Host of the process.
+
+    Raises:
+        ModelError: The factory failed, or returned something that is not a model, or one that
+            cannot be streamed; or the file's tensors are not those of the factory's model.
+        CheckpointError: The weights cannot be read.
+    """
+    weights = None if job.model.initial is None else open_checkpoint(job.model.initial)
+    nowhere, target = Path(os.devnull), f"{__name__}:_described"
+    call = ProcessCall[_Answer](host, "model-probe", nowhere, _Answer, target, job)
+    with closing(call):
+        answer = call.result()
+    if not isinstance(answer, _Answer):
+        lack = ", as if the machine had too little memory" if answer == -signal.SIGKILL else ""
+        factory = f"model.factory {job.model.factory}"
+        raise ModelError(f"{factory}: the process that called it {how_ended(answer or 0)}{lack}")
+    if answer.error:
+        raise ModelError(answer.error)
+    if answer.header:
+        layout, difference = parse_header(answer.header, "the model")[0], ""
+        if weights is not None and job.model.initial is not None:
+            expect_fit(job.model, layout, weights.layout)
+            differences = Differences.between(layout, weights.layout)
+            difference = differences.sentence(job.model.initial.name) if differences else ""
+        return Probe(layout, answer.imports, difference)
+    assert weights is not None  # loading the job file checked that there is one of the two
+    whole = weights if weights.layout.is_canonical else Arranged(weights)
+    return Probe(whole.layout, answer.imports)
+
+
+def _described(job: Job) -> _Answer:
+    """Import the learner and call the factory, in a process for this alone."""
+    if job.train.alias is not None:
+        install_alias()
+    make_importable(job.folder)
+    shared, header, flaw = psutil.Process(os.getppid()).memory_info().rss, b"", ""
+    before = _private_bytes()
+    if job.train.source is not None and job.train.command is None:
+        _import_modules_of(job.train.source)
+    imports = Imports(shared, max(_private_bytes() - before, 0))
+    try:
+        if job.train.learner is not None:
+            _check_learner(job.train.learner)
+        if job.model.factory is not None:
+            header = layout_of(job.model, job.seed)[0].plain_header[8:]
+    except FlstreamError as error:
+        flaw = str(error)
+    except Exception as error:
+        flaw = f"model.factory {job.model.factory}: {type(error).__name__}: {error}"
+    return _Answer(imports, header, flaw)
+
+
+def _private_bytes() -> int:
+    return int(psutil.Process().memory_full_info().uss)
+
+
+def _import_modules_of(source: Path) -> None:
+    """Run the import statements at the top level of a file; one that fails is left to the run."""
+    sys.path.insert(0, str(source.parent))
+    with suppress(OSError, SyntaxError, ValueError):
+        for node in ast.parse(source.read_bytes()).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                with suppress(Exception, SystemExit):
+                    exec(compile(ast.Module([node], []), str(source), "exec"), {})
+
+
+def _check_learner(named: str) -> None:
+    where = f"train.learner {named}"
+    with suppress(ModuleNotFoundError):  # which validate lists by itself
+        try:
+            check(load(named), where, Trains, Evaluates)
+        except (FlstreamError, ModuleNotFoundError):
+            raise
+        except Exception as error:
+            raise UsageError(f"{where}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,187 @@
+"""Processes are forked by a fork server, and none outlives it or its owner."""
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flstream.engines.fork_server import temporary_prefix
+from flstream.engines.local import LocalEngine
+from flstream.engines.processes import ProcessHost
+from flstream.errors import WorkerLostError
+
+SECONDS = 20.0
+
+
+@pytest.fixture(scope="module")
+def host():
+    """A host of this module."""
+    with ProcessHost({"FLSTREAM_TEST": "given"}) as host:
+        yield host
+
+
+def say(answers, *values):
+    """Send what a process of the host finds."""
+    answers.sendall(" ".join(map(str, values)).encode())
+
+
+def say_what_is_there(answers):
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    descriptors = len(os.listdir("/proc/self/fd")) - 1  # without that of the list
+    say(answers, os.environ.get("FLSTREAM_TEST"), soft == most, descriptors)
+
+
+def sleep_with_a_child(answers):
+    say(answers, subprocess.Popen(["sleep", "100"], start_new_session=True).pid)
+    time.sleep(100)
+
+
+def host_of_its_own(answers):
+    """Be a server: fork a fork server, and have it fork a worker."""
+    host = ProcessHost.forked(answers)
+    worker = host.start("worker", "time:sleep", 100)
+    folder = tempfile.mkdtemp(prefix=temporary_prefix(host.fork_server_pid))
+    say(answers, host.fork_server_pid, worker.pid, folder)
+    time.sleep(100)
+
+
+def ask(host, target, *args):
+    """Start a function of this module, and return its process and what it sends."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            process = host.start("test", f"{__name__}:{target.__name__}", theirs, *args)
+        ours.settimeout(SECONDS)
+        return process, ours.recv(1000).decode().split()
+
+
+def are_gone(*pids):
+    processes = [psutil.Process(pid) for pid in map(int, pids) if psutil.pid_exists(pid)]
+    return psutil.wait_procs(processes, SECONDS)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "code"),
+    [
+        ("time:sleep", (0,), 0),
+        ("sys:exit", (3,), 3),
+        ("sys:exit", ("said on stderr",), 1),
+        ("os:_exit", (7,), 7),
+        ("signal:raise_signal", (signal.SIGTERM,), -signal.SIGTERM),
+        ("nowhere:to_be_found", (), 1),
+    ],
+)
+def test_a_process_ends_with_the_exit_code_of_its_function(host, target, args, code):
+    process = host.start("test", target, *args)
+    assert process.exit_code(SECONDS) == code
+    process.kill()  # of which nothing is left to be killed
+    assert process.exit_code() == code
+
+
+def test_a_process_has_the_variables_and_its_sockets_and_no_others(host):
+    others = [host.start("other", "time:sleep", 100) for _ in range(3)]
+    process, (variable, may_open_all, descriptors) = ask(host, say_what_is_there)
+    assert (variable, may_open_all) == ("given", "True")
+    assert int(descriptors) == 4  # the standard streams, and the socket
+    assert [each.exit_code() for each in others] == [None] * 3
+    for each in others:
+        each.kill()
+    assert [each.exit_code(SECONDS) for each in others] == [-signal.SIGKILL] * 3
+    assert process.exit_code(SECONDS) == 0
+
+
+def test_what_a_killed_process_has_started_is_killed_with_it(host):
+    process, (child,) = ask(host, sleep_with_a_child)
+    process.kill()
+    assert process.exit_code(SECONDS) == -signal.SIGKILL
+    assert are_gone(child)
+
+
+def test_a_worker_that_cannot_be_forked_is_lost_and_its_sockets_are_closed(host, monkeypatch):
+    def refuse(*_):
+        raise OSError(11, "Resource temporarily unavailable")
+
+    started = {}
+    engine = LocalEngine(host, "time:sleep", (), None, started.__setitem__)
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(host, "start", refuse)
+        with pytest.raises(WorkerLostError, match=r"could not be started: .*Resource temporarily"):
+            engine.start("worker-1")
+    assert len(os.listdir("/proc/self/fd")) == before
+    worker = engine.start("worker-1")  # as it takes no sockets, it fails at once
+    assert started == {"worker-1": worker.process.pid}
+    # When a worker ends, its sockets do: nobody else holds on to them.
+    assert worker.exit_code(SECONDS) == 1
+    assert worker.ends.control.recv(1) == b""
+    worker.ends.close()
+    engine.close(SECONDS)
+
+
+def test_the_loss_of_a_fork_server_s_owner_ends_all_that_it_has_forked(host):
+    owner, (fork_server, worker, folder) = ask(host, host_of_its_own)
+    assert psutil.Process(int(worker)).ppid() == int(fork_server)
+    assert psutil.Process(int(fork_server)).ppid() == owner.pid
+    owner.send(signal.SIGKILL)
+    assert owner.exit_code(SECONDS) == -signal.SIGKILL
+    assert are_gone(worker, fork_server)
+    assert not Path(folder).exists()
+
+
+def test_a_fork_server_that_is_killed_ends_what_it_has_forked_and_is_replaced():
+    with ProcessHost({"FLSTREAM_TEST": "given"}) as host:
+        process = host.start("test", "time:sleep", 100)
+        first = host.fork_server_pid
+        os.kill(first, signal.SIGKILL)
+        assert process.exit_code(SECONDS) is None
+        assert are_gone(process.pid)
+        assert ask(host, say_what_is_there)[1][0] == "given"
+        assert host.fork_server_pid != first
+
+
+def test_a_host_that_is_closed_leaves_no_process_and_no_descriptor():
+    before = len(os.listdir("/proc/self/fd"))
+    host = ProcessHost()
+    host.begin()
+    first = host.fork_server_pid
+    with host:
+        assert host.fork_server_pid == first  # it is the same one
+        process = host.start("test", "time:sleep", 100)
+    host.close()
+    assert are_gone(first, process.pid)
+    ProcessHost().prepare({"FLSTREAM_TEST": "for nobody"})
+    del process
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_host_that_is_closed_early_ends_its_fork_server_in_the_middle_of_its_imports():
+    host = ProcessHost()
+    host.begin()
+    pid = host.fork_server_pid
+    host.close()
+    assert are_gone(pid)
+    assert host.fork_server_pid is None
+
+
+def test_nothing_of_the_working_directory_is_imported_in_place_of_a_module(tmp_path):
+    (tmp_path / "json.py").write_text("raise SystemExit('imported from the working directory')")
+    script = """
+from flstream.engines.local import LocalEngine
+from flstream.engines.processes import ProcessHost
+from flstream.errors import WorkerLostError
+with ProcessHost() as host:
+    print(host.start("test", "time:sleep", 0).exit_code(20))
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")
