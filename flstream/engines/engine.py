@@ -85,6 +85,11 @@ class Engine(Protocol):
     An engine that learns of it by other means, such as a node's silence, ends them itself.
     """
 
+    @property
+    def failure(self) -> str:
+        """Why it can start no worker any more, with which the run ends; empty while it can."""
+        ...
+
     def start(self, name: str) -> WorkerProcess:
         """Start a worker, and connect it.
 

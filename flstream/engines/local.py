@@ -45,6 +45,8 @@ class LocalEngine:
         on_started: Called with the name and the pid of each process.
     """
 
+    failure = ""
+
     def __init__(
         self,
         host: ProcessHost,

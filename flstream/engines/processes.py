@@ -87,6 +87,10 @@ class Process:
         self._host = host
         self._pidfd = pidfd
 
+    def fileno(self) -> int:
+        """Return a descriptor that is readable once the process has ended."""
+        return self._pidfd
+
     def kill(self) -> None:
         """Kill the process and those that it has started, with SIGKILL."""
         if not self._has_ended(0.0):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from flstream.job.fields import Allowed, Flag, Real, Seconds, Section, Whole
+from flstream.job.fields import Allowed, Flag, FreeArgs, Real, Seconds, Section, Whole
 from flstream.job.files import check_installed
 
 Engine = Literal["local", "inline", "ray"]
@@ -63,6 +63,12 @@ class EngineSection(Section):
     """How many whole GPUs each worker gets; null leaves all of its machine visible to it.
 
     A worker sees its own alone, and with 0 none. `flare.device()` says which is to be used.
+    """
+
+    runtime_env: FreeArgs = Field(default_factory=dict)
+    """What else Ray brings to the nodes, as its `runtime_env` has it: pip, env_vars, excludes, ...
+
+    The job's folder is its `working_dir`; [cluster.md](cluster.md) says what of it stays behind.
     """
 
     pdb: Flag = False

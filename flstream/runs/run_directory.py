@@ -286,7 +286,8 @@ class RunDirectory:
         if self.events.exists() and self.events.stat().st_size:
             return  # it has begun
         self.tidy()
-        for path in (self.job_file, self.job_files, self.versions, self.memory, self.events):
+        files = self.job_file, self.job_files, self.versions, self.memory, self.events
+        for path in (*files, self.log("ray")):
             path.unlink(missing_ok=True)
         for folder in (self.checkpoints, self.sites):
             with suppress(OSError):

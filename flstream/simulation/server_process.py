@@ -7,6 +7,7 @@ import select
 import socket
 import threading
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 
 import msgspec
@@ -77,6 +78,11 @@ class StopRequest:
     def fileno(self) -> int:
         """The descriptor of the launcher's socket, which the launcher never writes to."""
         return self._launcher.fileno()
+
+    def set(self) -> None:
+        """Stop the run from here. Any thread may do so."""
+        with suppress(OSError):  # the launcher is gone
+            self._launcher.shutdown(socket.SHUT_RD)
 
     def is_set(self) -> bool:
         """Whether the launcher has closed its way. Any thread may ask."""
@@ -154,6 +160,9 @@ def server_main(
             stack.enter_context(closing(host))
         reporter = Reporter(stack.enter_context(EventLog(run.events)), channel)
         outcome = _run(job, run, host, reporter, abort, resume)
+        if isinstance(outcome, RunRefused):  # of which nothing is left
+            reporter.emit(outcome)
+            return
         for event in (ProcessEnded(process=SERVER, peak_rss=own_peak_rss()), outcome):
             reporter.emit_last(event)
 
@@ -166,6 +175,7 @@ def _run(
     abort: StopRequest,
     resume: ResumePoint | None,
 ) -> RunFinished | RunRefused:
+    engine: Engine | None = None
     try:
         idle_rss = own_rss()
         expect_no_threads()
@@ -176,7 +186,7 @@ def _run(
 
         with ExitStack() as stack:
             try:
-                engine, job = start_engine(job, run, host, note_started)
+                engine, job = start_engine(job, run, host, note_started, reporter.emit, abort)
             except UsageError as error:
                 return RunRefused(error=str(error))
             stack.enter_context(closing(engine))
@@ -193,7 +203,7 @@ def _run(
             service = stack.enter_context(DownloadService(limits=limits_for(settings)))
             pool = stack.enter_context(closing(_pool(job, engine, service, abort)))
             rule = rule_for(job.aggregation)
-            emit = reporter.emit
+            emit = _watching(engine, reporter.emit)
             context = ServerContext(job, run, pool, service, rule, emit, abort)
             prepare(context)
             initial = replay.initial
@@ -205,10 +215,12 @@ def _run(
             play(context, initial, replay)
             dismiss(context, _GOODBYE_SECONDS)
             engine.close(_EXIT_SECONDS)
-    except AbortedError:
-        # It may have been raised in any transfer, which is not what has stopped.
-        return RunFinished(status="stopped", error="the run was stopped")
     except FlstreamError as error:
+        if engine is not None and engine.failure:  # whatever has come of it
+            return RunFinished(status="failed", error=engine.failure)
+        if isinstance(error, AbortedError):
+            # It may have been raised in any transfer, which is not what has stopped.
+            return RunFinished(status="stopped", error="the run was stopped")
         return RunFinished(status="failed", error=str(error))
     except Exception as error:
         # Not one of ours, so a defect: the user gets a sentence, and the log the whole of it.
@@ -233,6 +245,18 @@ def _pool(job: Job, engine: Engine, service: DownloadService, abort: AbortSignal
         job.clients.round_timeout,
         has_deadlines=not job.engine.is_inline,
     )
+
+
+def _watching(engine: Engine, emit: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that emits events, and has the engine watch what workers have started."""
+
+    def watching(*events: AnyEvent) -> None:
+        for event in events:
+            if isinstance(event, ProcessReady) and event.others:
+                engine.watch(event.process, event.pid, event.others)
+        emit(*events)
+
+    return watching
 
 
 def _for_launcher(event: AnyEvent) -> AnyEvent:

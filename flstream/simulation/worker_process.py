@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Literal
 
@@ -41,10 +41,12 @@ from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import SERVER
 from flstream.telemetry.memory import own_peak_rss
 from flstream.text import MOST_OF_AN_ERROR, error_text, shortened
+from flstream.transport.authentication import StartToken
 from flstream.transport.channel import Channel
 from flstream.transport.link_relay import LinkRelay
 from flstream.transport.messages import MessageChannel
 from flstream.transport.sockets import SocketChannel
+from flstream.transport.tcp import dial
 
 
 def local_worker(
@@ -62,6 +64,30 @@ def local_worker(
     info = worker_info(job, run, name)
     info = info if gpus is None else replace(info, gpus=gpus)
     worker_main(info, run, train_code(job.train), job.clients.threads, end)
+
+
+def node_worker(
+    info: WorkerInfo,
+    run: RunDirectory,
+    code: TrainCode,
+    threads: int,
+    address: str,
+    keys: Mapping[str, bytes],
+) -> None:
+    """Run the process of a worker on a node, which connects to the server by itself.
+
+    Args:
+        info: Facts about the worker and the run.
+        run: The run directory.
+        code: Training code of the job.
+        threads: Number of torch's threads.
+        address: Where the server listens.
+        keys: Key of each connection, by role.
+    """
+    ends = {
+        role: dial(address, StartToken(key), SERVER, role).detach() for role, key in keys.items()
+    }
+    worker_main(info, run, code, threads, WorkerSockets(**ends))
 
 
 def worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:

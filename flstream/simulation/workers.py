@@ -8,15 +8,24 @@ from flstream.engines.engine import Engine
 from flstream.engines.gpus import GpuDealer, visible_gpus
 from flstream.engines.local import LocalEngine
 from flstream.engines.processes import ProcessHost
-from flstream.errors import SimulationError, UsageError
+from flstream.errors import UsageError
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
+from flstream.telemetry.events import AnyEvent
+from flstream.transport.channel import StopSignal
+
+Emit = Callable[[AnyEvent], None]
 
 _WORKER = "flstream.simulation.worker_process:local_worker"
 
 
 def start_engine(
-    job: Job, run: RunDirectory, host: ProcessHost, on_started: Callable[[str, int], None]
+    job: Job,
+    run: RunDirectory,
+    host: ProcessHost,
+    on_started: Callable[[str, int], None],
+    emit: Emit,
+    stop: StopSignal,
 ) -> tuple[Engine, Job]:
     """Create the engine that a job names, and wait until it has what workers run on.
 
@@ -25,16 +34,30 @@ def start_engine(
         run: Its run directory.
         host: Process host of this machine.
         on_started: Function called with the name and the pid of each process of this machine.
+        emit: Function called with events of nodes, from any thread.
+        stop: Signal that stops the run, which the engine sets once it can have no workers any more.
 
     Returns:
         The engine, and the job with as many workers as there is room for, where it does not say how
         many.
 
     Raises:
-        UsageError: The job has more workers than there are GPUs for.
+        UsageError: The job has more workers than there are GPUs for, or a node cannot be used.
+        SimulationError: There is no such cluster, or it has too few nodes.
+        AbortedError: The run is being stopped.
     """
     if not job.engine.is_local:
-        raise SimulationError("the engine ray is not there yet; set engine.type = local")
+        from flstream.engines.ray import RayEngine
+        from flstream.simulation.worker_process import worker_info
+
+        fitted = job
+        engine = RayEngine(job, run, lambda name: worker_info(fitted, run, name), emit, stop)
+        try:
+            fitted = _fitted(job, engine.room)
+        except BaseException:
+            engine.close()
+            raise
+        return engine, fitted
     gpus = GpuDealer(visible_gpus(), job.engine.gpus) if job.engine.gpus else None
     if gpus is not None and gpus.room is not None:
         job = _fitted(job, gpus.room)

@@ -25,6 +25,14 @@ class AbortSignal(Protocol):
         ...
 
 
+class StopSignal(AbortSignal, Protocol):
+    """A flag that ends a run, and that any thread can set."""
+
+    def set(self) -> None:
+        """Set the flag."""
+        ...
+
+
 class Signal:
     """A flag that any thread can set; an :class:`AbortSignal`."""
 

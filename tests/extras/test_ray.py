@@ -1,11 +1,5 @@
-"""A run on a Ray cluster of a head and two nodes, all on this machine.
+"""Runs on a Ray cluster of a head and two nodes: bits, what goes to the nodes, and refusals."""
 
-The cluster is in a network of its own, so that it meets no other and needs no free port, and in
-processes of its own, of which none is left behind.
-"""
-
-import json
-import os
 import shutil
 import signal
 import subprocess
@@ -14,85 +8,209 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from run_fixtures import MODEL
-from training_scripts import drawing
+from ray_cluster import RayCluster, is_possible
+from ray_jobs import JOB, Marks, summary_of, write_job
 
-JOB = """
-name = ray, seed = 3, rounds = 2
-clients { count = 4, min_updates = 1 }
-model { factory = "model:build" }
-train { script = client.py }
-workflow { args { evaluate_every = 0 } }
-"""
-GPUS = """
-import os
-print("GPUs:", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
-"""
-# The addresses stand for machines; the head has no room, so that workers are on the two others.
-CLUSTER = """
-set -e
-ip link set lo up
-ray() {{ {python} -m ray.scripts.scripts "$@" --disable-usage-stats > {folder}/ray.txt 2>&1; }}
-small="--object-store-memory=80000000"
-ray start --head --node-ip-address=127.0.0.2 --port=6399 --num-cpus=0 --include-dashboard=false \
-    --temp-dir={folder}/r $small
-node="--num-cpus=3 --num-gpus=2 $small"  # these GPUs are names alone
-ray start --address=127.0.0.2:6399 --node-ip-address=127.0.0.3 $node
-ray start --address=127.0.0.2:6399 --node-ip-address=127.0.0.4 $node
-{python} -m flstream simulate {folder}/job.conf --run-dir {folder}/run \
-    --engine ray:127.0.0.2:6399 --set engine.gpus=1
-"""
+JOBS = Path(__file__).parents[2] / "jobs"
+# 25 to 40 s each.
+BITS = {
+    "digits": (JOBS / "digits", ["rounds=3"]),
+    "exchange": (JOBS / "exchange", ["rounds=2"]),
+    "command": (JOBS / "exchange", ["rounds=2", "model.args.size=4MiB", "train.command=python"]),
+    "gpt2": (JOBS / "gpt2", ["rounds=2", "train.args.max_steps=2", "model.args.peft=lora"]),
+    "swarm": (JOBS / "digits", ["rounds=3", "workflow.type=swarm"]),
+}
+
+pytestmark = pytest.mark.skipif(
+    not is_possible(), reason="needs unshare, nsenter and ip, for networks of its own"
+)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def folder():
-    # Ray puts sockets into it, whose paths may have 107 bytes.
     with tempfile.TemporaryDirectory(prefix="fl", dir="/tmp") as name:
-        folder = Path(name)
-        files = {"job.conf": JOB, "model.py": MODEL, "client.py": GPUS + drawing()}
-        for name, text in files.items():
-            (folder / name).write_text(text)
-        yield folder
+        yield Path(name)
 
 
-def run_alone(script):
-    """Run a shell script in a network and with processes of its own, and kill all of them."""
-    # In a process namespace, all end with the first of them.
-    alone = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child"]
-    line, env = [*alone, "--mount-proc", "bash", "-c", script], {"RAY_USAGE_STATS_ENABLED": "0"}
-    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(line, **out, text=True, env=os.environ | env) as process:
-        try:
-            out, _ = process.communicate(timeout=180)
-        finally:
-            process.send_signal(signal.SIGKILL)
-    return process.returncode, out
+@pytest.fixture(scope="module")
+def cluster(folder):
+    made = RayCluster(folder, start=["--num-gpus=2"])  # these GPUs are names alone
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
 
 
-def simulate(folder, name, *options):
-    command = [sys.executable, "-m", "flstream", "simulate", str(folder / "job.conf"), "-q"]
-    command += ["--run-dir", str(folder / name), *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=150)
+def finish(command, seconds=150):
+    out, _ = command.communicate(timeout=seconds)
+    return command.returncode, out
+
+
+def digest(run):
+    return summary_of(run)["model"]["digest"]
+
+
+def local(job, run, *options):
+    line = [sys.executable, "-m", "flstream", "simulate", str(job), "-q", "--run-dir", str(run)]
+    done = subprocess.run([*line, *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.nightly
-def test_the_bits_on_a_cluster_are_those_of_one_machine(folder):
-    if not shutil.which("unshare") or run_alone("ip link set lo up")[0]:
-        pytest.skip("needs unshare and ip, for a network of its own")
-    status, text = run_alone(CLUSTER.format(python=sys.executable, folder=folder))
+@pytest.mark.parametrize("name", BITS)
+def test_the_bits_are_those_of_one_machine(cluster, folder, name):
+    job, settings = BITS[name]
+    options = [word for each in settings for word in ("--set", each)]
+    status, text = finish(cluster.simulate(job, folder / f"{name}-ray", *options))
     assert status == 0, text
-    summary = json.loads((folder / "run" / "summary.json").read_text())
-    assert (summary["status"], summary["warnings"]) == ("finished", [])
+    summary = summary_of(folder / f"{name}-ray")
+    assert (summary["warnings"], summary["failures"]) == ([], [])
     assert len(summary["memory"]["nodes"]) == 2
-    logs = [path.read_text() for path in (folder / "run" / "sites").glob("*/log.txt")]
-    assert sorted(logs) == ["GPUs: 0\n", "GPUs: 0\n", "GPUs: 1\n", "GPUs: 1\n"]
-    assert simulate(folder, "local").returncode == 0
-    local = json.loads((folder / "local" / "summary.json").read_text())
-    assert summary["model"]["digest"] == local["model"]["digest"]
+    assert {each["node"] for each in summary["memory"]["clients"].values()} == set(
+        summary["memory"]["nodes"]
+    )
+    local(job, folder / f"{name}-local", *options)
+    assert digest(folder / f"{name}-ray") == digest(folder / f"{name}-local")
+    assert cluster.nothing_of_a_run_lives()
 
 
-def test_a_cluster_that_is_not_there_is_a_sentence(folder):
-    done = simulate(folder, "run", "--engine", "ray:127.0.0.1:1")
+SEES = """
+import os
+from pathlib import Path
+
+print("GPUs:", os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("OF_THE_JOB"))
+for name in "small.txt", "large.bin", ".hidden/file", "runs/old.txt", "__pycache__/x.pyc":
+    print(name, (Path(__file__).parent / name).exists())
+print("data", open(os.environ["LARGE"]).read(3), os.environ["SMALL"] != os.environ["LARGE"])
+"""
+ARGS = """
+import argparse, os
+parser = argparse.ArgumentParser()
+parser.add_argument("--large"); parser.add_argument("--small")
+found = parser.parse_args()
+os.environ["LARGE"], os.environ["SMALL"] = found.large, found.small
+"""
+TRAINS = """
+import flstream.client as flare
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    flare.send(flare.FLModel(params={name: each + 1 for name, each in model.params.items()}))
+"""
+
+
+def test_nodes_have_the_job_and_what_it_asks_for(cluster, folder):
+    """Swarm also connects workers of two nodes; each has GPUs of its own (~25 s)."""
+    job = folder / "sees"
+    for name in ".hidden/file", "runs/old.txt", "__pycache__/x.pyc":
+        (job / name).parent.mkdir(parents=True)
+        (job / name).write_text("x")
+    (job / "small.txt").write_text("small")
+    (job / "large.bin").write_text("big" + " " * (17 << 20))
+    path = write_job(job, **{"client.py": ARGS + SEES + TRAINS})
+    status, text = finish(
+        cluster.simulate(
+            path,
+            folder / "sees-run",
+            *("--set", "engine.gpus=1", "--set", "workflow.type=swarm", "--set", "rounds=2"),
+            *("--set", "engine.runtime_env.env_vars.OF_THE_JOB=x"),
+            *("--set", f"train.args.large={job}/large.bin"),
+            *("--set", f"train.args.small={job}/small.txt"),
+        )
+    )
+    assert status == 0, text
+    summary = summary_of(folder / "sees-run")
+    (warning,) = summary["warnings"]
+    assert "large.bin" in warning
+    logs = [path.read_text() for path in (folder / "sees-run" / "sites").glob("*/log.txt")]
+    there = "small.txt True\nlarge.bin False\n.hidden/file False\nruns/old.txt False\n"
+    there += "__pycache__/x.pyc False\ndata big True\n"
+    assert sorted(logs) == [f"GPUs: {gpu} x\n{there}" for gpu in (0, 0, 1, 1)]
+    assert cluster.nothing_of_a_run_lives()
+
+
+def test_a_node_that_does_not_see_the_run_directory_is_a_sentence(cluster, folder):
+    """Of the beginning; nothing is left of the run (~10 s)."""
+    path, run = write_job(folder / "unseen"), folder / "elsewhere" / "run"
+    run.parent.mkdir()
+    cluster.run("mount", "-t", "tmpfs", "none", str(run.parent), node=3)
+    try:
+        status, text = finish(cluster.simulate(path, run))
+    finally:
+        cluster.run("umount", str(run.parent), node=3)
+    assert status == 2, text
+    assert f"it does not see {run}, the run directory; mount that folder there" in text
+    assert list(run.iterdir()) == []
+    assert cluster.nothing_of_a_run_lives()
+
+
+def test_ctrl_c_stops_a_run_on_all_nodes(cluster, folder):
+    """~10 s."""
+    path, marks = write_job(folder / "stopped"), Marks(folder / "stopped-marks")
+    options = ("--set", f"train.args.marks={marks.folder}")
+    command = cluster.simulate(path, folder / "stopped-run", *options)
+    marks.awaited()
+    cluster.signal(signal.SIGINT, words="-m flstream simulate")
+    status, text = finish(command)
+    assert status == 130, text
+    assert cluster.nothing_of_a_run_lives()
+
+
+def test_a_cluster_that_is_not_there_is_a_sentence(tmp_path):
+    line = ["simulate", str(write_job(tmp_path)), "-q", "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(
+        [sys.executable, "-m", "flstream", *line, "--engine", "ray:127.0.0.1:1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     assert "the Ray cluster 127.0.0.1:1 cannot be reached" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.nightly
+def test_without_a_cluster_there_is_a_new_one_and_tokens_are_used():
+    """A local cluster, with and without Ray's token mode, leaves nothing (~40 s)."""
+    with tempfile.TemporaryDirectory(prefix="fl", dir="/tmp") as name:
+        folder = Path(name)
+        path = write_job(folder / "job", **{"job.conf": JOB.replace("rounds = 8", "rounds = 2")})
+        for number, variables in enumerate(
+            ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 64})
+        ):
+            where = {"RAY_TMPDIR": f"{folder}/t{number}", **variables}
+            cluster = RayCluster(folder / str(number), nodes=0, variables=where)
+            try:
+                command = cluster.simulate(path, folder / f"run{number}", "--engine", "ray")
+                status, text = finish(command)
+                assert status == 0, text
+                assert cluster.nothing_of_a_run_lives()
+                assert not cluster.processes()
+            finally:
+                cluster.close()
+        assert digest(folder / "run0") == digest(folder / "run1")
+
+
+@pytest.mark.nightly
+def test_a_cluster_with_tokens_lets_nobody_in_without(tmp_path):
+    """The token is in a file, as ray get-auth-token writes it (~40 s)."""
+    with tempfile.TemporaryDirectory(prefix="fl", dir="/tmp") as name:
+        folder = Path(name)
+        path = write_job(folder / "job", **{"job.conf": JOB.replace("rounds = 8", "rounds = 2")})
+        (folder / ".ray").mkdir()
+        (folder / ".ray" / "auth_token").write_text("ab" * 32)
+        home = {"HOME": str(folder), "RAY_AUTH_MODE": "token"}
+        cluster = RayCluster(folder, variables=home)
+        try:
+            cluster.start()
+            status, text = finish(cluster.simulate(path, folder / "run"))
+            assert status == 0, text
+            (folder / ".ray" / "auth_token").write_text("cd" * 32)
+            status, text = finish(cluster.simulate(path, folder / "strange"))
+            assert status == 1, text
+            assert "cannot be used" in text
+            assert cluster.nothing_of_a_run_lives()
+        finally:
+            cluster.close()
+        shutil.rmtree(folder / "r", ignore_errors=True)

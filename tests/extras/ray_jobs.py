@@ -1,0 +1,92 @@
+"""Jobs for runs on a Ray cluster, and what came of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+MODEL = """
+import torch
+
+
+def build(elements=1000):
+    return {"w": torch.zeros(elements), "b": torch.zeros(3, 5, dtype=torch.float64)}
+"""
+# Each site adds a number of its own, so that a mean tells who is in it. In the third round site-1
+# says where it is, once, and then trains for ever.
+SCRIPT = """
+import argparse
+import os
+import time
+from pathlib import Path
+
+import flstream.client as flare
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--marks", type=Path)
+marks = parser.parse_args().marks
+
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    site, number = flare.get_site_name(), int(flare.get_site_name()[5:])
+    if marks and site == "site-1" and model.current_round == 2:
+        mark = marks / "trains"
+        if not mark.exists():
+            (marks / "new").write_text(os.readlink("/proc/self/ns/net") + f" {os.getpid()}")
+            (marks / "new").rename(mark)
+            time.sleep(1e6)
+    for tensor in model.params.values():
+        tensor += 2.0 ** number
+    flare.send(flare.FLModel(params=model.params))
+"""
+JOB = """
+name = ray, seed = 3, rounds = 8
+clients { count = 4, min_updates = 1 }
+model { factory = "model:build" }
+train { script = client.py }
+workflow { args { evaluate_every = 0 } }
+"""
+
+
+def write_job(folder: Path, **files: str) -> Path:
+    """Write a job to a folder; return the path of its file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in {"model.py": MODEL, "client.py": SCRIPT, "job.conf": JOB, **files}.items():
+        (folder / name).write_text(text)
+    return folder / "job.conf"
+
+
+class Marks:
+    """What a site that trains for ever has said of itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+
+    def awaited(self, seconds: float = 90.0) -> tuple[str, int]:
+        """Wait for it; return the network that it is in, and its pid."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            with suppress(FileNotFoundError):
+                network, pid = (self.folder / "trains").read_text().split()
+                return network, int(pid)
+            time.sleep(0.02)
+        raise AssertionError("site-1 did not train")
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    """Return what came of a run."""
+    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return found
+
+
+def sites_of_rounds(run: Path) -> dict[int, list[str]]:
+    """Return the sites that failed in each round."""
+    failed: dict[int, list[str]] = {}
+    for each in summary_of(run)["failures"]:
+        failed.setdefault(each["round"], []).append(each["site"])
+    return failed
