@@ -4,7 +4,7 @@ All final models of a comparison must be the same bits.
 
     python benchmarks/comparisons.py [--scale N] [--only PART]... [--json FILE]
 
-Takes a quarter of an hour, 12 GiB of memory and 4 GiB on disk. The part `engines` needs Ray.
+Takes a quarter of an hour, 12 GiB of memory and 4 GiB on disk. The parts `engines...` need Ray.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Comparison(NamedTuple):
 
 
 _reuse = partial(Comparison, "streaming.reuse", ("off", "auto"))
+_engines = partial(Comparison, "engine.type", ("local", "ray"), 256 * MIB, 2)
 _LINKS = ("network={ up = 100 Mbit, down = 100 Mbit, latency = 50 ms }",)
 
 COMPARISONS = {
@@ -47,7 +48,8 @@ COMPARISONS = {
     "full": _reuse(GIB, 2, 1.05, "all"),
     "adapters_over_links": _reuse(48 * MIB, 4, trained="adapters", settings=_LINKS),
     "full_over_links": _reuse(16 * MIB, 2, 1.05, "all", settings=_LINKS),
-    "engines": Comparison("engine.type", ("local", "ray"), 256 * MIB, 2, 2.5),
+    "engines": _engines(1.6, settings=("checkpoints.keep=1",)),
+    "engines_keeping_all": _engines(2.0, settings=("checkpoints.keep=all",)),
 }
 
 

@@ -47,17 +47,14 @@ class EngineSection(Section):
     address: _Head | None = None
     """The Ray cluster, `HOST:PORT`; null is the one of this machine, or a new one."""
 
-    nodes: Annotated[Whole, Field(ge=1, le=1000)] | None = None
-    """How many nodes with room for a worker a run waits for; null is all that the cluster has.
-
-    Those that come later are used, too.
-    """
-
     cpus: Annotated[Real, Field(gt=0)] = 1.0
     """How many CPUs of a Ray cluster each worker takes, which is how many a node has room for."""
 
     wait: Seconds = 60.0
-    """How long a run waits for nodes (duration): at the beginning, and if none is left."""
+    """How long a run waits for nodes (duration): for all at the beginning, and if none is left.
+
+    It begins with those that are ready then; others are used once they are.
+    """
 
     gpus: Annotated[Whole, Field(ge=0, le=64)] | None = None
     """How many whole GPUs each worker gets; null leaves all of its machine visible to it.

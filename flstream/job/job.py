@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field, PrivateAttr, field_serializer, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    PrivateAttr,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from flstream.job.checks import contradictions, stage_with_key_metric, workflow_name
 from flstream.job.clients_section import ClientsSection
@@ -27,6 +37,7 @@ from flstream.job.sections import (
 from flstream.job.stage import Stage
 from flstream.job.tracking import TrackingSection
 from flstream.job.train_section import TrainSection
+from flstream.job.typed import TypedSpec
 from flstream.job.workflow_code import built_ins, find_workflow
 
 # Far more than a run can do, and no more than the records of one can hold.
@@ -147,6 +158,18 @@ class Job(Section):
         """Return the values of all keys, as a job file gives them."""
         return self.model_dump(mode="json", by_alias=True)
 
+    def moved(self, copy: Path) -> Self:
+        """Return the job for a machine that has a copy of its folder.
+
+        A path that is not in the copy stays, as that machine may see it all the same.
+
+        Args:
+            copy: Absolute path of the copy.
+        """
+        job: Self = _moved(self, str(self._folder), str(copy))
+        job._folder = copy
+        return job
+
     @property
     def folder(self) -> Path:
         """Absolute path of the job file's folder; not a key, so equal jobs may differ in it."""
@@ -210,3 +233,31 @@ def _has_no_rounds(written: Any) -> bool:
     sections = written if isinstance(written, list) else [written]
     kinds = [stage.get("type") if isinstance(stage, Mapping) else stage for stage in sections]
     return all(kind in [*built_ins()] and not find_workflow(kind).args.has_rounds for kind in kinds)
+
+
+def _moved(value: Any, folder: str, copy: str) -> Any:
+    """Return a value in which paths from a folder are those of a copy of it."""
+    match value:
+        case str():
+            # A path within a text, such as --data=/job/data, as far as one can be told.
+            path = rf"(?<![\w.~/-]){re.escape(folder)}(?:/[^\s:;,'\"=]*)?(?![\w.-])"
+            whole = _moved_path(value, folder, copy)
+            return re.sub(path, lambda match: _moved_path(match[0], folder, copy), whole)
+        case Path():
+            return Path(_moved_path(str(value), folder, copy))
+        case BaseModel():
+            fields = {name: _moved(item, folder, copy) for name, item in value}
+            return value.model_copy(update=fields)
+        case TypedSpec(type=kind, args=args):
+            return replace(value, type=_moved(kind, folder, copy), args=_moved(args, folder, copy))
+        case dict():
+            return {key: _moved(item, folder, copy) for key, item in value.items()}
+        case list() | tuple() if not hasattr(value, "_fields"):
+            return type(value)(_moved(item, folder, copy) for item in value)
+    return value
+
+
+def _moved_path(path: str, folder: str, copy: str) -> str:
+    is_inside = path == folder or path.startswith(f"{folder}/")
+    other = copy + path.removeprefix(folder)
+    return other if is_inside and os.path.lexists(other) else path

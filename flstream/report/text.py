@@ -10,7 +10,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from flstream.telemetry.events import Metrics, NodesAwaited, PrivacySpent
+from flstream.telemetry.events import Metrics, PrivacySpent
 from flstream.text import printable
 from flstream.units import format_bytes, format_seconds
 
@@ -93,11 +93,6 @@ def shown_path(path: Path) -> str:
     """Return a path relative to the working directory if it is below it, else unchanged."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
-
-
-def nodes_awaited(event: NodesAwaited) -> str:
-    """Return what a run waits for before it begins."""
-    return f"waiting for {counted(event.nodes, 'node')}"
 
 
 def wrapped(sentences: Iterable[str], width: int | None, most: int = _MOST_WRAPPED) -> list[str]:

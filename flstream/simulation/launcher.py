@@ -320,7 +320,7 @@ class _Follower:
             case ProcessStarted(process=name, pid=pid):
                 self._sampler.watch(name, pid)
             case NodeMeasured():
-                self._sampler.take(event.node, event.memory, event.seconds_ahead)
+                self._sampler.take(event.node, event.memory)
             case ProcessReady(process=name) | ProcessEnded(process=name) if (
                 self._is_inline and name != SERVER
             ):

@@ -67,27 +67,28 @@ def local_worker(
 
 
 def node_worker(
-    info: WorkerInfo,
+    job: Job,
     run: RunDirectory,
-    code: TrainCode,
-    threads: int,
+    name: str,
+    gpus: str | None,
     address: str,
     keys: Mapping[str, bytes],
 ) -> None:
-    """Run the process of a worker on a node, which connects to the server by itself.
+    """Run the process of a worker on a node, which connects to the server's machine by itself.
 
     Args:
-        info: Facts about the worker and the run.
+        job: The job, with paths of this machine.
         run: The run directory.
-        code: Training code of the job.
-        threads: Number of torch's threads.
-        address: Where the server listens.
+        name: Name of the worker.
+        gpus: Value of CUDA_VISIBLE_DEVICES; None to leave it to the job.
+        address: Address of the driver, which passes the connections on to the server.
         keys: Key of each connection, by role.
     """
+    redirect_output(run.log(name))  # where it is told if the address cannot be reached
     ends = {
         role: dial(address, StartToken(key), SERVER, role).detach() for role, key in keys.items()
     }
-    worker_main(info, run, code, threads, WorkerSockets(**ends))
+    local_worker(job, run, name, gpus, WorkerSockets(**ends))
 
 
 def worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:

@@ -48,16 +48,14 @@ def start_engine(
     """
     if not job.engine.is_local:
         from flstream.engines.ray import RayEngine
-        from flstream.simulation.worker_process import worker_info
 
-        fitted = job
-        engine = RayEngine(job, run, lambda name: worker_info(fitted, run, name), emit, stop)
+        engine = RayEngine(job, run, host, emit, stop)
         try:
-            fitted = _fitted(job, engine.room)
+            engine.job = _fitted(job, engine.room)
         except BaseException:
             engine.close()
             raise
-        return engine, fitted
+        return engine, engine.job
     gpus = GpuDealer(visible_gpus(), job.engine.gpus) if job.engine.gpus else None
     if gpus is not None and gpus.room is not None:
         job = _fitted(job, gpus.room)

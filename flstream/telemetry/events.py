@@ -522,13 +522,7 @@ class Snapshot(Event, tag="snapshot"):
 
 
 class NodesAwaited(Event, tag="nodes_awaited"):
-    """A run waits for nodes. Events of nodes are shown, and not kept: they change no bit.
-
-    Attributes:
-        nodes: How many have to join.
-    """
-
-    nodes: int
+    """A run waits for nodes. Events of nodes are shown, and not kept: they change no bit."""
 
 
 class NodeJoined(Event, tag="node_joined"):
@@ -564,12 +558,10 @@ class NodeMeasured(Event, tag="node_measured"):
     Attributes:
         node: Name of the node.
         memory: Its measurements.
-        seconds_ahead: How far the node's clock is ahead of the server's.
     """
 
     node: str
     memory: NodeMemory
-    seconds_ahead: float
 
 
 class ProcessStarted(Event, tag="process_started"):

@@ -262,13 +262,12 @@ class MemorySampler:
             samples, self._kept = self._kept or [], [] if self._kept is not None else None
         return NodeMemory(samples, dict(self.peaks()), self.peak_total_pss)
 
-    def take(self, node: str, memory: NodeMemory, seconds_ahead: float = 0.0) -> None:
+    def take(self, node: str, memory: NodeMemory) -> None:
         """Take what the sampler of another node has measured.
 
         Args:
             node: Name of the node.
             memory: What it has measured.
-            seconds_ahead: How far the node's clock is ahead of this one.
         """
         with self._lock:
             self._rss_elsewhere[node] = {sample.process: sample.rss for sample in memory.samples}
@@ -277,7 +276,6 @@ class MemorySampler:
             self._peak_elsewhere = max(self._peak_elsewhere, together)
             for sample in memory.samples:
                 sample.node = node
-                sample.time -= seconds_ahead
                 self._write(self._encoder.encode(sample) + b"\n")
                 self._peaks.setdefault(sample.process, ProcessMemory()).node = node
             for name, theirs in memory.peaks.items():

@@ -182,11 +182,19 @@ class RayCluster:
         }
         return next(number for number, each in networks.items() if each == network)
 
+    def driver(self) -> psutil.Process:
+        """Return the driver of a run: a fork of a fork server, with Ray's library."""
+        (driver,) = [
+            process
+            for process in self.of_runs()
+            if "NodeHost" not in " ".join(process.cmdline())
+            and any("_raylet" in mapped.path for mapped in process.memory_maps())
+        ]
+        return driver
+
     def server(self) -> psutil.Process:
-        """Return the server of a run, which is the parent of the driver."""
-        words = "flstream.engines.ray_driver"
-        (driver,) = [each for each in self.processes() if words in " ".join(each.cmdline())]
-        return driver.parent()
+        """Return the server of a run, which has the fork server of the driver."""
+        return self.driver().parent().parent()
 
     def silence(self, node: int) -> None:
         """Have the network carry nothing to and from a node, and nobody be told."""

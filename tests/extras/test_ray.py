@@ -1,5 +1,6 @@
 """Runs on a Ray cluster of a head and two nodes: bits, what goes to the nodes, and refusals."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -80,7 +81,8 @@ import os
 from pathlib import Path
 
 print("GPUs:", os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("OF_THE_JOB"))
-for name in "small.txt", "large.bin", ".hidden/file", "runs/old.txt", "__pycache__/x.pyc":
+names = "small.txt", "large.bin", "an [odd] name?", ".hidden/x", "runs/old", "__pycache__/x.pyc"
+for name in names:
     print(name, (Path(__file__).parent / name).exists())
 print("data", open(os.environ["LARGE"]).read(3), os.environ["SMALL"] != os.environ["LARGE"])
 """
@@ -103,11 +105,13 @@ while flare.is_running():
 def test_nodes_have_the_job_and_what_it_asks_for(cluster, folder):
     """Swarm also connects workers of two nodes; each has GPUs of its own (~25 s)."""
     job = folder / "sees"
-    for name in ".hidden/file", "runs/old.txt", "__pycache__/x.pyc":
-        (job / name).parent.mkdir(parents=True)
+    for name in ".hidden/x", "runs/old", "__pycache__/x.pyc", "an [odd] name?":
+        (job / name).parent.mkdir(parents=True, exist_ok=True)
         (job / name).write_text("x")
     (job / "small.txt").write_text("small")
-    (job / "large.bin").write_text("big" + " " * (17 << 20))
+    (job / "large.bin").write_text("big")
+    for name in "large.bin", "an [odd] name?":
+        os.truncate(job / name, 17 << 20)
     path = write_job(job, **{"client.py": ARGS + SEES + TRAINS})
     status, text = finish(
         cluster.simulate(
@@ -122,11 +126,11 @@ def test_nodes_have_the_job_and_what_it_asks_for(cluster, folder):
     assert status == 0, text
     summary = summary_of(folder / "sees-run")
     (warning,) = summary["warnings"]
-    assert "large.bin" in warning
+    assert "(an [odd] name?, large.bin)" in warning
     logs = [path.read_text() for path in (folder / "sees-run" / "sites").glob("*/log.txt")]
-    there = "small.txt True\nlarge.bin False\n.hidden/file False\nruns/old.txt False\n"
-    there += "__pycache__/x.pyc False\ndata big True\n"
-    assert sorted(logs) == [f"GPUs: {gpu} x\n{there}" for gpu in (0, 0, 1, 1)]
+    expected = "small.txt True\nlarge.bin False\nan [odd] name? False\n.hidden/x False\n"
+    expected += "runs/old False\n__pycache__/x.pyc False\ndata big True\n"
+    assert sorted(logs) == [f"GPUs: {gpu} x\n{expected}" for gpu in (0, 0, 1, 1)]
     assert cluster.nothing_of_a_run_lives()
 
 
@@ -166,7 +170,7 @@ def test_a_cluster_that_is_not_there_is_a_sentence(tmp_path):
         check=False,
     )
     assert done.returncode == 1
-    assert "the Ray cluster 127.0.0.1:1 cannot be reached" in done.stderr
+    assert "the Ray cluster 127.0.0.1:1 cannot be used: ConnectionRefused" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 
 

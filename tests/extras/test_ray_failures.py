@@ -124,7 +124,7 @@ def test_the_link_of_a_node_is_silent(failing):
 
 
 def test_the_driver_is_killed(failing):
-    assert failing.cluster.signal(signal.SIGKILL, words="flstream.engines.ray_driver") == 1
+    failing.cluster.driver().kill()
     status, text = failing.finish()
     assert status == 1
     assert f"the Ray cluster {HEAD} is gone: its driver has ended; resume with --resume" in text

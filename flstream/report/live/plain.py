@@ -8,7 +8,6 @@ from flstream.report.text import (
     counted,
     format_clock,
     format_metrics,
-    nodes_awaited,
     pieces,
     privacy_words,
 )
@@ -115,7 +114,7 @@ class PlainView:
             case events.EndedEarly():
                 return f"the job ends after round {event.round}: {printable(event.reason)}"
             case events.NodesAwaited():
-                return nodes_awaited(event)
+                return "waiting for nodes"
             case events.NodeJoined():
                 workers = counted(event.cpus, "worker")
                 return f"{printable(event.node)} joined, with room for {workers}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import deque
 
 from flstream.report.metrics import flat_metrics
-from flstream.report.text import nodes_awaited
 from flstream.report.views import RoundRow
 from flstream.telemetry import events
 
@@ -100,7 +99,7 @@ class LiveRun:
             case events.RunFinished():
                 self.phase = event.status
             case events.NodesAwaited():
-                self.phase = nodes_awaited(event)
+                self.phase = "waiting for nodes"
 
     def _begin_round(self, event: events.RoundStarted) -> None:
         self.round, self.phase = event.round, "training"
