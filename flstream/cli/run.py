@@ -42,12 +42,24 @@ def run(output: StandardStream) -> int | str | None:
                 status = status or FAILED
     except KeyboardInterrupt:
         status = STOPPED
-    except Exception:
+    except Exception as error:
         # What Ctrl-C interrupts may raise something else in its place, as pydantic does.
-        if not _interrupted.is_set():
+        if _interrupted.is_set():
+            status = STOPPED
+        elif isinstance(error, FileNotFoundError) and not _has_working_directory():
+            _report("the working directory was removed; change to one that exists")
+            status = WRONG
+        else:
             raise
-        status = STOPPED
     return status
+
+
+def _has_working_directory() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:

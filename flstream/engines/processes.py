@@ -49,6 +49,8 @@ _PRELOAD = "flstream.simulation.preload"
 
 # Time from asking a process to end until it is killed.
 _GRACE_SECONDS = 2.0
+# Time for a fork server to make its imports, and to fork a process.
+_START_SECONDS = 120.0
 
 
 def variables_of(job: Job) -> dict[str, str]:
@@ -66,6 +68,13 @@ def variables_of(job: Job) -> dict[str, str]:
         "KMP_WARNINGS": os.environ.get("KMP_WARNINGS", "off"),
         **QUIET_ARROW,
     }
+
+
+def _is_readable(fd: int, seconds: float) -> bool:
+    """Wait until a descriptor is readable, for at most ``seconds``; return whether it is."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(seconds * 1e3))
 
 
 class Process:
@@ -111,9 +120,7 @@ class Process:
         return self._host.exit_code(self) if self._has_ended(seconds) else None
 
     def _has_ended(self, seconds: float) -> bool:
-        poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        return bool(poll.poll(seconds * 1e3))
+        return _is_readable(self._pidfd, seconds)
 
     def __del__(self) -> None:
         if self._pidfd >= 0:
@@ -233,7 +240,7 @@ class ProcessHost:
         """Return the exit code of a process that has ended; None if the fork server is gone."""
         with self._turn, suppress(OSError):
             while process.pid not in self._codes:
-                self._receive()
+                self._receive(_GRACE_SECONDS)
             return self._codes[process.pid]
         return None
 
@@ -275,18 +282,23 @@ class ProcessHost:
     def _fork(self, descriptors: Sequence[int]) -> Process:
         assert self._socket is not None
         socket.send_fds(self._socket, [b"f"], descriptors)
-        while (process := self._receive()) is None:
+        while (process := self._receive(_START_SECONDS)) is None:
             pass
         return process
 
     def _end_fork_server(self) -> None:
         if self._socket is None:
             return
+        assert self.fork_server_pid is not None
         self._socket.close()
         self._socket = None
+        fork_server = os.pidfd_open(self.fork_server_pid)
+        if not _is_readable(fork_server, _GRACE_SECONDS):  # it was stopped
+            os.killpg(self.fork_server_pid, signal.SIGKILL)
+        os.close(fork_server)
         if self._popen is not None:
             self._popen.wait()
-        elif self.fork_server_pid:
+        else:
             os.waitpid(self.fork_server_pid, 0)
         self.fork_server_pid = self._popen = None
 
@@ -295,11 +307,13 @@ class ProcessHost:
         with suppress(OSError):  # a fork server that has ended is met when a process is started
             self._socket.send(json.dumps(self._variables).encode())
 
-    def _receive(self) -> Process | None:
+    def _receive(self, seconds: float) -> Process | None:
         """Receive an answer: return the process that was forked, or note an exit code."""
         from flstream.engines.fork_server import REPLY
 
         assert self._socket is not None
+        if not _is_readable(self._socket.fileno(), seconds):
+            raise TimeoutError(f"the fork server did not answer within {seconds:g} s")
         reply, descriptors, _, _ = socket.recv_fds(self._socket, REPLY.size, 1)
         if not reply:
             raise BrokenPipeError("the fork server has ended")

@@ -36,6 +36,8 @@ from flstream.text import MOST_OF_AN_ERROR, brief_names, quotable
 from flstream.transport.sockets import SocketChannel
 from flstream.transport.tcp import Admission, TcpListener
 
+# Seconds to connect to a cluster, or to start one.
+_CONNECT_SECONDS = 60.0
 # Seconds without an answer after which a node, or the head, is lost.
 _SILENT_SECONDS = 10.0
 # Seconds for a node to fork a worker, and for that to connect.
@@ -78,7 +80,13 @@ class _Driver:
     async def serve(self) -> NoReturn:
         """Serve the calls of the server until it is gone, or the cluster cannot be used."""
         try:
-            host = await asyncio.to_thread(self._connect)
+            try:
+                host = await asyncio.wait_for(asyncio.to_thread(self._connect), _CONNECT_SECONDS)
+            except TimeoutError as late:
+                raise SimulationError(
+                    f"it did not answer within {_CONNECT_SECONDS:g} s; if it was killed, run ray "
+                    "stop first"
+                ) from late
             self._listener = TcpListener(f"[{host}]:0", self._take_connection)
             async with asyncio.TaskGroup() as self._tasks:
                 self._tasks.create_task(self._look())
@@ -170,7 +178,13 @@ class _Driver:
         excludes = ["/runs", ".?*", "__pycache__", *(f"/{glob.escape(path)}" for path in unsent)]
         excludes += engine.runtime_env.get("excludes", [])
         environment = {"working_dir": str(folder), **engine.runtime_env, "excludes": excludes}
-        ray.init(engine.address, runtime_env=environment, log_to_driver=False)
+        try:
+            ray.init(engine.address, runtime_env=environment, log_to_driver=False)
+        except ConnectionError as error:  # as Ray calls a token that is missing, too
+            raise SimulationError(
+                f"{_in_words(error)}; if its head said that token authentication is enabled, set "
+                "RAY_AUTH_MODE=token"
+            ) from error
         return str(ray.util.get_node_ip_address())
 
     def _take_connection(self, channel: SocketChannel, admission: Admission) -> None:

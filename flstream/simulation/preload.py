@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import resource
+import signal
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,6 +43,8 @@ def main(fd: int) -> None:
         fd: Descriptor of the socket to the launcher, which sends the job's environment variables
             first.
     """
+    # A launcher whose parent ignores it would leave that to all processes, which wait for others.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Imports leave next to no garbage, and collecting it would be a quarter of their time.
     gc.disable()
     _import(_FIRST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -59,6 +60,11 @@ from flstream.telemetry.memory import own_peak_rss, own_rss
 from flstream.transport.channel import AbortSignal
 from flstream.transport.messages import MessageChannel
 from flstream.transport.sockets import SocketChannel
+
+_TOO_MANY_FILES = (
+    "the server may not open as many files as it has workers for; raise the limit (ulimit -n), or "
+    "set clients.parallel to fewer workers"
+)
 
 # In the encoding of the channel to the launcher, which is not that of the journal.
 _NO_RESULT = msgspec.Raw(msgspec.msgpack.encode(None))
@@ -223,6 +229,8 @@ def _run(
             return RunFinished(status="stopped", error="the run was stopped")
         return RunFinished(status="failed", error=str(error))
     except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            return RunFinished(status="failed", error=_TOO_MANY_FILES)
         # Not one of ours, so a defect: the user gets a sentence, and the log the whole of it.
         traceback.print_exc()
         message = f"the server met a defect, {type(error).__name__}: {error}; see server.log"

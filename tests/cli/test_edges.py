@@ -2,10 +2,12 @@
 
 import _thread
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import psutil
 import pytest
@@ -135,6 +137,24 @@ def test_ctrl_c_that_a_destructor_swallows_comes_again(monkeypatch, capsys, lost
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr() == ("", "")
     assert len(sent) == lost
+
+
+def test_a_working_directory_that_was_removed_is_a_sentence(write_job, tmp_path):
+    job, folder = write_job(), tmp_path / "removed"
+    folder.mkdir()
+    process = started("validate", job, cwd=folder, preexec_fn=folder.rmdir)
+    assert "the working directory was removed" in process.communicate(timeout=60)[1]
+    assert process.returncode == 2
+
+
+@pytest.mark.nightly
+def test_too_few_descriptors_are_a_sentence(write_job, tmp_path):
+    words = ("simulate", write_job(), "-n", "16", "-q")
+    limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (48, 48))
+    process = started(*words, cwd=tmp_path, preexec_fn=limit)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "raise the limit (ulimit -n)" in errors
 
 
 @pytest.mark.nightly

@@ -172,16 +172,30 @@ def test_a_host_that_is_closed_early_ends_its_fork_server_in_the_middle_of_its_i
     assert host.fork_server_pid is None
 
 
-def test_nothing_of_the_working_directory_is_imported_in_place_of_a_module(tmp_path):
+@pytest.mark.nightly
+def test_a_fork_server_that_was_stopped_is_waited_for_no_longer_than_it_takes():
+    with ProcessHost() as host:
+        process = host.start("test", "time:sleep", 100)
+        stopped = host.fork_server_pid
+        os.kill(stopped, signal.SIGSTOP)
+        process.kill()
+        assert process.exit_code(SECONDS) is None  # nobody knows
+    assert are_gone(stopped, process.pid)
+
+
+def test_what_a_launcher_inherits_does_not_disturb_its_processes(tmp_path):
+    # Neither modules of the working directory, nor that ends of children are to be ignored.
     (tmp_path / "json.py").write_text("raise SystemExit('imported from the working directory')")
     script = """
-from flstream.engines.local import LocalEngine
 from flstream.engines.processes import ProcessHost
-from flstream.errors import WorkerLostError
 with ProcessHost() as host:
-    print(host.start("test", "time:sleep", 0).exit_code(20))
+    print(host.start("test", "os:_exit", 7).exit_code(20))
 """
     done = subprocess.run(
-        [sys.executable, "-P", "-c", script], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-P", "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
     )
-    assert (done.stdout, done.stderr) == ("0\n", "")
+    assert (done.stdout, done.stderr) == ("7\n", "")
