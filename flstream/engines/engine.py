@@ -112,7 +112,7 @@ class Engine(Protocol):
         ...
 
     def close(self, seconds: float = 0.0) -> None:
-        """End all workers, and start none any more; a second call has no effect.
+        """Wait for the end of the workers; a second call has no effect.
 
         Args:
             seconds: Time that workers have to end by themselves.

@@ -29,7 +29,10 @@ from typing import IO, Any
 from flstream.engines.process_tree import kill_descendants
 
 REPLY = struct.Struct("<?qq")
-"""Whether a process has ended, its pid, and its exit code, or minus the signal that killed it."""
+"""Whether a process has ended, its pid, and its exit code, or minus the signal that killed it.
+
+Of one that could not be forked, 0 and the number of the error.
+"""
 MOST_DESCRIPTORS = 64
 """Most descriptors in one packet."""
 
@@ -83,6 +86,8 @@ def serve(owner: socket.socket) -> None:
                     _, descriptors, _, _ = socket.recv_fds(owner, 1, MOST_DESCRIPTORS)
                     if not descriptors:
                         raise ConnectionError("the owner is gone")
+                    for descriptor in descriptors:
+                        os.set_inheritable(descriptor, False)
                     _fork(owner, selector, descriptors)
     kill_descendants(os.getpid())
     for folder in Path(tempfile.gettempdir()).glob(f"{temporary_prefix(os.getpid())}*"):
@@ -92,15 +97,20 @@ def serve(owner: socket.socket) -> None:
 
 
 def _fork(owner: socket.socket, selector: selectors.BaseSelector, descriptors: list[int]) -> None:
-    pid = os.fork()
-    if not pid:
-        with suppress(BaseException):  # whatever it is, no child goes on here
-            os._exit(_run(owner, selector, descriptors))
-        os._exit(1)
-    pidfd = os.pidfd_open(pid)
+    own = os.getpid()
+    try:
+        if not (pid := os.fork()):
+            with suppress(BaseException):  # whatever it is, no child goes on here
+                os._exit(_run(own, owner, selector, descriptors))
+            os._exit(1)
+        pidfd = os.pidfd_open(pid)
+    except OSError as error:
+        owner.send(REPLY.pack(False, 0, error.errno))
+        return
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
     selector.register(pidfd, selectors.EVENT_READ, pid)
-    for descriptor in descriptors:
-        os.close(descriptor)
     socket.send_fds(owner, [REPLY.pack(False, pid, 0)], [pidfd])
 
 
@@ -111,9 +121,13 @@ def _reap(owner: socket.socket, selector: selectors.BaseSelector, pidfd: int, pi
     owner.send(REPLY.pack(True, pid, code))
 
 
-def _run(owner: socket.socket, selector: selectors.BaseSelector, descriptors: list[int]) -> int:
+def _run(
+    parent: int, owner: socket.socket, selector: selectors.BaseSelector, descriptors: list[int]
+) -> int:
     """Run the call of a new process, and return its exit code."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # of a fork server that is killed
+    if os.getppid() != parent:
+        return 1
     for key in list(selector.get_map().values()):
         if key.data is not None:
             os.close(key.fd)

@@ -41,7 +41,7 @@ class LocalEngine:
         main: Function that a worker's process runs, as ``package.module:name``: with the arguments,
             its name, its GPUs and its ends of the sockets.
         arguments: What all of them have in common.
-        gpus: GPUs that are dealt out to them; None leaves all visible.
+        gpus: GPUs that are dealt out to them.
         on_started: Called with the name and the pid of each process.
     """
 
@@ -52,7 +52,7 @@ class LocalEngine:
         host: ProcessHost,
         main: str,
         arguments: Sequence[Any],
-        gpus: GpuDealer | None,
+        gpus: GpuDealer,
         on_started: Callable[[str, int], None],
     ) -> None:
         self._host = host
@@ -64,7 +64,7 @@ class LocalEngine:
 
     def start(self, name: str) -> LocalWorker:
         """Fork a worker, and connect it by socket pairs: see :class:`Engine`."""
-        gpus = self._gpus and self._gpus.deal(name)
+        gpus = self._gpus.deal(name)
         ours, theirs = worker_socket_pairs()
         # The server sees a socket close only if no copy of the worker's end is open here.
         with closing(theirs):

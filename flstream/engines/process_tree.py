@@ -13,7 +13,7 @@ def kill_descendants(pid: int) -> None:
     Args:
         pid: Number of the process. What has left its tree, as daemons do, is not found.
     """
-    with suppress(psutil.NoSuchProcess):
+    with suppress(psutil.Error):
         for each in psutil.Process(pid).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
+            with suppress(psutil.Error):
                 each.kill()

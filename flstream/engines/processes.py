@@ -6,6 +6,7 @@ take longer than all else until a job begins. This module itself imports little 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -228,7 +229,8 @@ class ProcessHost:
             with self._turn:
                 try:
                     process = self._fork(descriptors)
-                except OSError:  # all that it has forked has ended with it
+                except (BrokenPipeError, ConnectionResetError):
+                    # All that the fork server has forked has ended with it.
                     self._end_fork_server()
                     self.begin()
                     process = self._fork(descriptors)
@@ -280,7 +282,8 @@ class ProcessHost:
         self.close()
 
     def _fork(self, descriptors: Sequence[int]) -> Process:
-        assert self._socket is not None
+        if self._socket is None:
+            raise BrokenPipeError("there is no fork server")
         socket.send_fds(self._socket, [b"f"], descriptors)
         while (process := self._receive(_START_SECONDS)) is None:
             pass
@@ -292,10 +295,12 @@ class ProcessHost:
         assert self.fork_server_pid is not None
         self._socket.close()
         self._socket = None
-        fork_server = os.pidfd_open(self.fork_server_pid)
-        if not _is_readable(fork_server, _GRACE_SECONDS):  # it was stopped
+        with suppress(ProcessLookupError):  # it has left no trace where SIGCHLD is ignored
+            fork_server = os.pidfd_open(self.fork_server_pid)
+            _is_readable(fork_server, _GRACE_SECONDS)
+            os.close(fork_server)
+            # It has done that itself, unless it was stopped or killed.
             os.killpg(self.fork_server_pid, signal.SIGKILL)
-        os.close(fork_server)
         if self._popen is not None:
             self._popen.wait()
         else:
@@ -311,7 +316,8 @@ class ProcessHost:
         """Receive an answer: return the process that was forked, or note an exit code."""
         from flstream.engines.fork_server import REPLY
 
-        assert self._socket is not None
+        if self._socket is None:
+            raise BrokenPipeError("there is no fork server")
         if not _is_readable(self._socket.fileno(), seconds):
             raise TimeoutError(f"the fork server did not answer within {seconds:g} s")
         reply, descriptors, _, _ = socket.recv_fds(self._socket, REPLY.size, 1)
@@ -321,5 +327,9 @@ class ProcessHost:
         if has_ended:
             self._codes[pid] = code
             return None
+        if not pid or not descriptors:  # which come in vain where there are too many
+            number = errno.EMFILE if pid else code
+            raise OSError(number, os.strerror(number))
         self._codes.pop(pid, None)
+        os.set_inheritable(descriptors[0], False)
         return Process(self, pid, descriptors[0])

@@ -6,6 +6,7 @@ events of nodes, and with the error for which it ends.
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -106,6 +107,7 @@ class RayEngine:
     Attributes:
         job: The job whose workers it starts.
         room: How many workers the first nodes have room for together.
+        driver: Process of the driver.
 
     Raises:
         UsageError: A node does not see the run directory.
@@ -130,7 +132,7 @@ class RayEngine:
         self._workers: dict[str, RayWorker] = {}
         ours, theirs = socket.socketpair()
         with theirs:
-            self._driver = host.start("ray", "flstream.engines.ray_driver:main", theirs, job, run)
+            self.driver = host.start("ray", "flstream.engines.ray_driver:main", theirs, job, run)
         self._pipe, self._sending = Connection(ours.detach()), threading.Lock()
         self._thread = threading.Thread(target=self._receive, name="ray-engine", daemon=True)
         self._thread.start()
@@ -175,8 +177,8 @@ class RayEngine:
         futures.wait([worker.ended for worker in list(self._workers.values())], seconds)
         self._fail(AbortedError("the run is over"))
         self.call("leave")
-        if self._driver.exit_code(_END_SECONDS) is None:
-            self._driver.kill()
+        if self.driver.exit_code(_END_SECONDS) is None:
+            self.driver.kill()
         self._thread.join()
         self._pipe.close()
         (self._run.path / NONCE_FILE).unlink(missing_ok=True)
@@ -189,14 +191,17 @@ class RayEngine:
     def _receive(self) -> None:
         """Take the driver's messages until it ends."""
         sources: list[Connection | int] = [self._pipe, self._stop.fileno()]
-        with suppress(EOFError, OSError):
+        try:
             while True:
                 if self._pipe in wait(sources):
                     self._take(self._pipe.recv())
                 else:
                     self._fail(AbortedError("the run was stopped"))
                     sources.pop()
-        self._fail(self._gone("its driver has ended"))
+        except (EOFError, ConnectionError):
+            self._fail(self._gone("its driver has ended"))
+        except Exception as error:  # such as a full disk: nobody else would wake who waits
+            self._fail(self._gone(f"{type(error).__name__}: {error}"))
         for worker in self._workers.values():
             worker.end()
 
@@ -211,6 +216,8 @@ class RayEngine:
                 self._fail(self._gone(str(message)))
             case WorkerConnected(name):
                 handles = [recv_handle(self._pipe) for _ in WorkerSockets._fields]
+                for handle in handles:
+                    os.set_inheritable(handle, False)
                 ends = WorkerSockets(*(socket.socket(fileno=handle) for handle in handles))
                 with self._lock:
                     worker = self._workers[name] = RayWorker(self, name, ends)

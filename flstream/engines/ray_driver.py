@@ -42,6 +42,8 @@ _CONNECT_SECONDS = 60.0
 _SILENT_SECONDS = 10.0
 # Seconds for a node to fork a worker, and for that to connect.
 _START_SECONDS = 30.0
+# Seconds for Ray to take the end of an actor.
+_KILL_SECONDS = 2.0
 # Seconds between two looks at the nodes of the cluster, which tells nobody of new ones.
 _LOOK_SECONDS = 2.0
 # Seconds after the loss of a node until it may be used again.
@@ -108,7 +110,11 @@ class _Driver:
     async def start(self, name: str, job: Job) -> None:
         """Start a worker, and send the server its connections, or why it has none."""
         # Two processes of a worker would write the same files.
-        await self._wait(lambda: self._node_of(name) is None)
+        until = time.monotonic() + _START_SECONDS
+        await self._wait(lambda: self._node_of(name) is None, until)
+        if self._node_of(name) is not None:
+            self._server.send(WorkerEnded(name, None, "its predecessor does not end"))
+            return
         await self._wait(self._nodes_with_room, self._changed_at + job.engine.wait)
         nodes = self._nodes_with_room()
         if not nodes:
@@ -255,7 +261,7 @@ class _Driver:
             options = ray.remote(NodeHost).options(
                 num_cpus=node.room * engine.cpus,
                 num_gpus=node.room * (engine.gpus or 0),
-                max_concurrency=16,  # calls at the same time: a poll, and starts and kills
+                max_concurrency=2 * node.room + 2,  # starts and kills, and a poll
                 scheduling_strategy=NodeAffinitySchedulingStrategy(identity, soft=False),
             )
             node.actor = options.remote()
@@ -283,11 +289,12 @@ class _Driver:
         self._nodes.remove(node)
         self._changed_at = time.monotonic()
         self._note_change()
+        # First, as no two processes of a worker may write the same files.
+        with suppress(Exception):  # of Ray, which may have done that, or be gone
+            await asyncio.wait_for(asyncio.to_thread(ray.kill, node.actor), _KILL_SECONDS)
         for name in list(node.workers):
             self._end(node, name, None, "it was lost")
         self._server.send(NodeLost(node=node.name, reason=reason))
-        with suppress(Exception):  # of Ray, which may have done that
-            await asyncio.to_thread(ray.kill, node.actor)
         if node.is_ready:
             await asyncio.sleep(_AGAIN_SECONDS)
             self._seen.discard(identity)

@@ -26,6 +26,8 @@ from flstream.telemetry.memory import MemorySampler, NodeMemory
 
 # Seconds after which a poll is answered if no worker has ended.
 _POLL_SECONDS = 1.0
+# Seconds for the fork server to make its imports.
+_IMPORT_SECONDS = 120.0
 # Seconds without a poll after which the run is taken to be gone.
 _ORPHANED_SECONDS = 8.0
 # Libraries whose versions decide bits, and flstream, whose messages have to agree.
@@ -74,6 +76,8 @@ class NodeHost:
         self._gpus = GpuDealer(visible_gpus(), job.engine.gpus)
         self._host = ProcessHost.of(job.moved(Path(copy)))
         self._host.begin()
+        # Its imports may take long on a cold file system, and would keep starts and polls waiting.
+        self._host.start("first", "time:sleep", 0).exit_code(_IMPORT_SECONDS)
         self._sampler.__enter__()
         self._sampler.watch(f"{name}/actor", os.getpid())
         self._sampler.watch(f"{name}/{FORK_SERVER}", self._host.fork_server_pid or 0)
@@ -92,8 +96,13 @@ class NodeHost:
             address: Where the driver listens.
             keys: Key of each of its connections, by role.
         """
+        self.kill(name)  # one that was given up may be alive
         arguments = job.moved(Path.cwd()), run, name, self._gpus.deal(name), address, keys
-        process = self._workers[name] = self._host.start(name, _WORKER, *arguments)
+        try:
+            process = self._workers[name] = self._host.start(name, _WORKER, *arguments)
+        except OSError:
+            self._gpus.give_back(name)
+            raise
         self._sampler.watch(name, process.pid)
 
     def kill(self, name: str) -> None:
@@ -116,16 +125,14 @@ class NodeHost:
         for name, pid, others in watched:
             if self._sampler.watches(name):
                 self._sampler.watch(name, pid, others)
-        workers = dict(self._workers)
+        workers, ended = dict(self._workers), dict[str, int | None]()
         ready = wait([process.fileno() for process in workers.values()], _POLL_SECONDS)
-        ended = {
-            name: process.exit_code()
-            for name, process in workers.items()
-            if process.fileno() in ready
-        }
-        for name in ended:
-            del self._workers[name]
-            self._gpus.give_back(name)
+        for name, process in workers.items():
+            # Meanwhile another one may have been started under its name.
+            if process.fileno() in ready and self._workers.get(name) is process:
+                del self._workers[name]
+                ended[name] = process.exit_code()
+                self._gpus.give_back(name)
         return ended, self._sampler.collect()
 
     def _end_if_orphaned(self) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from flstream.telemetry.memory import read_samples
 
-HELPERS = ("launcher", "launcher/fork-server", "fork-server", "model-builder")
+HELPERS = ("launcher", "launcher/fork-server", "fork-server", "model-builder", "ray-driver")
 """Processes of a run that are neither its server nor do the work of sites."""
 
 # More values than a chart has columns for. Of more samples the steps get longer.

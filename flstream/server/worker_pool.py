@@ -251,8 +251,9 @@ class WorkerPool:
                     with waiting():
                         event = self._events.get(timeout=max(report_at - monotonic(), 0.0))
                     if isinstance(event, _Ended):
-                        left -= 1
-                        event.future.result()
+                        if event.future in futures:  # and not one of tasks that were given up
+                            event.future.result()
+                            left -= 1
                     else:
                         yield event
                 if monotonic() >= report_at:

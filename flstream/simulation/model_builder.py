@@ -36,7 +36,6 @@ from flstream.simulation.export_files import keep_export_files
 from flstream.simulation.factory import MadeModel, layout_of, layout_on
 from flstream.simulation.process_call import ProcessCall
 from flstream.telemetry.events import ModelReady
-from flstream.text import how_ended
 from flstream.transport.channel import AbortSignal
 
 BUILDER = "model-builder"
@@ -68,7 +67,7 @@ def await_built(builder: ProcessCall[BuildReport], abort: AbortSignal) -> ModelR
         raise SimulationError(report.reason)
     if isinstance(report, ModelReady):
         return report
-    end = "died" if report is None else how_ended(report)
+    end = builder.ended(report)
     lack = ": the machine may have too little memory for the model"
     raise SimulationError(
         f"the process that builds the initial model {end}"

@@ -44,7 +44,7 @@ def own_code_problems(job: Job, host: ProcessHost, stop: Signal | None = None) -
         answer = call.result(stop)
     if isinstance(answer, _Problems):
         return answer.problems
-    ended = f"the process that imported it ended with status {answer}; do not end it there"
+    ended = f"the process that imported it {call.ended(answer)}; do not end it there"
     return [Problem(own.key, given(own.place), "", ended) for own in classes]
 
 

@@ -33,7 +33,6 @@ from flstream.simulation.forecast import Forecast, Imports, forecast
 from flstream.simulation.model_builder import expect_fit
 from flstream.simulation.own_code import own_code_problems
 from flstream.simulation.process_call import ProcessCall
-from flstream.text import how_ended
 
 
 class Probe(NamedTuple):
@@ -100,7 +99,7 @@ def probe(job: Job, host: ProcessHost) -> Probe:
     if not isinstance(answer, _Answer):
         lack = ", as if the machine had too little memory" if answer == -signal.SIGKILL else ""
         factory = f"model.factory {job.model.factory}"
-        raise ModelError(f"{factory}: the process that called it {how_ended(answer or 0)}{lack}")
+        raise ModelError(f"{factory}: the process that called it {call.ended(answer)}{lack}")
     if answer.error:
         raise ModelError(answer.error)
     if answer.header:

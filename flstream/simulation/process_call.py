@@ -14,6 +14,7 @@ import msgspec
 
 from flstream.engines.processes import ProcessHost
 from flstream.errors import ChannelClosedError
+from flstream.text import how_ended
 from flstream.transport.channel import AbortSignal
 from flstream.transport.messages import MessageChannel
 from flstream.transport.sockets import SocketChannel
@@ -64,6 +65,11 @@ class ProcessCall(Generic[AnswerT]):
             return self._channel.receive(abort=abort)
         except ChannelClosedError:
             return self.process.exit_code(_END_SECONDS)
+
+    @staticmethod
+    def ended(code: int | None) -> str:
+        """Return how a process without an answer has ended, given the result of its call."""
+        return "has hung up" if code is None else how_ended(code)
 
     def close(self) -> None:
         """Close the socket, with which the process ends."""

@@ -208,6 +208,7 @@ def _run(
             settings = stream_settings(job, job.train.exchange_format)
             service = stack.enter_context(DownloadService(limits=limits_for(settings)))
             pool = stack.enter_context(closing(_pool(job, engine, service, abort)))
+            stack.callback(engine.close)  # before the pool, which waits for starts under way
             rule = rule_for(job.aggregation)
             emit = _watching(engine, reporter.emit)
             context = ServerContext(job, run, pool, service, rule, emit, abort)

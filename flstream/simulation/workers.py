@@ -50,14 +50,15 @@ def start_engine(
         from flstream.engines.ray import RayEngine
 
         engine = RayEngine(job, run, host, emit, stop)
+        on_started("ray-driver", engine.driver.pid)
         try:
             engine.job = _fitted(job, engine.room)
         except BaseException:
             engine.close()
             raise
         return engine, engine.job
-    gpus = GpuDealer(visible_gpus(), job.engine.gpus) if job.engine.gpus else None
-    if gpus is not None and gpus.room is not None:
+    gpus = GpuDealer(visible_gpus(), job.engine.gpus)
+    if gpus.room is not None:
         job = _fitted(job, gpus.room)
     return LocalEngine(host, _WORKER, (job, run), gpus, on_started), job
 

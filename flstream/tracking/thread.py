@@ -46,10 +46,10 @@ class TrackerThread(threading.Thread):
 
     def run(self) -> None:
         """Feed the tracker until the run is over."""
-        number = threading.get_native_id()
-        nice = min(os.getpriority(os.PRIO_PROCESS, number) + _NICE, _MOST_NICE)
-        os.setpriority(os.PRIO_PROCESS, number, nice)  # of this thread alone
         try:
+            number = threading.get_native_id()
+            nice = min(os.getpriority(os.PRIO_PROCESS, number) + _NICE, _MOST_NICE)
+            os.setpriority(os.PRIO_PROCESS, number, nice)  # of this thread alone
             self._feed_until_over()
         except BaseException as error:
             self._failure = f"raised {type(error).__name__}: {error}".rstrip(": ")
@@ -89,10 +89,12 @@ class TrackerThread(threading.Thread):
             self._ended.close()
 
     def _feed_until_over(self) -> None:
-        while not self._is_closed:
+        while True:
             with waiting():
                 self._woken.wait()
             self._woken.clear()
+            if self._is_closed:
+                return
             if self._is_over:
                 self._feed.close()
                 return

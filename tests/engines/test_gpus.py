@@ -55,6 +55,7 @@ def test_each_worker_of_one_machine_sees_its_own(jobs, processes, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     assert sorted(seen("engine.gpus=1")) == ["4", "5", "6", "7"]
     assert set(seen("engine.gpus=2")) == {"4,5", "6,7"}  # two workers do the work of four sites
+    assert set(seen("engine.gpus=0")) == {""}
     with pytest.raises(UsageError, match=r"for 2 workers of 2 \(engine.gpus\), and the job has 4"):
         seen("engine.gpus=2", "clients.parallel=4")
 

@@ -56,7 +56,6 @@ def test_imports_of_known_libraries_at_the_top_of_a_script_are_found(
     imports_of, tmp_path, script, found
 ):
     assert imports_of(script) == found
-    assert imports_of(script) == found
     assert library_imports(tmp_path / "none.py") == []
 
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from flstream.engines.fork_server import temporary_prefix
+from flstream.engines.gpus import GpuDealer
 from flstream.engines.local import LocalEngine
 from flstream.engines.processes import ProcessHost
 from flstream.errors import WorkerLostError
@@ -111,7 +112,7 @@ def test_a_worker_that_cannot_be_forked_is_lost_and_its_sockets_are_closed(host,
         raise OSError(11, "Resource temporarily unavailable")
 
     started = {}
-    engine = LocalEngine(host, "time:sleep", (), None, started.__setitem__)
+    engine = LocalEngine(host, "time:sleep", (), GpuDealer([], None), started.__setitem__)
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
         patch.setattr(host, "start", refuse)
@@ -150,26 +151,20 @@ def test_a_fork_server_that_is_killed_ends_what_it_has_forked_and_is_replaced():
 
 def test_a_host_that_is_closed_leaves_no_process_and_no_descriptor():
     before = len(os.listdir("/proc/self/fd"))
-    host = ProcessHost()
-    host.begin()
-    first = host.fork_server_pid
+    early, host = ProcessHost(), ProcessHost()
+    pids = []
+    for each in early, host:
+        each.begin()
+        pids.append(each.fork_server_pid)
+    early.close()  # in the middle of its imports
     with host:
-        assert host.fork_server_pid == first  # it is the same one
+        assert host.fork_server_pid == pids[1]  # it is the same one
         process = host.start("test", "time:sleep", 100)
     host.close()
-    assert are_gone(first, process.pid)
+    assert are_gone(*pids, process.pid)
     ProcessHost().prepare({"FLSTREAM_TEST": "for nobody"})
     del process
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_host_that_is_closed_early_ends_its_fork_server_in_the_middle_of_its_imports():
-    host = ProcessHost()
-    host.begin()
-    pid = host.fork_server_pid
-    host.close()
-    assert are_gone(pid)
-    assert host.fork_server_pid is None
 
 
 @pytest.mark.nightly

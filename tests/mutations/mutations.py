@@ -255,7 +255,7 @@ MUTATIONS = (
         "return self.peak_rss",
         "telemetry report",
     ),
-    Mutation("recipe/components.py", '"patience": self.patience,', '"patience": None,', "recipe"),
+    Mutation("recipe/nvflare_table.py", "patience | patience\n", "patience | rounds\n", "recipe"),
     Mutation(
         "workflows/fedavg.py",
         "run.evaluate(model)",
