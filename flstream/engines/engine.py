@@ -87,7 +87,7 @@ class Engine(Protocol):
 
     @property
     def failure(self) -> str:
-        """Why it can start no worker any more, with which the run ends; empty while it can."""
+        """Reason why it starts no worker any more, which ends the run; empty while it does."""
         ...
 
     def start(self, name: str) -> WorkerProcess:

@@ -318,7 +318,7 @@ class _Driver:
                 )
 
     def _note_change(self) -> None:
-        """Have everybody who waits look again."""
+        """Wake all coroutines that wait for a change."""
         self._change.set()
         self._change = asyncio.Event()
 

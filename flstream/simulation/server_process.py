@@ -269,7 +269,7 @@ def _watching(engine: Engine, emit: Callable[..., None]) -> Callable[..., None]:
 
 
 def _for_launcher(event: AnyEvent) -> AnyEvent:
-    """An event as the launcher takes it: what came of an effect is for the journal alone."""
+    """Return an event without the result of an effect, which is for the journal alone."""
     if isinstance(event, EffectDone):
         return msgspec.structs.replace(event, result=_NO_RESULT)
     return event

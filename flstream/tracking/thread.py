@@ -63,7 +63,7 @@ class TrackerThread(threading.Thread):
         self._woken.set()
 
     def finish(self, attend: Callable[[int], None]) -> Sequence[str]:
-        """Have the last points taken, and wait for the end of the thread.
+        """Wait until the tracker has the last points, and the thread has ended.
 
         Args:
             attend: Function that serves threads until a descriptor is readable, as pdb needs.

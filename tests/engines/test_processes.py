@@ -47,7 +47,7 @@ def sleep_with_a_child(answers):
 
 
 def host_of_its_own(answers):
-    """Be a server: fork a fork server, and have it fork a worker."""
+    """Do as a server: fork a fork server, and start a worker by it."""
     host = ProcessHost.forked(answers)
     worker = host.start("worker", "time:sleep", 100)
     folder = tempfile.mkdtemp(prefix=temporary_prefix(host.fork_server_pid))
@@ -93,10 +93,10 @@ def test_a_process_has_the_variables_and_its_sockets_and_no_others(host):
     process, (variable, may_open_all, descriptors) = ask(host, say_what_is_there)
     assert (variable, may_open_all) == ("given", "True")
     assert int(descriptors) == 4  # the standard streams, and the socket
-    assert [each.exit_code() for each in others] == [None] * 3
-    for each in others:
-        each.kill()
-    assert [each.exit_code(SECONDS) for each in others] == [-signal.SIGKILL] * 3
+    assert [other.exit_code() for other in others] == [None] * 3
+    for other in others:
+        other.kill()
+    assert [other.exit_code(SECONDS) for other in others] == [-signal.SIGKILL] * 3
     assert process.exit_code(SECONDS) == 0
 
 
@@ -153,9 +153,9 @@ def test_a_host_that_is_closed_leaves_no_process_and_no_descriptor():
     before = len(os.listdir("/proc/self/fd"))
     early, host = ProcessHost(), ProcessHost()
     pids = []
-    for each in early, host:
-        each.begin()
-        pids.append(each.fork_server_pid)
+    for begun in early, host:
+        begun.begin()
+        pids.append(begun.fork_server_pid)
     early.close()  # in the middle of its imports
     with host:
         assert host.fork_server_pid == pids[1]  # it is the same one
