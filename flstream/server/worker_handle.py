@@ -236,10 +236,10 @@ class WorkerHandle:
         self.ready = False
         self._process = process
         self._service = service
-        # A process of the same user, which may look into this one's memory by other means.
         if is_linked:
             down = SocketChannel(process.ends.down, name, buffer=SMALL_BUFFER)
         else:
+            # To a process of the same user, which may look into this one's memory by other means.
             down = SocketChannel(process.ends.down, name, lends=process.ends.are_local)
         service.attach(down, receiver=self.receiver)
 

@@ -143,7 +143,7 @@ def simulate(
                 follower.fail(str(error))
             except AbortedError:
                 follower.stop()
-            except (OSError, EOFError) as error:
+            except OSError as error:
                 follower.fail(
                     f"the processes of the run could not be started: {error}; look for what ended "
                     f"them in {run.path}, and start the run again with --resume"

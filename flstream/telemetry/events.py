@@ -553,7 +553,7 @@ class NodeLost(Event, tag="node_lost"):
 
 
 class NodeMeasured(Event, tag="node_measured"):
-    """What the memory sampler of another node has measured since the last such event.
+    """Measurements of another node's memory sampler since the last such event.
 
     Attributes:
         node: Name of the node.
