@@ -18,10 +18,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from flstream.model.body import Scratch, Source
 from flstream.model.checkpoint import FileSource
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
+from flstream.model.source import Scratch, Source, views_of
 from flstream.streaming.api import download_arrays, download_file
 from flstream.streaming.download import download
 from flstream.streaming.receiver import Receiver, StreamSettings
@@ -246,7 +246,7 @@ def _send(links: list[Link], runs: list[Run]) -> Sent:
 def _send_bare(source: Source, sock: socket.socket) -> None:
     scratch = Scratch()
     for start, stop in source.layout.ranges(CHUNK):
-        for view in source.views(start, stop, scratch):
+        for view in views_of(source, start, stop, scratch):
             sock.sendall(view)
 
 
@@ -281,7 +281,7 @@ def _receive(link: Link, runs: list[Run], folder: Path) -> Received:
             case "scratch":
                 remote = RemoteSource(receiver, token, DEFAULTS)
                 for start, stop in remote.layout.ranges(DEFAULTS.frame_size):
-                    remote.views(start, stop, buffer)
+                    views_of(remote, start, stop, buffer)
                 remote.close()
             case "new memory":
                 status, _ = download_arrays(receiver, token)

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from hypothesis import strategies as st
 
-from flstream.model.body import Scratch, Source
 from flstream.model.dtypes import BY_CODE, torch_dtype
 from flstream.model.layout import Layout
+from flstream.model.source import Scratch, Source, views_of
 
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 COMPLEX = ("C64", "C128")
@@ -55,25 +55,15 @@ def assert_same_tensors(given: Mapping[str, torch.Tensor], due: Mapping[str, tor
         assert as_bytes(given[name]) == as_bytes(value), name
 
 
-class PlainSource:
-    """What the sources of tests state: they are read in any order, and can nothing else."""
-
-    random_access = True
-    lendable = False
-    extent = None
-    changed = None
-    deliver = None
-
-
 def body_of(source: Source) -> bytes:
-    return b"".join(source.views(0, source.layout.nbytes, Scratch()))
+    return b"".join(views_of(source, 0, source.layout.nbytes, Scratch()))
 
 
 def tensors_of(source: Source, step: int = 4096) -> dict[str, torch.Tensor]:
     """The tensors of a source that is read in ranges of ``step`` bytes."""
     scratch, data = Scratch(), bytearray()
     for start, stop in source.layout.ranges(step):
-        for view in source.views(start, stop, scratch):
+        for view in views_of(source, start, stop, scratch):
             data += view
     tensors = {}
     for spec in source.layout.tensors:

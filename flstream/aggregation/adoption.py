@@ -18,12 +18,12 @@ from flstream.aggregation.update import UpdateSource, join
 from flstream.aggregation.update_set import not_finite
 from flstream.aggregation.walk import fold_updates
 from flstream.errors import UpdateRefusedError
-from flstream.model.body import Scratch, Sink, Source
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.copy import ObservedSink, copy
 from flstream.model.digests import BodyDigest
 from flstream.model.joined import MAIN, DiscardWriter, SplitWriter, part_layout
 from flstream.model.layout import Layout
+from flstream.model.source import Scratch, Sink, Source
 
 
 def adopting(rule: AggregationRule) -> AggregationRule:

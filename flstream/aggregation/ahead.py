@@ -15,8 +15,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Generic, TypeVar
 
-from flstream.model.body import Scratch
 from flstream.model.layout import Layout
+from flstream.model.source import Scratch
 
 T = TypeVar("T")
 

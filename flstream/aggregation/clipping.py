@@ -22,7 +22,7 @@ from flstream.aggregation.steps import Steps
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.update_set import UpdateSet
 from flstream.errors import UpdateRefusedError
-from flstream.model.body import Source
+from flstream.model.source import Source
 
 
 def clip_scales(

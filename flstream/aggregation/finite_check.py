@@ -13,7 +13,7 @@ from flstream.aggregation.steps import Steps
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.update_set import UpdateSet, element_at
 from flstream.errors import UpdateRefusedError
-from flstream.model.body import Source
+from flstream.model.source import Source
 
 
 def find_not_finite(

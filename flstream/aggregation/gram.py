@@ -16,7 +16,7 @@ from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import TILE_NUMBERS, Steps
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.update_set import UpdateSet
-from flstream.model.body import Source
+from flstream.model.source import Source
 
 # NumPy sums a row of up to so many numbers without buffering a part of it.
 _LONGEST_TILE = 8192

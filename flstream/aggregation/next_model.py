@@ -21,8 +21,8 @@ from flstream.aggregation.private import PrivateMean
 from flstream.aggregation.regions import Region, UpdatePart
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.update_set import BaseValues
-from flstream.model.body import Sink
 from flstream.model.digests import BodyDigest
+from flstream.model.source import Sink
 from flstream.telemetry.halts import halt_at
 
 

@@ -21,8 +21,8 @@ from flstream.aggregation.update import join
 from flstream.errors import CheckpointError
 from flstream.job import Job
 from flstream.job.sections import ServerOptimizerSection
-from flstream.model.body import Scratch, Sink, Source
 from flstream.model.layout import Layout
+from flstream.model.source import Scratch, Sink, Source, views_of
 
 OptimizerType = Literal["fedavgm", "fedadagrad", "fedadam", "fedyogi", "feddyn"]
 Moment = Literal["momentum", "second_moment"]
@@ -206,7 +206,7 @@ class OptimizerWalk:
     def _read(self, moment: Moment, place: SideRange) -> Array:
         block = np.full(place.numbers, self._optimizer.initial(moment))
         if self._in is not None:
-            views = self._in.views(place.start, place.stop, self._scratch)
+            views = views_of(self._in, place.start, place.stop, self._scratch)
             Elements(place.dtype, join(views, self._joined)).load(slice(None), block)
         return block
 

@@ -21,8 +21,8 @@ from flstream.aggregation.steps import Steps
 from flstream.aggregation.update import UpdateSource, join
 from flstream.aggregation.update_set import UpdateSet, element_at
 from flstream.errors import AggregationError, CheckpointError
-from flstream.model.body import Scratch, Sink, Source
 from flstream.model.checkpoint import FileSink, FileSource
+from flstream.model.source import Scratch, Sink, Source, views_of
 
 _SITES = "flstream.sites"
 _CLIPPED = "flstream.clipped"
@@ -174,7 +174,7 @@ class PartialSum:
         self.sites = tuple(json.loads(file.metadata[_SITES]))
         self.clipped = tuple(json.loads(file.metadata.get(_CLIPPED, "[]")))
         spec = file.layout.by_name[_WEIGHTS]
-        data = join(file.views(spec.start, spec.stop, self._scratches[0]), self._scratches[1])
+        data = join(views_of(file, spec.start, spec.stop, self._scratches[0]), self._scratches[1])
         self._weights = np.frombuffer(data, dtype=np.float64).tolist()
 
     def _save_weights(
@@ -199,7 +199,7 @@ class PartialSum:
             if not region.before or self._file is None:
                 continue
             for place, target in self._places(mean, index, region):
-                views = self._file.views(place.start, place.stop, self._scratches[0])
+                views = views_of(self._file, place.start, place.stop, self._scratches[0])
                 target[:] = join(views, self._scratches[1])
 
     def _save(self, mean: WeightedMean, regions: Sequence[Region], sink: FileSink) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from flstream.errors import (
@@ -11,9 +11,9 @@ from flstream.errors import (
     StreamingError,
     UpdateRefusedError,
 )
-from flstream.model.body import OnRange, Scratch, Sink, Source
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
+from flstream.model.source import OnRange, Sink, Source
 from flstream.streaming.coding import DecoderFor
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.remote import RemoteSource, close_ref
@@ -135,10 +135,10 @@ class _AttributedSource:
         except StreamingError as error:
             raise self._refused(error) from error
 
-    def views(self, start: int, stop: int, scratch: Scratch) -> Sequence[memoryview]:
-        """Return the next bytes."""
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Receive the next bytes."""
         try:
-            return self._remote.views(start, stop, scratch)
+            self._remote.read(start, stop, into)
         except AbortedError:
             raise
         except StreamingError as error:

@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from flstream.errors import UpdateRefusedError
-from flstream.model.body import Scratch, Source
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
+from flstream.model.source import Scratch, Source, views_of
 
 ParamsType = Literal["FULL", "DIFF"]
 
@@ -79,7 +79,7 @@ class Reading:
     def read(self, start: int, stop: int, scratch: Scratch, joined: Scratch) -> Range:
         """Read the bytes for ``[start, stop)`` of the model, valid until a scratch is reused."""
         if self._window is None:
-            data = join(self._source.views(start, stop, scratch), joined)
+            data = join(views_of(self._source, start, stop, scratch), joined)
             return Range(self, start, data)
         first = self.place(start)
         return Range(self, first, self._window.read(first, self.place(stop), scratch, joined))
@@ -143,7 +143,7 @@ class _Window:
         reach = min(-(-stop // self._frame) * self._frame, self._source.layout.nbytes)
         views: Sequence[memoryview] = ()
         if reach > self._reached:
-            views = self._source.views(self._reached, reach, scratch)
+            views = views_of(self._source, self._reached, reach, scratch)
             self._reached = reach
         data = _gather([memoryview(self._rest), *views], joined)
         self._rest = bytes(data[stop - start :])

@@ -18,9 +18,9 @@ from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import GROUPS_READ, RANGES_TOGETHER, Steps
 from flstream.aggregation.update import Range, Reading, UpdateSource, join
 from flstream.errors import UpdateRefusedError
-from flstream.model.body import Scratch, Source
 from flstream.model.dtypes import BY_CODE
 from flstream.model.layout import Layout, TypeRun
+from flstream.model.source import Scratch, Source, views_of
 
 # Least bytes of all updates for which handing work to a thread saves more than it costs.
 _LEAST_READ_AHEAD_BYTES = 8 << 20
@@ -66,7 +66,7 @@ class BaseValues:
         """Return the model's bytes for a region of the range."""
         start, stop = self._range
         if not self._is_read:
-            self._data = join(self._base.views(start, stop, self._scratch), self._joined)
+            self._data = join(views_of(self._base, start, stop, self._scratch), self._joined)
             self._is_read = True
         return self._data[region.start - start : region.stop - start]
 

@@ -28,7 +28,7 @@ from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.update_set import UpdateSet, element_at
 from flstream.errors import AggregationError
 from flstream.job.aggregation_method import is_own
-from flstream.model.body import Sink, Source
+from flstream.model.source import Sink, Source
 
 
 class WeighedUpdates(NamedTuple):

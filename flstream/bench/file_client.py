@@ -19,9 +19,9 @@ from flstream.client.messages import MODEL, Answered, Received, SiteAnswer, Task
 from flstream.client.session import Session, current
 from flstream.client.worker import Worker
 from flstream.errors import StreamingError
-from flstream.model.body import Scratch
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.layout import Layout
+from flstream.model.source import Scratch, views_of
 
 _STEP = 2 << 20
 
@@ -32,7 +32,7 @@ def add(source: FileSource, number: int) -> None:
     fd = os.open(source.path, os.O_WRONLY)
     try:
         for start, stop in source.layout.ranges(_STEP):
-            (view,) = source.views(start, stop, scratch)
+            (view,) = views_of(source, start, stop, scratch)
             weights = np.frombuffer(view, np.float32)
             np.add(weights, number, out=weights)
             os.pwrite(fd, view, source.header_bytes + start)

@@ -12,11 +12,11 @@ from flstream.client.logged_values import check_length
 from flstream.client.messages import TaskKind
 from flstream.client.number import no_number, number_of
 from flstream.errors import ClientError
-from flstream.model.body import Scratch, Source
 from flstream.model.device import viewed
 from flstream.model.header import TensorInfo, check_name
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, Framework, Params
+from flstream.model.source import Scratch, Source, views_of
 from flstream.model.ties import find_ties, restore_ties
 
 RESERVED_METRICS = frozenset({"round", "sites", "train"})
@@ -172,7 +172,7 @@ def read_pieces(source: Source) -> list[Piece]:
     scratch = Scratch()
 
     def data(spec: TensorInfo) -> bytes:
-        views = source.views(spec.start, spec.stop, scratch) if spec.nbytes else ()
+        views = views_of(source, spec.start, spec.stop, scratch) if spec.nbytes else ()
         return b"".join(views)
 
     return [Piece(spec.name, spec.dtype, spec.shape, data(spec)) for spec in source.layout.tensors]

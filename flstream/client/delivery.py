@@ -13,10 +13,10 @@ from flstream.client.task_model import TaskModel
 from flstream.client.worker import Worker
 from flstream.codecs.chain import CodecChain
 from flstream.codecs.coded_frames import encoder_for
-from flstream.model.body import Source
 from flstream.model.checkpoint import FileSink
 from flstream.model.copy import copy
 from flstream.model.digests import BodyDigest
+from flstream.model.source import Source
 from flstream.telemetry.events import Transfer
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flstream.codecs.lossy import LossyCodec
-from flstream.model.body import Source
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
+from flstream.model.source import Source
 from flstream.streaming.download import Decode, download
 from flstream.streaming.held import KnownBody
 from flstream.streaming.opening import layout_of_header

@@ -29,10 +29,10 @@ from flstream.codecs.rounded_writer import RoundedWriter
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import StreamingError, UpdateRefusedError
 from flstream.job.sections import AggregationSection, ServerOptimizerSection
-from flstream.model.body import Source
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.digests import ChunkDigester, body_digest
 from flstream.model.layout import Layout
+from flstream.model.source import Source
 from flstream.streaming.frames import LEAST_LENT
 from flstream.streaming.limits import limits_for_updates
 

@@ -34,8 +34,8 @@ from flstream.client.peer_messages import (
     Withdraw,
 )
 from flstream.errors import ChannelClosedError, FlstreamError, RefusedError, StreamingError
-from flstream.model.body import Source
 from flstream.model.checkpoint import FileSource
+from flstream.model.source import Source
 from flstream.streaming.limits import Limits
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.refs import Ref

@@ -15,11 +15,11 @@ from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.personal_part import PersonalPart
 from flstream.client.state import SiteState
 from flstream.errors import ClientError
-from flstream.model.body import Scratch
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.copy import copy, scatter
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
+from flstream.model.source import Scratch, views_of
 
 if TYPE_CHECKING:
     from flstream.model.memory import Params
@@ -81,7 +81,7 @@ class PersonalTensors:
                 )
             for first in range(0, spec.nbytes, _STEP):
                 last = min(first + _STEP, spec.nbytes)
-                views = own.views(spec.start + first, spec.start + last, scratch)
+                views = views_of(own, spec.start + first, spec.start + last, scratch)
                 start, stop = here.start + first, here.start + last
                 scatter(views, body.views(start, stop))
                 body.commit(start, stop)

@@ -15,9 +15,9 @@ from flstream.errors import ClientError
 from flstream.filters.block import Passage
 from flstream.filters.chain import filtered, remaining
 from flstream.job.filters import FilterSpec
-from flstream.model.body import Source
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
+from flstream.model.source import Source
 from flstream.model.unnamed_file import UnnamedFile
 
 # A model up to here is kept in memory: a file would cost more than it saves.

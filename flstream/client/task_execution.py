@@ -48,8 +48,8 @@ from flstream.client.weight import weight_of
 from flstream.client.worker import Worker
 from flstream.codecs.chain import CodecChain
 from flstream.errors import ClientError
-from flstream.model.body import Source
 from flstream.model.memory import MemoryBody, Params
+from flstream.model.source import Source
 from flstream.telemetry.halts import halt_at
 
 if TYPE_CHECKING:

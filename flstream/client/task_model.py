@@ -15,12 +15,12 @@ from flstream.client.site_filters import SiteFilters
 from flstream.client.watched import WatchedValues
 from flstream.client.worker import KnownModel, Worker
 from flstream.errors import ClientError, FlstreamError, StreamingError
-from flstream.model.body import Source
 from flstream.model.copy import copy
 from flstream.model.layout import Layout
 from flstream.model.mapped import MappedModel
 from flstream.model.memory import BufferSource, Framework, MemoryBody, Params
 from flstream.model.order import in_order
+from flstream.model.source import Source
 from flstream.model.unnamed_file import UnnamedFile
 from flstream.streaming.held import KnownBody
 from flstream.telemetry.events import Transfer

@@ -14,8 +14,8 @@ from flstream.client.worker_info import WorkerInfo
 from flstream.codecs.error_feedback import encode_with_feedback
 from flstream.codecs.lossy import LossyCodec
 from flstream.errors import ClientError, CodecError
-from flstream.model.body import Source
 from flstream.model.checkpoint import FileSource
+from flstream.model.source import Source
 
 _RESIDUAL = "residual.safetensors"
 

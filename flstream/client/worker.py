@@ -25,10 +25,10 @@ from flstream.client.worker_info import WorkerInfo
 from flstream.codecs.chain import CodecChain, chain_of
 from flstream.codecs.coded_frames import decoder_for
 from flstream.errors import ChannelClosedError, DeadlineError, RefusedError
-from flstream.model.body import Source
 from flstream.model.layout import Layout
 from flstream.model.mapped import MappedModel
 from flstream.model.reuse import ModelMemory
+from flstream.model.source import Source
 from flstream.streaming.coding import EncoderFor
 from flstream.streaming.download import AtHand, SinkT, download
 from flstream.streaming.held import KnownBody

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from flstream.codecs.frame_codec import FrameCodec, FramePlace
 from flstream.codecs.read_ahead import joined
-from flstream.model.body import Scratch, Source
 from flstream.model.layout import Layout
+from flstream.model.source import Scratch, Source, views_of
 from flstream.streaming.coding import EncodedBytes, EncoderFor, FrameEncoder
 
 
@@ -100,4 +100,4 @@ def decoder_for(
 def _bytes_of(source: Source | None, start: int, stop: int, scratch: Scratch) -> memoryview | None:
     if source is None:
         return None
-    return joined(source.views(start, stop, scratch))
+    return joined(views_of(source, start, stop, scratch))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -12,8 +11,7 @@ from flstream.codecs.coded_layout import CodedLayout, CodedTensor
 from flstream.codecs.floats import Numbers, load, number_type, quietly, store
 from flstream.codecs.read_ahead import BaseNumbers, ReadAhead, joined
 from flstream.errors import CodecError
-from flstream.model.body import Scratch, Source, changed_through
-from flstream.model.copy import scatter
+from flstream.model.source import Scratch, Source, views_of
 
 
 class EncodedSource:
@@ -32,12 +30,7 @@ class EncodedSource:
 
     Attributes:
         layout: Tensors of the encoded body.
-        random_access: Whether ranges may be read in any order.
     """
-
-    lendable = False
-    extent = None
-    deliver = None
 
     def __init__(
         self,
@@ -50,7 +43,6 @@ class EncodedSource:
         blanks: bool = False,
     ) -> None:
         self.layout = coded.encoded
-        self.random_access = source.random_access
         self._source = source
         self._coded = coded
         self._codec = codec
@@ -62,43 +54,22 @@ class EncodedSource:
         self._block: tuple[str, int] | None = None
         self._data = b""
 
-    def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
-        """Return the bytes ``[start, stop)``, computed into ``scratch``.
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Compute the bytes ``[start, stop)``.
 
         Raises:
             CodecError: The codec cannot encode a number; the message has its tensor and place.
         """
-        room = scratch.take(stop - start)
         with self._reading:
             for spec in self.layout.overlapping(start, stop):
                 first, last = max(start, spec.start), min(stop, spec.stop)
-                part = room[first - start : last - start]
+                part = into[first - start : last - start]
                 tensor = self._coded.coded.get(spec.name)
                 if tensor is None:
                     moved = self._coded.model.by_name[spec.name].start - spec.start
-                    views = self._source.views(first + moved, last + moved, self._scratch)
-                    scatter(views, [part])
+                    self._source.read(first + moved, last + moved, part)
                 else:
                     self._fill(tensor, first - spec.start, part)
-        return [room]
-
-    @property
-    def changed(self) -> Callable[[int, int], str | None] | None:
-        """Function from a range to a sentence on what of the model has changed since."""
-        return changed_through(self._source, self._origins)
-
-    def _origins(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of the model that a range is made of."""
-        for spec in self.layout.overlapping(start, stop):
-            first, last = max(start, spec.start), min(stop, spec.stop)
-            tensor = self._coded.coded.get(spec.name)
-            if tensor is None:
-                moved = self._coded.model.by_name[spec.name].start - spec.start
-                yield first + moved, last + moved
-            else:
-                size = tensor.block_bytes
-                origin, _ = tensor.model_range((first - spec.start) // size)
-                yield origin, tensor.model_range((last - 1 - spec.start) // size)[1]
 
     def _fill(self, tensor: CodedTensor, offset: int, room: memoryview) -> None:
         """Put the bytes of an encoded tensor, from an offset in it on, into a view."""
@@ -111,7 +82,7 @@ class EncodedSource:
     def _encoded(self, tensor: CodedTensor, index: int) -> bytes:
         """Return the bytes of an encoded block; the last is kept, as the next range may go on."""
         if self._block != (tensor.spec.name, index):
-            data = joined(self._source.views(*tensor.model_range(index), self._scratch))
+            data = joined(views_of(self._source, *tensor.model_range(index), self._scratch))
             place = tensor.place(index)
             numbers = difference(load(place.dtype, data), self._base, place)
             try:
@@ -152,13 +123,7 @@ class DecodedSource:
 
     Attributes:
         layout: Tensors of the model.
-        random_access: Whether ranges may be read in any order; else only from front to back.
     """
-
-    lendable = False
-    extent = None
-    changed = None
-    deliver = None
 
     def __init__(
         self,
@@ -170,7 +135,6 @@ class DecodedSource:
         base: BaseNumbers | None = None,
     ) -> None:
         self.layout = coded.model
-        self.random_access = encoded.random_access
         self._reader = ReadAhead(encoded, frame)
         self._coded = coded
         self._codec = codec
@@ -180,24 +144,22 @@ class DecodedSource:
         self._block: tuple[str, int] | None = None
         self._data = bytearray()
 
-    def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
-        """Return the bytes ``[start, stop)``, computed into ``scratch``.
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Compute the bytes ``[start, stop)``.
 
         Raises:
             CodecError: The encoded body is no such model's; the message names the tensor.
         """
-        room = scratch.take(stop - start)
         with self._reading:
             for spec in self.layout.overlapping(start, stop):
                 first, last = max(start, spec.start), min(stop, spec.stop)
-                part = room[first - start : last - start]
+                part = into[first - start : last - start]
                 tensor = self._coded.coded.get(spec.name)
                 if tensor is None:
                     moved = self._coded.encoded.by_name[spec.name].start - spec.start
                     part[:] = self._reader.read(first + moved, last + moved)
                 else:
                     self._fill(tensor, first, part)
-        return [room]
 
     def _fill(self, tensor: CodedTensor, start: int, room: memoryview) -> None:
         """Put the bytes of a tensor, from an offset of the body on, into a view."""

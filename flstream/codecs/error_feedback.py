@@ -19,9 +19,9 @@ from flstream.codecs.floats import LARGEST, load, number_type, quietly, stored
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.read_ahead import BaseNumbers, joined
 from flstream.errors import CodecError
-from flstream.model.body import Scratch, Source
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.layout import Layout
+from flstream.model.source import Scratch, Source, views_of
 
 # Bytes of a tensor that passes which are copied at a time.
 _STEP = 1 << 20
@@ -90,7 +90,7 @@ def encode_with_feedback(
             tensor = coded.coded.get(spec.name)
             if tensor is not None:
                 for index in range(tensor.blocks):
-                    data = joined(update.views(*tensor.model_range(index), scratch))
+                    data = joined(views_of(update, *tensor.model_range(index), scratch))
                     start, stop = tensor.encoded_range(index)
                     made = feedback.encode(tensor.place(index), data)
                     sink.write(start, memoryview(made.ljust(stop - start, b"\0")))
@@ -98,7 +98,7 @@ def encode_with_feedback(
             moved = coded.model.by_name[spec.name].start - spec.start
             for start in range(spec.start, spec.stop, _STEP):
                 stop = min(start + _STEP, spec.stop)
-                views = update.views(start + moved, stop + moved, scratch)
+                views = views_of(update, start + moved, stop + moved, scratch)
                 sink.write(start, joined(views))
         residuals.finish()
         return sink.finish()
@@ -132,7 +132,7 @@ class _Feedback:
         stop = start + place.count * kind.itemsize
         numbers = difference(load(place.dtype, data), self._base, place)
         if self._before is not None:
-            rest = np.frombuffer(joined(self._before.views(start, stop, self._scratch)), kind)
+            rest = np.frombuffer(joined(views_of(self._before, start, stop, self._scratch)), kind)
             numbers = numbers + rest  # what is infinite then, the codec refuses
         given, most = numbers, LARGEST[place.dtype]
         if place.dtype not in ("F32", "F64") and np.abs(numbers).max() > most:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from flstream.errors import CodecError, FlstreamError
-from flstream.model.body import Scratch
 from flstream.model.layout import Layout
+from flstream.model.source import Scratch
 
 
 class FramePlace(NamedTuple):

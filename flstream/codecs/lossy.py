@@ -10,9 +10,9 @@ from flstream.codecs.coded_layout import CodedLayout
 from flstream.codecs.coded_sources import DecodedSource, EncodedSource
 from flstream.codecs.read_ahead import BaseNumbers
 from flstream.errors import CodecError
-from flstream.model.body import Source
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
+from flstream.model.source import Source
 
 
 @dataclass(frozen=True)

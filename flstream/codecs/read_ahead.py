@@ -8,9 +8,8 @@ from flstream.codecs.block_codec import BlockPlace
 from flstream.codecs.coded_layout import CodedLayout
 from flstream.codecs.floats import Numbers, load
 from flstream.errors import CodecError
-from flstream.model.body import Scratch, Source
-from flstream.model.copy import scatter
 from flstream.model.dtypes import BY_CODE
+from flstream.model.source import Scratch, Source, views_of
 
 
 class ReadAhead:
@@ -37,8 +36,8 @@ class ReadAhead:
         Raises:
             ValueError: They are no longer there, since the source is read once.
         """
-        if self._source.random_access:
-            return joined(self._source.views(start, stop, self._scratch))
+        if getattr(self._source, "random_access", True):
+            return joined(views_of(self._source, start, stop, self._scratch))
         if start < self._first:
             raise ValueError(f"bytes from {start} on are asked for again; read from front to back")
         if stop > self._reached:
@@ -55,7 +54,7 @@ class ReadAhead:
             self._buffer = bytearray(size)
         self._buffer[: len(rest)] = rest
         room = memoryview(self._buffer)[len(rest) : size]
-        scatter(self._source.views(self._reached, reach, self._scratch), [room])
+        self._source.read(self._reached, reach, room)
         self._first, self._reached = keep, reach
 
 
@@ -91,5 +90,5 @@ class BaseNumbers:
         """Return the numbers of a block, valid until the next call."""
         itemsize = BY_CODE[place.dtype].itemsize
         start = self._base.layout.by_name[place.tensor].start + place.offset * itemsize
-        data = joined(self._base.views(start, start + place.count * itemsize, self._scratch))
+        data = joined(views_of(self._base, start, start + place.count * itemsize, self._scratch))
         return load(place.dtype, data)

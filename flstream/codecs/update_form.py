@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -10,8 +10,8 @@ from flstream.codecs.chain import CodecChain
 from flstream.codecs.coded_frames import decoder_for
 from flstream.codecs.lossy import LossyCodec, part_layout_of
 from flstream.errors import CodecError, UpdateRefusedError
-from flstream.model.body import Scratch, Source
 from flstream.model.layout import Layout
+from flstream.model.source import Source
 from flstream.streaming.coding import DecoderFor
 
 T = TypeVar("T")
@@ -91,20 +91,14 @@ class UpdateForm:
 class _SiteUpdate:
     """A decoded update, whose errors name the site."""
 
-    lendable = False
-    extent = None
-    changed = None
-    deliver = None
-
     def __init__(self, site: str, decoded: Source) -> None:
         self.layout = decoded.layout
-        self.random_access = decoded.random_access
         self._site = site
         self._decoded = decoded
 
-    def views(self, start: int, stop: int, scratch: Scratch) -> Sequence[memoryview]:
-        """Return the bytes ``[start, stop)``."""
-        return _of_site(self._site, lambda: self._decoded.views(start, stop, scratch))
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Read the bytes ``[start, stop)``."""
+        _of_site(self._site, lambda: self._decoded.read(start, stop, into))
 
 
 def _of_site(site: str, call: Callable[[], T]) -> T:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flstream.errors import CodecError
-from flstream.model.body import Scratch
+from flstream.model.source import Scratch
 
 if TYPE_CHECKING:
     import zstandard

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,9 @@ from flstream.filters.percentile import PercentileFilter
 from flstream.filters.svt import SVTFilter
 from flstream.job.code import make
 from flstream.job.filters import GAUSSIAN, PERCENTILE, SVT, FilterSpec
-from flstream.model.body import Scratch, Source, changed_through
-from flstream.model.copy import scatter
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
+from flstream.model.source import Source
 
 Prepare = Callable[[Values, Passage, int, dict[str, Any]], BlockFilter]
 """Function from a model's numbers, its passage, the filter's place and arguments to the filter."""
@@ -156,11 +155,6 @@ class FilteredSource:
         layout: Tensors of the body.
     """
 
-    random_access = True
-    lendable = False
-    extent = None
-    deliver = None
-
     def __init__(
         self, source: Source, layout: Layout, values: Values | None, base: Source | None
     ) -> None:
@@ -169,39 +163,25 @@ class FilteredSource:
         self._values = values
         self._base = base
         self._reading = threading.Lock()
-        self._scratch = Scratch()
         self._block: tuple[str, int] | None = None
         self._data = b""
 
-    def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
-        """Return the bytes ``[start, stop)``, computed into ``scratch``.
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Compute the bytes ``[start, stop)``.
 
         Raises:
             ClientError: A filter returned something else than numbers.
         """
-        room = scratch.take(stop - start)
         with self._reading:
             for spec in self.layout.overlapping(start, stop):
                 first, last = max(start, spec.start), min(stop, spec.stop)
-                self._fill(spec, first - spec.start, room[first - start : last - start])
-        return [room]
-
-    @property
-    def changed(self) -> Callable[[int, int], str | None] | None:
-        """Function from a range to a sentence on what of the unfiltered body has changed since."""
-        return changed_through(self._source, self._origins)
-
-    def _origins(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Yield where the bytes of a range come from, a range of the unfiltered body for each."""
-        for spec in self.layout.overlapping(start, stop):
-            moved = self._source.layout.by_name[spec.name].start - spec.start
-            yield max(start, spec.start) + moved, min(stop, spec.stop) + moved
+                self._fill(spec, first - spec.start, into[first - start : last - start])
 
     def _fill(self, spec: TensorInfo, offset: int, room: memoryview) -> None:
         """Put a tensor's bytes from an offset in it on into a view."""
         if self._values is None or not is_filtered(spec):
             first = self._source.layout.by_name[spec.name].start + offset
-            scatter(self._source.views(first, first + len(room), self._scratch), [room])
+            self._source.read(first, first + len(room), room)
             return
         size = BLOCK * unit(spec.dtype)
         while len(room):

@@ -16,10 +16,9 @@ from flstream.filters.block import (
     block_at,
     is_filtered,
 )
-from flstream.model.body import Scratch, Source
-from flstream.model.copy import scatter
 from flstream.model.header import TensorInfo
 from flstream.model.random_numbers import Floats
+from flstream.model.source import Source
 
 
 def block_range(spec: TensorInfo, index: int) -> tuple[int, int]:
@@ -39,7 +38,7 @@ def load_block(source: Source, spec: TensorInfo, index: int) -> Floats:
     start, stop = block_range(spec, index)
     first = source.layout.by_name[spec.name].start
     data = bytearray(stop - start)
-    scatter(source.views(first + start, first + stop, Scratch()), [memoryview(data)])
+    source.read(first + start, first + stop, memoryview(data))
     numbers = np.empty(len(data) // unit(spec.dtype))
     Elements(spec.dtype, memoryview(data)).load(slice(0, len(numbers)), numbers)
     return numbers

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from flstream.inspection.statistics import TensorRow, as_array, in_float64, read_blocks, widened
-from flstream.model.body import Scratch, Source
 from flstream.model.layout import Layout, TensorInfo
+from flstream.model.source import Scratch, Source
 
 
 class Reshaped(msgspec.Struct, frozen=True):

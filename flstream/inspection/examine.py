@@ -22,10 +22,10 @@ from flstream.inspection.runs import (
     verify_run,
 )
 from flstream.inspection.statistics import TensorRow, tensor_statistics
-from flstream.model.body import Scratch
 from flstream.model.formats.file import CheckpointFile
 from flstream.model.formats.opening import check_file, open_checkpoint
 from flstream.model.header import TensorInfo
+from flstream.model.source import Scratch
 from flstream.runs.run_directory import RunDirectory
 
 

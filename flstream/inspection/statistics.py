@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from flstream.model.body import Scratch, Source
 from flstream.model.dtypes import BY_CODE, torch_dtype
 from flstream.model.layout import TensorInfo
+from flstream.model.source import Scratch, Source, views_of
 
 _Array = np.ndarray[Any, Any]
 READ_BYTES = 1 << 19
@@ -113,7 +113,7 @@ def read_blocks(source: Source, spec: TensorInfo, scratch: Scratch) -> Iterator[
     """Yield the bytes of a tensor in blocks of whole elements, each valid until the next."""
     size = BLOCK * BY_CODE[spec.dtype].itemsize
     for start in range(spec.start, spec.stop, READ_BYTES):
-        views = source.views(start, min(start + READ_BYTES, spec.stop), scratch)
+        views = views_of(source, start, min(start + READ_BYTES, spec.stop), scratch)
         # Every source that reads a file returns a range of one tensor as one view.
         whole = views[0] if len(views) == 1 else memoryview(b"".join(views))
         for first in range(0, len(whole), size):

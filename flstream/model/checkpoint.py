@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Self
 
 from flstream.errors import CheckpointError
-from flstream.model.body import Extent, Scratch, Source
 from flstream.model.checkpoint_header import (
     FileHeader,
     expect_in_format,
@@ -27,6 +26,7 @@ from flstream.model.descriptors import (
 )
 from flstream.model.digests import BodyDigest, ChunkDigester, ChunkDigests
 from flstream.model.layout import Layout
+from flstream.model.source import Extent, Scratch, Source
 from flstream.telemetry.halts import halt_at
 from flstream.text import quotable
 
@@ -58,10 +58,6 @@ class FileSource:
         CheckpointError: The file cannot be read or is not a sound safetensors file.
     """
 
-    random_access = True
-    lendable = False
-    deliver = None
-
     def __init__(
         self,
         path: Path,
@@ -83,23 +79,21 @@ class FileSource:
         weakref.finalize(self, os.close, self._fd)
         self._modified = os.fstat(self._fd).st_mtime_ns
 
-    def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
-        """Return the bytes ``[start, stop)``, read into ``scratch``.
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Read the bytes ``[start, stop)``.
 
         Raises:
             CheckpointError: The file cannot be read there, or became shorter since it was opened.
         """
-        view = scratch.take(stop - start)
         try:
-            count = read_at(self._fd, view, self.header_bytes + start)
+            count = read_at(self._fd, into, self.header_bytes + start)
         except OSError as error:
             raise CheckpointError(
                 f"{self.path}: bytes {start} to {stop} of its tensors cannot be read: "
                 f"{error.strerror}"
             ) from error
-        if count < len(view):
+        if count < len(into):
             raise self._cut_short(start + count)
-        return [view]
 
     def extent(self, start: int, stop: int) -> Extent:
         """Return where the bytes ``[start, stop)`` lie in the file, without reading them.
@@ -116,7 +110,7 @@ class FileSource:
         """Whether there is a byte at an offset of the file, whatever its size says."""
         return bool(os.pread(self._fd, 1, offset))
 
-    def changed(self, _start: int, _stop: int) -> str | None:
+    def changed(self) -> str | None:
         """Return a sentence if the file was written to since it was opened, as its time tells."""
         status = os.fstat(self._fd)
         if status.st_mtime_ns == self._modified:

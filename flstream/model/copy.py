@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from flstream.errors import LayoutError
-from flstream.model.body import OnRange, Scratch, Sink, Source
 from flstream.model.digests import BodyDigest
+from flstream.model.source import OnRange, Scratch, Sink, Source, views_of
 
 # Bytes that stay in a core's cache from being read to being digested and written.
 _STEP = 1 << 20
@@ -44,12 +44,13 @@ def copy(
         raise LayoutError(f"what {origin} offers does not fit the sink: {difference}")
     if digest is not None:
         sink = ObservedSink(sink, lambda start, stop, views: digest.update(views))
-    if source.deliver is not None:
-        source.deliver(sink, on_range)
+    deliver = getattr(source, "deliver", None)
+    if deliver is not None:
+        deliver(sink, on_range)
         return
     scratch = Scratch()
     for start, stop in source.layout.ranges(step):
-        scatter(source.views(start, stop, scratch), sink.views(start, stop))
+        scatter(views_of(source, start, stop, scratch), sink.views(start, stop))
         sink.commit(start, stop)
         if on_range is not None:
             on_range(start, stop)

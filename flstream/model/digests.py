@@ -9,8 +9,8 @@ from itertools import repeat
 
 import xxhash
 
-from flstream.model.body import Scratch, Source
 from flstream.model.layout import Layout
+from flstream.model.source import Scratch, Source, views_of
 
 # Bytes read at a time where a whole body is read.
 _READ_BYTES = 1 << 20
@@ -54,7 +54,7 @@ def body_digest(source: Source) -> str:
     """Read a source in ranges of 1 MiB, and return its digest: see :class:`BodyDigest`."""
     digest, scratch = BodyDigest(source.layout), Scratch()
     for start, stop in source.layout.ranges(_READ_BYTES):
-        digest.update(source.views(start, stop, scratch))
+        digest.update(views_of(source, start, stop, scratch))
     return digest.hexdigest()
 
 
@@ -177,9 +177,10 @@ def chunk_digest(source: Source, start: int, stop: int, scratch: Scratch) -> int
     Raises:
         FlstreamError: The source cannot be read.
     """
-    if source.extent is None:
+    extent = getattr(source, "extent", None)
+    if extent is None:
         return _digest(source, start, stop, scratch)
-    known = source.extent(start, stop).digests
+    known: ChunkDigests = extent(start, stop).digests
     digest = known.get(start, stop)
     if digest is None:
         with known.adding:
@@ -192,6 +193,6 @@ def chunk_digest(source: Source, start: int, stop: int, scratch: Scratch) -> int
 
 def _digest(source: Source, start: int, stop: int, scratch: Scratch) -> int:
     state = xxhash.xxh3_64()
-    for view in source.views(start, stop, scratch):
+    for view in views_of(source, start, stop, scratch):
         state.update(view)
     return state.intdigest()

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from flstream.errors import CheckpointError, LayoutError
-from flstream.model.body import Scratch, Source
-from flstream.model.copy import scatter
 from flstream.model.dtypes import BY_CODE, torch_dtype
 from flstream.model.formats.file import read_parts
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
+from flstream.model.source import Source
 
 if TYPE_CHECKING:
     import torch
@@ -28,18 +27,11 @@ class Arranged:
     bytes, so ties between them are dropped.
 
     Args:
-        source: Source with random access. Threads must not read it through this one at once.
+        source: Source with random access.
     """
-
-    random_access = True
-    lendable = False
-    extent = None
-    changed = None
-    deliver = None
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._scratch = Scratch()
         self._origins: dict[str, TensorInfo] = {}
         names = _names(source.layout)
         ties = {}
@@ -54,13 +46,13 @@ class Arranged:
             ((name, spec.dtype, spec.shape) for name, spec in self._origins.items()), ties
         )
 
-    def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
-        """Return the bytes ``[start, stop)``, gathered into ``scratch``."""
-        return read_parts(self.layout, start, stop, scratch, self._read)
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Gather the bytes ``[start, stop)``."""
+        read_parts(self.layout, start, stop, into, self._read)
 
     def _read(self, spec: TensorInfo, view: memoryview, offset: int) -> None:
         start = self._origins[spec.name].start + offset
-        scatter(self._source.views(start, start + len(view), self._scratch), [view])
+        self._source.read(start, start + len(view), view)
 
 
 class Differences(NamedTuple):
@@ -124,12 +116,6 @@ class Fitted:
             message names them.
     """
 
-    random_access = True
-    lendable = False
-    extent = None
-    changed = None
-    deliver = None
-
     def __init__(
         self,
         layout: Layout,
@@ -144,7 +130,6 @@ class Fitted:
         self._made = made
         self._origin = origin
         self._rounds = rounds
-        self._scratch = Scratch()
         differences = Differences.between(layout, given.layout)
         if made is None and differences:
             raise LayoutError(differences.sentence(origin))
@@ -157,21 +142,21 @@ class Fitted:
             if spec.name not in apart
         }
 
-    def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
-        """Return the bytes ``[start, stop)``, gathered into ``scratch``.
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Gather the bytes ``[start, stop)``.
 
         Raises:
             CheckpointError: The file cannot be read, a value does not fit the model's dtype, or
                 names that are tied in the model have different values in the file.
         """
-        return read_parts(self.layout, start, stop, scratch, self._read)
+        read_parts(self.layout, start, stop, into, self._read)
 
     def _read(self, spec: TensorInfo, view: memoryview, offset: int) -> None:
         places = self._places.get(spec.name)
         if places is None:
             assert self._made is not None
             start = self._made.layout.by_name[spec.name].start + offset
-            scatter(self._made.views(start, start + len(view), self._scratch), [view])
+            self._made.read(start, start + len(view), view)
             return
         first, *others = places
         self._read_as(spec, first, view, offset)
@@ -190,12 +175,12 @@ class Fitted:
         start = place.start + offset // size * given_size
         nbytes = len(view) // size * given_size
         if place.dtype == spec.dtype:
-            scatter(self._given.views(start, start + nbytes, self._scratch), [view])
+            self._given.read(start, start + nbytes, view)
             return
         import torch
 
         data = bytearray(nbytes)
-        scatter(self._given.views(start, start + nbytes, self._scratch), [memoryview(data)])
+        self._given.read(start, start + nbytes, memoryview(data))
         values = torch.frombuffer(data, dtype=torch_dtype(place.dtype))
         cast = values.to(torch_dtype(spec.dtype))
         if not self._rounds and not _is_exact(values, cast):
@@ -260,16 +245,10 @@ class Renamed:
         names: New name of each tensor, by its own. Tied names are left out.
     """
 
-    random_access = True
-    lendable = False
-    extent = None
-    changed = None
-    deliver = None
-
     def __init__(self, source: Source, names: Mapping[str, str]) -> None:
         self._source = source
         self.layout = Layout(spec._replace(name=names[spec.name]) for spec in source.layout.tensors)
 
-    def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
-        """Return the bytes ``[start, stop)``, as the other source has them."""
-        return list(self._source.views(start, stop, scratch))
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Read the bytes ``[start, stop)``, as the other source has them."""
+        self._source.read(start, stop, into)

@@ -8,13 +8,13 @@ the joint body is a few ranges of its parts.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from flstream.errors import LayoutError
-from flstream.model.body import Extent, Scratch, Source
 from flstream.model.digests import BodyDigest
 from flstream.model.layout import Layout
+from flstream.model.source import Source
 
 SEPARATOR = "::"
 """Text between the name of a body and that of its tensor."""
@@ -171,47 +171,17 @@ class JoinedSource:
         LayoutError: The model has a tensor that seems to be one of another body.
     """
 
-    random_access = True
-    lendable = False
-    deliver = None
-    # A range may lie in several files.
-    extent: Callable[[int, int], Extent] | None = None
-
     def __init__(self, parts: Mapping[str, Source]) -> None:
         layouts = {body: source.layout for body, source in parts.items()}
         self.layout = joint_layout(layouts)
         self._parts = dict(parts)
         self._segments = Segments(self.layout, layouts)
 
-    def changed(self, start: int, stop: int) -> str | None:
-        """Return what the first part to have changed in a range says of it."""
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Read the bytes ``[start, stop)``, each segment from its part."""
         for first, last, body, offset in self._segments.cut(start, stop):
-            changed = self._parts[body].changed
-            flaw = changed(offset, offset + last - first) if changed is not None else None
-            if flaw is not None:
-                return flaw
-        return None
-
-    def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
-        """Return the bytes ``[start, stop)``, those of each segment in a part of ``scratch``."""
-        room = scratch.take(stop - start)
-        views: list[memoryview] = []
-        for first, last, body, offset in self._segments.cut(start, stop):
-            part = _Part(room[first - start : last - start])
-            views += self._parts[body].views(offset, offset + last - first, part)
-        return views
-
-
-class _Part(Scratch):
-    """A part of another scratch."""
-
-    def __init__(self, view: memoryview) -> None:
-        super().__init__()
-        self._view = view
-
-    def take(self, size: int) -> memoryview:
-        """Return the first ``size`` bytes of the part."""
-        return self._view[:size]
+            room = into[first - start : last - start]
+            self._parts[body].read(offset, offset + last - first, room)
 
 
 class ZeroSource:
@@ -221,20 +191,12 @@ class ZeroSource:
         layout: Layout of the body.
     """
 
-    random_access = True
-    lendable = False
-    extent = None
-    changed = None
-    deliver = None
-
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
 
-    def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
-        """Return zeros, written into ``scratch``."""
-        view = scratch.take(stop - start)
-        view[:] = bytes(stop - start)
-        return [view]
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Write zeros."""
+        into[:] = bytes(stop - start)
 
 
 def float_layout(layout: Layout, codes: Iterable[str]) -> Layout:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,14 +11,14 @@ import numpy as np
 import psutil
 
 from flstream.errors import LayoutError
-from flstream.model.body import Scratch
 from flstream.model.dense import dense, plain_tensor
 from flstream.model.device import DeviceTensor, viewed
 from flstream.model.dtypes import numpy_dtype, torch_dtype
 from flstream.model.header import TensorInfo, check_name
 from flstream.model.layout import Layout
 from flstream.model.modules import exchanged_state, is_own_memory
-from flstream.model.staging import Piece, Staged
+from flstream.model.source import Scratch, views_of
+from flstream.model.staging import Piece
 from flstream.model.ties import find_ties, restore_ties
 from flstream.units import format_bytes
 
@@ -52,8 +52,6 @@ class MemoryBody:
 
     random_access = True
     lendable = True
-    extent = None
-    deliver = None
     resumed = False
 
     def __init__(
@@ -72,7 +70,6 @@ class MemoryBody:
         self._pieces = [pieces[spec.name] for spec in filled]
         self._starts = [spec.start for spec in filled]
         self._versions = _Versions(layout, tensors) if watched else None
-        self._is_written = not watched
         # Ranges of tensors on other devices that are being written: where they go, and their bytes.
         self._incoming: dict[tuple[int, int], list[tuple[DeviceTensor, int, memoryview]]] = {}
 
@@ -181,30 +178,29 @@ class MemoryBody:
         tensors = {name: self.tensors[name] for name in names}
         return MemoryBody.of(tensors, writable=True, tied=layout.aliases)
 
-    def views(self, start: int, stop: int, scratch: Scratch | None = None) -> list[memoryview]:
-        """Return the bytes ``[start, stop)``, one view a tensor.
+    def in_place(self, start: int, stop: int) -> list[memoryview] | None:
+        """Return the bytes ``[start, stop)`` in the tensors' own storage, one view a tensor.
 
-        A view shows the tensor's own storage, unless that is not contiguous or on another device:
-        then the range is gathered into ``scratch``. Without ``scratch`` the views are to be
-        written: those of other devices are empty memory until :meth:`commit`.
+        Returns:
+            The views; None if a tensor among them is not contiguous, or on another device.
         """
-        if scratch is None and self._is_written:
-            return self._writable(start, stop)
         views: list[memoryview] = []
-        staged: list[tuple[int, Staged, int, int]] = []
         for piece, first, last in self._parts(start, stop):
-            if isinstance(piece, memoryview):
-                views.append(piece[first:last])
-            else:
-                staged.append((len(views), piece, first, last))
-                views.append(memoryview(b""))  # replaced below, once the total size is known
-        if staged:
-            rooms = [piece.room(first, last) for _, piece, first, last in staged]
-            room = (Scratch() if scratch is None else scratch).take(sum(rooms))
-            for (place, piece, first, last), size in zip(staged, rooms, strict=True):
-                views[place] = piece.gather(first, last, room[:size])
-                room = room[size:]
+            if not isinstance(piece, memoryview):
+                return None
+            views.append(piece[first:last])
         return views
+
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Copy the bytes ``[start, stop)``, gathered from wherever they are."""
+        for piece, first, last in self._parts(start, stop):
+            room, into = into[: last - first], into[last - first :]
+            if isinstance(piece, memoryview):
+                room[:] = piece[first:last]
+            elif piece.room(first, last) == len(room):
+                piece.gather(first, last, room)
+            else:  # the range cuts elements
+                room[:] = piece.gather(first, last, memoryview(bytearray(piece.room(first, last))))
 
     def _parts(self, start: int, stop: int) -> Iterator[tuple[Piece, int, int]]:
         """Yield each tensor with bytes in ``[start, stop)``, and where they are in the tensor."""
@@ -217,7 +213,11 @@ class MemoryBody:
             start += last - first
             index += 1
 
-    def _writable(self, start: int, stop: int) -> list[memoryview]:
+    def views(self, start: int, stop: int) -> list[memoryview]:
+        """Return writable views of the bytes ``[start, stop)``, one a tensor.
+
+        Those of tensors on other devices are new memory until :meth:`commit`.
+        """
         views: list[memoryview] = []
         incoming: list[tuple[DeviceTensor, int, memoryview]] = []
         for piece, first, last in self._parts(start, stop):
@@ -231,9 +231,9 @@ class MemoryBody:
             self._incoming[start, stop] = incoming
         return views
 
-    def changed(self, start: int, stop: int) -> str | None:
-        """Return a sentence on the first tensor in ``[start, stop)`` that torch has changed."""
-        spec = self._versions.changed(start, stop) if self._versions is not None else None
+    def changed(self) -> str | None:
+        """Return a sentence on the first tensor that torch has changed since; None if none is."""
+        spec = self._versions.changed() if self._versions is not None else None
         if spec is None:
             return None
         return (
@@ -241,9 +241,9 @@ class MemoryBody:
             "it once the offer has settled"
         )
 
-    def written(self, start: int, stop: int) -> list[memoryview]:
+    def written(self, start: int, stop: int) -> Sequence[memoryview]:
         """Return the bytes ``[start, stop)``."""
-        return self.views(start, stop, Scratch())
+        return views_of(self, start, stop, Scratch())
 
     def commit(self, start: int, stop: int) -> None:
         """Copy what was written to other devices; the rest was written in place."""
@@ -282,20 +282,17 @@ class _Versions:
                 if not tensor.is_inference():
                     self._specs.append(spec)
                     self._tensors.append(tensor)
-        self._starts = [spec.start for spec in self._specs]
-        self._before = self._now(0, len(self._tensors))
+        self._before = self._now()
 
-    def _now(self, first: int, last: int) -> list[int]:
-        return [tensor._version for tensor in self._tensors[first:last]]
+    def _now(self) -> list[int]:
+        return [tensor._version for tensor in self._tensors]
 
-    def changed(self, start: int, stop: int) -> TensorInfo | None:
-        """Return the first tensor that has been changed, of those with bytes in a range."""
-        first = max(bisect_right(self._starts, start) - 1, 0)
-        last = bisect_left(self._starts, stop)
-        before, now = self._before[first:last], self._now(first, last)
-        if before == now:
+    def changed(self) -> TensorInfo | None:
+        """Return the first tensor that has been changed."""
+        now = self._now()
+        if self._before == now:
             return None
-        changes = zip(self._specs[first:last], before, now, strict=True)
+        changes = zip(self._specs, self._before, now, strict=True)
         return next(spec for spec, old, new in changes if old != new)
 
 
@@ -310,20 +307,17 @@ class BufferSource:
         body: Bytes of the body.
     """
 
-    random_access = True
-    # The buffer's owner may write to it.
-    lendable = False
-    extent = None
-    changed = None
-    deliver = None
-
     def __init__(self, layout: Layout, body: memoryview) -> None:
         self.layout = layout
         self._body = body
 
-    def views(self, start: int, stop: int, scratch: Scratch | None = None) -> list[memoryview]:
-        """Return the bytes ``[start, stop)``, in place."""
+    def in_place(self, start: int, stop: int) -> list[memoryview]:
+        """Return the bytes ``[start, stop)``."""
         return [self._body[start:stop]]
+
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Copy the bytes ``[start, stop)``."""
+        into[:] = self._body[start:stop]
 
 
 def _refuse_oversize(layout: Layout) -> None:

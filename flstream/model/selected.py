@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from itertools import islice
 from typing import NamedTuple, Self
 
 from flstream.errors import LayoutError
-from flstream.model.body import Extent, Scratch, Source
 from flstream.model.digests import ChunkDigests
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
+from flstream.model.source import InMemory, Source, change_of
 from flstream.text import quotable
 
 # Names that an unknown one is compared with. A peer may ask for many, and these take 0.1 s.
 _MOST_COMPARED = 2000
 _MOST_CHARACTERS = 200
-# What a source may need beside the bytes of a range: the rest of its first and its last element.
-_ROOM = 32
 
 
 class _Span(NamedTuple):
@@ -55,9 +53,6 @@ class SelectedSource:
         LayoutError: There are none, or two of one name; the message has it.
     """
 
-    random_access = True
-    deliver = None
-
     def __init__(self, parts: Sequence[tuple[Source, TensorInfo]]) -> None:
         if not parts:
             raise LayoutError("no tensor is selected; name one at least")
@@ -76,7 +71,7 @@ class SelectedSource:
         self.layout = Layout.of(
             ((name, info.dtype, info.shape) for name, (_, info) in chosen.items()), ties
         )
-        self.lendable = all(source.lendable for source, _ in chosen.values())
+        self.lendable = all(getattr(source, "lendable", False) for source, _ in chosen.values())
         self._spans: list[_Span] = []
         for spec in self.layout.tensors:
             if spec.nbytes:
@@ -107,38 +102,28 @@ class SelectedSource:
             parts.append((source, info))
         return cls(parts)
 
-    @property
-    def extent(self) -> Callable[[int, int], Extent] | None:
-        """Function for the place of a range in a file, where all is one range of a file."""
-        if len(self._spans) != 1 or self._spans[0].source.extent is None:
-            return None
-        return self._extent
+    def changed(self) -> str | None:
+        """Return what the first source to have changed says of it."""
+        sources = {id(span.source): span.source for span in self._spans}.values()
+        return next((flaw for flaw in map(change_of, sources) if flaw), None)
 
-    def _extent(self, start: int, stop: int) -> Extent:
-        span = self._spans[0]
-        assert span.source.extent is not None
-        extent = span.source.extent(span.offset + start, span.offset + stop)
-        return extent._replace(digests=self._digests)
-
-    def changed(self, start: int, stop: int) -> str | None:
-        """Return what the first source to have changed in a range says of it."""
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Read the bytes ``[start, stop)``, each span from its source."""
         for span in self._cut(start, stop):
-            changed, size = span.source.changed, span.stop - span.start
-            flaw = changed(span.offset, span.offset + size) if changed is not None else None
-            if flaw is not None:
-                return flaw
-        return None
-
-    def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
-        """Return the bytes ``[start, stop)``, those not in memory side by side in ``scratch``."""
-        spans = list(self._cut(start, stop))
-        rooms = scratch
-        if len(spans) > 1:
-            rooms = _Rooms(scratch, stop - start + _ROOM * len(spans))
-        views: list[memoryview] = []
-        for span in spans:
             size = span.stop - span.start
-            views += span.source.views(span.offset, span.offset + size, rooms)
+            room = into[span.start - start : span.stop - start]
+            span.source.read(span.offset, span.offset + size, room)
+
+    def in_place(self, start: int, stop: int) -> list[memoryview] | None:
+        """Return the bytes ``[start, stop)`` where they lie, if all of them are in memory."""
+        views: list[memoryview] = []
+        for span in self._cut(start, stop):
+            there = None
+            if isinstance(span.source, InMemory):
+                there = span.source.in_place(span.offset, span.offset + span.stop - span.start)
+            if there is None:
+                return None
+            views += there
         return views
 
     def _add(self, span: _Span) -> None:
@@ -161,28 +146,6 @@ class SelectedSource:
             first, last = max(span.start, start), min(span.stop, stop)
             offset = span.offset + first - span.start
             yield span._replace(start=first, stop=last, offset=offset)
-
-
-class _Rooms(Scratch):
-    """Rooms side by side in another scratch, which is left alone as long as nobody takes one.
-
-    Args:
-        scratch: The other scratch.
-        size: Bytes of all rooms. A room that goes beyond it is new memory.
-    """
-
-    def __init__(self, scratch: Scratch, size: int) -> None:
-        super().__init__()
-        self._scratch = scratch
-        self._size = size
-        self._left: memoryview | None = None
-
-    def take(self, size: int) -> memoryview:
-        """Return a room of ``size`` bytes, as long valid as what the other scratch gives."""
-        if self._left is None:
-            self._left = self._scratch.take(self._size)
-        room, self._left = self._left[:size], self._left[size:]
-        return room if len(room) == size else memoryview(bytearray(size))
 
 
 def _hint(name: str, layout: Layout) -> str:

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from flstream.model.body import Scratch
 from flstream.model.dtypes import bits_dtype
+from flstream.model.source import Scratch
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

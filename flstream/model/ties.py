@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from flstream.errors import LayoutError
-from flstream.model.body import Scratch
 from flstream.model.device import TensorView
+from flstream.model.source import Scratch
 from flstream.model.staging import read_piece
 
 _STEP = 1 << 20

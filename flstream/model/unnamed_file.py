@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import tempfile
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 from flstream.errors import CheckpointError
-from flstream.model.body import Scratch
 from flstream.model.descriptors import read_at, write_at
 from flstream.model.layout import Layout
+from flstream.model.source import Scratch, views_of
 
 
 class UnnamedFile:
@@ -31,10 +32,6 @@ class UnnamedFile:
     """
 
     random_access = True
-    lendable = False
-    extent = None
-    changed = None
-    deliver = None
     resumed = False
     is_used = False
 
@@ -60,27 +57,27 @@ class UnnamedFile:
         """Return the body as a file to read, from its beginning."""
         return open(os.dup(self._fd), "rb")
 
-    def views(self, start: int, stop: int, scratch: Scratch | None = None) -> list[memoryview]:
-        """Return the bytes ``[start, stop)``, or without ``scratch`` a buffer for them.
+    def views(self, start: int, stop: int) -> list[memoryview]:
+        """Return a buffer for the bytes ``[start, stop)``, valid until the next call."""
+        self._view = self._scratch.take(stop - start)
+        return [self._view]
+
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Read the bytes ``[start, stop)``.
 
         Raises:
             CheckpointError: The file cannot be read.
         """
-        if scratch is None:
-            self._view = self._scratch.take(stop - start)
-            return [self._view]
-        view = scratch.take(stop - start)
         try:
-            read_at(self._fd, view, start)
+            read_at(self._fd, into, start)
         except OSError as error:
             raise CheckpointError(
                 f"bytes {start} to {stop} of a received model cannot be read: {error.strerror}"
             ) from error
-        return [view]
 
-    def written(self, start: int, stop: int) -> list[memoryview]:
+    def written(self, start: int, stop: int) -> Sequence[memoryview]:
         """Return the bytes ``[start, stop)``."""
-        return self.views(start, stop, Scratch())
+        return views_of(self, start, stop, Scratch())
 
     def commit(self, start: int, stop: int) -> None:
         """Write the buffer's bytes to their place in the file.

@@ -15,9 +15,9 @@ from flstream.aggregation.update import UpdateSource
 from flstream.client.messages import SiteAnswer
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import LayoutError, StreamingError, UpdateRefusedError
-from flstream.model.body import Source
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody, Params
+from flstream.model.source import Source
 from flstream.server.worker_handle import WorkerHandle
 from flstream.streaming.download import AtHand, download
 from flstream.streaming.receiver import StreamSettings

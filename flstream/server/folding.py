@@ -15,8 +15,8 @@ from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
 from flstream.client.messages import SiteAnswer
 from flstream.errors import AbortedError, UpdateRefusedError
-from flstream.model.body import Sink, Source
 from flstream.model.joined import WritesRanges
+from flstream.model.source import Sink, Source
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.context import ServerContext
 from flstream.telemetry.events import Transfer

@@ -11,9 +11,9 @@ from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import Steps
 from flstream.aggregation.update import UpdateSource
 from flstream.errors import CheckpointError
-from flstream.model.body import Source
 from flstream.model.checkpoint import FileSource
 from flstream.model.digests import body_digest
+from flstream.model.source import Source
 from flstream.runs.run_directory import RunDirectory
 
 

@@ -10,10 +10,10 @@ from flstream.client.messages import LAYOUT
 from flstream.client.peer_messages import MapModel, Offered, OfferModel, PeerDone, Withdraw
 from flstream.codecs.lossy import LossyCodec
 from flstream.errors import AbortedError, CheckpointError, StreamingError
-from flstream.model.body import Source
 from flstream.model.checkpoint import FileSource
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
+from flstream.model.source import Source
 from flstream.server.context import ServerContext
 from flstream.server.worker_handle import WorkerHandle
 from flstream.streaming.coding import EncoderFor
@@ -45,7 +45,7 @@ def hand_over(context: ServerContext, model: Source, worker: WorkerHandle, token
         AbortedError: The run is being stopped.
     """
     layout = model.layout
-    if model.extent is None or not is_worth_mapping(layout.nbytes):
+    if not isinstance(model, FileSource) or not is_worth_mapping(layout.nbytes):
         return False
     if not context.job.streaming.maps:
         return False

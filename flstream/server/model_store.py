@@ -14,13 +14,13 @@ from flstream.codecs.coded_frames import encoder_for
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.rounded_writer import RoundedWriter
 from flstream.errors import CheckpointError, SimulationError
-from flstream.model.body import Source
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.descriptors import is_ours_alone
 from flstream.model.digests import ChunkDigester
 from flstream.model.joined import MAIN, JoinedSource, SplitWriter, zeros_beside
 from flstream.model.layout import Layout
 from flstream.model.order import ORDER
+from flstream.model.source import Source
 from flstream.runs.model_files import OPTIMIZER, bodies_beside, body_file
 from flstream.runs.retention import Retention
 from flstream.runs.small_files import temporary_of, unused_name

@@ -9,10 +9,10 @@ from pathlib import Path
 from flstream.aggregation.optimizers import Optimization
 from flstream.codecs.rounded_writer import RoundedWriter
 from flstream.errors import CheckpointError
-from flstream.model.body import Source
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.digests import ChunkDigester, ChunkDigests, body_digest
 from flstream.model.joined import MAIN, SplitWriter, WritesRanges
+from flstream.model.source import Source
 from flstream.runs.model_files import OPTIMIZER, body_file
 from flstream.telemetry.events import ModelRecord
 

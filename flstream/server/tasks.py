@@ -27,8 +27,8 @@ from flstream.client.weight import is_weight
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import ChannelClosedError, WorkerLostError
-from flstream.model.body import Source
 from flstream.model.checkpoint import FileSource
+from flstream.model.source import Source
 from flstream.server.collector import START_KEY, UNLIMITED, TaskWaits
 from flstream.server.context import ServerContext
 from flstream.server.model_offers import ModelHosts, ModelOffer, offers_by_peers, offers_by_server

@@ -23,7 +23,6 @@ from flstream.engines.processes import ProcessHost
 from flstream.errors import FlstreamError, ModelError, SimulationError
 from flstream.job import Job, ModelSection
 from flstream.job.code import make_importable
-from flstream.model.body import Source
 from flstream.model.checkpoint import FileSink, write_checkpoint
 from flstream.model.copy import copy
 from flstream.model.fitted import Arranged, Differences, Fitted
@@ -31,6 +30,7 @@ from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.model.order import ORDER, order_text
+from flstream.model.source import Source
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.export_files import keep_export_files
 from flstream.simulation.factory import MadeModel, layout_of, layout_on

@@ -7,12 +7,12 @@ from concurrent.futures import Executor
 from contextlib import suppress
 
 from flstream.errors import BrokenStreamError, FlstreamError
-from flstream.model.body import Scratch, Source
 from flstream.model.digests import body_digest
 from flstream.model.layout import ALIGNMENT
+from flstream.model.source import Scratch, Source, change_of
 from flstream.streaming import wire
 from flstream.streaming.digesting import Digesting
-from flstream.streaming.frames import Demand, change_of
+from flstream.streaming.frames import Demand
 from flstream.streaming.limits import DEFAULT_LIMITS, Limits
 from flstream.streaming.offers import NOT_ON_OFFER, Offers
 from flstream.streaming.opening import MOST_EAGER_BYTES
@@ -181,7 +181,7 @@ class Connection:
                 if is_eager and not same:
                     self._answer(wire.Fetch(ref.token, request.request, 0, nbytes, size))
             case wire.Ping():
-                change = change_of(source, 0, source.layout.nbytes)
+                change = change_of(source)
                 if change is not None:
                     self._refuse(request, change)
                     return
@@ -290,7 +290,7 @@ def _failure(close: wire.Close, source: Source | None) -> str | None:
     """Return why a receiver that closes does not have the snapshot, or None if it has."""
     if not close.ok:
         return quotable(close.reason)
-    return None if source is None else change_of(source, 0, source.layout.nbytes)
+    return None if source is None else change_of(source)
 
 
 def _flaw(request: wire.Fetch | wire.Digest, nbytes: int, most: int = wire.MAX_CHUNK_BYTES) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from flstream.model.body import Extent, Scratch, Source
 from flstream.model.descriptors import file_id
+from flstream.model.source import Extent, Scratch, Source, views_of
 from flstream.transport.channel import Channel
 from flstream.transport.lending import Lending
 from flstream.transport.splice import Pages
@@ -137,7 +137,7 @@ class Gathered:
 
     def send_some(self, channel: Channel) -> int:
         """Send what the channel takes, and return the number of bytes."""
-        views = list(self._source.views(self._start, self._stop, Scratch()))
+        views = list(views_of(self._source, self._start, self._stop, Scratch()))
         count = channel.send_some(advance(views, self._next - self._start))
         self._next += count
         return count

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import xxhash
 
-from flstream.model.body import Scratch, Source
 from flstream.model.digests import ChunkDigests
+from flstream.model.source import Scratch, Source, views_of
 from flstream.streaming.wire import Digest
 
 # Bytes that are digested at a time, so that they stay in the processor's cache.
@@ -49,7 +49,7 @@ class RangeDigest:
         begin, end = self._next, min(self._next + most, self._stop)
         while self._next < end:
             stop = min(self._next + _PIECE_BYTES, end)
-            for view in self._source.views(self._next, stop, scratch):
+            for view in views_of(self._source, self._next, stop, scratch):
                 self._hash.update(view)
             self._next = stop
         return end - begin
@@ -107,5 +107,5 @@ class Digesting:
 
     def _known(self) -> ChunkDigests | None:
         """Return the digests that are known of a file; raise if it became too short."""
-        extent = self._source.extent
+        extent = getattr(self._source, "extent", None)
         return None if extent is None else extent(self.request.start, self.request.stop).digests

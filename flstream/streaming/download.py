@@ -7,9 +7,9 @@ from contextlib import suppress
 from typing import Generic, NamedTuple, TypeVar
 
 from flstream.errors import AbortedError, ChannelClosedError, DeadlineError, ProtocolError
-from flstream.model.body import OnRange, Sink, Source
 from flstream.model.copy import copy
 from flstream.model.layout import Layout
+from flstream.model.source import OnRange, Sink, Source
 from flstream.streaming.coding import DecoderFor
 from flstream.streaming.held import KnownBody
 from flstream.streaming.receiver import Receiver, StreamSettings

@@ -10,7 +10,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 from flstream.errors import CodecError, FlstreamError, SourceChangedError
-from flstream.model.body import Extent, Scratch, Source
+from flstream.model.source import Extent, Scratch, Source, change_of, views_of
 from flstream.streaming.coding import HEAD_BYTES, FrameEncoder, pack_head
 from flstream.streaming.content import Content, Copied, Gathered, InFile, Lent
 from flstream.streaming.digesting import RangeDigest
@@ -114,7 +114,7 @@ class Preparation:
 
     def __init__(self, demand: Demand, ref: Ref, source: Source, *, lends: bool = True) -> None:
         self.demand = demand
-        self._lends = lends and source.lendable
+        self._lends = lends and getattr(source, "lendable", False)
         self.start = demand.next
         self._stop = demand.stop
         if demand.chunk_size:
@@ -137,10 +137,10 @@ class Preparation:
         """Digest a chunk of up to ``2 * most`` bytes in memory beside this thread."""
         if (
             self._encoder is None
-            and self._source.lendable
+            and getattr(self._source, "lendable", False)
             and LEAST_LENT <= self._length <= 2 * most
         ):
-            self._views = list(self._source.views(self.start, self._stop, self._staged))
+            self._views = list(views_of(self._source, self.start, self._stop, self._staged))
             self._begun = threads.submit(digest_of, self._views)
 
     def go_on(self, most: int, scratch: Scratch) -> Frame | None:
@@ -159,8 +159,9 @@ class Preparation:
             return frame
         if self._length <= 2 * most:
             most = self._length
-        if self._length >= LEAST_LENT and self._source.extent is not None:
-            return self._in_file(self._source.extent(self.start, self._stop), most, scratch)
+        extent = getattr(self._source, "extent", None)
+        if self._length >= LEAST_LENT and extent is not None:
+            return self._in_file(extent(self.start, self._stop), most, scratch)
         if self._length <= most:
             return self._at_once()
         digest = self._digest_some(most, scratch)
@@ -173,7 +174,7 @@ class Preparation:
             self._gathered = memoryview(bytearray(len(head) + self._stop))
             self._gathered[: len(head)] = head
         start, stop = self._next, min(self._next + _TURN_BYTES, self._stop)
-        for view in self._source.views(start, stop, scratch) if stop > start else ():
+        for view in views_of(self._source, start, stop, scratch) if stop > start else ():
             self._gathered[len(head) + self._next :][: len(view)] = view
             self._next += len(view)
         if self._next < self._stop:
@@ -183,7 +184,7 @@ class Preparation:
 
     def _encoded(self, encoder: FrameEncoder) -> Frame | None:
         """Make a frame of a chunk that is encoded; None where that makes it no smaller."""
-        views = self._source.views(self.start, self._stop, self._staged)
+        views = views_of(self._source, self.start, self._stop, self._staged)
         data = views[0] if len(views) == 1 else memoryview(b"".join(views))
         self._encoder = None  # it is encoded once, whatever comes of it
         try:
@@ -215,7 +216,7 @@ class Preparation:
         """Make a frame of a chunk in memory, or of one that is read into memory."""
         views = self._views
         if self._begun is None:
-            views = list(self._source.views(self.start, self._stop, self._staged))
+            views = list(views_of(self._source, self.start, self._stop, self._staged))
         digest = digest_of(views) if self._begun is None else self._begun.result()
         is_lent = self._length >= max(LEAST_LENT, _LEAST_VIEW * len(views))
         if is_lent and self._lends and not self._staged.buffer:
@@ -229,7 +230,7 @@ class Preparation:
         for start in range(self.start, self._stop, _GATHERED_BYTES):
             stop = min(start + _GATHERED_BYTES, self._stop)
             staged = Scratch()
-            views = self._source.views(start, stop, staged)
+            views = views_of(self._source, start, stop, staged)
             if staged.buffer:
                 yield Gathered(self._source, start, stop)
             elif self._lends:
@@ -245,8 +246,6 @@ class Preparation:
         return self._digest.value if self._digest.is_done else None
 
     def _frame(self, digest: int, payload: list[Content], kind: int = FRAME) -> Frame:
-        # Afterwards: what is changed from here on is found out by the digest.
-        expect_unchanged(self._source, self.start, self._stop)
         demand = self.demand
         header = Header(kind, demand.request, demand.token, self.start, self._length, digest)
         head = memoryview(header.pack())
@@ -258,20 +257,15 @@ class Preparation:
         return Frame(demand, self.start, self._stop, self._length, payload)
 
 
-def expect_unchanged(source: Source, start: int, stop: int) -> None:
-    """Refuse to send a range of a source that is not what was offered.
+def expect_unchanged(source: Source) -> None:
+    """Refuse a source that is not what was offered.
 
     Raises:
         SourceChangedError: It is known to have changed.
     """
-    change = change_of(source, start, stop)
+    change = change_of(source)
     if change is not None:
         raise SourceChangedError(change)
-
-
-def change_of(source: Source, start: int, stop: int) -> str | None:
-    """Return a sentence on what of a range is known to have changed, or None."""
-    return None if source.changed is None else source.changed(start, stop)
 
 
 def _lent_pages(views: Sequence[memoryview], memory: PrivateMemory) -> Iterator[Content]:

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from math import gcd
 
 from flstream.errors import ProtocolError
-from flstream.model.body import Scratch, Source
 from flstream.model.copy import scatter
 from flstream.model.digests import block_size, body_digest, chunk_digest
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
+from flstream.model.source import Scratch, Source, views_of
 from flstream.streaming import wire
 from flstream.streaming.exchange import Exchange
 from flstream.streaming.frames import expect_unchanged
@@ -55,7 +55,7 @@ class KnownBody:
         nbytes = source.layout.nbytes
         if not 0 < nbytes <= MOST_EAGER_BYTES:
             return None
-        return cls(source.layout, b"".join(source.views(0, nbytes, Scratch())))
+        return cls(source.layout, b"".join(views_of(source, 0, nbytes, Scratch())))
 
 
 class HeldBlocks:
@@ -97,8 +97,8 @@ class HeldBlocks:
         Raises:
             FlstreamError: It cannot be read, or has changed since it was compared.
         """
-        scatter(self.source.views(start, stop, self._scratch), target)
-        expect_unchanged(self.source, start, stop)
+        scatter(views_of(self.source, start, stop, self._scratch), target)
+        expect_unchanged(self.source)
 
 
 class BlockComparison:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Unpack
 
 from flstream.errors import RefusedError
-from flstream.model.body import Source
 from flstream.model.header import TensorInfo
 from flstream.model.selected import SelectedSource
+from flstream.model.source import Source
 from flstream.streaming.refs import OfferOptions, RecentlySettled, Ref
 from flstream.streaming.wire import NOBODY, Part, TensorSpec
 

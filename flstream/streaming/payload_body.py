@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from flstream.errors import LayoutError, PayloadError
-from flstream.model.body import Source
 from flstream.model.copy import copy
 from flstream.model.device import viewed
 from flstream.model.layout import MAX_HEADER_BYTES, Layout, TensorInfo
 from flstream.model.memory import Framework, MemoryBody, Params
+from flstream.model.source import Source
 from flstream.streaming import nodes
 from flstream.streaming.decomposers import Registry
 from flstream.streaming.payload import load_native, pack, pack_native, unpack

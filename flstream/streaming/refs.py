@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Literal, NamedTuple, TypedDict, Unpack
 
 from flstream.debugging import waiting
-from flstream.model.body import Source
 from flstream.model.layout import ALIGNMENT, Layout
+from flstream.model.source import Source
 from flstream.streaming.coding import EncoderFor
 from flstream.streaming.settings import expect_options, expect_seconds
 from flstream.streaming.wire import TOKEN_BYTES

@@ -10,9 +10,9 @@ from functools import partial
 from typing import cast
 
 from flstream.errors import FlstreamError, ProtocolError, StreamingError
-from flstream.model.body import OnRange, Scratch, Sink, Source
 from flstream.model.copy import copy, scatter
 from flstream.model.memory import BufferSource
+from flstream.model.source import OnRange, Sink, Source
 from flstream.streaming import wire
 from flstream.streaming.chunks import Chunks, Place
 from flstream.streaming.coding import DecoderFor
@@ -196,14 +196,12 @@ class RemoteSource:
         if self._cursor == self.layout.nbytes and self._held is None:
             self._speeds.sent(self._chunks.body_bytes, self._receiving)
 
-    def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
-        """Receive the next bytes into ``scratch``: see :meth:`receive`."""
-        view = scratch.take(stop - start)
-        self.receive(start, stop, [view])
-        return [view]
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Receive the next bytes: see :meth:`receive`."""
+        self.receive(start, stop, [into])
 
     def deliver(self, sink: Sink, on_range: OnRange | None) -> None:
-        """Receive the whole body into a sink: see :class:`~flstream.model.body.Source`.
+        """Receive the whole body into a sink: see :class:`~flstream.model.source.Source`.
 
         A sink with random access gets each chunk as soon as it comes, and one that is resumed only
         the chunks that it lacks.

@@ -10,7 +10,7 @@ from contextlib import suppress
 from itertools import chain
 
 from flstream.errors import FlstreamError
-from flstream.model.body import Scratch
+from flstream.model.source import Scratch
 from flstream.streaming.content import Content, Copied
 from flstream.streaming.frames import Demand, Frame, Preparation
 from flstream.streaming.refs import Ref

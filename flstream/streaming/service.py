@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Self, Unpack
 
 from flstream.errors import ChannelClosedError, LayoutError, ProtocolError
-from flstream.model.body import Scratch, Source
+from flstream.model.source import Scratch, Source
 from flstream.streaming.callbacks import Callbacks
 from flstream.streaming.connection import Connection
 from flstream.streaming.deadlines import Deadlines
@@ -80,7 +80,7 @@ class DownloadService:
             ValueError: The source lacks random access, the quorum is not from 1 to the number of
                 receivers, a timeout or a size makes no sense, or the receivers are one text.
         """
-        if not source.random_access:
+        if not getattr(source, "random_access", True):
             raise ValueError(
                 "a source that is read once cannot be offered; copy it into a file or memory first"
             )

@@ -3,17 +3,17 @@
 from collections.abc import Mapping, Sequence
 
 import torch
-from support import PlainSource, tensor
+from support import tensor
 
 from flstream.aggregation.optimizers import Optimization
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import Steps
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
-from flstream.model.body import Source
 from flstream.model.copy import copy
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
+from flstream.model.source import Source
 
 State = Mapping[str, torch.Tensor]
 
@@ -48,7 +48,7 @@ class MemorySink:
         return into.tensors
 
 
-class Frames(PlainSource):
+class Frames:
     """A source that is read once, from front to back, in whole frames: as a remote one is."""
 
     random_access = False
@@ -59,13 +59,11 @@ class Frames(PlainSource):
         self._frame = frame
         self._cursor = 0
 
-    def views(self, start, stop, scratch):
+    def read(self, start, stop, into):
         assert start == self._cursor < stop
         assert stop % self._frame == 0 or stop == self.layout.nbytes
         self._cursor = stop
-        view = scratch.take(stop - start)
-        view[:] = b"".join(self._source.views(start, stop, scratch.__class__()))
-        return [view]
+        self._source.read(start, stop, into)
 
 
 def update(site: str, state: State, weight=1.0, params_type="FULL", partial=False, frame=16):

@@ -10,9 +10,8 @@ from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.quantised import Quantised
 from flstream.codecs.ternary import Ternary
 from flstream.codecs.topk import TopK
-from flstream.model.body import Scratch, Source
 from flstream.model.memory import MemoryBody
-from tests.support import PlainSource
+from flstream.model.source import Scratch, Source, views_of
 
 CODECS = {
     "cast bf16": Cast("bf16"),
@@ -59,12 +58,12 @@ def read(source: Source, step: int) -> bytes:
     """A body that is read in ranges of ``step`` bytes."""
     scratch, data = Scratch(), bytearray()
     for start, stop in source.layout.ranges(step):
-        for view in source.views(start, stop, scratch):
+        for view in views_of(source, start, stop, scratch):
             data += view
     return bytes(data)
 
 
-class FrontToBack(PlainSource):
+class FrontToBack:
     """A body that can be read once, in frames, as one that comes from another process."""
 
     random_access = False
@@ -73,21 +72,21 @@ class FrontToBack(PlainSource):
         self.layout = source.layout
         self._source, self._frame, self.reached = source, frame, 0
 
-    def views(self, start: int, stop: int, scratch: Scratch):
+    def read(self, start: int, stop: int, into: memoryview) -> None:
         assert start == self.reached
         assert stop % self._frame == 0 or stop == self.layout.nbytes
         self.reached = stop
-        return self._source.views(start, stop, scratch)
+        self._source.read(start, stop, into)
 
 
-class Bytes(PlainSource):
+class Bytes:
     """A body that is a string of bytes."""
 
     def __init__(self, layout, data):
         self.layout, self.data = layout, bytes(data)
 
-    def views(self, start, stop, scratch):
-        return [memoryview(self.data)[start:stop]]
+    def read(self, start, stop, into):
+        into[:] = self.data[start:stop]
 
 
 def encoded(name: str, tensors: Mapping[str, torch.Tensor | np.ndarray], *require_lossless: str):

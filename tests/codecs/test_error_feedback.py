@@ -13,7 +13,7 @@ from flstream.model.checkpoint import FileSource
 from flstream.model.memory import MemoryBody
 from flstream.model.unnamed_file import UnnamedFile
 from tests.codecs.lossy_cases import lossy, model
-from tests.support import PlainSource, assert_same_tensors, tensors_of
+from tests.support import assert_same_tensors, tensors_of
 
 NAMES = ["topk", "topk, a third", "ternary", "int8"]
 
@@ -89,17 +89,15 @@ def test_an_update_that_is_not_finite_leaves_no_file(tmp_path, name):
     assert list(tmp_path.iterdir()) == []
 
 
-class Made(PlainSource):
+class Made:
     """Random numbers that are made as they are read."""
 
     def __init__(self, layout):
         self.layout = layout
 
-    def views(self, start, stop, scratch):
-        room = scratch.take(stop - start)
+    def read(self, start, stop, into):
         numbers = np.random.default_rng(start).standard_normal((stop - start) // 4)
-        np.copyto(np.frombuffer(room, np.float32), numbers, casting="unsafe")
-        return [room]
+        np.copyto(np.frombuffer(into, np.float32), numbers, casting="unsafe")
 
 
 @first_and_nightly("name", ["topk", "ternary", "int8", "int4", "cast bf16"], brief=2)
@@ -116,12 +114,12 @@ def test_memory_does_not_grow_with_the_model(tmp_path, name):
             before = FileSource(after)
         decoded = lossy(name).decode(sent, body.layout)
         for start, stop in decoded.layout.ranges(1 << 20):
-            decoded.views(start, stop, body_scratch)
+            views_of(decoded, start, stop, body_scratch)
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found
 
-    from flstream.model.body import Scratch
+    from flstream.model.source import Scratch, views_of
 
     body_scratch = Scratch()
     assert peak(8 << 20) < peak(1 << 20) + (2 << 20)

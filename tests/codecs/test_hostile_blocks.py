@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flstream.errors import CodecError
-from flstream.model.body import Scratch
 from flstream.model.layout import Layout
+from flstream.model.source import Scratch, views_of
 from tests.codecs.lossy_cases import CODECS, Bytes, encoded, lossy
 
 # Two blocks; the second is the last and shorter.
@@ -34,7 +34,7 @@ def refuses(source, flaw):
     with pytest.raises(
         CodecError, match=rf"elements 65536 to 69999 of tensor 'layer.weight' {flaw}"
     ):
-        source.views(0, LAYOUT.nbytes, Scratch())
+        views_of(source, 0, LAYOUT.nbytes, Scratch())
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
@@ -47,7 +47,7 @@ def test_a_scale_that_is_no_scale_is_refused(name, scale, group):
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_the_largest_scale_gives_finite_numbers(name):
     data = struct.pack("<f", 3.4028235e38) + bytes(64)
-    (view,) = damaged(name, 0, data).views(0, LAYOUT.nbytes, Scratch())
+    (view,) = views_of(damaged(name, 0, data), 0, LAYOUT.nbytes, Scratch())
     assert np.isfinite(np.frombuffer(view, np.float32)).all()
 
 
@@ -86,7 +86,7 @@ def test_any_bytes_are_refused_or_decoded_within_the_model(name, data):
     scratch = Scratch()
     scratch.take(layout.nbytes + 1)[-1] = 77
     with suppress(CodecError):
-        (view,) = source.views(0, layout.nbytes, scratch)
+        (view,) = views_of(source, 0, layout.nbytes, scratch)
         assert len(view) == layout.nbytes
         assert bytes(view[-9:]) == body[-9:]
     assert scratch.take(layout.nbytes + 1)[-1] == 77

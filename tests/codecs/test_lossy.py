@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from flstream.codecs.lossy import LossyCodec, part_layout_of
 from flstream.errors import CodecError
-from flstream.model.body import Scratch
 from flstream.model.layout import Layout, parse_header
 from flstream.model.memory import MemoryBody
+from flstream.model.source import Scratch, views_of
 from tests.codecs.lossy_cases import (
     CODECS,
     Bytes,
@@ -44,7 +44,7 @@ def test_any_cuts_give_the_same_bytes_on_both_sides(name, data):
     remote = FrontToBack(Bytes(codec.encoded(layout), whole), frame)
     made = codec.decode(remote, layout, frame)
     ends = [0, *sorted(bounds), layout.nbytes]
-    found = b"".join(bytes(made.views(*pair, Scratch())[0]) for pair in pairwise(ends))
+    found = b"".join(bytes(views_of(made, *pair, Scratch())[0]) for pair in pairwise(ends))
     assert found == body_of(codec.rounded(source))
 
 
@@ -60,9 +60,9 @@ def test_threads_that_read_one_encoded_body_get_its_bytes(name):
     def read_all(number):
         scratch = Scratch()
         for start, stop in sent.layout.ranges(4096 * (number + 1)):
-            assert sent.views(start, stop, scratch)[0] == due[start:stop]
+            assert views_of(sent, start, stop, scratch)[0] == due[start:stop]
         for start, stop in decoded.layout.ranges(40_960 * (number + 1)):
-            assert decoded.views(start, stop, scratch)[0] == rounded[start:stop]
+            assert views_of(decoded, start, stop, scratch)[0] == rounded[start:stop]
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(read_all, range(8)))

@@ -12,9 +12,9 @@ from flstream.codecs.quantised import Quantised
 from flstream.codecs.rounded_writer import RoundedWriter
 from flstream.errors import CodecError
 from flstream.job.codecs import CodecPlan, CodecSpec
-from flstream.model.body import Scratch
 from flstream.model.digests import body_digest
 from flstream.model.memory import BufferSource, MemoryBody
+from flstream.model.source import Scratch, views_of
 from tests.support import body_of
 
 
@@ -59,7 +59,7 @@ def rounded(codec, source, step):
     target = Into(source.layout)
     writer = RoundedWriter(target, codec)
     for start, stop in source.layout.ranges(step):
-        writer.write(start, memoryview(b"".join(source.views(start, stop, Scratch()))))
+        writer.write(start, memoryview(b"".join(views_of(source, start, stop, Scratch()))))
     return BufferSource(source.layout, memoryview(bytes(target.body))), writer.digest
 
 

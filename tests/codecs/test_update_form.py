@@ -8,9 +8,9 @@ from flstream.codecs.chain import CodecChain, chain_of
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import UpdateRefusedError
 from flstream.job.codecs import CodecPlan, CodecSpec
-from flstream.model.body import Scratch
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
+from flstream.model.source import Scratch, views_of
 
 EMBED = tensor("F32", (300, 100))
 MODEL = MemoryBody.of({"embed": EMBED, "head": EMBED, "x": tensor("F32", (400,))})
@@ -26,7 +26,7 @@ def test_what_was_encoded_fits_and_is_decoded_to_the_model_s_layout() -> None:
     assert form().difference(sent.layout, partial=False) is None
     decoded = form().decoded("site-1", sent, "FULL", 4096)
     assert decoded.layout == MODEL.layout
-    assert b"".join(decoded.views(0, MODEL.layout.nbytes, Scratch())) == b"".join(
+    assert b"".join(views_of(decoded, 0, MODEL.layout.nbytes, Scratch())) == b"".join(
         MODEL.views(0, MODEL.layout.nbytes)
     )
 
@@ -54,4 +54,4 @@ def test_bytes_that_the_codec_never_writes_are_refused_by_the_site_s_name() -> N
     sent = BufferSource(layout, body.data)
     decoded = form().decoded("site-1", sent, "DIFF", 16)
     with pytest.raises(UpdateRefusedError, match=r"site-1 cannot be decoded: .*'embed'"):
-        decoded.views(0, MODEL.layout.nbytes, Scratch())
+        views_of(decoded, 0, MODEL.layout.nbytes, Scratch())

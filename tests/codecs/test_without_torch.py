@@ -7,7 +7,7 @@ SCRIPT = """
 import sys
 from flstream.codecs.chain import chain_of
 from flstream.job.codecs import CodecPlan, CodecSpec
-from flstream.model.body import Scratch
+from flstream.model.source import Scratch, views_of
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
 
@@ -16,7 +16,7 @@ layout = Layout.of(entries)
 body = BufferSource(layout, memoryview(bytearray(layout.nbytes)))
 for name, args in (("cast", {"to": "bf16"}), ("int8", {"group": 64}), ("topk", {"fraction": 0.1})):
     source = chain_of(CodecPlan([CodecSpec(name, args)])).lossy.rounded(body)
-    source.views(0, layout.nbytes, Scratch())
+    views_of(source, 0, layout.nbytes, Scratch())
 print("torch" in sys.modules)
 """
 

@@ -11,8 +11,8 @@ from flstream.errors import ClientError, UsageError
 from flstream.filters.block import Passage
 from flstream.filters.chain import filtered, remaining
 from flstream.job.filters import FiltersSection
-from flstream.model.body import Scratch
 from flstream.model.memory import MemoryBody
+from flstream.model.source import Scratch, views_of
 from tests.support import FLOATS, assert_same_tensors, body_of, every_kind, tensors_of
 
 UP = Passage("site-1", 2, "up", seed=99)
@@ -167,7 +167,7 @@ def test_a_chain_gives_the_same_bytes_in_any_chunks_and_order(is_difference):
         if step == 4096:
             ranges.reverse()
         for start, stop in ranges:
-            assert b"".join(source.views(start, stop, Scratch())) == whole[start:stop]
+            assert b"".join(views_of(source, start, stop, Scratch())) == whole[start:stop]
 
 
 @pytest.mark.parametrize("code", FLOATS)

@@ -13,8 +13,8 @@ from support import every_kind
 from flstream.inspection.difference import Changed, Difference, find_difference
 from flstream.inspection.examine import as_document
 from flstream.inspection.statistics import BLOCK, Statistics, as_array, tensor_statistics
-from flstream.model.body import Scratch
 from flstream.model.memory import MemoryBody
+from flstream.model.source import Scratch
 
 
 def statistics(tensor: torch.Tensor) -> Statistics:

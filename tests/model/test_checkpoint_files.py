@@ -21,13 +21,13 @@ from support import (
 )
 
 from flstream.errors import CheckpointError
-from flstream.model.body import Scratch
 from flstream.model.checkpoint import FileSink, FileSource, open_blob, write_checkpoint
 from flstream.model.copy import copy
 from flstream.model.digests import body_digest
 from flstream.model.header import MAX_HEADER_BYTES
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
+from flstream.model.source import Scratch, views_of
 from flstream.model.unnamed_file import UnnamedFile
 
 
@@ -38,7 +38,7 @@ def read_back(path):
     if source.layout.nbytes:
         scratch = Scratch()
         for start, stop in source.layout.ranges(48):
-            (data,) = source.views(start, stop, scratch)
+            (data,) = views_of(source, start, stop, scratch)
             for view in body.views(start, stop):
                 view[:] = data[: len(view)]
                 data = data[len(view) :]
@@ -153,7 +153,7 @@ def test_any_file_is_a_body_of_bytes(tmp_path, size):
     source = open_blob(tmp_path / "any")
     assert source.layout == Layout.of([("blob", "U8", (size,))])
     assert not source.immutable
-    assert b"".join(source.views(0, size, Scratch()) if size else []) == content
+    assert b"".join(views_of(source, 0, size, Scratch()) if size else []) == content
     with FileSink(tmp_path / "copy", source.layout, bare=True) as sink:
         copy(source, sink)
         assert sink.finish().immutable
@@ -192,9 +192,9 @@ def test_a_file_cut_short_under_a_reader_is_an_error_not_zeros(tmp_path):
     write_checkpoint(path, MemoryBody.of({"a": torch.ones(1000)}))
     source = FileSource(path)
     os.truncate(path, path.stat().st_size - 100)
-    assert len(source.views(0, 3900, Scratch())[0]) == 3900
+    assert len(views_of(source, 0, 3900, Scratch())[0]) == 3900
     with pytest.raises(CheckpointError, match="ends at byte 3900"):
-        source.views(3000, 4000, Scratch())
+        views_of(source, 3000, 4000, Scratch())
 
 
 @pytest.mark.parametrize("who", ["nobody", "another name", "a reader", "a mapping"])

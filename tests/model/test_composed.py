@@ -5,12 +5,12 @@ import torch
 from support import IN_FILES, as_bytes, assert_same_tensors, every_kind, tensor
 
 from flstream.errors import CheckpointError, LayoutError
-from flstream.model.body import Scratch
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.copy import copy
 from flstream.model.fitted import Differences, Fitted
 from flstream.model.memory import MemoryBody
 from flstream.model.selected import SelectedSource
+from flstream.model.source import Scratch, views_of
 
 KINDS = {**every_kind(IN_FILES), "F32.long": tensor("F32", (501,)), "I16.odd": tensor("I16", (7,))}
 
@@ -37,7 +37,7 @@ def test_what_lies_in_memory_is_not_copied():
     tensors = {name: torch.arange(100.0) + len(name) for name in ("a", "bb", "ccc")}
     source = SelectedSource.of(MemoryBody.of(tensors), ["ccc", "a"])
     scratch = NotedScratch()
-    views = source.views(0, 800, scratch)
+    views = views_of(source, 0, 800, scratch)
     assert (len(views), scratch.taken) == (2, [])
     tensors["a"][3] = -1
     assert b"".join(views) == as_bytes(tensors["a"]) + as_bytes(tensors["ccc"])
@@ -50,7 +50,7 @@ def test_neighbours_in_a_file_are_read_at_once_and_a_change_of_it_is_told_of(tmp
     write_checkpoint(tmp_path / "m", MemoryBody.of(tensors))
     names = list(tensors)
     source = SelectedSource.of(FileSource(tmp_path / "m"), [*names[:40], *names[60:]])
-    assert len(source.views(0, source.layout.nbytes, Scratch())) == 2
+    assert len(views_of(source, 0, source.layout.nbytes, Scratch())) == 2
     assert source.extent is None
     with (tmp_path / "m").open("r+b") as file:
         file.write(b"junk")
@@ -105,7 +105,7 @@ def values_of(source, step=32):
     body = b"".join(
         bytes(view)
         for start, stop in source.layout.ranges(step)
-        for view in source.views(start, stop, scratch)
+        for view in views_of(source, start, stop, scratch)
     )
     return {spec.name: body[spec.start : spec.stop] for spec in source.layout.tensors}
 

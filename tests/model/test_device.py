@@ -6,9 +6,9 @@ from late_device import late
 
 from flstream.errors import LayoutError
 from flstream.model import device
-from flstream.model.body import Scratch
 from flstream.model.copy import copy
 from flstream.model.memory import MemoryBody
+from flstream.model.source import Scratch, views_of
 
 __all__ = ["late"]
 
@@ -30,7 +30,7 @@ def tensors():
 def bytes_of(body, step):
     scratch = Scratch()
     ranges = body.layout.ranges(step)
-    return b"".join(b"".join(body.views(start, stop, scratch)) for start, stop in ranges)
+    return b"".join(b"".join(views_of(body, start, stop, scratch)) for start, stop in ranges)
 
 
 @pytest.mark.parametrize("step", [16, 1000, 1 << 20])

@@ -13,21 +13,21 @@ from safetensors.torch import save_file
 from support import IN_FILES, as_bytes, body_of, every_kind
 
 from flstream.errors import CheckpointError
-from flstream.model.body import Scratch
 from flstream.model.formats.file import CheckpointFile
 from flstream.model.formats.opening import open_checkpoint
+from flstream.model.source import Scratch, views_of
 
 
 def tensor_bytes(file: CheckpointFile, name: str) -> bytes:
     spec = file.layout.by_name[file.layout.aliases.get(name, name)]
-    return b"".join(file.views(spec.start, spec.stop, Scratch())) if spec.nbytes else b""
+    return b"".join(views_of(file, spec.start, spec.stop, Scratch())) if spec.nbytes else b""
 
 
 def assert_any_range(file: CheckpointFile, step: int) -> None:
     whole, scratch = body_of(file), Scratch()
     for start in range(0, len(whole), step):
         stop = min(start + 2 * step, len(whole))
-        assert b"".join(file.views(start, stop, scratch)) == whole[start:stop]
+        assert b"".join(views_of(file, start, stop, scratch)) == whole[start:stop]
 
 
 def test_tensors_of_torch_keep_their_bits_names_and_ties(tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ from support import COMPLEX, as_bytes, assert_same_tensors, body_of, every_kind,
 from torch import nn
 
 from flstream.errors import LayoutError
-from flstream.model.body import Scratch
 from flstream.model.copy import copy
 from flstream.model.dtypes import BY_CODE, torch_dtype
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout, parse_header
 from flstream.model.memory import BufferSource, MemoryBody
+from flstream.model.source import Scratch, views_of
 from flstream.model.staging import Strided
 
 
@@ -325,7 +325,7 @@ def test_tiles_cover_every_element_once(value):
     for step in (16, 4096, 12_000, len(due)):
         scratch, found = Scratch(), b""
         for start, stop in body.layout.ranges(step):
-            found += b"".join(body.views(start, stop, scratch))
+            found += b"".join(views_of(body, start, stop, scratch))
         assert found == due
 
 
@@ -339,7 +339,7 @@ def test_a_range_over_many_tensors_gathers_only_those_that_need_it_in_one_room()
     straight, turned = tensor("F32", (9, 7), 1), tensor("F32", (9, 7), 2).t()
     body = MemoryBody.of({"a": straight, "b": turned, "c": turned[:, ::2], "d": straight.clone()})
     whole = body_of(body)
-    first, *_ = views = body.views(8, len(whole) - 8, NotedScratch())
+    first, *_ = views = views_of(body, 8, len(whole) - 8, NotedScratch())
     assert b"".join(views) == whole[8:-8]
     assert len(taken) == 1
     place = np.frombuffer(first, np.uint8).__array_interface__["data"][0]
@@ -353,7 +353,7 @@ def test_a_tensor_that_is_not_contiguous_is_never_copied_whole():
         body = MemoryBody.of({"w": value.T, "x": value[::-1], "y": value[:, ::2]})
         scratch = Scratch()
         for start, stop in body.layout.ranges(1 << 18):
-            body.views(start, stop, scratch)
+            views_of(body, start, stop, scratch)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

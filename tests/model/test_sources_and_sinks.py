@@ -17,7 +17,6 @@ from support import IN_FILES, as_bytes, body_of, every_kind, tensor
 
 from flstream.aggregation.ahead import WriteBehind
 from flstream.errors import CheckpointError, LayoutError
-from flstream.model.body import Scratch, Sink, Source
 from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
 from flstream.model.copy import copy
 from flstream.model.digests import BodyDigest, ChunkDigester, body_digest
@@ -27,6 +26,7 @@ from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
 from flstream.model.selected import SelectedSource
+from flstream.model.source import Scratch, Sink, Source, views_of
 from flstream.model.unnamed_file import UnnamedFile
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.remote import RemoteSource
@@ -271,20 +271,20 @@ class TestSources:
     def test_it_is_read_from_front_to_back(self, source):
         scratch, read = Scratch(), b""
         for start, stop in source.layout.ranges(2 * CHUNK):
-            read += b"".join(source.views(start, stop, scratch))
+            read += b"".join(views_of(source, start, stop, scratch))
         assert read == due(source.layout, STATE)
 
     def test_random_access_gives_any_range_again_and_again(self, source, place):
         service = place.stack.enter_context(DownloadService())
         if not source.random_access:
             with pytest.raises(ValueError, match="goes on at byte 0"):
-                source.views(CHUNK, 2 * CHUNK, Scratch())
+                views_of(source, CHUNK, 2 * CHUNK, Scratch())
             with pytest.raises(ValueError, match="copy it into a file or memory first"):
                 service.offer(source, ["site-1"])
             return
         whole, scratch = due(source.layout, STATE), Scratch()
         for start, stop in ranges_of(source.layout) * 2:
-            assert b"".join(source.views(start, stop, scratch)) == whole[start:stop]
+            assert b"".join(views_of(source, start, stop, scratch)) == whole[start:stop]
         service.offer(source, ["site-1"]).abort("enough")
 
     def test_an_extent_is_where_the_bytes_lie_in_the_file(self, source):

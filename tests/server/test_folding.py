@@ -3,7 +3,7 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import PlainSource, assert_same_tensors, tensor
+from support import assert_same_tensors, tensor
 
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
@@ -40,16 +40,16 @@ class Kept(CollectedUpdate):
         self.released.append(failure)
 
 
-class DiesHalfway(PlainSource):
+class DiesHalfway:
     """A body that can be read up to its middle, as when its worker dies then."""
 
     def __init__(self, body):
         self.layout, self._body = body.layout, body
 
-    def views(self, start, stop, scratch):
+    def read(self, start, stop, into):
         if stop > self.layout.nbytes // 2:
             raise UpdateRefusedError("site-2", "could not be fetched: the worker died")
-        return self._body.views(start, stop, scratch)
+        self._body.read(start, stop, into)
 
 
 def not_a_number(body):

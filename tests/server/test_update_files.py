@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support import PlainSource, body_of
+from support import body_of
 
 from flstream.client.messages import SiteAnswer
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import CheckpointError, RefusedError, StreamingError, UpdateRefusedError
-from flstream.model.body import Scratch
 from flstream.model.memory import MemoryBody
+from flstream.model.source import Scratch, views_of
 from flstream.server.collected_updates import UpdateCollection
 from flstream.server.update_files import UpdateFiles
 from flstream.streaming.receiver import Receiver, StreamSettings
@@ -85,7 +85,7 @@ def test_what_an_earlier_server_fetched_is_recovered_with_all_that_was_said(fetc
     assert found["site-2"].answer == answer("site-2")
     body = found["site-2"].update.open()
     assert body_of(body) == body_of(BODY)
-    assert b"".join(body.views(0, 4096, Scratch())) == body_of(BODY)[:4096]
+    assert b"".join(views_of(body, 0, 4096, Scratch())) == body_of(BODY)[:4096]
     # What was trained from another model is not taken up.
     other = UpdateFiles(fetched.folder, "another-digest", UpdateForm(BODY))
     assert other.recover(["site-1", "site-2"]) == {}
@@ -127,10 +127,10 @@ def test_an_update_of_another_layout_is_refused_before_it_takes_disk(
 
 
 def test_an_update_that_does_not_arrive_leaves_nothing(update_files, offering):
-    class Broken(PlainSource):
+    class Broken:
         layout = BODY.layout
 
-        def views(self, start, stop, scratch):
+        def read(self, start, stop, into):
             raise CheckpointError("cannot be read")
 
     worker, offer = offering

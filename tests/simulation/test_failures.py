@@ -74,15 +74,13 @@ def test_the_model_is_exactly_the_mean_of_those_that_did_not_fail(jobs, place):
 # Its process is killed when the middle of its update is to be sent.
 KILLED_HALFWAY = """
 class Killed:
-    random_access, lendable, extent, deliver, changed = True, False, None, None, None
-
     def __init__(self, body):
         self.layout, self.body = body.layout, body
 
-    def views(self, start, stop, scratch):
+    def read(self, start, stop, into):
         if stop > self.layout.nbytes // 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        return self.body.views(start, stop, scratch)
+        self.body.read(start, stop, into)
 
 service = flare.session.current().worker._service
 offer = service.offer

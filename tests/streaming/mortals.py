@@ -60,10 +60,10 @@ def _send(end: socket.socket, say: Any, path: str, dies_at: int | None) -> None:
     """Offer a file, and be killed once more than so many bytes of it are read."""
 
     class Dying(FileSource):
-        def views(self, start: int, stop: int, scratch: Any) -> list[memoryview]:
+        def read(self, start: int, stop: int, into: memoryview) -> None:
             if dies_at is not None and stop > dies_at:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return super().views(start, stop, scratch)
+            super().read(start, stop, into)
 
     with DownloadService() as service:
         ref = service.offer(Dying(Path(path)), ["site-1"])

@@ -8,7 +8,7 @@ from asking import Asker, refusal
 from harness import QUICK, open_harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import PlainSource, assert_same_tensors, body_of, tensor
+from support import assert_same_tensors, body_of, tensor
 
 from flstream.errors import SourceChangedError
 from flstream.model.checkpoint import FileSink, FileSource
@@ -76,7 +76,7 @@ def test_only_blocks_that_differ_are_fetched(blocks, chunk_size, sink):
         assert ref.deliveries["site-1"].bytes == cost.bytes
 
 
-class FrontToBack(PlainSource):
+class FrontToBack:
     """What a remote source gives, read from front to back."""
 
     random_access = False

@@ -172,7 +172,7 @@ def test_closing_the_service_aborts_what_is_on_offer_and_its_receivers_see_the_e
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_service_that_meets_a_defect_ends_its_channels_instead_of_falling_silent(harness):
     class Defective(MemoryBody):
-        def views(self, start, stop, scratch=None):
+        def in_place(self, start, stop):
             raise MemoryError
 
     body = MemoryBody.of(MODEL)

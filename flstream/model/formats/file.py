@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from flstream.errors import LayoutError
-from flstream.model.body import Scratch, Source
 from flstream.model.layout import Layout, TensorInfo
+from flstream.model.source import Source
 
 Format = Literal["safetensors", "safetensors shards", "torch", "npz"]
 
@@ -66,23 +66,19 @@ class PartReader(Protocol):
         ...
 
 
-def read_parts(
-    layout: Layout, start: int, stop: int, scratch: Scratch, read: PartReader
-) -> list[memoryview]:
+def read_parts(layout: Layout, start: int, stop: int, into: memoryview, read: PartReader) -> None:
     """Gather the bytes ``[start, stop)`` of a body whose tensors lie in different places.
 
     Args:
         layout: Layout of the body.
         start: Offset in bytes of the first byte.
         stop: Offset in bytes after the last byte.
-        scratch: Buffer that the bytes are gathered into.
+        into: Memory that the bytes are gathered into.
         read: Reads a part of one tensor.
     """
-    whole = scratch.take(stop - start)
     for spec in layout.overlapping(start, stop):
         first, last = max(spec.start, start), min(spec.stop, stop)
-        read(spec, whole[first - start : last - start], first - spec.start)
-    return [whole]
+        read(spec, into[first - start : last - start], first - spec.start)
 
 
 def check_expansion(path: Path, layout: Layout, file_bytes: int) -> None:

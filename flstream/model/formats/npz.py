@@ -11,7 +11,6 @@ from typing import IO, Any
 import numpy as np
 
 from flstream.errors import CheckpointError, LayoutError
-from flstream.model.body import Scratch
 from flstream.model.dtypes import code_of
 from flstream.model.formats.archive import AGAIN, Archive, Member
 from flstream.model.formats.file import Format, check_expansion, read_parts
@@ -75,11 +74,6 @@ class NpzFile:
     """
 
     format: Format = "npz"
-    random_access = True
-    lendable = False
-    extent = None
-    changed = None
-    deliver = None
 
     def __init__(self, path: Path) -> None:
         self._archive = Archive(path)
@@ -134,9 +128,9 @@ class NpzFile:
         self._arrays[name] = _Array(member, text.tell(), bool(column_major) and several)
         return TensorInfo(name, code, tuple(shape), start, start + nbytes)
 
-    def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
-        """Return the bytes ``[start, stop)``, read or inflated into ``scratch``."""
-        return read_parts(self.layout, start, stop, scratch, self._read)
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Read the bytes ``[start, stop)``."""
+        read_parts(self.layout, start, stop, into, self._read)
 
     def _read(self, spec: TensorInfo, view: memoryview, offset: int) -> None:
         array = self._arrays[spec.name]

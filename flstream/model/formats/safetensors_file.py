@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from flstream.model.body import Scratch
 from flstream.model.checkpoint import FileSource
 from flstream.model.formats.file import Format
 from flstream.model.layout import Layout
@@ -19,14 +18,9 @@ class SafetensorsFile:
     """
 
     format: Format = "safetensors"
-    random_access = True
-    lendable = False
-    deliver = None
 
     def __init__(self, path: Path) -> None:
         self._source = FileSource(path)
-        self.extent = self._source.extent
-        self.changed = self._source.changed
         self.path = path
         self.layout: Layout = self._source.layout
         self.metadata: Mapping[str, str] = self._source.metadata
@@ -34,9 +28,9 @@ class SafetensorsFile:
         self.file_bytes = self.header_bytes + self.layout.nbytes
         self.files = (path,)
 
-    def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
-        """Return the bytes ``[start, stop)``, read into ``scratch``."""
-        return self._source.views(start, stop, scratch)
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Read the bytes ``[start, stop)``."""
+        self._source.read(start, stop, into)
 
     def check(self) -> list[str]:
         """Describe what was checked when the file was opened."""

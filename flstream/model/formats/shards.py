@@ -10,7 +10,6 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from flstream.errors import CheckpointError
-from flstream.model.body import Scratch
 from flstream.model.formats.file import CheckpointFile, Format
 from flstream.model.header import MAX_HEADER_BYTES
 from flstream.model.header_reading import decode_json
@@ -52,16 +51,10 @@ class ShardedFile:
     """
 
     format: Format = "safetensors shards"
-    random_access = True
-    lendable = False
-    extent = None
-    changed = None
-    deliver = None
 
     def __init__(self, path: Path, opener: Callable[[Path], CheckpointFile]) -> None:
         self.path = path
         self._opener = opener
-        self._scratch = Scratch()
         text = _read(path)
         members, self.metadata = _parse(text, path)
         homes = _homes(path)
@@ -118,24 +111,15 @@ class ShardedFile:
         self._shards[name] = shard  # the one that was used last is the last to be closed
         return shard
 
-    def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
-        """Return the bytes ``[start, stop)``, gathered from all shards that have some of them."""
-        index = bisect_right(self._starts, start) - 1
-        if stop <= self._segments[index].stop:
-            return self._read(index, start, stop, scratch)
-        whole, done = scratch.take(stop - start), 0
-        while start + done < stop:
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Gather the bytes ``[start, stop)`` from all shards that have some of them."""
+        index, reached = bisect_right(self._starts, start) - 1, start
+        while reached < stop:
             segment = self._segments[index]
-            for view in self._read(index, start + done, min(stop, segment.stop), self._scratch):
-                whole[done : done + len(view)] = view
-                done += len(view)
-            index += 1
-        return [whole]
-
-    def _read(self, index: int, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
-        segment = self._segments[index]
-        shift = segment.offset - segment.start
-        return list(self._open(segment.shard).views(start + shift, stop + shift, scratch))
+            last, shift = min(stop, segment.stop), segment.offset - segment.start
+            room = into[reached - start : last - start]
+            self._open(segment.shard).read(reached + shift, last + shift, room)
+            reached, index = last, index + 1
 
     def check(self) -> list[str]:
         """Check every shard, and compare the total size that the index states."""

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from flstream.errors import CheckpointError, LayoutError
-from flstream.model.body import Scratch
 from flstream.model.formats.archive import AGAIN, Archive, fill
 from flstream.model.formats.file import Format, check_expansion, read_parts
 from flstream.model.formats.fortran import FortranArray
@@ -60,11 +59,6 @@ class TorchFile:
     """
 
     format: Format = "torch"
-    random_access = True
-    lendable = False
-    extent = None
-    changed = None
-    deliver = None
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -113,9 +107,9 @@ class TorchFile:
             places[spec.name] = _Place(offset, _order(value), part, address, length)
         return places
 
-    def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
-        """Return the bytes ``[start, stop)``, read into ``scratch``."""
-        return read_parts(self.layout, start, stop, scratch, self._read)
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Read the bytes ``[start, stop)``."""
+        read_parts(self.layout, start, stop, into, self._read)
 
     def _read(self, spec: TensorInfo, view: memoryview, offset: int) -> None:
         # Bytes read through a mapping count as this process's memory, so that is the last resort.
@@ -131,9 +125,7 @@ class TorchFile:
             self._turned[1].read_into(view, offset)
             return
         start = spec.start + offset
-        for part in self._body.views(start, start + len(view)):
-            view[: len(part)] = part
-            view = view[len(part) :]
+        self._body.read(start, start + len(view), view)
         if place is not None:
             drop_pages(place.part, place.address, place.length)
 

@@ -1,14 +1,13 @@
 """Sources and sinks: where the bytes of a model's body come from and where they go.
 
-Both hand out lists of memoryviews for a range ``[start, stop)`` of the body. The kernel gathers
-from a source's views and scatters into a sink's, so no byte is copied in Python. What else a source
-or a sink can do is stated by attributes of its protocol, so that no caller depends on its class.
+A source reads any range ``[start, stop)`` of its body into memory that it is given. One that has
+its bytes in memory may show them in place, so that they are not copied on their way to a socket.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from flstream.model.layout import Layout
 
@@ -61,10 +60,9 @@ class Extent(NamedTuple):
 
 
 class Source(Protocol):
-    """A body whose bytes can be read range by range.
+    """A body whose bytes can be read range by range; one of your own may be offered as well.
 
-    ``extent``, ``deliver`` and ``changed`` are optional capabilities, None where a source lacks
-    them.
+    Whoever offers it reads it from one thread for each receiver, so ``read`` must allow that.
     """
 
     @property
@@ -72,54 +70,53 @@ class Source(Protocol):
         """Tensors of the body: names, dtypes, shapes and offsets."""
         ...
 
-    @property
-    def random_access(self) -> bool:
-        """Whether ranges may be read in any order and repeatedly.
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Fill ``into`` with the bytes ``[start, stop)`` of the body, at least one.
 
-        Otherwise the body is read once, from front to back.
+        Raises:
+            FlstreamError: They cannot be read.
         """
         ...
 
-    @property
-    def lendable(self) -> bool:
-        """Whether views outside the scratch are memory that no one changes while it is referenced.
 
-        The kernel may then be lent their pages instead of a copy.
+@runtime_checkable
+class InMemory(Protocol):
+    """What a source can do that has its bytes in memory."""
+
+    def in_place(self, start: int, stop: int) -> Sequence[memoryview] | None:
+        """Return the bytes ``[start, stop)`` where they lie, as consecutive views.
+
+        Returns:
+            The views; None if some of the bytes lie elsewhere, or in another order.
         """
         ...
 
-    @property
-    def extent(self) -> Callable[[int, int], Extent] | None:
-        """Function from ``(start, stop)`` to the place of these bytes in a file.
 
-        It raises a CheckpointError if the file no longer reaches up to there.
-        """
+@runtime_checkable
+class Watched(Protocol):
+    """What a source can do that finds out whether its bytes are still those that were offered."""
+
+    def changed(self) -> str | None:
+        """Return a sentence on what has changed since the source was made; None for nothing."""
         ...
 
-    @property
-    def changed(self) -> Callable[[int, int], str | None] | None:
-        """Function from ``(start, stop)`` to a sentence on what of it is no longer as it was.
 
-        It returns None if nothing is known to have changed since the source was made.
-        """
-        ...
+def change_of(source: Source) -> str | None:
+    """Return a sentence on what of a source is known to have changed; None if nothing is."""
+    return source.changed() if isinstance(source, Watched) else None
 
-    @property
-    def deliver(self) -> Callable[[Sink, OnRange | None], None] | None:
-        """Function that copies the whole body into a sink in an order of the source's own choice.
 
-        A source that gets its bytes from elsewhere has one; :func:`~flstream.model.copy.copy` calls
-        it. It calls the second argument, if there is one, with each range that is in the sink.
-        """
-        ...
+def views_of(source: Source, start: int, stop: int, scratch: Scratch) -> Sequence[memoryview]:
+    """Return bytes of a source as consecutive views: in place, or else read into ``scratch``.
 
-    def views(self, start: int, stop: int, scratch: Scratch) -> Sequence[memoryview]:
-        """Return the bytes ``[start, stop)`` of the body, at least one, as consecutive views.
-
-        A source that does not have the bytes in memory puts them into ``scratch``. Such views are
-        valid until the scratch is used again.
-        """
-        ...
+    Raises:
+        FlstreamError: They cannot be read.
+    """
+    if isinstance(source, InMemory) and (views := source.in_place(start, stop)) is not None:
+        return views
+    view = scratch.take(stop - start)
+    source.read(start, stop, view)
+    return [view]
 
 
 class Sink(Protocol):
@@ -157,23 +154,3 @@ class Sink(Protocol):
     def commit(self, start: int, stop: int) -> None:
         """Take over what was written into the views of ``[start, stop)``, the last requested."""
         ...
-
-
-def changed_through(
-    source: Source, origins: Callable[[int, int], Iterable[tuple[int, int]]]
-) -> Callable[[int, int], str | None] | None:
-    """Return the :attr:`Source.changed` of a source that is derived from another.
-
-    Args:
-        source: The other one.
-        origins: Returns the ranges of it that a range is made of.
-    """
-    look = source.changed
-    if look is None:
-        return None
-
-    def changed(start: int, stop: int) -> str | None:
-        sentences = (look(first, last) for first, last in origins(start, stop))
-        return next((each for each in sentences if each), None)
-
-    return changed
