@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from rows import GIB, MIB, Part, Row, measure_parts
+from rows import MIB, Part, Row, measure_parts
 from running import compare, rows_of_rounds
 
 from flstream.bench.cases import EXCHANGE
@@ -44,8 +44,6 @@ _engines = partial(Comparison, "engine.type", ("local", "ray"), 256 * MIB, 2)
 _LINKS = ("network={ up = 100 Mbit, down = 100 Mbit, latency = 50 ms }",)
 
 COMPARISONS = {
-    "adapters": _reuse(GIB, 4, trained="adapters"),
-    "full": _reuse(GIB, 2, 1.05, "all"),
     "adapters_over_links": _reuse(48 * MIB, 4, trained="adapters", settings=_LINKS),
     "full_over_links": _reuse(16 * MIB, 2, 1.05, "all", settings=_LINKS),
     "engines": _engines(1.6, settings=("checkpoints.keep=1",)),
@@ -60,7 +58,6 @@ def measured(folder: Path, scale: int, comparison: Comparison) -> Iterator[Row]:
     same = (f"train.args.size={size}", f"train.args.trained={trained}") if trained else ()
     cases = {f"{key} = {value}": (f"{key}={value}", *same, *settings) for value in values}
     job_file = REUSE if trained else EXCHANGE
-    # Whether there is anything to reuse is asked in the first three rounds, then in every eighth.
     figures = compare(
         cases, folder, size, clients, repeat=5, job_file=job_file, rounds=6, same_bits=True
     )

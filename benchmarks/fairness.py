@@ -29,10 +29,9 @@ from flstream.streaming.api import add_arrays, download_arrays
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.streaming.wire import (
-    NOBODY,
+    TOKEN_BYTES,
     VERSION,
     Close,
-    Digest,
     Fetch,
     Hello,
     Open,
@@ -40,7 +39,7 @@ from flstream.streaming.wire import (
     Request,
     pack_message,
 )
-from flstream.transport.sockets import SocketChannel
+from flstream.transport.channel import Channel
 
 REPEAT = 5
 HONEST_BYTES = 256 * MIB
@@ -52,17 +51,17 @@ Requests = Callable[[int, bytes, int], list[Request]]
 
 ATTACKS: dict[str, Requests] = {
     "layouts": lambda number, token, _: [Open(token, number)],
-    "digests": lambda number, token, nbytes: [Digest(token, number, 0, nbytes, 16 * MIB)],
-    "digests_of_16_bytes": lambda number, token, _: [Digest(token, number, 0, 16 << 12, 16)],
-    "frames_of_16_bytes": lambda number, token, nbytes: [
-        Fetch(token, number, 0, nbytes, 16, urgent=True)
+    "digests": lambda number, token, _: [Open(token, number, digests=True)],
+    "frames_of_16_bytes": lambda number, token, nbytes: [Fetch(token, number, [(0, nbytes)], 16)],
+    "ranges_of_16_bytes": lambda number, token, _: [
+        Fetch(token, number, [(start, start + 16) for start in range(0, 32 << 12, 32)], 16)
     ],
     "one_frame_that_is_called_off": lambda number, token, nbytes: [
-        Fetch(token, 2 * number, 0, nbytes, nbytes, urgent=True),
+        Fetch(token, 2 * number, [(0, nbytes)], nbytes),
         Close(token, 2 * number + 1, False, "no"),
     ],
     "pings": lambda number, token, _: [Ping(token, number)],
-    "closings": lambda number, _token, _nbytes: [Close(NOBODY, number, True, "")],
+    "closings": lambda number, _token, _nbytes: [Close(bytes(TOKEN_BYTES), number, True, "")],
 }
 
 
@@ -82,7 +81,7 @@ def _attacker(control: Any, sock: socket.socket, greeting: bytes, packets: bytes
 
 def _honest(control: Any, sock: socket.socket, nbytes: int) -> None:
     """Download whatever the control connection names, and send back the seconds."""
-    receiver = Receiver(SocketChannel(sock, "server"), "server")
+    receiver = Receiver(Channel(sock, "server"), "server")
     into = {"w": np.zeros(nbytes, np.uint8)}
     while True:
         token = control.recv()
@@ -99,7 +98,7 @@ def _beside(
     """Run a receiver in a process of its own; yield the connection to it."""
     ours, theirs = socket.socketpair()
     control, end = multiprocessing.Pipe()
-    service.attach(SocketChannel(ours, receiver), receiver)
+    service.attach(Channel(ours, receiver), receiver)
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=function, args=(end, theirs, *args), daemon=True)
     process.start()
@@ -141,7 +140,7 @@ def _attack(service: DownloadService, requests: Requests) -> Iterator[None]:
     ref = add_arrays(service, offered, ["attacker", "nobody"])
     flood = [request for n in range(1, 51) for request in requests(n, ref.token, array.nbytes)]
     greeting = pack_message(Hello(VERSION, b"attacker"))
-    packets = b"".join(pack_message(request, request.token) for request in flood)
+    packets = b"".join(pack_message(request) for request in flood)
     with _beside(service, "attacker", _attacker, greeting, packets) as control:
         assert control.recv() == "asked"
         yield

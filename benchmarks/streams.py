@@ -1,7 +1,8 @@
 """Downloads between a sender and its receivers, processes that live for a list of runs.
 
-The processes are connected by socket pairs, and over TCP. A run has a model, a number of receivers
-and a kind of sink; its results are bytes a second, peaks of memory and numbers of requests.
+The processes are connected by socket pairs, with and without direct reads, and over TCP. A run has
+a model, a number of receivers and a kind of sink; its results are bytes a second, peaks of memory
+and numbers of requests.
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Scratch, Source, views_of
 from flstream.streaming.api import download_arrays, download_file
-from flstream.streaming.download import download
-from flstream.streaming.receiver import Receiver, StreamSettings
-from flstream.streaming.remote import RemoteSource
+from flstream.streaming.download import RemoteSource, download
+from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
+from flstream.streaming.settings import StreamSettings
 from flstream.telemetry.memory import own_peak_rss, own_rss
-from flstream.transport.sockets import SocketChannel
+from flstream.transport.channel import Channel
 
 DEFAULTS = StreamSettings()
 CHUNK = DEFAULTS.chunk_size
 REPEAT = 5
 PATIENCE = 600.0  # seconds after which a run has failed
 
+Way = Literal["pair", "direct", "tcp"]
 Into = Literal["bare", "scratch", "existing memory", "new memory", "file"]
 
 
@@ -44,7 +46,7 @@ class Link(NamedTuple):
     Attributes:
         receiver: Name of the receiver.
         control: Connection for control messages: tokens, and when to begin.
-        sockets: For downloads over a socket pair and over TCP; then for bytes without a protocol.
+        sockets: For downloads over each way; then for bytes without a protocol.
     """
 
     receiver: str
@@ -53,12 +55,16 @@ class Link(NamedTuple):
 
     def bare(self, run: Run) -> socket.socket:
         """Return the socket of a run without a protocol."""
-        return self.sockets[2 + run.tcp]
+        return self.sockets[-1 if run.way == "tcp" else -2]
 
-    def channels(self, peer: str, *, lends: bool = False) -> list[SocketChannel]:
-        """Return the channels over a socket pair and over TCP to a peer."""
-        pair, tcp, *_ = self.sockets
-        return [SocketChannel(pair, peer, lends=lends), SocketChannel(tcp, peer, beats=True)]
+    def channels(self, peer: str) -> dict[Way, Channel]:
+        """Return the channels to a peer."""
+        pair, direct, tcp, *_ = self.sockets
+        return {
+            "pair": Channel(pair, peer),
+            "direct": Channel(direct, peer, direct=True),
+            "tcp": Channel(tcp, peer, beats=True),
+        }
 
 
 class Model(NamedTuple):
@@ -91,7 +97,7 @@ class Model(NamedTuple):
             with self.path.open("wb") as file:
                 file.write(header)
                 file.truncate(len(header) + self.nbytes)
-        return FileSource(self.path, immutable=True)
+        return FileSource(self.path)
 
 
 class Run(NamedTuple):
@@ -102,14 +108,14 @@ class Run(NamedTuple):
         model: Model to send.
         receivers: Number of receivers.
         into: Kind of sink of each receiver; ``bare`` is a socket without a protocol.
-        tcp: Whether it goes over TCP on the loopback.
+        way: Over a socket pair, by direct reads beside one, or over TCP on the loopback.
     """
 
     label: str
     model: Model
     receivers: int = 1
     into: Into = "scratch"
-    tcp: bool = False
+    way: Way = "pair"
 
 
 class Sent(NamedTuple):
@@ -196,7 +202,8 @@ def _answer(answer: Connection, function: Callable[..., Any], *args: Any) -> Non
 
 def _linked(name: str) -> tuple[Link, Link]:
     control, end = multiprocessing.Pipe()
-    pairs = socket.socketpair(), _tcp_pair(), socket.socketpair(), _tcp_pair()
+    pairs = [socket.socketpair(), socket.socketpair(), _tcp_pair()]
+    pairs += [socket.socketpair(), _tcp_pair()]
     ours, theirs = zip(*pairs, strict=True)
     return Link(name, control, ours), Link(name, end, theirs)
 
@@ -218,8 +225,8 @@ def _send(links: list[Link], runs: list[Run]) -> Sent:
     idle = own_rss()
     with DownloadService() as service:
         for link in links:
-            link.sockets[2].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-            for channel in link.channels(link.receiver, lends=True):
+            link.sockets[-2].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+            for channel in link.channels(link.receiver).values():
                 service.attach(channel, link.receiver)
         for number, run in enumerate(runs):
             chosen = links[: run.receivers]
@@ -259,7 +266,8 @@ def _drain(sock: socket.socket, size: int, buffer: memoryview) -> None:
 
 def _receive(link: Link, runs: list[Run], folder: Path) -> Received:
     """Run a receiver: receive the model of every run that the sender announces."""
-    receivers = [Receiver(channel, "sender") for channel in link.channels("sender")]
+    channels = link.channels("sender")
+    receivers = {way: Receiver(channel, "sender") for way, channel in channels.items()}
     spans: dict[int, tuple[float, float]] = {}
     bodies: dict[Model, MemoryBody] = {}
     path, buffer = folder / f"{link.receiver}.safetensors", Scratch()
@@ -274,19 +282,19 @@ def _receive(link: Link, runs: list[Run], folder: Path) -> Received:
         number, token = announced
         began = time.monotonic()
         run = runs[number]
-        receiver, status = receivers[run.tcp], None
+        receiver, status = receivers[run.way], None
         match run.into:
             case "bare":
                 _drain(link.bare(run), run.model.nbytes, buffer.take(CHUNK))
             case "scratch":
                 remote = RemoteSource(receiver, token, DEFAULTS)
-                for start, stop in remote.layout.ranges(DEFAULTS.frame_size):
-                    views_of(remote, start, stop, buffer)
+                for start, stop in remote.layout.ranges(CHUNK):
+                    remote.read(start, stop, buffer.take(stop - start))
                 remote.close()
             case "new memory":
                 status, _ = download_arrays(receiver, token)
             case "existing memory":
-                download(receiver, token, DEFAULTS, existing)
+                download(RemoteSource(receiver, token, DEFAULTS), existing)
             case "file":
                 status, _ = download_file(receiver, token, path)
                 path.unlink()

@@ -10,12 +10,10 @@ from flstream.model.layout import Layout
 from flstream.model.source import Scratch, Source, views_of
 
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
-COMPLEX = ("C64", "C128")
+COMPLEX = ("C64",)
 INTEGERS = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8")
 FOLDED = tuple(code for code in BY_CODE if code != "F8_E8M0")
 """Types that have a mean."""
-IN_FILES = tuple(code for code in BY_CODE if code != "C128")
-"""Types that the safetensors format has."""
 
 
 def tensor(code: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:

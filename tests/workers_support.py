@@ -7,8 +7,8 @@ from contextlib import suppress
 from flstream.client.messages import Ready, ToWorker
 from flstream.engines.engine import worker_socket_pairs
 from flstream.errors import StreamingError
+from flstream.transport.channel import Channel
 from flstream.transport.messages import MessageChannel
-from flstream.transport.sockets import SocketChannel
 
 PATIENCE = 20.0
 
@@ -30,7 +30,7 @@ class ThreadWorker:
             self.kill()
 
     def _live(self) -> None:
-        channel = SocketChannel(self.theirs.control, "server")
+        channel = Channel(self.theirs.control, "server")
         with suppress(StreamingError):
             MessageChannel(channel, "server", ToWorker).send(Ready(1, 1))
 

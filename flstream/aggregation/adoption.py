@@ -10,20 +10,17 @@ from pathlib import Path
 import numpy as np
 
 from flstream.aggregation.ahead import WriteBehind
-from flstream.aggregation.elements import FLOATS, SCALES, Elements, unit
 from flstream.aggregation.optimizers import Optimization
+from flstream.aggregation.regions import not_finite
 from flstream.aggregation.rules import AggregationRule
-from flstream.aggregation.steps import Steps
-from flstream.aggregation.update import UpdateSource, join
-from flstream.aggregation.update_set import not_finite
-from flstream.aggregation.walk import fold_updates
-from flstream.errors import UpdateRefusedError
+from flstream.aggregation.update import Reading, UpdateSource
+from flstream.aggregation.walk import OnRange, fold_updates
 from flstream.model.checkpoint import FileSink, FileSource
-from flstream.model.copy import ObservedSink, copy
 from flstream.model.digests import BodyDigest
+from flstream.model.dtypes import FLOATS, SCALES, first_not_finite, load, numbers_in
 from flstream.model.joined import MAIN, DiscardWriter, SplitWriter, part_layout
 from flstream.model.layout import Layout
-from flstream.model.source import Scratch, Sink, Source
+from flstream.model.source import Sink, Source
 
 
 def adopting(rule: AggregationRule) -> AggregationRule:
@@ -36,8 +33,8 @@ def adopt_update(
     updates: Sequence[UpdateSource],
     rule: AggregationRule,
     sink: Sink,
-    steps: Steps,
-    on_range: Callable[[int], None],
+    step: int,
+    on_range: OnRange,
     optimization: Optimization | None = None,
 ) -> str:
     """Make an update the next model.
@@ -50,56 +47,48 @@ def adopt_update(
         updates: The update; none gives the model itself.
         rule: Which tensors count, and whether what is not finite is refused.
         sink: Takes the next model. It is left unfinished.
-        steps: How finely to cut the walk.
-        on_range: Called with the number of bytes done so far after each range.
+        step: Bytes that are copied or folded at a time.
+        on_range: Called after each range.
         optimization: None; an adoption makes no step of an optimizer.
 
     Returns:
         Digest of the next model.
 
     Raises:
-        UpdateRefusedError: The update does not fit the model or is not finite; the message names
-            site and tensor.
+        UpdateRefusedError: The update does not fit the model or is not finite.
     """
-    is_whole = len(rule.selected(base.layout)) == len(base.layout.tensors)
+    layout = base.layout
+    is_whole = len(rule.selected(layout)) == len(layout.tensors)
     if any(each.partial or each.params_type == "DIFF" or not is_whole for each in updates):
-        return fold_updates(base, updates, rule, sink, steps, on_range, optimization)
-    source = base
-    target: Sink = sink
-    if updates:
-        (update,) = updates
-        source = update.open()
-        difference = base.layout.difference(source.layout)
-        if difference:
-            raise UpdateRefusedError(update.site, f"does not fit the model: {difference}")
-        if rule.on_nonfinite == "reject":
-            target = ObservedSink(sink, _finite_only(update.site, base.layout))
-    digest = BodyDigest(base.layout)
-    copy(source, target, digest=digest, on_range=lambda _, stop: on_range(stop))
+        return fold_updates(base, updates, rule, sink, step, on_range, optimization)
+    readings = [Reading(update, layout) for update in updates]
+    digest = BodyDigest(layout)
+    for start, stop in layout.ranges(step):
+        (out,) = sink.views(start, stop)
+        for reading in readings:
+            reading.copy(start, stop, out)
+            if rule.on_nonfinite == "reject":
+                _expect_finite(reading.update.site, layout, start, out)
+        if not readings:
+            base.read(start, stop, out)
+        sink.commit(start, stop)
+        digest.update([out])
+        on_range(stop)
+    for reading in readings:
+        reading.update.confirm()
     return digest.hexdigest()
 
 
-def _finite_only(site: str, layout: Layout) -> Callable[[int, int, Sequence[memoryview]], None]:
-    """A function that refuses floats of a range that are not finite.
-
-    Args:
-        site: Name of the site whose update it is.
-        layout: Layout of the update.
-    """
-    joined, value = Scratch(), np.empty(1)
-
-    def check(start: int, stop: int, views: Sequence[memoryview]) -> None:
-        data = join(views, joined)
-        for run in layout.runs(start, stop):
-            if run.dtype in FLOATS | SCALES:
-                elements = Elements(run.dtype, data[run.start - start : run.stop - start])
-                count = (run.stop - run.start) // unit(run.dtype)
-                index = elements.first_not_finite(slice(0, count))
-                if index is not None:
-                    elements.load(slice(index, index + 1), value)
-                    raise not_finite(site, layout, run, index, value[0])
-
-    return check
+def _expect_finite(site: str, layout: Layout, start: int, data: memoryview) -> None:
+    """Refuse a site's update if floats of a range that begins at an offset are not finite."""
+    for run in layout.runs(start, start + len(data)):
+        if run.dtype in FLOATS | SCALES:
+            numbers = numbers_in(run.dtype, data[run.start - start : run.stop - start])
+            index = first_not_finite(numbers)
+            if index is not None:
+                value = np.empty(1)
+                load(numbers[index : index + 1], value)
+                raise not_finite(site, layout, run, index, value[0])
 
 
 TRAINING = "flstream.training"
@@ -111,7 +100,7 @@ def write_site_model(
     base: Source,
     update: UpdateSource,
     rule: AggregationRule,
-    steps: Steps,
+    step: int,
     check: Callable[[], None],
     metadata: Mapping[str, str],
 ) -> str:
@@ -126,7 +115,7 @@ def write_site_model(
         base: The model that the site started from, with the bodies that travel with it.
         update: What it has sent.
         rule: Which tensors count, and whether what is not finite is refused.
-        steps: How finely to cut the work.
+        step: Bytes that are written at a time.
         check: Called now and then; raises to end the work.
         metadata: Strings for the file's header.
 
@@ -140,7 +129,7 @@ def write_site_model(
     model = replace(update, weight=1.0)
     if not rule.bodies:
         with FileSink(path, base.layout, header, durable=False) as sink:
-            digest = adopt_update(base, [model], adopting(rule), sink, steps, lambda _: check())
+            digest = adopt_update(base, [model], adopting(rule), sink, step, lambda _: check())
             sink.finish()
         return digest
     # What travels with the model is no part of it.
@@ -149,7 +138,7 @@ def write_site_model(
         others = {body: DiscardWriter(layouts[body]) for body in rule.bodies}
         writer = SplitWriter({MAIN: sink, **others})
         with closing(WriteBehind(base.layout, writer.write)) as target:
-            adopt_update(base, [model], adopting(rule), target, steps, lambda _: check())
+            adopt_update(base, [model], adopting(rule), target, step, lambda _: check())
         sink.finish()
     return writer.digests()[MAIN]
 
@@ -165,4 +154,4 @@ def kept_update(path: Path, update: UpdateSource, rule: AggregationRule) -> Upda
         rule: How updates are combined.
     """
     is_same = update.params_type == "FULL" and not update.partial and not rule.bodies
-    return replace(update, open=lambda: FileSource(path, immutable=True)) if is_same else update
+    return replace(update, open=lambda: FileSource(path)) if is_same else update

@@ -16,54 +16,22 @@ from typing import Literal
 
 import numpy as np
 
-from flstream.aggregation.elements import FLOATS, Array, block_room, blocks
-from flstream.aggregation.rules import AggregationRule
-from flstream.aggregation.steps import Steps
+from flstream.aggregation.elements import Array, block_room, blocks
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.update_set import UpdateSet
 from flstream.errors import UpdateRefusedError
-from flstream.model.source import Source
+from flstream.model.dtypes import FLOATS
 
 
 def clip_scales(
-    base: Source,
-    updates: Sequence[UpdateSource],
-    rule: AggregationRule,
-    steps: Steps,
-    on_range: Callable[[int], None],
-) -> list[float] | None:
-    """Compute the factors that scale each update's difference from the model to the rule's limit.
-
-    It takes a pass over all updates, and calls ``on_range(0)`` after each range, since nothing is
-    folded yet.
-
-    Args:
-        base: Model that the sites started from.
-        updates: Updates in the cohort's order.
-        rule: Rule with the limit ``clip_norm`` of the L2 norm.
-        steps: Ranges of the pass.
-        on_range: Called with 0 after each range that was read.
-
-    Returns:
-        Factors from 0 to 1, in the order of the updates; None where the rule does not clip.
-
-    Raises:
-        UpdateRefusedError: An update does not fit the model, or its difference has no finite norm.
-    """
-    if rule.clip_norm is None:
-        return None
-    return clipped(updates, _norms(base, updates, rule, steps, on_range), rule.clip_norm)
-
-
-def clipped(
     updates: Sequence[UpdateSource], norms: Sequence[float], limit: float | Literal["median"] | None
 ) -> list[float] | None:
-    """Return the factors that bring the updates' norms down to a limit, and tell them of it.
+    """Return the factors that bring the updates' L2 norms down to a limit, and tell them of it.
 
     Args:
         updates: The updates.
         norms: The L2 norm of each one's difference from the model.
-        limit: The limit, or the median of all norms; None for none.
+        limit: The limit, or the median of all norms; None for none, and no factors.
 
     Raises:
         UpdateRefusedError: A norm is not finite.
@@ -77,37 +45,28 @@ def clipped(
             )
     if limit is None:
         return None
-    scales = scales_for(norms, limit)
+    most = statistics.median(norms) if limit == "median" else limit
+    scales = [min(1.0, most / norm) if norm else 1.0 for norm in norms]
     for update, scale in zip(updates, scales, strict=True):
         if update.on_clip is not None:
             update.on_clip(scale < 1.0)
     return scales
 
 
-def scales_for(norms: Sequence[float], limit: float | Literal["median"]) -> list[float]:
-    """Return the factors that bring norms down to a limit, or to the median of them all."""
-    most = statistics.median(norms) if limit == "median" else limit
-    return [min(1.0, most / norm) if norm else 1.0 for norm in norms]
-
-
-def _norms(
-    base: Source,
-    updates: Sequence[UpdateSource],
-    rule: AggregationRule,
-    steps: Steps,
-    on_range: Callable[[int], None],
+def difference_norms(
+    cohort: UpdateSet, updates: int, on_range: Callable[[int], None]
 ) -> list[float]:
-    """Compute the L2 norm of each update's difference, over its aggregated floats."""
-    cohort = UpdateSet(base, updates, rule, steps, checks_finite=True)
-    sums = [_SquareSum() for _ in updates]
-    room = block_room(FLOATS, steps.step)
-    for start, stop in base.layout.ranges(steps.step):
-        for part in cohort.each_part(start, stop, cohort.begin(start, stop)):
-            if part.region.dtype in FLOATS and not part.region.body:
-                for block in blocks(part.region.numbers):
-                    values = room[: block.stop - block.start]
-                    part.differences(block, values)
-                    sums[part.place].add(values)
+    """Compute the L2 norm of each update's difference, over its aggregated floats, in one pass."""
+    sums = [_SquareSum() for _ in range(updates)]
+    room = block_room(FLOATS, cohort.step)
+    for _, _, regions, contributions in cohort.ranges():
+        for index, parts, _ in contributions:
+            if regions[index].dtype in FLOATS and not regions[index].body:
+                for part in parts:
+                    for block in blocks(part.region.numbers):
+                        values = room[: block.stop - block.start]
+                        part.differences(block, values)
+                        sums[part.place].add(values)
         on_range(0)
     return [each.root() for each in sums]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -43,8 +43,13 @@ class FoldRule:
             raise WorkflowError(f"FoldRule(base={self.base!r}): a base is {' or '.join(_BASES)}")
         if not _is_number(self.scale):
             raise WorkflowError(f"FoldRule(scale={self.scale!r}): a scale is a finite number")
-        for each in self._all_weights():
-            if not (_is_number(each) and each > 0):  # type: ignore[operator]
+        weights: Any = self.weights
+        if isinstance(weights, Mapping):
+            weights = list(weights.values())
+        elif not isinstance(weights, Sequence) or isinstance(weights, str | bytes):
+            weights = [] if weights is None else [weights]
+        for each in weights:
+            if not (_is_number(each) and each > 0):
                 raise WorkflowError(
                     f"FoldRule(weights=...) has {each!r}; a weight is a finite number above 0"
                 )
@@ -66,19 +71,6 @@ class FoldRule:
                 "give one for each, in their order"
             )
         return replace(self, weights=dict(zip(sites, self.weights, strict=True)))
-
-    def _all_weights(self) -> Collection[object]:
-        match self.weights:
-            case None:
-                return ()
-            case Mapping() as by_site:
-                return by_site.values()
-            case str() | bytes():
-                return [self.weights]
-            case Sequence() as listed:
-                return listed
-            case number:
-                return [number]
 
     def weight_of(self, site: str, own: float) -> float:
         """Weight of a site's update.
@@ -106,14 +98,12 @@ class FoldRule:
         """The rule as the arguments of an effect have it."""
         weights: Any = self.weights
         if isinstance(weights, Mapping):
-            weights = {site: float(each) for site, each in weights.items()}
-        elif isinstance(weights, Sequence):
-            weights = [float(each) for each in weights]
+            weights = {site: float(weight) for site, weight in weights.items()}
         elif weights is not None:
-            weights = float(weights)
+            is_list = isinstance(weights, Sequence)
+            weights = [float(weight) for weight in weights] if is_list else float(weights)
         return [weights, self.normalise, float(self.scale), self.base]
 
 
-def _is_number(value: object) -> bool:
-    is_plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_plain and math.isfinite(value)  # type: ignore[arg-type]
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and type(value) is not bool and math.isfinite(value)

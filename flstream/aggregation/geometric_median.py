@@ -21,14 +21,9 @@ _CONVERGED = 1e-12
 
 
 def geometric_median_weights(gram: Array, weights: Array) -> Array:
-    """Compute the weights of the mean that is the geometric median.
+    """Compute the weights, of sum 1, of the mean that is the geometric median.
 
-    Args:
-        gram: Inner products of the updates' differences, shape (n, n).
-        weights: Weights of the updates, which do not count: all count alike.
-
-    Returns:
-        Weights of shape (n,) whose sum is 1.
+    All updates count alike: see :data:`flstream.aggregation.methods.Weigh`.
     """
     distances = np.sqrt(squared_distances(gram))
     apart = distances[distances > 0]

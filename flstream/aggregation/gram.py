@@ -6,79 +6,50 @@ weighted mean of them. Rules that compare whole updates need no other look at th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
-from flstream.aggregation.elements import FLOATS, Array, blocks
-from flstream.aggregation.regions import Region
-from flstream.aggregation.rules import AggregationRule
-from flstream.aggregation.steps import TILE_NUMBERS, Steps
-from flstream.aggregation.update import UpdateSource
+from flstream.aggregation.elements import Array, blocks
+from flstream.aggregation.steps import TILE_NUMBERS
 from flstream.aggregation.update_set import UpdateSet
-from flstream.model.source import Source
+from flstream.model.dtypes import FLOATS
 
 # NumPy sums a row of up to so many numbers without buffering a part of it.
 _LONGEST_TILE = 8192
 
 
-def gram_matrix(
-    base: Source,
-    updates: Sequence[UpdateSource],
-    rule: AggregationRule,
-    steps: Steps,
-    on_range: Callable[[int], None],
-) -> Array:
-    """Compute the inner products of the updates' differences from the model.
+def gram_matrix(cohort: UpdateSet, updates: int, on_range: Callable[[int], None]) -> Array:
+    """Compute the inner products of the updates' differences from the model, in one pass.
 
     They are over all aggregated floats, in float64; a tensor that an update does not have is one
-    that it does not change. The matrix depends on neither the steps nor where the body is cut.
-
-    Args:
-        base: Model that the sites started from.
-        updates: Updates in the cohort's order.
-        rule: Rule that selects the tensors, and says whether numbers must be finite.
-        steps: Ranges of the pass.
-        on_range: Called with 0 after each range that was read, since nothing is folded yet.
+    that it does not change. The matrix depends on neither the step nor where the body is cut.
 
     Returns:
         Symmetric float64 matrix of shape (updates, updates).
-
-    Raises:
-        UpdateRefusedError: An update does not fit the model, or is not finite and has to be.
     """
-    cohort = UpdateSet(base, updates, rule, steps, checks_finite=True)
-    sums = GramSum(len(updates))
+    sums = GramSum(updates)
     room = np.empty(0)
-    with cohort.reading_ahead(steps.step):
-        for start, stop in base.layout.ranges(steps.step):
-            regions = cohort.begin(start, stop)
-            places, numbers = _places(regions)
-            if len(room) < numbers * len(updates):
-                room = np.empty(numbers * len(updates))
-            values = room[: numbers * len(updates)].reshape(len(updates), numbers)
-            if any(len(updates) > regions[index].carriers.bit_count() for index in places):
-                values.fill(0)
-            for index, parts, _ in cohort.parts(start, stop, regions):
-                if index not in places:
-                    continue
-                for part in parts:
-                    row = values[part.place, places[index] :]
-                    for block in blocks(part.region.numbers):
-                        part.differences(block, row[block])
-            sums.add(values)
-            on_range(0)
+    for _, _, regions, contributions in cohort.ranges():
+        # Where the floats of each region begin in a row.
+        places, numbers = {}, 0
+        for index, region in enumerate(regions):
+            if region.dtype in FLOATS and not region.is_kept:
+                places[index] = numbers
+                numbers += region.numbers
+        if len(room) < numbers * updates:
+            room = np.empty(numbers * updates)
+        values = room[: numbers * updates].reshape(updates, numbers)
+        if any(updates > regions[index].carriers.bit_count() for index in places):
+            values.fill(0)
+        for index, parts, _ in contributions:
+            for part in parts if index in places else ():
+                row = values[part.place, places[index] :]
+                for block in blocks(part.region.numbers):
+                    part.differences(block, row[block])
+        sums.add(values)
+        on_range(0)
     return sums.matrix()
-
-
-def _places(regions: Sequence[Region]) -> tuple[dict[int, int], int]:
-    """Return where the floats of each region begin in a row of the range's, and their number."""
-    places, numbers = {}, 0
-    for index, region in enumerate(regions):
-        if region.dtype in FLOATS and not region.is_kept:
-            places[index] = numbers
-            numbers += region.numbers
-    return places, numbers
 
 
 class GramSum:
@@ -88,9 +59,6 @@ class GramSum:
     a tile are summed by NumPy's pairwise sum, and the sums of the tiles in order. A product and a
     sum are two roundings and never one fused step; so a matrix product, whose order of summation
     depends on library and processor, is none of the means.
-
-    Args:
-        rows: Number of rows.
     """
 
     def __init__(self, rows: int) -> None:
@@ -101,11 +69,7 @@ class GramSum:
         self._filled = 0
 
     def add(self, values: Array) -> None:
-        """Add the next numbers of all rows.
-
-        Args:
-            values: float64 of shape (rows, numbers).
-        """
+        """Add the next numbers of all rows, float64 of shape (rows, numbers)."""
         at = min(-self._filled % self._length, values.shape[1])
         self._fill(values[:, :at])
         while at + self._length <= values.shape[1]:

@@ -8,41 +8,26 @@ cannot be near to one that has as many honest ones around it. All updates count 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from flstream.aggregation.elements import SMALL_BLOCK, Array, blocks
-from flstream.aggregation.integers import difference, shift
 
 
 def squared_distances(gram: Array) -> Array:
-    """Compute the squared distances of all pairs of vectors from their inner products.
-
-    Args:
-        gram: Inner products, float64 of shape (n, n).
-
-    Returns:
-        Float64 of shape (n, n), of which none is below 0.
-    """
+    """Compute the squared distances of pairs of vectors from their inner products, shape (n, n)."""
     norms = np.diagonal(gram)
     distances: Array = norms[:, None] + norms - 2 * gram
     return np.maximum(distances, 0, out=distances)
 
 
 def krum_weights(gram: Array, weights: Array, *, byzantine: int, chosen: int) -> Array:
-    """Weigh the updates with the lowest scores 1, and the others 0.
+    """Weigh the ``chosen`` updates with the lowest scores 1, and the others 0.
 
-    Of two with the same score, the first in the cohort's order is chosen.
-
-    Args:
-        gram: Inner products of the updates' differences, shape (n, n).
-        weights: Weights of the updates, which do not count.
-        byzantine: Number f of updates that may be Byzantine; n is at least 2 f + 3.
-        chosen: Number of updates to choose, from 1 to n: 1 is Krum, more is Multi-Krum.
-
-    Returns:
-        Weights of shape (n,).
+    Of two with the same score, the first in the cohort's order is chosen. Of n updates, f may be
+    ``byzantine``; n is at least 2 f + 3. One update is Krum, and more are Multi-Krum. See
+    :data:`flstream.aggregation.methods.Weigh`.
     """
     scores = _scores(squared_distances(gram), byzantine)
     return _marked(len(gram), np.argsort(scores, kind="stable")[:chosen].tolist())
@@ -51,13 +36,7 @@ def krum_weights(gram: Array, weights: Array, *, byzantine: int, chosen: int) ->
 def bulyan_weights(gram: Array, weights: Array, *, byzantine: int) -> Array:
     """Weigh n - 2 f updates 1, which Krum chooses one after the other, and the others 0.
 
-    Args:
-        gram: Inner products of the updates' differences, shape (n, n).
-        weights: Weights of the updates, which do not count.
-        byzantine: Number f of updates that may be Byzantine; n is at least 4 f + 3.
-
-    Returns:
-        Weights of shape (n,).
+    Of n updates, f may be ``byzantine``; n is at least 4 f + 3.
     """
     distances = squared_distances(gram)
     left = list(range(len(gram)))
@@ -70,10 +49,7 @@ def bulyan_weights(gram: Array, weights: Array, *, byzantine: int) -> Array:
 class AroundMedian:
     """The mean of each coordinate's values that are nearest to their median, the end of Bulyan.
 
-    Of two that are equally near, the lower one is taken.
-
-    Args:
-        left_out: Number of values left out, 2 f; at least one value is left.
+    Of two that are equally near, the lower one is taken. 2 f values are left out, and one is left.
     """
 
     def __init__(self, left_out: int) -> None:
@@ -92,32 +68,19 @@ class AroundMedian:
 def _around_median(ranked: Array, left_out: int) -> Array:
     """Return the mean of the values around the median, of sorted values of shape (n, numbers)."""
     count = len(ranked)
-    lower, upper = ranked[(count - 1) // 2].copy(), ranked[count // 2]
-    if ranked.dtype.kind in "iu":
-        # As distances from the middle one, which are exact where the values would not be.
-        steps = _window_mean(
-            lambda place: difference(ranked[place], lower),
-            count,
-            difference(upper, lower) / 2,
-            left_out,
-        )
-        return shift(lower, steps)
+    lower, upper = ranked[(count - 1) // 2], ranked[count // 2]
     # Halved first, since the sum of two large numbers may be beyond float64.
     median = np.where(lower == upper, lower, lower / 2 + upper / 2)
-    return _window_mean(lambda place: ranked[place], count, median, left_out)
-
-
-def _window_mean(row: Callable[[int], Array], count: int, median: Array, left_out: int) -> Array:
-    """Return the mean of the values nearest to the median, which are neighbours in the order."""
+    # The values nearest to it are neighbours in the order.
     kept = count - left_out
     first = np.zeros(median.shape, np.intp)
     for low in range(left_out):
         # The window moves up as long as its lowest value is farther off than the next above it.
-        first += (median - row(low) > row(low + kept) - median) & (first == low)
+        first += (median - ranked[low] > ranked[low + kept] - median) & (first == low)
     total = np.zeros(median.shape)
-    for place in range(count):
+    for place, values in enumerate(ranked):
         is_kept = (first <= place) & (place < first + kept)
-        np.add(total, row(place), out=total, where=is_kept)
+        np.add(total, values, out=total, where=is_kept)
     mean: Array = np.divide(total, kept, out=total)
     return mean
 

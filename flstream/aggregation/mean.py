@@ -8,8 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from flstream.aggregation.elements import BLOCK, INTEGERS, SMALL_BLOCK, Array, Elements, blocks
-from flstream.aggregation.integers import difference, shift
+from flstream.aggregation.elements import BLOCK, Array, blocks
 from flstream.aggregation.regions import Region, UpdatePart
 
 
@@ -18,18 +17,15 @@ class WeightedMean:
 
     A product and a sum are two roundings to float64 here and never one fused step, which a compiler
     may or may not choose at the end of a vector. So an element's result does not depend on its
-    place in a range, nor on how the body was cut. Floats are rounded once, at the end. Integers are
-    averaged as differences from the first update's, which leaves a value that all sites agree on
-    unchanged at any size, and then rounded half to even. A bool is true where updates of more than
-    half the weight are.
+    place in a range, nor on how the body was cut. Floats are rounded once, at the end, and integers
+    half to even. A bool is true where updates of more than half the weight are.
 
-    The floats and bools of the last updates are not summed before the results are requested. So
-    with two updates, no sum of more than a block is ever in memory.
+    The last updates are not summed before the results are requested. So with two updates, no sum of
+    more than a block is ever in memory.
 
     Attributes:
         sums: For each region of the range, the float64 sum of the values times the weights of all
-        updates but the last ones. For integers, of their differences from the first.
-        firsts: For each region of integers the first update's bytes; empty for other regions.
+            updates but the last ones.
     """
 
     def __init__(self) -> None:
@@ -38,10 +34,8 @@ class WeightedMean:
         self._summed: list[bool] = []
         self._last: list[Sequence[UpdatePart]] = []
         self._sums_buffer = np.empty(0)
-        self._firsts_buffer = bytearray()
         self._values = self._mean = np.empty(0)
         self.sums: list[Array] = []
-        self.firsts: list[memoryview] = []
 
     def begin(self, regions: Sequence[Region]) -> None:
         """Begin a range. Where a region has a weight already, its sums are to be filled in."""
@@ -57,31 +51,18 @@ class WeightedMean:
             self._sums_buffer = np.empty(sum(numbers))
         starts = accumulate(numbers, initial=0)
         self.sums = [self._sums_buffer[at : at + n] for at, n in zip(starts, numbers, strict=False)]
-        sizes = [
-            region.stop - region.start if region.dtype in INTEGERS else 0 for region in regions
-        ]
-        if len(self._firsts_buffer) < sum(sizes):
-            self._firsts_buffer = bytearray(sum(sizes))
-        room = memoryview(self._firsts_buffer)
-        self.firsts = []
-        for size in sizes:
-            self.firsts.append(room[:size])
-            room = room[size:]
 
     def add(self, index: int, parts: Sequence[UpdatePart], *, are_last: bool) -> None:
         """Add the parts of further updates for a region."""
         region = self._regions[index]
         for part in parts:  # one by one, so that the grouping does not change the bits
             self._weights[index] += part.weight
-        if region.dtype in INTEGERS:
-            for part in parts:
-                self._add_integers(index, part.integers(), part.weight)
-        elif are_last:
+        if are_last:
             self._last[index] = parts
-        else:
-            for block in blocks(region.numbers):
-                self._sum(index, parts, block, self.sums[index][block])
-            self._summed[index] = True
+            return
+        for block in blocks(region.numbers):
+            self._sum(index, parts, block, self.sums[index][block])
+        self._summed[index] = True
 
     def result(self, index: int, block: slice) -> Array:
         """Return the mean of a block of a region, in an array that the next call overwrites.
@@ -97,8 +78,6 @@ class WeightedMean:
             np.multiply(total, 1 / weight, out=mean)  # the same bits in a third of the time
         else:
             np.divide(total, weight, out=mean)
-        if region.dtype in INTEGERS:
-            return shift(Elements(region.dtype, self.firsts[index]).native()[block], mean)
         return mean
 
     def _sum(self, index: int, parts: Sequence[UpdatePart], block: slice, out: Array) -> Array:
@@ -112,19 +91,6 @@ class WeightedMean:
             total = values if total is None else np.add(total, values, out=out)
         assert total is not None, "a region that nobody has anything for is kept"
         return total
-
-    def _add_integers(self, index: int, values: Array, weight: float) -> None:
-        firsts = Elements(self._regions[index].dtype, self.firsts[index]).native()
-        if not self._summed[index]:
-            self._summed[index] = True
-            firsts[:] = values
-            self.sums[index][:] = 0
-            return
-        for block in blocks(len(values), SMALL_BLOCK):
-            by = difference(values[block], firsts[block])
-            total = self.sums[index][block]
-            np.multiply(by, weight, out=by)
-            np.add(total, by, out=total)
 
 
 def _is_power_of_two(weight: float) -> bool:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from flstream.aggregation.elements import (
-    BLOCK,
-    FLOATS,
-    INTEGERS,
-    SMALL_BLOCK,
-    Array,
-    Elements,
-    blocks,
-)
+from flstream.aggregation.elements import BLOCK, SMALL_BLOCK, Array, blocks
 from flstream.aggregation.optimizers import Optimization, OptimizerWalk
 from flstream.aggregation.private import PrivateMean
-from flstream.aggregation.regions import Region, UpdatePart
+from flstream.aggregation.regions import BaseValues, Region, UpdatePart
 from flstream.aggregation.rules import AggregationRule
-from flstream.aggregation.update_set import BaseValues
 from flstream.model.digests import BodyDigest
+from flstream.model.dtypes import FLOATS, INTEGERS, first_not_finite, numbers_in, store
 from flstream.model.source import Sink
 from flstream.telemetry.halts import halt_at
 
@@ -34,51 +26,21 @@ class Fold(Protocol):
         ...
 
     def add(self, index: int, parts: Sequence[UpdatePart], *, are_last: bool) -> None:
-        """Add the parts of further updates for a region.
+        """Add the parts of further updates for the region at an index of the range.
 
-        Updates come in the cohort's order, and every update among a region's ``carriers`` is added.
-
-        Args:
-            index: Index of the region in the range.
-            parts: One or more parts.
-            are_last: Whether these are the last parts. Their bytes stay valid until all results
-                have been
-            returned; those of others only during this call.
+        Updates come in the cohort's order, and every update among a region's carriers is added. The
+        bytes of the last parts stay valid until all results have been returned; those of others
+        only during this call.
         """
         ...
 
     def result(self, index: int, block: slice) -> Array:
-        """Return the new values of a block of a region; called once for each block.
-
-        Returns:
-            Float64, which may be overwritten; or, for a region of integers, their own type.
-        """
+        """Return the new values of a block of a region, once: float64, which may be overwritten."""
         ...
 
 
-class NotFinite(NamedTuple):
-    """The place of an infinity or a NaN in the next model.
-
-    Attributes:
-        region: Region that has it.
-        number: Index of the number in the region.
-    """
-
-    region: Region
-    number: int
-
-
 class NextModel:
-    """Writes the next model.
-
-    Args:
-        sink: Sink of the next model.
-        old: Values of the model before.
-        rule: Rule that selects the tensors, says whether all numbers must be finite, and has the
-            mechanism that makes them private, if one does.
-        optimization: Server optimizer and its state; without one, the aggregate is the next model.
-        updates: Number of updates in the fold.
-    """
+    """Writes the next model: the aggregate of so many updates, or an optimizer's step to it."""
 
     def __init__(
         self,
@@ -99,7 +61,6 @@ class NextModel:
         self._private: PrivateMean | None = None
         if rule.mechanism is not None:
             self._private = PrivateMean(rule.mechanism, sink.layout)
-        self._block = np.empty(SMALL_BLOCK if self._private is None else BLOCK)
 
     @property
     def digest(self) -> str:
@@ -108,64 +69,58 @@ class NextModel:
 
     def write(
         self, start: int, stop: int, regions: Sequence[Region], fold: Fold
-    ) -> NotFinite | None:
+    ) -> tuple[Region, int] | None:
         """Write a range, unless it has a number that must be finite and is not.
 
         Returns:
-            The place of that number, or None.
+            The region of that number, and its index there; or None.
         """
         halt_at("fold")
         (out,) = self._sink.views(start, stop)
         for index, region in enumerate(regions):
-            target = out[region.start - start : region.stop - start]
+            data = out[region.start - start : region.stop - start]
+            is_float = region.dtype in FLOATS
+            optimizer = self._optimizer if is_float and not region.body else None
             # Of numbers that are private, it must not show whether anybody sent them.
             if region.is_kept and not (self._private and region.is_selected):
-                self._keep(region, target)
+                data[:] = self._old.of(region)
+                if optimizer and region.is_selected:
+                    optimizer.keep(region)
                 continue
-            bad = self._fill(index, region, fold, Elements(region.dtype, target))
-            if bad is not None:
-                return NotFinite(region, bad)
+            target = numbers_in(region.dtype, data)
+            is_small = self._optimizer or region.fold_rule is not None
+            for part in blocks(region.numbers, SMALL_BLOCK if is_small else BLOCK):
+                if region.is_kept:
+                    values = self._old.block(region, part).copy()
+                else:
+                    values = fold.result(index, part)
+                if region.dtype in INTEGERS:
+                    bad = first_not_finite(values, part.start)
+                    if bad is None:
+                        _store_rounded(values, target[part])
+                        continue
+                    return region, bad
+                if region.fold_rule is not None:
+                    np.multiply(values, region.fold_rule.scale, out=values)
+                    np.add(values, self._old.block(region, part), out=values)
+                if self._private and is_float:
+                    self._private.apply(region, part, values, self._old.block(region, part))
+                if optimizer:
+                    optimizer.advance(region, part, values, self._old.block(region, part))
+                store(values, target[part])
+                if self._is_checked and is_float:
+                    bad = first_not_finite(target[part], part.start)
+                    if bad is not None:
+                        return region, bad
         self._sink.commit(start, stop)
         self._digest.update([out])
         return None
 
-    def _keep(self, region: Region, target: memoryview) -> None:
-        target[:] = self._old.of(region)
-        if self._optimizer and region.is_selected and _is_optimized(region):
-            self._optimizer.keep(region)
 
-    def _fill(self, index: int, region: Region, fold: Fold, target: Elements) -> int | None:
-        if region.dtype in INTEGERS:
-            for part in blocks(region.numbers, SMALL_BLOCK):
-                target.native()[part] = fold.result(index, part)
-            return None
-        is_float = region.dtype in FLOATS
-        is_small = self._optimizer or region.fold_rule is not None
-        for part in blocks(region.numbers, SMALL_BLOCK if is_small else BLOCK):
-            if region.is_kept:
-                values = self._old_block(region, part).copy()
-            else:
-                values = fold.result(index, part)
-            if region.fold_rule is not None:
-                np.multiply(values, region.fold_rule.scale, out=values)
-                np.add(values, self._old_block(region, part), out=values)
-            if self._private and is_float:
-                self._private.apply(region, part, values, self._old_block(region, part))
-            if self._optimizer and _is_optimized(region):
-                self._optimizer.advance(region, part, values, self._old_block(region, part))
-            target.store(part, values)
-            if self._is_checked and is_float:
-                bad = target.first_not_finite(part)
-                if bad is not None:
-                    return bad
-        return None
-
-    def _old_block(self, region: Region, part: slice) -> Array:
-        block = self._block[: part.stop - part.start]
-        Elements(region.dtype, self._old.of(region)).load(part, block)
-        return block
-
-
-def _is_optimized(region: Region) -> bool:
-    """Whether a server optimizer has a part in a region."""
-    return region.dtype in FLOATS and not region.body
+def _store_rounded(values: Array, out: Array) -> None:
+    """Round finite float64 half to even, to the nearest number that an integer type has."""
+    limits = np.iinfo(out.dtype)
+    np.rint(values, out=values)
+    above, below = values >= float(limits.max), values <= float(limits.min)
+    out[:] = np.where(above | below, 0.0, values)
+    out[above], out[below] = limits.max, limits.min

@@ -13,16 +13,16 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from flstream.aggregation.elements import FLOATS, SMALL_BLOCK, Array, Elements, blocks
+from flstream.aggregation.elements import SMALL_BLOCK, Array, blocks
 from flstream.aggregation.regions import Region
 from flstream.aggregation.rules import AggregationRule
-from flstream.aggregation.side_layout import SideLayout, SideRange, SideTensor
-from flstream.aggregation.update import join
+from flstream.aggregation.side_layout import SideLayout
 from flstream.errors import CheckpointError
 from flstream.job import Job
 from flstream.job.sections import ServerOptimizerSection
+from flstream.model.dtypes import FLOATS, load, numbers_in, store
 from flstream.model.layout import Layout
-from flstream.model.source import Scratch, Sink, Source, views_of
+from flstream.model.source import Scratch, Sink, Source, view_of
 
 OptimizerType = Literal["fedavgm", "fedadagrad", "fedadam", "fedyogi", "feddyn"]
 Moment = Literal["momentum", "second_moment"]
@@ -59,15 +59,12 @@ class ServerOptimizer:
         return self.side_layout(model, rule.selected(model)).layout
 
     def side_layout(self, model: Layout, selected: Collection[str]) -> SideLayout:
-        """Return the places of the state: of F64 and C64 in their own type, else in F32.
-
-        That of C128 is in pairs of F64, since it goes into a file.
-        """
+        """Return the places of the state: of F64 and C64 in their own type, else in F32."""
         floats = [s for s in model.tensors if s.name in selected and s.dtype in FLOATS]
-        kept_as = {"F64": "F64", "C64": "C64", "C128": "F64"}
+        kept_as = {"F64": "F64", "C64": "C64"}
         return SideLayout(
             model,
-            (SideTensor(m, s, kept_as.get(s.dtype, "F32")) for m in self.moments for s in floats),
+            ((m, s, kept_as.get(s.dtype, "F32")) for m in self.moments for s in floats),
         )
 
     def initial(self, moment: Moment) -> float:
@@ -167,7 +164,7 @@ class OptimizerWalk:
         self._updates = updates
         self._optimizer, self._in, self._out = optimization
         self._side_layout = self._optimizer.side_layout(model, selected)
-        self._scratch, self._joined = Scratch(), Scratch()
+        self._scratch = Scratch()
         if self._in is not None:
             difference = self._side_layout.layout.difference(self._in.layout)
             if difference:
@@ -179,38 +176,34 @@ class OptimizerWalk:
     def advance(self, region: Region, part: slice, values: Array, old: Array) -> None:
         """Turn a block of the aggregate into one of the next model.
 
-        Args:
-            region: Region of floats.
-            part: Block of at most ``SMALL_BLOCK`` numbers of the region.
-            values: float64 aggregate; overwritten by the next model.
-            old: float64 values of the model.
+        The block has at most ``SMALL_BLOCK`` numbers of a region of floats, in float64: those of
+        the aggregate, which are overwritten, and the ``old`` ones of the model.
         """
-        moments: dict[Moment, Array] = {}
-        for moment in self._optimizer.moments:
-            moments[moment] = self._read(moment, self._place(moment, region, part))
+        numbers = part.stop - part.start
+        places = {m: self._side_layout.place(m, region, part) for m in self._optimizer.moments}
+        moments = {m: self._read(m, place, numbers) for m, place in places.items()}
         np.subtract(values, old, out=values)
         np.add(old, self._optimizer.step(values, moments, self._updates), out=values)
         for moment, after in moments.items():
-            self._write(self._place(moment, region, part), after)
+            self._write(places[moment], after)
 
     def keep(self, region: Region) -> None:
         """Copy the state of a region of floats unchanged."""
         for part in blocks(region.numbers, SMALL_BLOCK):
             for moment in self._optimizer.moments:
-                place = self._place(moment, region, part)
-                self._write(place, self._read(moment, place))
+                place = self._side_layout.place(moment, region, part)
+                self._write(place, self._read(moment, place, part.stop - part.start))
 
-    def _place(self, moment: Moment, region: Region, part: slice) -> SideRange:
-        return self._side_layout.place(moment, region, part.start, part.stop)
-
-    def _read(self, moment: Moment, place: SideRange) -> Array:
-        block = np.full(place.numbers, self._optimizer.initial(moment))
+    def _read(self, moment: Moment, place: tuple[str, int, int], numbers: int) -> Array:
+        block = np.full(numbers, self._optimizer.initial(moment))
         if self._in is not None:
-            views = views_of(self._in, place.start, place.stop, self._scratch)
-            Elements(place.dtype, join(views, self._joined)).load(slice(None), block)
+            dtype, start, stop = place
+            data = view_of(self._in, start, stop, self._scratch)
+            load(numbers_in(dtype, data), block)
         return block
 
-    def _write(self, place: SideRange, block: Array) -> None:
-        (out,) = self._out.views(place.start, place.stop)
-        Elements(place.dtype, out).store(slice(None), block)
-        self._out.commit(place.start, place.stop)
+    def _write(self, place: tuple[str, int, int], block: Array) -> None:
+        dtype, start, stop = place
+        (out,) = self._out.views(start, stop)
+        store(block, numbers_in(dtype, out))
+        self._out.commit(start, stop)

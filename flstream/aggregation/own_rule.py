@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,24 +47,22 @@ class OwnRule:
     def __init__(self, method: str, args: Mapping[str, Any]) -> None:
         self._where, _, name = method.rpartition(":")
         self._name = f"{Path(self._where).name}:{name}"
-        self._rule = self._call(self._name, lambda: make(method, args))
+        with self._guarded(self._name):
+            self._rule = make(method, args)
         self.folds = callable(getattr(self._rule, "fold", None))
         self.weighs = callable(getattr(self._rule, "weigh", None))
 
     def fold(self, values: Array, weights: Array) -> Array:
         """Combine a block: see :data:`flstream.aggregation.coordinates.Combine`."""
-        combined = self._call(f"{self._name}.fold", lambda: self._rule.fold(values, weights))
+        with self._guarded(f"{self._name}.fold"):
+            combined = self._rule.fold(values, weights)
         # Copied, since it is overwritten later, and may be part of what the rule keeps.
         return self._floats("fold", combined, values.shape[1])
 
     def weigh(self, gram: Array, weights: Array) -> Array:
-        """Return the weight of each update, of which one at least is above 0 and none below.
-
-        Args:
-            gram: Inner products of the updates' differences, shape (n, n).
-            weights: Weights of the updates, shape (n,).
-        """
-        made = self._call(f"{self._name}.weigh", lambda: self._rule.weigh(gram, weights))
+        """Return the weight of each update, of which one at least is above 0 and none below."""
+        with self._guarded(f"{self._name}.weigh"):
+            made = self._rule.weigh(gram, weights)
         found = self._floats("weigh", made, len(gram))
         # A NaN is in no range, either.
         in_range = ((found >= 0) & (found <= MOST_WEIGHT)).all()
@@ -93,9 +92,11 @@ class OwnRule:
             )
         return found
 
-    def _call(self, what: str, call: Callable[[], Any]) -> Any:
+    @contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """Say where the user's code has raised an error."""
         try:
-            return call()
+            yield
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             code_failed(error)
             lines = traceback.extract_tb(error.__traceback__)

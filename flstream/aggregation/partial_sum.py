@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from flstream.aggregation.clipping import clip_scales
-from flstream.aggregation.elements import FLOATS, INTEGERS, blocks, first_not_finite, quietly
-from flstream.aggregation.finite_check import find_not_finite
+from flstream.aggregation.elements import blocks
 from flstream.aggregation.mean import WeightedMean
-from flstream.aggregation.next_model import NextModel
 from flstream.aggregation.optimizers import Optimization
-from flstream.aggregation.regions import Region
+from flstream.aggregation.regions import Region, element_at
 from flstream.aggregation.rules import AggregationRule
-from flstream.aggregation.side_layout import SideLayout, SideRange, SideTensor
-from flstream.aggregation.steps import Steps
-from flstream.aggregation.update import UpdateSource, join
-from flstream.aggregation.update_set import UpdateSet, element_at
+from flstream.aggregation.side_layout import SideLayout
+from flstream.aggregation.update import UpdateSource
+from flstream.aggregation.update_set import UpdateSet
+from flstream.aggregation.walk import OnRange, find_not_finite, fold_updates, weigh_updates
 from flstream.errors import AggregationError, CheckpointError
 from flstream.model.checkpoint import FileSink, FileSource
-from flstream.model.source import Scratch, Sink, Source, views_of
+from flstream.model.dtypes import FLOATS, first_not_finite
+from flstream.model.source import Sink, Source
 
 _SITES = "flstream.sites"
 _CLIPPED = "flstream.clipped"
 _LABEL = "flstream.partial_sum"
-_WEIGHTS = "weights"
-
-OnRange = Callable[[int], None]
+_WEIGHTS = "flstream.weights"
 
 
 class PartialSum:
     """The weighted sums of the updates of some sites, to which further ones are added.
 
-    The file has, in float64, the sum of each number and the weight of each tensor; for integers
-    also the first update. It is replaced as a whole each time updates are added: a process that is
-    killed leaves the sums before or those after, with the names of their sites.
+    The file has, in float64, the sum of each number, and in its header the weight of each tensor
+    and the names of the sites. It is replaced as a whole each time updates are added: a process
+    that is killed leaves the sums before or those after.
 
     The next model has the same bits as if all updates had been folded in one walk, in the same
     order.
@@ -51,6 +47,7 @@ class PartialSum:
     Attributes:
         path: Path of the file.
         sites: Names of the sites whose updates are in it, in the order in which they were added.
+        weights: For each tensor of the model the sum of their weights.
         clipped: Names of those among them whose updates were scaled down to the rule's norm.
 
     Raises:
@@ -61,33 +58,33 @@ class PartialSum:
         if rule.is_ranked:
             raise ValueError(f"{rule.method} needs all updates at once; it has no partial sum")
         self.path = path
-        self.sites: tuple[str, ...] = ()
-        self.clipped: tuple[str, ...] = ()
+        self.sites: Sequence[str] = ()
+        self.clipped: Sequence[str] = ()
         self._base = base
         self._rule = rule
         self._label = label
-        model = base.layout
-        self._weights = [0.0] * len(model.tensors)
-        self._side_layout = _side_layout(base, rule)
+        model, selected = base.layout, rule.selected(base.layout)
+        self.weights: Sequence[float] = [0.0] * len(model.tensors)
+        self._side_layout = SideLayout(
+            model,
+            [("sum", spec, "F64") for spec in model.tensors if spec.name in selected],
+        )
         self._file: FileSource | None = None
-        self._scratches = Scratch(), Scratch()
         if path.exists():
             self._load_state(FileSource(path))
 
-    @quietly
-    def add(self, updates: Sequence[UpdateSource], steps: Steps, on_range: OnRange) -> None:
+    def add(self, updates: Sequence[UpdateSource], step: int, on_range: OnRange) -> None:
         """Add updates of sites that are not in it yet.
 
         Args:
-            updates: One or more updates, in the cohort's order.
-            steps: Ranges of the walk.
+            updates: Updates in the cohort's order; none leaves the file as it is.
+            step: Bytes that are added at a time.
             on_range: Called with the bytes of the model done so far, after each range that was
-                read; an
-            error that it raises leaves the file as it was.
+                read; an error that it raises leaves the file as it was.
 
         Raises:
-            UpdateRefusedError: An update does not fit the model or is not finite; none of them was
-                added.
+            UpdateRefusedError: An update does not fit the model, is not finite or was changed
+                meanwhile; none of them was added.
             AggregationError: They are sound, but their sum with the others would not be finite.
             CheckpointError: The file cannot be written.
         """
@@ -95,39 +92,50 @@ class PartialSum:
         twice = sorted({site for site in sites if [*self.sites, *sites].count(site) > 1})
         if twice:
             raise ValueError(f"{twice[0]} is in the partial sum already")
+        if not updates:
+            return
         base, rule = self._base, self._rule
-        scales = clip_scales(base, updates, rule, steps, on_range)
-        cohort = UpdateSet(base, updates, rule, steps, scales=scales, before=self._weights)
-        metadata = {_LABEL: self._label, _SITES: json.dumps([*self.sites, *sites])}
+        _, scales = weigh_updates(base, updates, rule, None, step, on_range)
+        cohort = UpdateSet(base, updates, rule, step, scales=scales, before=self.weights)
+        metadata = {
+            _LABEL: self._label,
+            _SITES: json.dumps([*self.sites, *sites]),
+            _WEIGHTS: json.dumps(self._weights_with(updates, cohort.regions)),
+        }
         if scales is not None:
             scaled = [site for site, each in zip(sites, scales, strict=True) if each < 1.0]
             metadata[_CLIPPED] = json.dumps([*self.clipped, *scaled])
         mean = WeightedMean()
-        with FileSink(self.path, self._side_layout.layout, metadata) as sink:
-            self._save_weights(sink, cohort, updates)
-            for start, stop in base.layout.ranges(steps.step):
-                regions = cohort.begin(start, stop)
+        quiet = np.errstate(over="ignore", invalid="ignore")
+        with quiet, FileSink(self.path, self._side_layout.layout, metadata) as sink:
+            for start, stop, regions, contributions in cohort.ranges():
                 mean.begin(regions)
-                self._load(mean, regions)
-                for index, parts, _ in cohort.parts(start, stop, regions):
+                self.load(mean, regions)
+                for index, parts, _ in contributions:
                     mean.add(index, parts, are_last=False)
                 bad = self._first_not_finite(mean, regions)
                 if bad is not None:
-                    find_not_finite(base, updates, rule, steps, start, on_range)
+                    find_not_finite(base, updates, rule, step, start, on_range)
                     raise AggregationError(
                         f"{bad} has a sum that is not finite, though all updates are; "
                         "lower their weights"
                     )
-                self._save(mean, regions, sink)
+                for sums, region in zip(mean.sums, regions, strict=True):
+                    if not region.is_kept:
+                        _, first, last = self._side_layout.place("sum", region)
+                        (out,) = sink.views(first, last)
+                        out[:] = sums.view(np.uint8).data
+                        sink.commit(first, last)
                 on_range(stop)
+            for each in updates:
+                each.confirm()
             file = sink.finish()
         self._load_state(file)
 
-    @quietly
     def finish(
         self,
         sink: Sink,
-        steps: Steps,
+        step: int,
         on_range: OnRange,
         optimization: Optimization | None = None,
     ) -> str:
@@ -138,26 +146,14 @@ class PartialSum:
         """
         if not self.sites:
             raise AggregationError("no update was added to the partial sum, so it has no mean")
-        cohort = UpdateSet(self._base, [], self._rule, steps, before=self._weights)
-        mean = WeightedMean()
-        model = NextModel(sink, cohort.old, self._rule, optimization, len(self.sites))
-        for start, stop in self._base.layout.ranges(steps.step):
-            regions = cohort.begin(start, stop)
-            mean.begin(regions)
-            self._load(mean, regions)
-            bad = model.write(start, stop, regions, mean)
-            if bad is not None:
-                raise AggregationError(
-                    f"{element_at(self._base.layout, *bad)} would not be finite in the next "
-                    "model, though all updates are; lower their weights or the learning rates"
-                )
-            on_range(stop)
-        return model.digest
+        return fold_updates(
+            self._base, [], self._rule, sink, step, on_range, optimization, earlier=self
+        )
 
     def discard(self) -> None:
         """Remove the file, once the next model is durable."""
         self._file, self.sites, self.clipped = None, (), ()
-        self._weights = [0.0] * len(self._weights)
+        self.weights = [0.0] * len(self.weights)
         self.path.unlink(missing_ok=True)
 
     def _load_state(self, file: FileSource) -> None:
@@ -173,52 +169,28 @@ class PartialSum:
         self._file = file
         self.sites = tuple(json.loads(file.metadata[_SITES]))
         self.clipped = tuple(json.loads(file.metadata.get(_CLIPPED, "[]")))
-        spec = file.layout.by_name[_WEIGHTS]
-        data = join(views_of(file, spec.start, spec.stop, self._scratches[0]), self._scratches[1])
-        self._weights = np.frombuffer(data, dtype=np.float64).tolist()
+        self.weights = json.loads(file.metadata[_WEIGHTS])
 
-    def _save_weights(
-        self, sink: FileSink, cohort: UpdateSet, updates: Sequence[UpdateSource]
-    ) -> None:
-        weights, model = list(self._weights), self._base.layout
-        place_of = {spec.name: place for place, spec in enumerate(model.tensors)}
-        for region in cohort.regions.all:
+    def _weights_with(
+        self, updates: Sequence[UpdateSource], regions: Sequence[Region]
+    ) -> Sequence[float]:
+        """Return the weight of each tensor once updates have been added."""
+        weights = dict(zip(self._base.layout.by_name, self.weights, strict=True))
+        for region in regions:
             weight = region.before
             for place, update in enumerate(updates):
                 if region.carried_by(place):
                     weight += region.weight_of(update)
-            for spec in model.overlapping(region.start, region.stop):
-                weights[place_of[spec.name]] = weight
-        spec = self._side_layout.layout.by_name[_WEIGHTS]
-        (out,) = sink.views(spec.start, spec.stop)
-        np.frombuffer(out, dtype=np.float64)[:] = weights
-        sink.commit(spec.start, spec.stop)
+            for spec in self._base.layout.overlapping(region.start, region.stop):
+                weights[spec.name] = weight
+        return list(weights.values())
 
-    def _load(self, mean: WeightedMean, regions: Sequence[Region]) -> None:
-        for index, region in enumerate(regions):
-            if not region.before or self._file is None:
-                continue
-            for place, target in self._places(mean, index, region):
-                views = views_of(self._file, place.start, place.stop, self._scratches[0])
-                target[:] = join(views, self._scratches[1])
-
-    def _save(self, mean: WeightedMean, regions: Sequence[Region], sink: FileSink) -> None:
-        for index, region in enumerate(regions):
-            if region.is_kept:
-                continue
-            for place, data in self._places(mean, index, region):
-                (out,) = sink.views(place.start, place.stop)
-                out[:] = data
-                sink.commit(place.start, place.stop)
-
-    def _places(
-        self, mean: WeightedMean, index: int, region: Region
-    ) -> list[tuple[SideRange, memoryview]]:
-        sums = mean.sums[index].view(np.uint8).data
-        places = [(self._side_layout.place("sum", region), sums)]
-        if region.dtype in INTEGERS:
-            places.append((self._side_layout.place("first", region), mean.firsts[index]))
-        return places
+    def load(self, mean: WeightedMean, regions: Sequence[Region]) -> None:
+        """Fill in the sums of a range of the mean that was begun."""
+        for sums, region in zip(mean.sums, regions, strict=True):
+            if region.before and self._file is not None:
+                _, first, last = self._side_layout.place("sum", region)
+                self._file.read(first, last, sums.view(np.uint8).data)
 
     def _first_not_finite(self, mean: WeightedMean, regions: Sequence[Region]) -> str | None:
         if self._rule.on_nonfinite == "allow":
@@ -230,12 +202,3 @@ class PartialSum:
                     if bad is not None:
                         return element_at(self._base.layout, region, bad)
         return None
-
-
-def _side_layout(base: Source, rule: AggregationRule) -> SideLayout:
-    selected = rule.selected(base.layout)
-    specs = [spec for spec in base.layout.tensors if spec.name in selected]
-    sums = [SideTensor("sum", spec, "F64") for spec in specs]
-    firsts = [SideTensor("first", spec, spec.dtype) for spec in specs if spec.dtype in INTEGERS]
-    weights = (_WEIGHTS, "F64", (len(base.layout.tensors),))
-    return SideLayout(base.layout, [*sums, *firsts], [weights])

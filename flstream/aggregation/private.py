@@ -28,8 +28,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flstream.aggregation.elements import BLOCK, Array, unit
+from flstream.aggregation.elements import BLOCK, Array
 from flstream.aggregation.regions import Region
+from flstream.model.dtypes import unit
 from flstream.model.layout import Layout
 
 # A step of the counter gives four words, and so four numbers.
@@ -151,12 +152,7 @@ class GaussianMechanism:
 
 
 class PrivateMean:
-    """Makes the mean of a walk's updates private, block by block.
-
-    Args:
-        mechanism: The mechanism.
-        model: Layout of the model.
-    """
+    """Makes the mean of a walk's updates private, block by block."""
 
     def __init__(self, mechanism: GaussianMechanism, model: Layout) -> None:
         self._mechanism = mechanism
@@ -166,13 +162,10 @@ class PrivateMean:
         self._tensor: str | None = None
 
     def apply(self, region: Region, part: slice, mean: Array, old: Array) -> None:
-        """Turn a block of the mean into one of the private mean.
+        """Turn a block of the mean, at most ``BLOCK`` floats of a region, into a private one.
 
-        Args:
-            region: Region of floats, all of whose updates have the weight 1.
-            part: Block of at most ``BLOCK`` numbers of the region.
-            mean: float64 mean over those who have it, or the old values if nobody has; overwritten.
-            old: float64 values of the model.
+        The mean, in float64, is over those who have it, all with the weight 1, or the ``old``
+        values if nobody has. It is overwritten.
         """
         received = region.before + region.carriers.bit_count()
         if 0 < received != self._mechanism.cohort:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 import numpy as np
 
 from flstream.aggregation.elements import Array
-from flstream.aggregation.integers import difference, shift
 
 Trim = Callable[[int], int]
 """Function from the number of values to how many of them are left out at each end."""
@@ -35,13 +34,9 @@ def fraction_trim(fraction: float) -> Trim:
 class TrimmedMean:
     """The mean of each coordinate's values without the smallest and the largest.
 
-    Floats are ranked and averaged in float64 and rounded once; the parts of complex numbers are
-    ranked separately. Integers are ranked exactly, and averaged as by
-    :class:`flstream.aggregation.mean.WeightedMean`. A bool is true where more than half of the
-    values that are left are. A NaN, where it is allowed, ranks above all numbers.
-
-    Args:
-        trim: Number of values to leave out at each end, given the number of values.
+    All are ranked and averaged in float64, and rounded once; integers half to even. The parts of
+    complex numbers are ranked separately. A bool is true where more than half of the values that
+    are left are. A NaN, where it is allowed, ranks above all numbers.
     """
 
     def __init__(self, trim: Trim) -> None:
@@ -52,14 +47,8 @@ class TrimmedMean:
         values.sort(axis=0)
         trim = self._trim(len(values))
         left = values[trim : len(values) - trim]
-        first = left[0]
-        if values.dtype == np.float64:
-            total: Array = first
-            for row in left[1:]:
-                np.add(total, row, out=total)
-            np.divide(total, len(left), out=total)
-            return total
-        steps = np.zeros(first.shape)
+        total: Array = left[0]
         for row in left[1:]:
-            np.add(steps, difference(row, first), out=steps)
-        return shift(first, np.divide(steps, len(left), out=steps))
+            np.add(total, row, out=total)
+        np.divide(total, len(left), out=total)
+        return total

@@ -5,22 +5,23 @@ The part of an update in a region has its values for the model there, in float64
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from flstream.aggregation.elements import FLOATS, SCALES, Array, Elements, first_not_finite, unit
+from flstream.aggregation.elements import Array, block_room
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.update import UpdateSource
-from flstream.errors import AggregationError
+from flstream.errors import AggregationError, UpdateRefusedError
+from flstream.model.dtypes import BY_CODE, FLOATS, SCALES, first_not_finite, load, numbers_in, unit
 from flstream.model.joined import MAIN
-from flstream.model.layout import Layout
+from flstream.model.layout import Layout, TypeRun
+from flstream.model.source import Scratch, Source, view_of
 
 if TYPE_CHECKING:
     from flstream.aggregation.rules import AggregationRule
-    from flstream.aggregation.update import UpdateSource
 
 
 class Region(NamedTuple):
@@ -53,7 +54,7 @@ class Region(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """Number of its numbers: see :class:`flstream.aggregation.elements.Elements`."""
+        """Number of its numbers: see :func:`flstream.model.dtypes.numbers_in`."""
         return (self.stop - self.start) // unit(self.dtype)
 
     def weight_of(self, update: UpdateSource) -> float:
@@ -67,8 +68,13 @@ class Region(NamedTuple):
         return bool(self.carriers >> place & 1)
 
 
-class Regions:
-    """The regions of a body, in order.
+def regions_of(
+    layout: Layout,
+    rule: AggregationRule,
+    carried: Sequence[Collection[str] | None],
+    before: Sequence[float],
+) -> list[Region]:
+    """Return the regions of a body, in order.
 
     Args:
         layout: Layout of the body.
@@ -77,77 +83,86 @@ class Regions:
         before: For each tensor of the layout, the weight summed earlier.
 
     Raises:
-        AggregationError: A tensor that is to be aggregated has numbers without a mean; the message
-            names it.
+        AggregationError: A tensor that is to be aggregated has numbers without a mean.
     """
-
-    def __init__(
-        self,
-        layout: Layout,
-        rule: AggregationRule,
-        carried: Sequence[Collection[str] | None],
-        before: Sequence[float],
-    ) -> None:
-        self.all: list[Region] = []
-        selected = rule.selected(layout)
-        # Bits, since sets of a thousand updates for many tensors would take the memory of a model.
-        whole = sum(1 << place for place, names in enumerate(carried) if names is None)
-        parts = [(1 << place, names) for place, names in enumerate(carried) if names is not None]
-        for spec, weight in zip(layout.tensors, before, strict=True):
-            if not spec.nbytes:
-                continue
-            carriers, is_selected = 0, spec.name in selected
-            if is_selected:
-                carriers = whole | sum(bit for bit, names in parts if spec.name in names)
-            if spec.dtype in SCALES and (carriers or weight):
-                raise AggregationError(
-                    f"tensor {spec.name!r} is {spec.dtype}, whose numbers are powers of two "
-                    "without sign or zero, so they cannot be averaged; leave it out with "
-                    "aggregation.exclude"
-                )
-            body = rule.body_of(spec.name)
-            region = Region(
-                spec.dtype,
-                spec.start,
-                spec.stop,
-                carriers,
-                weight,
-                is_selected,
-                body,
-                rule.fold_rules.get(body) if spec.dtype in FLOATS else None,
+    regions: list[Region] = []
+    selected = rule.selected(layout)
+    # Bits, since sets of a thousand updates for many tensors would take the memory of a model.
+    whole = sum(1 << place for place, names in enumerate(carried) if names is None)
+    parts = [(1 << place, names) for place, names in enumerate(carried) if names is not None]
+    for (name, dtype, _, start, stop), weight in zip(layout.tensors, before, strict=True):
+        if start == stop:
+            continue
+        carriers, is_selected = 0, name in selected
+        if is_selected:
+            carriers = whole | sum(bit for bit, names in parts if name in names)
+        if dtype in SCALES and (carriers or weight):
+            raise AggregationError(
+                f"tensor {name!r} is {dtype}, whose numbers are powers of two without sign or "
+                "zero, so they cannot be averaged; leave it out with aggregation.exclude"
             )
-            last = self.all[-1] if self.all else None
-            if last and last[0] == region[0] and last[3:] == region[3:]:
-                self.all[-1] = last._replace(stop=region.stop)
-            else:
-                self.all.append(region)
-        self._starts = [region.start for region in self.all]
+        body = rule.body_of(name)
+        fold_rule = rule.fold_rules.get(body) if dtype in FLOATS else None
+        region = Region(dtype, start, stop, carriers, weight, is_selected, body, fold_rule)
+        last = regions[-1] if regions else None
+        if last and last[0] == region[0] and last[3:] == region[3:]:
+            regions[-1] = last._replace(stop=region.stop)
+        else:
+            regions.append(region)
+    return regions
 
-    def cut(self, start: int, stop: int) -> list[Region]:
-        """Return the regions in ``[start, stop)``, cut at its ends."""
-        cut = []
-        for index in range(bisect_right(self._starts, start) - 1, len(self.all)):
-            region = self.all[index]
-            if region.start >= stop:
-                break
-            cut.append(region._replace(start=max(region.start, start), stop=min(region.stop, stop)))
-        return cut
+
+def cut(regions: Sequence[Region], start: int, stop: int) -> list[Region]:
+    """Return the regions in ``[start, stop)``, cut at its ends."""
+    first = bisect_right(regions, start, key=lambda region: region.start) - 1
+    last = bisect_left(regions, stop, key=lambda region: region.start)
+    return [
+        region._replace(start=max(region.start, start), stop=min(region.stop, stop))
+        for region in regions[first:last]
+    ]
+
+
+class BaseValues:
+    """The model that the updates started from, of which each range is read at most once."""
+
+    def __init__(self, base: Source, step: int) -> None:
+        self._base = base
+        self._scratch = Scratch()
+        self._range = (0, 0)
+        self._data: memoryview | None = None
+        self._region: Region | None = None
+        self._room = block_room({spec.dtype for spec in base.layout.tensors}, step)
+
+    def begin(self, start: int, stop: int) -> None:
+        """Begin a range."""
+        self._range = (start, stop)
+        self._data = self._region = None
+
+    def of(self, region: Region) -> memoryview:
+        """Return the model's bytes for a region of the range."""
+        start, stop = self._range
+        if self._data is None:
+            self._data = view_of(self._base, start, stop, self._scratch)
+        return self._data[region.start - start : region.stop - start]
+
+    def numbers(self, region: Region) -> Array:
+        """Return the model's numbers in a region of the range."""
+        if self._region is not region:
+            self._region, self._numbers = region, numbers_in(region.dtype, self.of(region))
+        return self._numbers
+
+    def block(self, region: Region, block: slice) -> Array:
+        """Return a block of the model's numbers in float64, valid until the next call."""
+        old = self._room[: block.stop - block.start]
+        load(self.numbers(region)[block], old)
+        return old
 
 
 class UpdatePart:
     """The part of one update in one region of a range.
 
-    Args:
-        place: Index of the update in the cohort.
-        update: Update, with its weight and whether it has differences.
-        region: The region.
-        data: Bytes of the update for the region.
-        old: Returns the model's bytes for a region; called only where they are needed.
-        scale: Factor of the difference from the old values.
-        not_finite: Called with the region, and with the index and the value of the first number
-            that
-        is infinite or NaN; None where the numbers are not checked.
-        room: float64 memory for a block of old values, which all parts of a walk may share.
+    Its difference from the old values is scaled. Its numbers are ``checked`` to be finite where
+    there is the layout of the model, for the name of the tensor that has another one.
     """
 
     def __init__(
@@ -156,75 +171,75 @@ class UpdatePart:
         update: UpdateSource,
         region: Region,
         data: memoryview,
-        old: Callable[[Region], memoryview],
+        old: BaseValues,
         scale: float,
-        not_finite: Callable[[Region, int, float], None] | None,
-        room: Array,
+        checked: Layout | None,
     ) -> None:
         self.place = place
+        self.site = update.site
         self.weight = region.weight_of(update)
         self.region = region
-        self._sent = Elements(region.dtype, data)
+        self._sent = numbers_in(region.dtype, data)
         self._is_difference = update.params_type == "DIFF"
         if region.body:
             # Whether the params are weights or differences says nothing of other bodies.
             self._is_difference = region.fold_rule is not None and region.fold_rule.base == "zero"
         self._old = old
         self._scale = scale
-        self._not_finite = not_finite
-        self._room = room
-        self._old_elements: Elements | None = None
-
-    def integers(self) -> Array:
-        """Return the new values of a region of integers. They wrap, as differences of them do."""
-        sent = self._sent.native()
-        if not self._is_difference:
-            return sent
-        whole: Array = self._old_values().native() + sent
-        return whole
+        self._checked = checked
 
     def reals(self, block: slice, out: Array) -> None:
         """Write what is summed of a block into a float64 array of its length.
 
         That is the new values, or, under a rule of the workflow's, the differences that it sums.
+        Integers are not scaled; their differences wrap, and so do sums of these with the old ones.
         """
-        if self.region.dtype == "BOOL":
-            self._bools(block, out)
-        elif not self._is_difference and self._scale == 1 and self.region.fold_rule is None:
+        is_float = self.region.dtype in FLOATS
+        is_new = self._scale == 1 and self.region.fold_rule is None
+        if not self._is_difference and (is_new or not is_float):
             self.sent(block, out)
+        elif not is_float:
+            old, sent = self._old.numbers(self.region)[block], self._sent[block]
+            # A difference of bools selects those to flip.
+            np.copyto(out, old ^ sent if self.region.dtype == "BOOL" else old + sent)
         else:
             self.differences(block, out)
             if self._scale != 1:
                 np.multiply(out, self._scale, out=out)
             if self.region.fold_rule is None:
-                np.add(out, self._old_block(block), out=out)
+                np.add(out, self._old.block(self.region, block), out=out)
 
     def differences(self, block: slice, out: Array) -> None:
         """Write a block's differences from the old values, before scaling, into a float64 array."""
         self.sent(block, out)
         if not self._is_difference:
-            np.subtract(out, self._old_block(block), out=out)
+            np.subtract(out, self._old.block(self.region, block), out=out)
 
     def sent(self, block: slice, out: Array) -> None:
         """Write a block's numbers as they were sent into a float64 array."""
-        self._sent.load(block, out)
-        if self._not_finite is not None:
+        load(self._sent[block], out)
+        if self._checked is not None:
             index = first_not_finite(out, block.start)
             if index is not None:
-                self._not_finite(self.region, index, float(out[index - block.start]))
+                value = float(out[index - block.start])
+                raise not_finite(self.site, self._checked, self.region, index, value)
 
-    def _bools(self, block: slice, out: Array) -> None:
-        self.sent(block, out)
-        if self._is_difference:
-            # A difference of bools selects those to flip; there is nothing to scale.
-            np.not_equal(out, self._old_values().native()[block], out=out)
 
-    def _old_block(self, block: slice) -> Array:
-        old = self._room[: block.stop - block.start]
-        self._old_values().load(block, old)
-        return old
+def not_finite(
+    site: str, layout: Layout, region: Region | TypeRun, index: int, value: float
+) -> UpdateRefusedError:
+    """Return the error that refuses an update for an element of a region."""
+    return UpdateRefusedError(
+        site,
+        f"is not finite: {element_at(layout, region, index)} is {value}; lower the learning rate, "
+        "or allow it with aggregation.on_nonfinite = allow",
+    )
 
-    def _old_values(self) -> Elements:
-        if self._old_elements is None:
-            self._old_elements = Elements(self.region.dtype, self._old(self.region))
-        return self._old_elements
+
+def element_at(layout: Layout, region: Region | TypeRun, index: int) -> str:
+    """Describe an element of a region: the name of its tensor, and its index in that."""
+    offset = region.start + index * unit(region.dtype)
+    spec = next(layout.overlapping(offset, offset + 1))
+    element = (offset - spec.start) // BY_CODE[spec.dtype].itemsize
+    place = [int(each) for each in np.unravel_index(element, spec.shape)]
+    return f"tensor {spec.name!r} at {place}" if place else f"tensor {spec.name!r}"

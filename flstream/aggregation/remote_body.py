@@ -1,22 +1,19 @@
-"""An update that is fetched while it is folded: what goes wrong on the way is its site's."""
+"""An update that is fetched while it is folded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from flstream.errors import (
-    AbortedError,
-    FlstreamError,
-    StreamingError,
-    UpdateRefusedError,
-)
+from flstream.aggregation.update import naming
+from flstream.errors import FlstreamError
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
-from flstream.model.source import OnRange, Sink, Source
+from flstream.model.source import Source
 from flstream.streaming.coding import DecoderFor
-from flstream.streaming.receiver import Receiver, StreamSettings
-from flstream.streaming.remote import RemoteSource, close_ref
+from flstream.streaming.download import RemoteSource, close_ref
+from flstream.streaming.receiver import Receiver
+from flstream.streaming.settings import StreamSettings
 from flstream.telemetry.events import Transfer
 
 
@@ -58,18 +55,11 @@ class RemoteBody:
         """The cost of fetching it so far."""
         return sum((remote.cost for remote in self._remotes), start=Transfer())
 
-    @property
-    def frame_size(self) -> int:
-        """Bytes of the longest frame in which it may be fetched; 0 is the whole of it at once."""
-        return self._settings.frame_size
+    def open(self, step: int) -> Source:
+        """Begin to fetch it, to be read from front to back.
 
-    def fetch_in_frames(self, size: int) -> None:
-        """Fetch it in frames of at most so many bytes, unless it comes whole."""
-        if self._settings.chunk_size:
-            self._settings = replace(self._settings, chunk_size=size)
-
-    def open(self) -> Source:
-        """Begin to fetch it.
+        Args:
+            step: Most bytes of a frame, of which one may be kept.
 
         Raises:
             UpdateRefusedError: It cannot be fetched.
@@ -77,25 +67,38 @@ class RemoteBody:
         if self._remotes:
             # A walk that was given up, or that is done, read it last; this one is on any thread.
             self._remotes[-1].leave()
-        try:
+        settings = replace(self._settings, chunk_size=min(self._settings.chunk_size, step))
+        with naming(self._site, FlstreamError):
             remote = RemoteSource(
-                self._receiver, self._token, self._settings, decoder_for=self._decoder_for
+                self._receiver,
+                self._token,
+                settings,
+                digests=settings.reuse and self._base is not None,
+                decoder_for=self._decoder_for,
             )
             self._remotes.append(remote)
-            if self._settings.chunk_size == 0:
+            if settings.chunk_size == 0:
                 # As the old way does: every update whole, in this process's memory, until all of
                 # them have been folded.
                 self._check(remote.layout)
-                return BufferSource(remote.layout, remote.receive_whole())
+                whole = memoryview(bytearray(remote.layout.nbytes))
+                if whole:
+                    remote.read(0, len(whole), whole)
+                return BufferSource(remote.layout, whole)
             if self._base is not None:
                 remote.reuse(self._base)
             # All updates of a fold are on their way before the first of them is read.
             remote.begin()
-        except (AbortedError, UpdateRefusedError):
-            raise
-        except FlstreamError as error:
-            raise UpdateRefusedError(self._site, f"could not be fetched: {error}") from error
-        return _AttributedSource(remote, self._site)
+        return remote
+
+    def confirm(self) -> None:
+        """Have the sender say that what was read of it last is what it offered.
+
+        Raises:
+            UpdateRefusedError: It was changed meanwhile, or the sender is gone.
+        """
+        with naming(self._site, FlstreamError):
+            self._remotes[-1].confirm()
 
     def close(self, failure: str = "") -> None:
         """Let the sender know that it is not needed any more.
@@ -111,38 +114,3 @@ class RemoteBody:
         else:
             # It was folded elsewhere, so not even its layout is asked for: a small body would come.
             close_ref(self._receiver, self._token, self._settings, failure)
-
-
-class _AttributedSource:
-    """A remote source whose failures name the site."""
-
-    random_access = False
-    lendable = False
-    extent = None
-    changed = None
-
-    def __init__(self, remote: RemoteSource, site: str) -> None:
-        self.layout = remote.layout
-        self._remote = remote
-        self._site = site
-
-    def deliver(self, sink: Sink, on_range: OnRange | None) -> None:
-        """Receive the whole update into a sink."""
-        try:
-            self._remote.deliver(sink, on_range)
-        except AbortedError:
-            raise
-        except StreamingError as error:
-            raise self._refused(error) from error
-
-    def read(self, start: int, stop: int, into: memoryview) -> None:
-        """Receive the next bytes."""
-        try:
-            self._remote.read(start, stop, into)
-        except AbortedError:
-            raise
-        except StreamingError as error:
-            raise self._refused(error) from error
-
-    def _refused(self, error: StreamingError) -> UpdateRefusedError:
-        return UpdateRefusedError(self._site, f"could not be fetched: {error}")

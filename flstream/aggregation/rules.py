@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal
 
-from flstream.aggregation.elements import FLOATS
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.private import GaussianMechanism
 from flstream.aggregation.update import UpdateSource
@@ -16,6 +15,7 @@ from flstream.errors import AggregationError, UsageError
 from flstream.job.aggregation_method import CHOOSING, is_own
 from flstream.job.code import find
 from flstream.job.sections import AggregationSection
+from flstream.model.dtypes import FLOATS
 from flstream.model.joined import MAIN, body_of, split
 from flstream.model.layout import Layout
 
@@ -113,8 +113,11 @@ class AggregationRule:
         Raises:
             UsageError: A pattern is found in no name; the message has the key and the pattern.
         """
-        included = self._found("include", self.include, layout)
-        selected = included - self._found("exclude", self.exclude, layout)
+        included, excluded = (
+            found_names(f"aggregation.{key}", patterns, layout, self.bodies)
+            for key, patterns in (("include", self.include), ("exclude", self.exclude))
+        )
+        selected = included - excluded
         if self.mechanism is None:
             return selected
         return frozenset(name for name in selected if layout.by_name[name].dtype in FLOATS)
@@ -122,9 +125,6 @@ class AggregationRule:
     def body_of(self, name: str) -> str:
         """Name of the body that a tensor belongs to; empty for the model itself."""
         return body_of(name, self.bodies) if self.bodies else MAIN
-
-    def _found(self, key: str, patterns: Sequence[str], layout: Layout) -> frozenset[str]:
-        return found_names(f"aggregation.{key}", patterns, layout, self.bodies)
 
 
 def rule_for(section: AggregationSection) -> AggregationRule:
@@ -164,19 +164,17 @@ def found_names(
     if bodies:
         parts = {name: split(dict.fromkeys(each), bodies) for name, each in names.items()}
         names = {name: list(chain(*each.values())) for name, each in parts.items()}
-    return frozenset(_matching(key, patterns, names))
-
-
-def _matching(key: str, patterns: Sequence[str], names: dict[str, list[str]]) -> Iterator[str]:
+    selected: set[str] = set()
     for pattern in patterns:
-        found = [
+        matching = {
             name
             for name, aliases in names.items()
-            if any(re.search(pattern, each) for each in aliases)
-        ]
-        if not found and names:
+            if any(re.search(pattern, alias) for alias in aliases)
+        }
+        if names and not matching:
             raise UsageError(
                 f"{key}: the pattern {pattern!r} is found in no tensor's name; "
                 "flstream inspect lists the names"
             )
-        yield from found
+        selected |= matching
+    return frozenset(selected)

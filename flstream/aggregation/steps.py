@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from flstream.aggregation.elements import BLOCK, INTEGERS, unit
+from flstream.aggregation.elements import BLOCK
 from flstream.aggregation.rules import AggregationRule
 from flstream.job.aggregation_method import is_own
 from flstream.model.digests import BLOCK_BYTES
+from flstream.model.dtypes import unit
 from flstream.model.layout import ALIGNMENT, Layout
 
 RANGES_TOGETHER = 2
@@ -16,9 +15,6 @@ RANGES_TOGETHER = 2
 GROUPS_READ = 2
 """Number of groups of such ranges in memory: one is read while another is folded."""
 
-RANGES_READ = RANGES_TOGETHER * GROUPS_READ
-"""Number of updates' ranges in memory."""
-
 TILE_NUMBERS = 1 << 15
 """Numbers of all updates that are multiplied with each other at a time, where they are compared.
 
@@ -26,99 +22,64 @@ With their products they take 512 KiB, half of the least budget; twice as many a
 fast.
 """
 
-# Below this, Python's overhead for a range is noticeable beside the work on its bytes. A longer
-# step gains nothing.
-_ENOUGH = 512 << 10
-# Bytes of the longest frame of an update, however long the model's chunks are: a walk has several
-# frames in memory, and longer ones save it no time.
-_MOST_FRAME = 2 << 20
+# The frames of a download, which are then read without a copy.
+_LONGEST = 2 << 20
 # Blocks of float64: the values of an update and of the model, their sum, and at most three more,
-# which rounding, an optimizer or a mean of integers needs.
+# which rounding or an optimizer needs.
 _BLOCKS = 6
 
 
-class Steps(NamedTuple):
-    """Lengths of a walk's ranges and frames.
-
-    Attributes:
-        step: Bytes folded at a time, a multiple of ``frame``.
-        frame: Length in bytes of the longest frame in which updates are to be fetched.
-    """
-
-    step: int
-    frame: int
-
-
-def plan_steps(
+def plan_step(
     layout: Layout,
     rule: AggregationRule,
     *,
     updates: int,
-    chunk_size: int,
     memory_budget: int,
-    partial: int = 0,
+    buffered: int = 0,
     summing: bool = False,
-) -> Steps:
-    """Choose a step so that all the walk's buffers stay within a budget.
+) -> int:
+    """Choose the bytes that a walk folds at a time: as many as the budget allows, 2 MiB at most.
+
+    A walk has these buffers. For each byte of a range: a byte for each update that is being read or
+    folded, the model's range, the result's and the one being written; the float64 sums of the
+    range, or all updates' float64 values where a rule needs these at once, and a copy for a user's
+    own rule; and a frame, as long as a range, of each update that is received or decoded in frames.
+    Beside these, blocks of float64 and, for rules that compare updates, a tile and its products.
+    So a step follows from layout, rule, number of updates and budget alone. No bit of a model
+    depends on it.
 
     Args:
         layout: Layout of the model. Small elements cost most: a byte is summed in eight.
-        rule: Rule of the walk. One that ranks holds a range of every update at once.
+        rule: Rule of the walk.
         updates: Number of updates.
-        chunk_size: Length in bytes of the longest frame allowed, a multiple of 16; 0 where nothing
-            is
-        fetched.
         memory_budget: Bytes that the buffers may take.
-        partial: Number of the updates that are partial. Each keeps up to a frame.
+        buffered: Number of the updates of which a frame is kept, as long as a step at most.
         summing: Whether a partial sum is read and written too.
 
     Returns:
-        The step and the frame. They are a few bytes where the budget does not even suffice for
-        that.
+        A multiple of 16. It is 16 where the budget does not even suffice for that.
     """
     codes = {spec.dtype for spec in layout.tensors}
     cost = max((_bytes_a_byte(code, rule, updates, summing) for code in codes), default=1)
+    cost += buffered
     if rule.compares:
-        # The tile and its products, in float64, or of as many numbers as there are updates.
+        # In float64, or of as many numbers as there are updates.
         memory_budget -= 2 * 8 * max(TILE_NUMBERS, updates)
-    frames = 0
-    if partial:
-        # A range is received into one buffer, and joined with the rest of the last one in another.
-        # Both reach up to the end of a frame.
-        cost, frames = cost + RANGES_READ, partial + 2 * RANGES_READ
-    longest = min(chunk_size or _ENOUGH, _MOST_FRAME)
-    # A range that is shorter than a block is itself the block.
+    # A range that is shorter than a block is itself the block. Blocks are counted whole, or by a
+    # range's length: whichever leaves room for a longer step.
     in_blocks = max((-(-_BLOCKS * 8 // unit(code)) for code in codes), default=1)
-    # Blocks are counted whole, or by a range's length: whichever leaves room for a longer step.
-    return max(
-        _largest(memory_budget - _BLOCKS * 8 * BLOCK, cost, frames, longest),
-        _largest(memory_budget, cost + in_blocks, frames, longest),
-    )
-
-
-def _largest(room: int, cost: int, frames: int, longest: int) -> Steps:
-    """Return the largest steps for which ``cost`` bytes for each byte and ``frames`` frames fit."""
-    frame = min(longest, room // (cost + frames)) // ALIGNMENT * ALIGNMENT
-    if frame > BLOCK_BYTES:  # so that blocks which are here already are not fetched
-        frame = frame // BLOCK_BYTES * BLOCK_BYTES
-    frame = max(frame, ALIGNMENT)
-    largest = (room - frames * frame) // cost
-    return Steps(step=frame * max(1, min(_ENOUGH, largest) // frame), frame=frame)
+    room = max((memory_budget - _BLOCKS * 8 * BLOCK) // cost, memory_budget // (cost + in_blocks))
+    step = min(room, _LONGEST)
+    # Blocks that are at hand already are not fetched.
+    whole = BLOCK_BYTES if step > BLOCK_BYTES else ALIGNMENT
+    return max(step // whole * whole, ALIGNMENT)
 
 
 def _bytes_a_byte(dtype: str, rule: AggregationRule, updates: int, summing: bool) -> int:
     """Return the bytes of buffers for each byte of a range."""
-    # The ranges of updates that are folded or read ahead, the model's, the result's and the last.
-    cost = RANGES_READ + 3
     wide = -(-8 // unit(dtype))
-    if dtype in INTEGERS:
-        cost += 1  # the sum of a difference and the model's range
     if is_own(rule.method):
-        cost += 2 * updates * wide  # and a copy that the rule makes
-    elif rule.holds_ranges:
-        cost += updates * (1 if dtype in INTEGERS else wide)
+        values = 2 * updates * wide
     else:
-        cost += wide + (1 if dtype in INTEGERS else 0)  # the sums, and the first update's range
-    if summing:
-        cost += 2 * wide
-    return cost
+        values = updates * wide if rule.holds_ranges else wide
+    return RANGES_TOGETHER * GROUPS_READ + 3 + values + (2 * wide if summing else 0)

@@ -49,7 +49,7 @@ def serve(worker: Worker, task: Task, path: Path) -> None:
 
         sink, cost = worker.fetch(task.bodies, sink_for)
         source = sink.finish()
-    worker.send(Received(task.effect, cost.retries))
+    worker.send(Received(task.effect, cost))
     (site,) = task.sites
     add(source, site.index + 1)
     # Opened anew: a source is not to change after it was opened.

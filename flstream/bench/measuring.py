@@ -48,6 +48,7 @@ class Figures:
         checkpoint: Seconds until the next model was durable.
         down_bytes: Bytes that moved to all clients.
         up_bytes: Bytes that moved from all clients.
+        direct_bytes: Bytes of both that receivers read from files or memory themselves.
         requests: Requests of all clients, both ways.
         rate: Bytes a second, both ways, while models and updates moved.
         server_over_idle: Peak RSS of the server over that after its imports, in bytes.
@@ -63,6 +64,7 @@ class Figures:
     checkpoint: float
     down_bytes: float
     up_bytes: float
+    direct_bytes: float
     requests: float
     rate: float
     server_over_idle: float
@@ -199,6 +201,7 @@ def _figures(measured: RoundRecord, summary: Summary, client: ProcessMemory) -> 
         checkpoint=measured.checkpoint,
         down_bytes=measured.down.bytes,
         up_bytes=measured.up.bytes,
+        direct_bytes=measured.down.direct + measured.up.direct,
         requests=measured.down.requests + measured.up.requests,
         rate=moved / (measured.download + measured.upload_and_fold),
         server_over_idle=summary.memory.server.over_idle,

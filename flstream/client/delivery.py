@@ -12,7 +12,7 @@ from flstream.client.messages import MODEL, Answered, WrittenUpdate
 from flstream.client.task_model import TaskModel
 from flstream.client.worker import Worker
 from flstream.codecs.chain import CodecChain
-from flstream.codecs.coded_frames import encoder_for
+from flstream.codecs.frames import encoder_for
 from flstream.model.checkpoint import FileSink
 from flstream.model.copy import copy
 from flstream.model.digests import BodyDigest

@@ -16,7 +16,6 @@ from flstream.model.fitted import Differences
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.model.modules import is_own_memory
-from flstream.model.rebinding import ModuleState
 
 if TYPE_CHECKING:
     import torch
@@ -108,7 +107,7 @@ class ModelExchange:
         def place(layout: Layout) -> State | None:
             nonlocal in_place
             in_place = is_own and not layout.difference(own) and _is_contiguous(state)
-            return ModuleState(module, state) if in_place else None
+            return state if in_place else None
 
         model = current().receive(place=place)
         assert model is not None  # the task is here

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flstream.errors import ClientError
-from flstream.streaming.decomposers import default_registry
+from flstream.streaming.payload import default_registry
 
 if TYPE_CHECKING:
     from flstream.model.memory import Params

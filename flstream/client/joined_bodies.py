@@ -70,8 +70,7 @@ class JoinedBodies:
         params = parts.pop(MAIN)
         layout, bodies = self.model, dict[str, Params]()
         for name, part in parts.items():
-            missing = [spec for spec in layout.tensors if spec.name not in part]
-            zeros = Layout.of((spec.name, spec.dtype, spec.shape) for spec in missing)
+            zeros = layout.subset(layout.by_name.keys() - part.keys(), ())
             body = MemoryBody.allocate(zeros, framework)
             copy(ZeroSource(zeros), body)
             whole = {**part, **body.tensors}

@@ -132,19 +132,11 @@ class Received(msgspec.Struct, tag=True, frozen=True):
 
     Attributes:
         effect: Number of the task's effect.
-        retries: Number of repairs.
-        reused: Bytes that were not sent, since they were here.
-        cost: Cost of fetching it, where a peer has offered it; None where the server knows.
-        encoded: Bytes that came as fewer, in frames that an exact codec had encoded.
-        with_base: Bytes of these whose frames were encoded with a model that was here.
+        cost: Cost of fetching it.
     """
 
     effect: int
-    retries: int = 0
-    reused: int = 0
-    cost: Transfer | None = None
-    encoded: int = 0
-    with_base: int = 0
+    cost: Transfer
 
 
 class HostLost(msgspec.Struct, tag=True, frozen=True):

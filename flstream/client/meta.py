@@ -60,9 +60,9 @@ def _packed(meta: Mapping[str, Any], optimizer_params: Mapping[str, Any] | None)
     optimizer = None if optimizer_params is None else dict(optimizer_params)
     value = {"meta": dict(meta), "optimizer_params": optimizer}
     try:
-        packed = pack(value)
-        if packed.tensors:
-            name = next(iter(packed.tensors)).removeprefix("payload")
+        message, tensors = pack(value)
+        if tensors:
+            name = next(iter(tensors)).removeprefix("payload")
             raise ClientError(
                 f"{name} is a tensor, and beside the params only plain values travel, and the "
                 "bodies that a workflow has beside its model; send a number with .item(), and keep "
@@ -70,12 +70,12 @@ def _packed(meta: Mapping[str, Any], optimizer_params: Mapping[str, Any] | None)
             )
     except PayloadError as error:
         raise ClientError(f"meta cannot be sent: {error}") from error
-    if len(packed.message) > _MOST_BYTES:
+    if len(message) > _MOST_BYTES:
         raise ClientError(
-            f"meta and optimizer_params take {len(packed.message)} bytes, and {_MOST_BYTES} is "
+            f"meta and optimizer_params take {len(message)} bytes, and {_MOST_BYTES} is "
             "most; send less, or put it into params"
         )
-    return packed.message
+    return message
 
 
 def pack_meta(meta: Mapping[str, Any], optimizer_params: Mapping[str, Any] | None) -> bytes:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from flstream.codecs.lossy import LossyCodec
 from flstream.model.layout import Layout
-from flstream.model.memory import BufferSource, MemoryBody
+from flstream.model.memory import MemoryBody
 from flstream.model.source import Source
-from flstream.streaming.download import Decode, download
-from flstream.streaming.held import KnownBody
-from flstream.streaming.opening import layout_of_header
-from flstream.streaming.receiver import Receiver, StreamSettings
-from flstream.streaming.remote import RemoteSource
+from flstream.streaming.download import RemoteSource, download, layout_of_header
+from flstream.streaming.receiver import Receiver
+from flstream.streaming.settings import StreamSettings
 
 
 @dataclass(frozen=True)
@@ -22,12 +21,10 @@ class ModelForm:
     Attributes:
         codec: What has encoded it with a loss; None for nothing.
         layout: Layout of the model; None if that comes with it.
-        settings: How models are streamed.
     """
 
     codec: LossyCodec | None
     layout: Layout | None
-    settings: StreamSettings
 
     @classmethod
     def fetched(
@@ -44,33 +41,21 @@ class ModelForm:
         Raises:
             StreamingError: It did not arrive, or is no header.
         """
-        sink, _ = download(receiver, token, settings, MemoryBody.allocate)
+        sink = download(RemoteSource(receiver, token, settings), MemoryBody.allocate)
         header = b"".join(sink.views(0, sink.layout.nbytes))
         layout = layout_of_header(header, receiver.peer, receiver.limits)
-        return cls(codec, layout, settings)
+        return cls(codec, layout)
 
     @property
-    def decode(self) -> Decode | None:
+    def decode(self) -> Callable[[RemoteSource], Source] | None:
         """What returns the model, given what is sent; None where that is the model."""
-        codec, layout, frame = self.codec, self.layout, self.settings.frame_size
+        codec, layout = self.codec, self.layout
         if codec is None or layout is None:
             return None
-
-        def decoded(remote: RemoteSource) -> Source:
-            if frame:
-                return codec.decode(remote, layout, frame)
-            return codec.decode(BufferSource(remote.layout, remote.receive_whole()), layout)
-
-        return decoded
+        return lambda remote: codec.decode(remote, layout)
 
     def encoded(self, model: Source | None) -> Source | None:
         """Return a model that is here in the form in which another one comes."""
         if model is None or self.codec is None:
             return model
         return self.codec.encode(model, blanks=True)
-
-    def known(self, body: KnownBody | None) -> KnownBody | None:
-        """Return the same of a short model."""
-        if body is None or self.codec is None:
-            return body
-        return KnownBody.of(self.codec.encode(body.source, blanks=True))

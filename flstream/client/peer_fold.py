@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,6 @@ from flstream.aggregation.ahead import WriteBehind
 from flstream.aggregation.optimizers import Optimization, optimizer_for
 from flstream.aggregation.remote_body import RemoteBody
 from flstream.aggregation.rules import AggregationRule, rule_for
-from flstream.aggregation.steps import Steps
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
 from flstream.client.peer_messages import (
@@ -30,11 +30,10 @@ from flstream.codecs.update_form import UpdateForm
 from flstream.errors import StreamingError, UpdateRefusedError
 from flstream.job.sections import AggregationSection, ServerOptimizerSection
 from flstream.model.checkpoint import FileSink, FileSource
-from flstream.model.digests import ChunkDigester, body_digest
+from flstream.model.digests import body_digest
 from flstream.model.layout import Layout
 from flstream.model.source import Source
-from flstream.streaming.frames import LEAST_LENT
-from flstream.streaming.limits import limits_for_updates
+from flstream.streaming.settings import limits_for_updates
 
 if TYPE_CHECKING:
     from flstream.client.peers import Peers
@@ -66,15 +65,10 @@ class WorkerFold:
         self._kept: dict[str, str] = {}
         self._digest = ""
         with ExitStack() as stack:
-            self._base = FileSource(Path(task.base), immutable=True)
+            self._base = FileSource(Path(task.base))
             layout = self._base.layout
             self._form = UpdateForm(self._base, chain_of(task.codecs))
-            digester = None
-            if task.sent_in >= LEAST_LENT:  # see ModelStore.writing
-                digester = ChunkDigester(layout.nbytes, task.sent_in)
-            self._sink = stack.enter_context(
-                FileSink(Path(task.path), layout, task.metadata, digester=digester)
-            )
+            self._sink = stack.enter_context(FileSink(Path(task.path), layout, task.metadata))
             lossy = chain_of(task.codecs_down).lossy
             self._rounded = None if lossy is None else RoundedWriter(self._sink, lossy)
             self._state: FileSink | None = None
@@ -89,13 +83,13 @@ class WorkerFold:
             CheckpointError: The disk refused it, or the model is damaged.
             ChannelClosedError: The server is gone.
         """
-        steps = Steps(self._task.step, self._task.frame)
         try:
-            sources = [self._kept_source(place, steps) for place in self._task.updates]
+            sources = [self._kept_source(place) for place in self._task.updates]
             target = self._rounded or self._sink
             with closing(WriteBehind(target.layout, target.write)) as sink:
+                step, rule = self._task.step, self._rule
                 digest = fold_updates(
-                    self._base, sources, self._rule, sink, steps, self._done, self._optimization
+                    self._base, sources, rule, sink, step, self._done, self._optimization
                 )
             if self._rounded is not None:
                 digest = self._rounded.digest
@@ -131,14 +125,14 @@ class WorkerFold:
         """Remove what was written, unless it was kept."""
         self._stack.close()
 
-    def _kept_source(self, place: UpdatePlace, steps: Steps) -> UpdateSource:
+    def _kept_source(self, place: UpdatePlace) -> UpdateSource:
         """An update, once its site's model is kept where a later workflow collects it."""
         source = self._source(place)
         if not place.last:
             return source
         path, header = Path(place.last), {TRAINING: place.training}
         self._kept[place.site] = write_site_model(
-            path, self._base, source, self._rule, steps, lambda: self._done(0), header
+            path, self._base, source, self._rule, self._task.step, lambda: self._done(0), header
         )
         return kept_update(path, source, self._rule)
 
@@ -150,15 +144,20 @@ class WorkerFold:
             place.params_type,
             place.partial,
             lambda: self._changed.add(place.site),
+            confirm=lambda: self._confirm(place.site),
         )
 
+    def _confirm(self, site: str) -> None:
+        if (remote := self._remotes.get(site)) is not None:
+            remote.confirm()
+
     def _decoder(self, place: UpdatePlace) -> Callable[[], Source]:
-        opener, site, kind = self._opener(place), place.site, place.params_type
-        return lambda: self._form.decoded(site, opener(), kind, self._task.settings.frame_size)
+        opener, kind = self._opener(place), place.params_type
+        return lambda: self._form.decoded(opener(), kind)
 
     def _opener(self, place: UpdatePlace) -> Callable[[], Source]:
         if place.path:
-            return lambda: FileSource(Path(place.path), immutable=True)
+            return lambda: FileSource(Path(place.path))
         if not place.peer:
             own = self._peers.held(place.effect)
             return lambda: own
@@ -175,7 +174,7 @@ class WorkerFold:
         # Sites send each other frames as they are.
         remote = RemoteBody(place.site, receiver, place.token, settings, base, check)
         self._remotes[place.site] = remote
-        return remote.open
+        return partial(remote.open, self._task.step)
 
     def _done(self, done: int) -> None:
         now = time.monotonic()
@@ -190,7 +189,7 @@ class WorkerFold:
             return None
         layout = optimizer.state_layout(self._base.layout, self._rule)
         self._state = stack.enter_context(FileSink(Path(task.state_out), layout))
-        before = FileSource(Path(task.state_in), immutable=True) if task.state_in else None
+        before = FileSource(Path(task.state_in)) if task.state_in else None
         return Optimization(optimizer, before, self._state)
 
 

@@ -2,9 +2,8 @@
 
 They travel on a socket of their own. The server asks for one thing at a time, and the worker
 answers each request with one message; only while it folds, :class:`Folding` comes before the
-answer. With :class:`Serve` and :class:`Reach`, a socket to the peer follows the request; workers
-of other nodes dial each other, by :class:`Listen` and :class:`Dial`. With :class:`MapModel`, a
-descriptor of a checkpoint follows.
+answer. With :class:`Serve` and :class:`Reach`, a socket to the peer is handed over; workers
+of other nodes dial each other, by :class:`Listen` and :class:`Dial`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from flstream.telemetry.events import Transfer
 
 
 class Serve(msgspec.Struct, tag=True, frozen=True):
-    """Server: a socket follows, on which the worker is to serve downloads to a peer.
+    """Server: a socket comes with this, on which the worker is to serve downloads to a peer.
 
     Attributes:
         peer: Name of the peer's process, to which bodies are offered under it.
@@ -29,7 +28,7 @@ class Serve(msgspec.Struct, tag=True, frozen=True):
 
 
 class Reach(msgspec.Struct, tag=True, frozen=True):
-    """Server: a socket follows, on which a peer serves downloads to the worker.
+    """Server: a socket comes with this, on which a peer serves downloads to the worker.
 
     Attributes:
         peer: Name of the peer's process.
@@ -88,20 +87,6 @@ class OfferModel(msgspec.Struct, tag=True, frozen=True):
     peer: str
 
 
-class MapModel(msgspec.Struct, tag=True, frozen=True):
-    """Server: a descriptor of a model's checkpoint follows, for the worker's next task.
-
-    It takes the place of one that no task has asked for.
-
-    Attributes:
-        token: Token under which the server offers the model, too.
-        fingerprint: That of the model's layout, which the checkpoint has to have.
-    """
-
-    token: bytes
-    fingerprint: str
-
-
 class Withdraw(msgspec.Struct, tag=True, frozen=True):
     """Server: a body is no longer on offer.
 
@@ -156,9 +141,7 @@ class FoldTask(msgspec.Struct, tag=True, frozen=True):
             round.
         state_out: Path that the next state gets with :class:`Keep`; empty without an optimizer.
         step: Bytes folded at a time.
-        frame: Length in bytes of the longest frame in which updates are fetched.
-        settings: How updates are streamed.
-        sent_in: Length in bytes of the chunks in which the model will be sent.
+        settings: How models are streamed.
         codecs: Codecs of the updates.
         codecs_down: Codecs of the model.
     """
@@ -172,9 +155,7 @@ class FoldTask(msgspec.Struct, tag=True, frozen=True):
     state_in: str
     state_out: str
     step: int
-    frame: int
     settings: StreamSettings
-    sent_in: int
     codecs: CodecPlan = CodecPlan()
     codecs_down: CodecPlan = CodecPlan()
 
@@ -267,7 +248,5 @@ class PeerFailed(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-PeerRequest = (
-    Serve | Reach | Listen | Dial | OfferUpdate | OfferModel | MapModel | Withdraw | FoldTask | Keep
-)
+PeerRequest = Serve | Reach | Listen | Dial | OfferUpdate | OfferModel | Withdraw | FoldTask | Keep
 PeerReply = PeerDone | Listening | Offered | Folding | Folded | FoldRefused | Kept | PeerFailed

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flstream.client.mapped_model import HandedModels
 from flstream.client.peer_fold import WorkerFold
 from flstream.client.peer_messages import (
     Dial,
@@ -21,7 +20,6 @@ from flstream.client.peer_messages import (
     Keep,
     Listen,
     Listening,
-    MapModel,
     Offered,
     OfferModel,
     OfferUpdate,
@@ -36,18 +34,15 @@ from flstream.client.peer_messages import (
 from flstream.errors import ChannelClosedError, FlstreamError, RefusedError, StreamingError
 from flstream.model.checkpoint import FileSource
 from flstream.model.source import Source
-from flstream.streaming.limits import Limits
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.refs import Ref
 from flstream.streaming.service import DownloadService
+from flstream.streaming.settings import Limits
 from flstream.telemetry.events import SERVER
-from flstream.transport.authentication import StartToken
-from flstream.transport.channel import Deadline
-from flstream.transport.link_relay import LinkRelay
-from flstream.transport.messages import PATIENCE, MessageChannel
-from flstream.transport.passing import receive_descriptor, receive_socket
-from flstream.transport.sockets import SocketChannel
-from flstream.transport.tcp import Admission, TcpListener, dial
+from flstream.transport.channel import Channel
+from flstream.transport.link import LinkRelay
+from flstream.transport.messages import MessageChannel
+from flstream.transport.tcp import Admission, StartToken, TcpListener, dial
 
 
 @dataclass
@@ -72,9 +67,6 @@ class Peers:
         limits: What a peer may cause.
         relay: Emulates the link of the worker's site; None where none is emulated.
         worker: Name of the worker, which reaches itself without a link.
-
-    Attributes:
-        handed: Models whose checkpoints the server has handed over.
     """
 
     def __init__(
@@ -91,18 +83,17 @@ class Peers:
         self._relay = relay
         self._worker = worker
         self._channel: MessageChannel[PeerRequest] = MessageChannel(
-            SocketChannel(sock, SERVER), SERVER, PeerRequest
+            Channel(sock, SERVER), SERVER, PeerRequest
         )
         self._receivers: dict[str, Receiver] = {}
         # The channels to peers, which a forked child must not keep open.
-        self._channels: dict[str, SocketChannel] = {}
+        self._channels: dict[str, Channel] = {}
         self._listener: TcpListener | None = None
         self._held: dict[int, HeldUpdate] = {}
         self._models: dict[bytes, Ref] = {}
         # The model that was offered or made last: its header was read, its digests are known.
         self._newest: tuple[str, FileSource] | None = None
         self._fold: WorkerFold | None = None
-        self.handed = HandedModels()
         self._thread = threading.Thread(target=self._serve, name="peers", daemon=True)
         self._thread.start()
 
@@ -149,7 +140,6 @@ class Peers:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
-        self.handed.close()
         for each in self._channels.values():
             each.close()
         if self._listener is not None:
@@ -179,12 +169,11 @@ class Peers:
     def _meet(self, request: PeerRequest) -> PeerReply:
         match request:
             case Serve(peer):
-                lends = not self._is_emulated(peer)
-                channel = SocketChannel(self._received(), peer, lends=lends)
+                channel = Channel(self._received(), peer)
                 self._service.attach(self._linked(channel, peer, peer), receiver=peer)
                 return PeerDone()
             case Reach(peer):
-                self._add(peer, SocketChannel(self._received(), _worker_of(peer)))
+                self._add(peer, Channel(self._received(), _worker_of(peer)))
                 return PeerDone()
             case Listen(peer):
                 return self._listen_for(peer)
@@ -195,9 +184,6 @@ class Peers:
                 return self._offer_update(effect, peer)
             case OfferModel():
                 return self._offer_model(request)
-            case MapModel():
-                self.handed.put(request, receive_descriptor(self._socket, Deadline(PATIENCE)))
-                return PeerDone()
             case Withdraw(token, reason):
                 self._withdraw(token, reason)
                 return PeerDone()
@@ -209,7 +195,7 @@ class Peers:
                 return self._keep()
 
     def _received(self) -> socket.socket:
-        return receive_socket(self._socket, Deadline(PATIENCE))
+        return socket.socket(fileno=self._channel.take_descriptor())
 
     def _listen_for(self, peer: str) -> Listening:
         if self._listener is None:
@@ -219,7 +205,7 @@ class Peers:
         key = self._listener.admit(peer).key
         return Listening(self._listener.address, key)
 
-    def _serve_peer(self, channel: SocketChannel, admission: Admission) -> None:
+    def _serve_peer(self, channel: Channel, admission: Admission) -> None:
         assert self._listener is not None
         self._listener.dismiss(admission.token)  # a token is of use once
         peer = admission.name
@@ -228,13 +214,13 @@ class Peers:
     def _is_emulated(self, process: str) -> bool:
         return self._relay is not None and _worker_of(process) != self._worker
 
-    def _linked(self, channel: SocketChannel, process: str, peer: str) -> SocketChannel:
+    def _linked(self, channel: Channel, process: str, peer: str) -> Channel:
         """Return a channel to another worker's process over the link of this worker's site."""
         if self._relay is None or not self._is_emulated(process):
             return channel
         return self._relay.channel(channel.detach(), peer, _worker_of(process))
 
-    def _add(self, peer: str, channel: SocketChannel) -> None:
+    def _add(self, peer: str, channel: Channel) -> None:
         channel = self._linked(channel, peer, _worker_of(peer))
         for name in list(self._channels):  # an earlier process of that worker
             if _worker_of(name) == _worker_of(peer):
@@ -255,7 +241,7 @@ class Peers:
 
     def _offer_model(self, request: OfferModel) -> Offered:
         if self._newest is None or self._newest[0] != request.digest:
-            self._newest = request.digest, FileSource(Path(request.path), immutable=True)
+            self._newest = request.digest, FileSource(Path(request.path))
         ref = self._service.offer(self._newest[1], [request.peer])
         self._models[ref.token] = ref
         return Offered(ref.token)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeVar
 from flstream.client.context import SiteContext
 from flstream.client.fl_model import FLModel
 from flstream.client.joined_bodies import JoinedBodies
-from flstream.client.mapped_model import copied_bytes, received_mapped
 from flstream.client.messages import MODEL, Received, Task
 from flstream.client.meta import unpack_meta
 from flstream.client.site_filters import SiteFilters
@@ -22,7 +21,6 @@ from flstream.model.memory import BufferSource, Framework, MemoryBody, Params
 from flstream.model.order import in_order
 from flstream.model.source import Source
 from flstream.model.unnamed_file import UnnamedFile
-from flstream.streaming.held import KnownBody
 from flstream.telemetry.events import Transfer
 
 if TYPE_CHECKING:
@@ -30,6 +28,9 @@ if TYPE_CHECKING:
 
     Into = torch.nn.Module | Mapping[str, torch.Tensor]
     Place = Callable[[Layout], Mapping[str, torch.Tensor] | None]
+
+# Bytes of the smallest mapped model of which it matters how much is written to.
+_LEAST_LOOKED_AT = 16 << 20
 
 BodyT = TypeVar("BodyT", bound=MemoryBody | UnnamedFile)
 
@@ -111,7 +112,7 @@ class TaskModel:
             StreamingError: It did not arrive.
         """
         if self.task.mapped and not self._is_kept:
-            tensors = received_mapped(self._map(), into, place, self._framework)
+            tensors = self._received_mapped(into, place)
         elif into is not None:
             tensors = self._received_into(self._existing(into), site)
         elif place is not None:
@@ -129,52 +130,13 @@ class TaskModel:
         sink_for: Callable[[Layout], BodyT],
         seen: Callable[[Layout], MemoryBody] | None = None,
     ) -> BodyT:
-        """Fetch the model.
+        """Fetch the model; from another peer if the one that offers it is lost.
 
         Args:
             sink_for: Function that returns the place for a model of a layout.
             seen: Function that returns where code will see it, if that is another place; memory
                 that it has received a model into before has what need not be sent.
         """
-        body, cost = self._fetched(_same_for_all_attempts(sink_for), seen)
-        self._take(body.layout)
-        self._worker.send(
-            Received(
-                self.task.effect,
-                cost.retries,
-                cost.reused,
-                cost if self.task.host else None,
-                cost.encoded,
-                cost.with_base,
-            )
-        )
-        return body
-
-    def _map(self) -> MappedModel:
-        self._mapped = self._worker.map(self.task.bodies[MODEL])
-        self._take(self._mapped.layout)
-        # Its bytes are here, as those of blocks are that need not be sent.
-        self._worker.send(Received(self.task.effect, reused=self._mapped.layout.nbytes))
-        return self._mapped
-
-    def copied_bytes(self) -> int:
-        """Return how much of a mapped model training wrote to, and let go of the mapping."""
-        mapped, self._mapped = self._mapped, None
-        return 0 if mapped is None or self.task.kind != "train" else copied_bytes(mapped)
-
-    def _take(self, layout: Layout) -> None:
-        """Take the layout of what has arrived, and check what is to be done with the model."""
-        joined = self._note(layout)
-        if self._worker.selection is not None:
-            self.selected = self._worker.selection(joined.model)
-        self._filters.check(joined.model)
-
-    def _fetched(
-        self,
-        sink_for: Callable[[Layout], BodyT],
-        seen: Callable[[Layout], MemoryBody] | None,
-    ) -> tuple[BodyT, Transfer]:
-        """Fetch the model; from another peer if the one that offers it is lost."""
 
         def held(body: BodyT) -> Source | None:
             if body.is_used:
@@ -185,17 +147,41 @@ class TaskModel:
             place = seen(body.layout)
             return place if place.is_used else None
 
+        sink_for = _same_for_all_attempts(sink_for)
         while True:
             task = self.task
             try:
                 body, cost = self._worker.fetch(task.bodies, sink_for, task.host, held)
+                break
             except StreamingError as error:
                 if not task.host:
                     raise
                 self.task = self._worker.fetch_again(task, str(error))
-            else:
-                self._worker.known = KnownBody.of(body)
-                return body, cost
+        self._take(body.layout)
+        self._worker.send(Received(self.task.effect, cost))
+        return body
+
+    def _map(self) -> MappedModel:
+        self._mapped = self._worker.map(self.task.bodies[MODEL])
+        self._take(self._mapped.layout)
+        cost = Transfer(reused=self._mapped.layout.nbytes)
+        self._worker.send(Received(self.task.effect, cost))
+        return self._mapped
+
+    def copied_bytes(self) -> int:
+        """Return how much of a mapped model training wrote to, and let go of the mapping."""
+        mapped, self._mapped = self._mapped, None
+        is_small = mapped is None or mapped.layout.nbytes < _LEAST_LOOKED_AT
+        return (
+            0 if mapped is None or is_small or self.task.kind != "train" else mapped.written_bytes()
+        )
+
+    def _take(self, layout: Layout) -> None:
+        """Take the layout of what has arrived, and check what is to be done with the model."""
+        joined = self._note(layout)
+        if self._worker.selection is not None:
+            self.selected = self._worker.selection(joined.model)
+        self._filters.check(joined.model)
 
     def _note(self, layout: Layout) -> JoinedBodies:
         """Take the layout of what is received, and find in it the model's."""
@@ -250,6 +236,19 @@ class TaskModel:
         if self._worker.needs_base and not self.task.mapped:
             self._worker.base = KnownModel(self.task.model, self.kept)
         return self.kept
+
+    def _received_mapped(self, into: Into | None, place: Place | None) -> Params:
+        """Return views of the model's file, or what it is to be received into, filled from it."""
+        model = self._map()
+        if into is None and place is not None:
+            into = place(model.layout)
+        if into is None:
+            return model.tensors(self._framework)
+        body = MemoryBody.over(into)
+        if difference := model.layout.difference(body.layout):
+            raise ClientError(f"the model does not fit what it is received into: {difference}")
+        model.copy_into(body)
+        return body.tensors
 
     def _received_into(self, sink_for: SinkFor, site: SiteContext) -> Params:
         if not self._is_kept:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cached_property
 from typing import NamedTuple
 
@@ -23,15 +23,14 @@ from flstream.client.model_form import ModelForm
 from flstream.client.peers import Peers
 from flstream.client.worker_info import WorkerInfo
 from flstream.codecs.chain import CodecChain, chain_of
-from flstream.codecs.coded_frames import decoder_for
-from flstream.errors import ChannelClosedError, DeadlineError, RefusedError
+from flstream.codecs.frames import decoder_for
+from flstream.errors import ChannelClosedError, CheckpointError, DeadlineError, RefusedError
 from flstream.model.layout import Layout
 from flstream.model.mapped import MappedModel
 from flstream.model.reuse import ModelMemory
 from flstream.model.source import Source
 from flstream.streaming.coding import EncoderFor
-from flstream.streaming.download import AtHand, SinkT, download
-from flstream.streaming.held import KnownBody
+from flstream.streaming.download import RemoteSource, SinkT, download
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.refs import Ref
 from flstream.streaming.service import DownloadService
@@ -77,7 +76,6 @@ class Worker:
         selection: Function that selects the tensors to send to the server; None for all.
         enter: Function called with each site whose part of a task begins, and with None at its end.
         memory: Memory for received models, reused from one task to the next.
-        known: The last model that was received, if it is a short one.
         base: The last one, where later ones are encoded with it.
     """
 
@@ -95,7 +93,6 @@ class Worker:
         self.selection = selection
         self.enter = enter
         self.memory = ModelMemory()
-        self.known: KnownBody | None = None
         self.base = KnownModel()
         self._control = control
         self._down = down
@@ -105,6 +102,7 @@ class Worker:
         self._stopped = False
         # Seconds that it takes to fetch the last one again.
         self._fetching = 0.0
+        self._has_received = False
 
     @cached_property
     def update_codecs(self) -> CodecChain:
@@ -200,34 +198,49 @@ class Worker:
             receiver.limits = self._down.limits
         streaming = self.info.streaming
         frames, lossy = self.model_codecs.frames, self.model_codecs.lossy
-        form = ModelForm(None, None, streaming)
+        form = ModelForm(None, None)
         if LAYOUT in bodies and lossy is not None:
             form = ModelForm.fetched(lossy, receiver, bodies[LAYOUT], streaming)
         decoder = decoder_for(frames, form.encoded(self.base.source), self.base.name)
-        at_hand: AtHand[SinkT] = AtHand(
-            lambda sink: form.encoded(held(sink)),
-            form.known(self.known),
-            None if host else decoder,
+        remote = RemoteSource(
+            receiver,
+            bodies[MODEL],
+            streaming,
+            digests=streaming.reuse and self._has_received,
+            decoder_for=None if host else decoder,
         )
-        sink, cost = download(
-            receiver, bodies[MODEL], streaming, sink_for, at_hand=at_hand, decode=form.decode
+        sink = download(
+            remote, sink_for, held=lambda sink: form.encoded(held(sink)), decode=form.decode
         )
-        speed = receiver.speeds.sending
-        self._fetching = sink.layout.nbytes / speed if streaming.reuse else 0.0
-        return sink, cost
+        self._has_received = True
+        self._fetching = remote.cost.seconds if streaming.reuse else 0.0
+        return sink, remote.cost
 
     def map(self, token: bytes) -> MappedModel:
-        """Map a model whose checkpoint the server has handed over.
+        """Map a model's checkpoint, which the server hands over.
 
         Args:
             token: Token of the offered model.
 
         Raises:
-            FlstreamError: See :meth:`~flstream.client.mapped_model.HandedModels.take`.
+            FlstreamError: It is not handed over, or cannot be mapped.
         """
         # It is not expected soon that a model is received into memory again.
         self.memory.release()
-        return self._peers.handed.take(token)
+        remote = RemoteSource(self._down, token, self.info.streaming)
+        try:
+            file = remote.take_file()
+            if file is None:
+                raise RefusedError("the server has not handed over the model's checkpoint")
+            with closing(file):
+                model = MappedModel(file.fd, "the checkpoint that the server has handed over")
+            if model.layout != remote.layout:
+                raise CheckpointError("the server has handed over a checkpoint of other tensors")
+        except BaseException as error:
+            remote.fail(error)
+            raise
+        remote.close()
+        return model
 
     def fetch_again(self, task: Task, reason: str) -> Task:
         """Report that the peer that offers a task's model is lost, and wait for another offer.

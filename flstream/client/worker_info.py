@@ -11,7 +11,7 @@ from flstream.job.codecs import CodecPlan
 from flstream.job.filters import FilterSpec
 from flstream.job.link import NetworkLink
 from flstream.model.memory import Framework
-from flstream.streaming.receiver import StreamSettings
+from flstream.streaming.settings import StreamSettings
 
 
 class WorkerInfo(msgspec.Struct, frozen=True):

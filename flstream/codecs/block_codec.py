@@ -10,10 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
-from flstream.codecs.floats import Numbers
-from flstream.errors import CodecError, FlstreamError
+from flstream.errors import CodecError
+from flstream.model.dtypes import Numbers
 
 BLOCK = 65_536
 """Numbers of a block; the last one of a tensor may have fewer. 16 bits count its numbers, and what
@@ -111,54 +109,3 @@ class BlockCodec(Protocol):
             CodecError: :meth:`encode` gives no such bytes.
         """
         ...
-
-
-def encode_block(codec: BlockCodec, name: str, numbers: Numbers, place: BlockPlace) -> bytes:
-    """Encode a block with a codec that may be the user's own.
-
-    Raises:
-        CodecError: It raised an error, or returned something else than bytes of the right length.
-    """
-    try:
-        due = codec.nbytes(place.dtype, place.count)
-        data = codec.encode(numbers, place)
-    except FlstreamError:
-        raise
-    except Exception as error:
-        raise _failed(name, place, error) from error
-    if not isinstance(data, bytes) or len(data) != due:
-        what = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
-        raise CodecError(
-            f"the codec {name} returned {what} for a block of {place.count} numbers of tensor "
-            f"{place.tensor!r}; return {due} bytes, as its nbytes says"
-        )
-    return data
-
-
-def decode_block(codec: BlockCodec, name: str, data: memoryview, place: BlockPlace) -> Numbers:
-    """Decode a block with a codec that may be the user's own.
-
-    Raises:
-        CodecError: It raised an error, or returned something else than as many numbers.
-    """
-    try:
-        numbers = codec.decode(data, place)
-    except FlstreamError:
-        raise
-    except Exception as error:
-        raise _failed(name, place, error) from error
-    is_real = isinstance(numbers, np.ndarray) and numbers.dtype.kind == "f"
-    if not is_real or numbers.shape != (place.count,):
-        shape = list(np.shape(numbers))
-        raise CodecError(
-            f"the codec {name} returned {type(numbers).__name__} of shape {shape} for a block of "
-            f"tensor {place.tensor!r}; return {place.count} floats"
-        )
-    return numbers
-
-
-def _failed(name: str, place: BlockPlace, error: Exception) -> CodecError:
-    return CodecError(
-        f"the codec {name} raised {type(error).__name__} at tensor {place.tensor!r}: {error}; "
-        "mend the codec"
-    )

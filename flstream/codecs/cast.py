@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flstream.codecs.block_codec import BlockPlace
-from flstream.codecs.floats import LARGEST, Numbers, load, quietly, stored
-from flstream.model.dtypes import BY_CODE
+from flstream.model.dtypes import BY_CODE, LARGEST, Numbers, loaded, quietly, stored
 
 _CODES = {"bf16": "BF16", "f16": "F16"}
 
@@ -47,7 +46,7 @@ class Cast:
         lowest, highest = float(numbers.min()), float(numbers.max())
         # NaNs hide what else is there.
         if not -LARGEST[self._code] <= lowest <= highest <= LARGEST[self._code]:
-            rounded = load(self._code, memoryview(data))
+            rounded = loaded(self._code, memoryview(data))
             beyond = np.isfinite(numbers) & ~np.isfinite(rounded)
             if beyond.any():
                 index = int(np.argmax(beyond))
@@ -57,4 +56,4 @@ class Cast:
     @quietly
     def decode(self, data: memoryview, place: BlockPlace) -> Numbers:
         """Return the rounded numbers."""
-        return load(self._code, data)
+        return loaded(self._code, data)

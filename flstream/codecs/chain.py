@@ -7,13 +7,10 @@ from typing import Any, NamedTuple
 
 from flstream.codecs.block_codec import BlockCodec
 from flstream.codecs.cast import Cast
-from flstream.codecs.delta import Delta
-from flstream.codecs.frame_codec import FrameCodec, FrameCompressor, FrameStep
+from flstream.codecs.frames import FrameCodec, FrameCompressor
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.quantised import Quantised
-from flstream.codecs.shuffle import Shuffle
-from flstream.codecs.ternary import Ternary
-from flstream.codecs.topk import TopK
+from flstream.codecs.sparse import Ternary, TopK
 from flstream.codecs.zstd import Zstd
 from flstream.job.code import make
 from flstream.job.codecs import CodecPlan
@@ -35,7 +32,7 @@ MODEL_CODECS: Mapping[str, Callable[..., BlockCodec]] = {
 """Built-in codecs of models with a loss, by name: they encode what they decoded to the same bytes.
 """
 
-STEPS: Mapping[str, Callable[..., FrameStep]] = {"delta": Delta, "shuffle": Shuffle}
+STEPS = ("delta", "shuffle")
 """Built-in steps of frames, by name."""
 
 COMPRESSORS: Mapping[str, Callable[..., FrameCompressor]] = {"zstd": Zstd}
@@ -65,12 +62,12 @@ def chain_of(plan: CodecPlan) -> CodecChain:
     """
     lossy: LossyCodec | None = None
     block_codecs = MODEL_CODECS if plan.of_models else BLOCK_CODECS
-    steps: list[FrameStep] = []
+    steps: list[str] = []
     frames: FrameCodec | None = None
     for spec in plan.specs:
         own: Any = make(spec.type, spec.args) if ":" in spec.type else None
         if spec.type in STEPS:
-            steps.append(STEPS[spec.type](**spec.args))
+            steps.append(spec.type)
         elif spec.type in COMPRESSORS or hasattr(own, "compress"):
             made = own or COMPRESSORS[spec.type](**spec.args)
             frames = FrameCodec(tuple(steps), made, spec.name)

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from flstream.codecs.block_codec import BLOCK, BlockCodec, BlockPlace
-from flstream.codecs.floats import LARGEST
 from flstream.errors import CodecError
-from flstream.model.dtypes import BY_CODE
+from flstream.model.dtypes import BY_CODE, LARGEST
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
 
@@ -35,22 +34,18 @@ class CodedTensor(NamedTuple):
     encoded: TensorInfo
     block_bytes: int
 
-    @property
-    def blocks(self) -> int:
-        """Number of its blocks."""
-        return -(-self.spec.elements // BLOCK)
-
     def place(self, index: int) -> BlockPlace:
         """Return the place of a block."""
         offset = index * BLOCK
         count = min(BLOCK, self.spec.elements - offset)
         return BlockPlace(self.spec.name, self.spec.dtype, offset, count)
 
-    def model_range(self, index: int) -> tuple[int, int]:
-        """Return the range of a block in the model's body."""
+    def block_at(self, offset: int) -> tuple[BlockPlace, int, int]:
+        """Return the block with a byte of the model's body, and where it begins and ends there."""
         size = BLOCK * BY_CODE[self.spec.dtype].itemsize
+        index = (offset - self.spec.start) // size
         start = self.spec.start + index * size
-        return start, min(start + size, self.spec.stop)
+        return self.place(index), start, min(start + size, self.spec.stop)
 
     def encoded_range(self, index: int) -> tuple[int, int]:
         """Return the range of a block in the encoded body, padding included."""
@@ -70,6 +65,11 @@ class CodedLayout(NamedTuple):
     model: Layout
     encoded: Layout
     coded: Mapping[str, CodedTensor]
+
+    @property
+    def block_bytes(self) -> Mapping[str, int]:
+        """Bytes of an encoded block of each tensor that is encoded, padding included."""
+        return {name: tensor.block_bytes for name, tensor in self.coded.items()}
 
     @classmethod
     def of(cls, layout: Layout, codec: BlockCodec, lossless: Sequence[str]) -> CodedLayout:

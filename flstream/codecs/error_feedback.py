@@ -12,19 +12,24 @@ from pathlib import Path
 
 import numpy as np
 
-from flstream.codecs.block_codec import BlockPlace, decode_block, encode_block
+from flstream.codecs.blocks import Blockwise
 from flstream.codecs.coded_layout import CodedLayout
-from flstream.codecs.coded_sources import difference
-from flstream.codecs.floats import LARGEST, load, number_type, quietly, stored
-from flstream.codecs.lossy import LossyCodec
-from flstream.codecs.read_ahead import BaseNumbers, joined
+from flstream.codecs.lossy import LossyCodec, differences, read_numbers
 from flstream.errors import CodecError
 from flstream.model.checkpoint import FileSink, FileSource
+from flstream.model.copy import copy
+from flstream.model.dtypes import (
+    LARGEST,
+    Numbers,
+    first_not_finite,
+    loaded,
+    number_type,
+    quietly,
+    stored,
+)
+from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
-from flstream.model.source import Scratch, Source, views_of
-
-# Bytes of a tensor that passes which are copied at a time.
-_STEP = 1 << 20
+from flstream.model.source import Scratch, Source
 
 
 def residual_layout(coded: CodedLayout) -> Layout:
@@ -73,78 +78,46 @@ def encode_with_feedback(
     """
     coded = codec.coded(update.layout)
     layout = residual_layout(coded)
-    numbers = None if base is None else BaseNumbers(base, coded)
+    numbers_at = differences(update, base, coded)
     if before is not None and (flaw := layout.difference(before.layout)):
         raise CodecError(
             f"what the codec {codec.name} has left out before is of other tensors than this "
             f"update: {flaw}; send the same tensors each time, or take a codec that leaves out "
             "nothing"
         )
+    scratch = Scratch()
     with (
         FileSink(path, coded.encoded, durable=durable) as sink,
         FileSink(after, layout, durable=durable) as residuals,
     ):
-        feedback = _Feedback(codec, numbers, before, residuals)
-        scratch = Scratch()
-        for spec in coded.encoded.tensors:
-            tensor = coded.coded.get(spec.name)
-            if tensor is not None:
-                for index in range(tensor.blocks):
-                    data = joined(views_of(update, *tensor.model_range(index), scratch))
-                    start, stop = tensor.encoded_range(index)
-                    made = feedback.encode(tensor.place(index), data)
-                    sink.write(start, memoryview(made.ljust(stop - start, b"\0")))
-                continue
-            moved = coded.model.by_name[spec.name].start - spec.start
-            for start in range(spec.start, spec.stop, _STEP):
-                stop = min(start + _STEP, spec.stop)
-                views = views_of(update, start + moved, stop + moved, scratch)
-                sink.write(start, joined(views))
+
+        @quietly
+        def fill(spec: TensorInfo, index: int, out: memoryview) -> None:
+            place = coded.coded[spec.name].place(index)
+            kind = number_type(place.dtype)
+            numbers = numbers_at(place)
+            if before is not None:
+                rest = read_numbers(before, place, scratch)
+                numbers = numbers + rest  # what is infinite then, the codec refuses
+            made = codec.encode_block(_within(numbers, place.dtype), place)
+            due = codec.decode_block(memoryview(made), place)
+            received = loaded(place.dtype, memoryview(stored(place.dtype, due)))
+            left = np.subtract(numbers, received, dtype=kind)
+            wrong = first_not_finite(left)
+            if wrong is not None:  # it would be in all residuals from now on
+                raise place.refused(wrong, numbers[wrong], f"{codec.name} with error feedback")
+            start = layout.by_name[place.tensor].start + place.offset * kind.itemsize
+            residuals.write(start, left.view(np.uint8).data)
+            out[:] = made.ljust(len(out), b"\0")
+
+        copy(Blockwise(update, coded.encoded, coded.block_bytes, fill), sink)
         residuals.finish()
         return sink.finish()
 
 
-class _Feedback:
-    """The encoding of blocks with what was left out of those before them.
-
-    Args:
-        codec: The codec.
-        base: Numbers to take the differences from; None for none.
-        before: The last residual; None for none.
-        after: Sink of the next one, of the same layout.
-    """
-
-    def __init__(
-        self, codec: LossyCodec, base: BaseNumbers | None, before: Source | None, after: FileSink
-    ) -> None:
-        self._codec = codec
-        self._base = base
-        self._before = before
-        self._after = after
-        self._scratch = Scratch()
-
-    @quietly
-    def encode(self, place: BlockPlace, data: memoryview) -> bytes:
-        """Encode a block of the update and its residual, and write the next residual."""
-        codec, name = self._codec.codec, self._codec.name
-        kind = number_type(place.dtype)
-        start = self._after.layout.by_name[place.tensor].start + place.offset * kind.itemsize
-        stop = start + place.count * kind.itemsize
-        numbers = difference(load(place.dtype, data), self._base, place)
-        if self._before is not None:
-            rest = np.frombuffer(joined(views_of(self._before, start, stop, self._scratch)), kind)
-            numbers = numbers + rest  # what is infinite then, the codec refuses
-        given, most = numbers, LARGEST[place.dtype]
-        if place.dtype not in ("F32", "F64") and np.abs(numbers).max() > most:
-            # With the residual it may be more than the tensor's type can hold.
-            given = np.where(np.isinf(numbers), numbers, np.clip(numbers, -most, most))
-        made = encode_block(codec, name, given, place)
-        due = decode_block(codec, name, memoryview(made), place)
-        received = load(place.dtype, memoryview(stored(place.dtype, due)))
-        left = np.subtract(numbers, received, dtype=kind)
-        finite = np.isfinite(left)
-        if not finite.all():  # it would be in all residuals from now on
-            index = int(np.argmin(finite))
-            raise place.refused(index, numbers[index], f"{name} with error feedback")
-        self._after.write(start, left.view(np.uint8).data)
-        return made
+def _within(numbers: Numbers, dtype: str) -> Numbers:
+    """Bound numbers that are with a residual more than their tensor's type can hold."""
+    most = LARGEST[dtype]
+    if dtype in ("F32", "F64") or np.abs(numbers).max() <= most:
+        return numbers
+    return np.where(np.isinf(numbers), numbers, np.clip(numbers, -most, most))

@@ -1,18 +1,30 @@
-"""A codec with a loss for whole models: layouts, and the sources on both sides."""
+"""A codec with a loss for whole models: the bodies on both sides, and the rounding of a block."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from flstream.codecs.block_codec import BlockCodec
+import numpy as np
+
+from flstream.codecs.block_codec import BLOCK, BlockCodec, BlockPlace
+from flstream.codecs.blocks import Blockwise
 from flstream.codecs.coded_layout import CodedLayout
-from flstream.codecs.coded_sources import DecodedSource, EncodedSource
-from flstream.codecs.read_ahead import BaseNumbers
-from flstream.errors import CodecError
+from flstream.errors import CodecError, FlstreamError
+from flstream.model.dtypes import (
+    BY_CODE,
+    Numbers,
+    loaded,
+    number_type,
+    numbers_in,
+    quietly,
+    store,
+    unit,
+)
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
-from flstream.model.source import Source
+from flstream.model.source import Scratch, Source, view_of
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,7 @@ class LossyCodec:
     def encode(self, source: Source, base: Source | None = None, *, blanks: bool = False) -> Source:
         """Return a model's encoded form: a source that is computed range by range.
 
-        It has random access if the model has. Nothing is kept for the next one: see
+        Nothing is kept for the next one: see
         :func:`~flstream.codecs.error_feedback.encode_with_feedback`.
 
         Args:
@@ -63,19 +75,26 @@ class LossyCodec:
             CodecError: The base lacks a tensor; the message names it.
         """
         coded = self.coded(source.layout)
-        numbers = None if base is None else BaseNumbers(base, coded)
-        return EncodedSource(source, coded, self.codec, self.name, numbers, blanks=blanks)
+        numbers_at = differences(source, base, coded)
 
-    def decode(
-        self, encoded: Source, layout: Layout, frame: int = 16, base: Source | None = None
-    ) -> Source:
+        def fill(spec: TensorInfo, index: int, out: memoryview) -> None:
+            place = coded.coded[spec.name].place(index)
+            try:
+                made = self.encode_block(numbers_at(place), place)
+            except CodecError:
+                if not blanks:
+                    raise
+                made = b""
+            out[:] = made.ljust(len(out), b"\0")
+
+        return Blockwise(source, coded.encoded, coded.block_bytes, fill)
+
+    def decode(self, encoded: Source, layout: Layout, base: Source | None = None) -> Source:
         """Return the model that an encoded form stands for: a source, computed range by range.
 
         Args:
-            encoded: The encoded form. If it has no random access, it is read once, from front to
-                back, to its end if the model is.
+            encoded: The encoded form, which is read from front to back if the model is.
             layout: Layout of the model.
-            frame: Bytes of which the ends of reads of such a body must be multiples.
             base: Model with which it was encoded, if it was with one. Its numbers are added, and
                 the sum is rounded once to the tensor's type.
 
@@ -89,8 +108,25 @@ class LossyCodec:
             raise CodecError(
                 f"what came is not the model as the codec {self.name} encodes it: {difference}"
             )
-        numbers = None if base is None else BaseNumbers(base, coded)
-        return DecodedSource(encoded, coded, self.codec, self.name, frame, numbers)
+        if base is not None:
+            _expect_tensors(base, coded)
+        scratch, base_scratch = Scratch(), Scratch()
+
+        @quietly
+        def fill(spec: TensorInfo, index: int, out: memoryview) -> None:
+            tensor = coded.coded[spec.name]
+            place = tensor.place(index)
+            data = view_of(encoded, *tensor.encoded_range(index), scratch)
+            numbers = self.decode_block(data[: self.codec.nbytes(place.dtype, place.count)], place)
+            if base is not None:
+                # So that no change is none of a zero's sign either: -0.0 + 0.0 is 0.0.
+                numbers = np.where(numbers == 0, numbers.dtype.type(-0.0), numbers)
+                theirs = read_numbers(base, place, base_scratch)
+                numbers = np.add(numbers, theirs, dtype=number_type(place.dtype))
+            store(numbers, numbers_in(place.dtype, out))
+
+        block_bytes = {name: BLOCK * unit(each.spec.dtype) for name, each in coded.coded.items()}
+        return Blockwise(encoded, coded.model, block_bytes, fill)
 
     def rounded(self, source: Source) -> Source:
         """Return a model as it is once it was encoded and decoded, in its own layout.
@@ -100,21 +136,100 @@ class LossyCodec:
         """
         return self.decode(self.encode(source), source.layout)
 
+    def encode_block(self, numbers: Numbers, place: BlockPlace) -> bytes:
+        """Encode a block.
 
-def part_layout_of(model: Layout, encoded: Layout) -> Layout:
-    """Return the layout of the model's tensors that an encoded body has, which may be a part.
+        Raises:
+            CodecError: The codec, which may be the user's own, raised an error, or returned
+                something else than bytes of the right length.
+        """
+        with self._naming(place):
+            due = self.codec.nbytes(place.dtype, place.count)
+            data = self.codec.encode(numbers, place)
+        if not isinstance(data, bytes) or len(data) != due:
+            what = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
+            raise CodecError(
+                f"the codec {self.name} returned {what} for a block of {place.count} numbers of "
+                f"tensor {place.tensor!r}; return {due} bytes, as its nbytes says"
+            )
+        return data
 
-    What is encoded keeps its name. Other differences are found by :meth:`LossyCodec.decode`.
+    def decode_block(self, data: memoryview, place: BlockPlace) -> Numbers:
+        """Decode a block.
+
+        Raises:
+            CodecError: The codec, which may be the user's own, raised an error, or returned
+                something else than as many numbers.
+        """
+        with self._naming(place):
+            numbers = self.codec.decode(data, place)
+        is_real = isinstance(numbers, np.ndarray) and numbers.dtype.kind == "f"
+        if not is_real or numbers.shape != (place.count,):
+            shape = list(np.shape(numbers))
+            raise CodecError(
+                f"the codec {self.name} returned {type(numbers).__name__} of shape {shape} for a "
+                f"block of tensor {place.tensor!r}; return {place.count} floats"
+            )
+        return numbers
+
+    @contextmanager
+    def _naming(self, place: BlockPlace) -> Iterator[None]:
+        try:
+            yield
+        except FlstreamError:
+            raise
+        except Exception as error:  # it may be the user's code
+            raise CodecError(
+                f"the codec {self.name} raised {type(error).__name__} at tensor {place.tensor!r}: "
+                f"{error}; mend the codec"
+            ) from error
+
+
+def read_numbers(source: Source, place: BlockPlace, scratch: Scratch) -> Numbers:
+    """Return a block's numbers from a body that has its tensor, valid until ``scratch`` is used."""
+    spec = source.layout.by_name[place.tensor]
+    itemsize = BY_CODE[spec.dtype].itemsize
+    start = spec.start + place.offset * itemsize
+    return loaded(spec.dtype, view_of(source, start, start + place.count * itemsize, scratch))
+
+
+def differences(
+    source: Source, base: Source | None, coded: CodedLayout
+) -> Callable[[BlockPlace], Numbers]:
+    """Return what reads a block's differences from a base; its numbers if there is none.
 
     Args:
-        model: Layout of the whole model.
-        encoded: Layout of an encoded update.
+        source: The model, or an update.
+        base: Model that may have further tensors; None for none.
+        coded: Layouts of the source and its encoded form.
+
+    Raises:
+        CodecError: The base lacks a tensor that is encoded; the message names it.
     """
-    specs: list[TensorInfo] = []
-    for spec in model.tensors:
-        if spec.name in encoded.by_name:
-            start = specs[-1].stop if specs else 0
-            specs.append(spec._replace(start=start, stop=start + spec.nbytes))
-    there = encoded.by_name
-    aliases = {a: n for a, n in model.aliases.items() if a in encoded.aliases and n in there}
-    return Layout(specs, aliases)
+    scratch, base_scratch = Scratch(), Scratch()
+    if base is None:
+        return lambda place: read_numbers(source, place, scratch)
+    _expect_tensors(base, coded)
+
+    @quietly
+    def difference(place: BlockPlace) -> Numbers:
+        numbers, theirs = (
+            read_numbers(each, place, room)
+            for each, room in ((source, scratch), (base, base_scratch))
+        )
+        found = np.subtract(numbers, theirs, dtype=number_type(place.dtype))
+        found.flags.writeable = False
+        return found
+
+    return difference
+
+
+def _expect_tensors(base: Source, coded: CodedLayout) -> None:
+    for name, tensor in coded.coded.items():
+        there = base.layout.by_name.get(name)
+        if there is None or there[1:3] != tensor.spec[1:3]:
+            kind = f"{tensor.spec.dtype} and shape {list(tensor.spec.shape)}"
+            raise CodecError(
+                f"tensor {name!r} has no tensor of its name with dtype {kind} in the base, so "
+                "its change cannot be encoded; name it in require_lossless"
+            )

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from flstream.codecs.block_codec import BLOCK, BlockPlace
-from flstream.codecs.floats import LARGEST, MANTISSA_BITS, SMALLEST, Numbers, number_type, quietly
+from flstream.model.dtypes import LARGEST, MANTISSA_BITS, SMALLEST, Numbers, number_type, quietly
 
 # Groups from here on are reduced row by row; for shorter rows that takes longer than all the rest.
 _LONG_ROW = 256

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from flstream.codecs.block_codec import BlockPlace, decode_block, encode_block
+from flstream.codecs.block_codec import BlockPlace
 from flstream.codecs.coded_layout import CodedTensor
-from flstream.codecs.floats import load, quietly, store
 from flstream.codecs.lossy import LossyCodec
 from flstream.errors import CodecError
 from flstream.model.digests import BodyDigest
+from flstream.model.dtypes import loaded, numbers_in, quietly, store
 from flstream.model.joined import WritesRanges
 
 
@@ -68,27 +68,25 @@ class RoundedWriter:
 
     def _round(self, tensor: CodedTensor, start: int, part: memoryview) -> None:
         """Take bytes of a tensor, and pass on the blocks that they complete."""
-        size = tensor.model_range(0)[1] - tensor.spec.start
         while len(part):
-            index = (start - tensor.spec.start) // size
-            first, last = tensor.model_range(index)
+            place, first, last = tensor.block_at(start)
             count = min(last - start, len(part))
             if count == last - first:
-                self._pass(first, self._rounded(part[:count], tensor.place(index)))
+                self._pass_rounded(first, part[:count], place)
             else:
                 self._begun += part[:count]
                 if start + count == last:
                     whole, self._begun = self._begun, bytearray()
-                    self._pass(first, self._rounded(memoryview(whole), tensor.place(index)))
+                    self._pass_rounded(first, memoryview(whole), place)
             part, start = part[count:], start + count
 
     @quietly
-    def _rounded(self, data: memoryview, place: BlockPlace) -> memoryview:
+    def _pass_rounded(self, start: int, data: memoryview, place: BlockPlace) -> None:
         rounded = self._decoded(data, place)
         # That a codec of the user's own does what codecs of models must is not known beforehand.
         if self._codec.is_own:
             self._check_own(data, rounded, place)
-        return rounded
+        self._pass(start, rounded)
 
     def _check_own(self, data: memoryview, rounded: memoryview, place: BlockPlace) -> None:
         """Refuse a codec of which sites would not receive the model, or none that can be trained.
@@ -97,13 +95,14 @@ class RoundedWriter:
             CodecError: It changes what it has decoded, or gives no finite number for one that is.
         """
         name = self._codec.name
-        lost = np.isfinite(load(place.dtype, data)) & ~np.isfinite(load(place.dtype, rounded))
+        before, after = (loaded(place.dtype, each) for each in (data, rounded))
+        lost = np.isfinite(before) & ~np.isfinite(after)
         if lost.any():
             index = int(np.argmax(lost))
-            given, found = (load(place.dtype, each)[index] for each in (data, rounded))
             raise CodecError(
-                f"the codec {name} decodes {given}, element {place.offset + index} of tensor "
-                f"{place.tensor!r}, as {found}; have it give a finite number, or raise CodecError"
+                f"the codec {name} decodes {before[index]}, element {place.offset + index} of "
+                f"tensor {place.tensor!r}, as {after[index]}; have it give a finite number, or "
+                "raise CodecError"
             )
         if self._decoded(rounded, place) != rounded:
             raise CodecError(
@@ -113,11 +112,10 @@ class RoundedWriter:
             )
 
     def _decoded(self, data: memoryview, place: BlockPlace) -> memoryview:
-        codec, name = self._codec.codec, self._codec.name
-        made = encode_block(codec, name, load(place.dtype, data), place)
-        numbers = decode_block(codec, name, memoryview(made), place)
+        made = self._codec.encode_block(loaded(place.dtype, data), place)
+        numbers = self._codec.decode_block(memoryview(made), place)
         out = memoryview(bytearray(len(data)))
-        store(place.dtype, numbers, out)
+        store(numbers, numbers_in(place.dtype, out))
         return out
 
     def _pass(self, start: int, data: memoryview) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 from flstream.codecs.chain import CodecChain
-from flstream.codecs.coded_frames import decoder_for
-from flstream.codecs.lossy import LossyCodec, part_layout_of
-from flstream.errors import CodecError, UpdateRefusedError
+from flstream.codecs.frames import decoder_for
+from flstream.codecs.lossy import LossyCodec
 from flstream.model.layout import Layout
 from flstream.model.source import Source
 from flstream.streaming.coding import DecoderFor
 
-T = TypeVar("T")
 _PLAIN = CodecChain()
 
 
@@ -59,50 +56,23 @@ class UpdateForm:
                 return "its tensors are larger"
             if self.codec is None:
                 return None
-            layout = part_layout_of(layout, sent)
+            layout = layout.subset(sent.by_name, sent.aliases)
         if self.codec is not None:
             layout = self.codec.encoded(layout)
         return layout.difference(sent)
 
-    def decoded(
-        self, site: str, sent: Source, params_type: Literal["FULL", "DIFF"], frame: int
-    ) -> Source:
+    def decoded(self, sent: Source, params_type: Literal["FULL", "DIFF"]) -> Source:
         """Return an update whose bytes are as they were sent.
 
         Args:
-            site: Name of the site that has sent it.
-            sent: What it has sent.
+            sent: What a site has sent.
             params_type: Whether it has weights, or differences from the model.
-            frame: Bytes of which the ends of reads must be multiples, if it is read once.
 
         Raises:
-            UpdateRefusedError: It is none of the codec's.
+            CodecError: It is none of the codec's.
         """
         if self.codec is None:
             return sent
-        codec = self.codec
         base = self.model if params_type == "FULL" else None
-        layout = part_layout_of(self.model.layout, sent.layout)
-        return _SiteUpdate(
-            site, _of_site(site, lambda: codec.decode(sent, layout, frame or 16, base))
-        )
-
-
-class _SiteUpdate:
-    """A decoded update, whose errors name the site."""
-
-    def __init__(self, site: str, decoded: Source) -> None:
-        self.layout = decoded.layout
-        self._site = site
-        self._decoded = decoded
-
-    def read(self, start: int, stop: int, into: memoryview) -> None:
-        """Read the bytes ``[start, stop)``."""
-        _of_site(self._site, lambda: self._decoded.read(start, stop, into))
-
-
-def _of_site(site: str, call: Callable[[], T]) -> T:
-    try:
-        return call()
-    except CodecError as error:
-        raise UpdateRefusedError(site, f"cannot be decoded: {error}") from error
+        layout = self.model.layout.subset(sent.layout.by_name, sent.layout.aliases)
+        return self.codec.decode(sent, layout, base=base)

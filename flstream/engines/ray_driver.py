@@ -33,7 +33,7 @@ from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.events import NodeJoined, NodeLost, NodeMeasured, NodesAwaited, Warned
 from flstream.telemetry.machine import this_machine
 from flstream.text import MOST_OF_AN_ERROR, brief_names, quotable
-from flstream.transport.sockets import SocketChannel
+from flstream.transport.channel import Channel
 from flstream.transport.tcp import Admission, TcpListener
 
 # Seconds to connect to a cluster, or to start one.
@@ -193,7 +193,7 @@ class _Driver:
             ) from error
         return str(ray.util.get_node_ip_address())
 
-    def _take_connection(self, channel: SocketChannel, admission: Admission) -> None:
+    def _take_connection(self, channel: Channel, admission: Admission) -> None:
         """Take a connection of a worker, which has proven that it has the token."""
         self._listener.dismiss(admission.token)  # a token is of use once
         self._loop.call_soon_threadsafe(self._keep, channel.detach(), admission)

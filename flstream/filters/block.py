@@ -6,11 +6,11 @@ model travels. So whatever a filter does with a block, its result does not depen
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
-from flstream.aggregation.elements import FLOATS, unit
+from flstream.model.dtypes import unit
 from flstream.model.header import TensorInfo
 from flstream.model.random_numbers import Floats, laplaces, normals, stream_key, uniforms
 
@@ -100,7 +100,7 @@ def filter_key(passage: Passage, place: int, *parts: str) -> bytes:
 class BlockFilter(Protocol):
     """A filter that is ready for a model: a function of a block's numbers, element by element."""
 
-    def __call__(self, values: Floats, block: Block) -> Floats:
+    def __call__(self, values: Floats, block: Block, /) -> Floats:
         """Return the numbers that leave, as many as came.
 
         Args:
@@ -111,22 +111,17 @@ class BlockFilter(Protocol):
         ...
 
 
-class Values(Protocol):
-    """The numbers of a model that filters change: those of its floating point tensors."""
+class Values(NamedTuple):
+    """The numbers of a model that filters change: those of its floating point tensors.
 
-    @property
-    def tensors(self) -> Sequence[TensorInfo]:
-        """The tensors, in the order of their bytes, with their places in the unfiltered body."""
-        ...
+    Attributes:
+        tensors: The tensors, in the order of their bytes, with their places in the unfiltered body.
+        block: Function from a tensor and the index of a block in it to the block's float64 numbers,
+            in an array of the caller's own.
+    """
 
-    def block(self, spec: TensorInfo, index: int) -> Floats:
-        """Return the float64 numbers of a tensor's block, as an array of the caller's own."""
-        ...
-
-
-def is_filtered(spec: TensorInfo) -> bool:
-    """Whether a tensor has numbers that filters change."""
-    return spec.dtype in FLOATS
+    tensors: Sequence[TensorInfo]
+    block: Callable[[TensorInfo, int], Floats]
 
 
 def numbers_of(spec: TensorInfo) -> int:
@@ -148,14 +143,7 @@ def blocks_of(values: Values, *, scalars: bool = True) -> Iterator[tuple[TensorI
 
 
 def block_at(spec: TensorInfo, index: int, passage: Passage, place: int) -> Block:
-    """Return what a filter is to know of a block.
-
-    Args:
-        spec: The tensor.
-        index: Index of the block in it.
-        passage: The model's site, round and direction.
-        place: Place of the filter.
-    """
+    """Return what a filter at a place of its direction is to know of a tensor's block."""
     offset = index * BLOCK
     count = min(BLOCK, numbers_of(spec) - offset)
     return Block(spec.name, spec.shape, offset, count, passage, place)

@@ -111,7 +111,7 @@ def _found(search: _Search) -> float:
     return float(key.view(np.float64))
 
 
-def percentile(blocks: Blocks, count: int, percent: float) -> float:
+def percentile_of(blocks: Blocks, count: int, percent: float) -> float:
     """Return a percentile of numbers, as ``numpy.percentile`` interpolates it, to the same bits.
 
     Args:

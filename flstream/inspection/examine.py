@@ -22,8 +22,9 @@ from flstream.inspection.runs import (
     verify_run,
 )
 from flstream.inspection.statistics import TensorRow, tensor_statistics
+from flstream.model.checkpoint import regular_size
 from flstream.model.formats.file import CheckpointFile
-from flstream.model.formats.opening import check_file, open_checkpoint
+from flstream.model.formats.opening import open_checkpoint
 from flstream.model.header import TensorInfo
 from flstream.model.source import Scratch
 from flstream.runs.run_directory import RunDirectory
@@ -82,7 +83,8 @@ def examine(
 ) -> Findings:
     """Examine a checkpoint or run directory.
 
-    Memory holds headers and a few blocks of tensors, whatever the size of the files.
+    Memory holds headers and a few blocks of tensors, whatever the size of the files; of .npz, the
+    largest array.
 
     Args:
         path: Path of a checkpoint of any format, or of a run directory.
@@ -138,7 +140,7 @@ def examine(
 def model_at(path: Path) -> Path:
     """Return the file to examine: the path itself, or the latest model of a run directory."""
     if not os.path.isdir(path):
-        check_file(path)
+        regular_size(path)
         return path
     run = RunDirectory(path)
     if run.final_model.is_file():

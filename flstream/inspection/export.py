@@ -13,7 +13,7 @@ from flstream.errors import CheckpointError, UsageError
 from flstream.inspection.examine import model_at
 from flstream.inspection.runs import run_of, verify_checkpoint
 from flstream.model.checkpoint import write_checkpoint
-from flstream.model.fitted import Renamed
+from flstream.model.composed import ComposedSource
 from flstream.model.formats.file import CheckpointFile
 from flstream.model.formats.opening import open_checkpoint
 from flstream.model.order import ORDER, in_order
@@ -96,7 +96,9 @@ def _write_folder(
     weights = to / (_ADAPTER if (to / "adapter_config.json").exists() else _MODEL)
     # Of tied names the first is written, as libraries do that tie them again.
     first = {tensor: name for name, tensor in reversed([*names.items()])}
-    write_checkpoint(weights, Renamed(file, first), {"format": "pt"})
+    places = {first[spec.name]: (file, spec) for spec in file.layout.tensors}
+    renamed = ComposedSource(file.layout.renamed(first), places)
+    write_checkpoint(weights, renamed, {"format": "pt"})
     return [*files, weights]
 
 

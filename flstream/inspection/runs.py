@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from flstream.errors import CheckpointError
-from flstream.model.checkpoint_header import regular_size
+from flstream.model.checkpoint import regular_size
 from flstream.model.digests import body_digest
 from flstream.model.formats.file import CheckpointFile
 from flstream.model.formats.opening import open_checkpoint

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from functools import cache
 from typing import Any, Self
 
 import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from flstream.model.dtypes import BY_CODE, torch_dtype
+from flstream.model.dtypes import BY_CODE, loaded
 from flstream.model.layout import TensorInfo
 from flstream.model.source import Scratch, Source, views_of
 
@@ -98,7 +97,7 @@ def tensor_statistics(source: Source, spec: TensorInfo, scratch: Scratch) -> Sta
         *counts,
         min=number(low),
         max=number(high),
-        mean=complex(mean) if spec.dtype in ("C64", "C128") else float(mean.real),
+        mean=complex(mean) if spec.dtype == "C64" else float(mean.real),
         std=in_float64(np.sqrt(squares / finite)),
         norm=in_float64(np.sqrt(squares + finite * abs(mean) ** 2)),
     )
@@ -128,22 +127,8 @@ def as_array(code: str, data: memoryview) -> _Array:
     """
     if code == "BOOL":  # a file may have any byte here; all but 0 are true
         return np.not_equal(np.frombuffer(data, np.uint8), 0)
-    if code == "BF16":
-        return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
     name = BY_CODE[code].numpy_name
-    if name is not None:
-        return np.frombuffer(data, name)
-    array: _Array = _eight_bit_floats(code)[np.frombuffer(data, np.uint8)]
-    return array
-
-
-@cache
-def _eight_bit_floats(code: str) -> _Array:
-    """Values of all 256 bytes."""
-    import torch
-
-    values: _Array = torch.arange(256, dtype=torch.uint8).view(torch_dtype(code)).float().numpy()
-    return values
+    return np.frombuffer(data, name) if name is not None else loaded(code, data)
 
 
 def widened(values: _Array) -> _Array:

@@ -228,6 +228,8 @@ def _places(job: Job) -> Iterator[Problem]:
         yield Problem("network", "", f"left out {mapped}", hint)
     if maps and not engine.is_local:
         yield Problem("engine.type", "", f"local {mapped}", hint)
+    if maps and job.streaming.direct == "off":
+        yield Problem("streaming.direct", "", "auto where streaming.mode is map", hint)
     for key, value in (
         ("train.command", job.train.command),
         ("clients.gpus", clients.gpus),

@@ -52,8 +52,7 @@ class NetworkLink(LinkFacts, frozen=True):
     def silence(self) -> float:
         """Seconds for which nothing may arrive though the peer lives: of questions, and outages."""
         lost = math.ceil(math.log(_UNLIKELY) / math.log(self.loss)) if self.loss else 0
-        latency: float = max(self.latency, *self.values("latency"))
-        round_trip = 2 * (latency + self.jitter)
+        round_trip: float = 2 * (max(self.values("latency")) + self.jitter)
         return round_trip * (1 + 2 * lost) + 2 * self._outage
 
     @property

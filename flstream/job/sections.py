@@ -222,13 +222,20 @@ class StreamingSection(Section):
 
     codecs: CodecsSection = CodecsSection()
 
+    direct: Literal["auto", "off"] = "auto"
+    """Whether processes of one machine read each other's bytes themselves (auto), or not (off).
+
+    A client then reads the server's checkpoint by its descriptor, and the server a client's update
+    in its memory: one copy, and no work for who sends. Where the system does not allow it, where
+    codecs make frames smaller, and with emulated links, the bytes go over a socket.
+    """
+
     reuse: Literal["auto", "off"] = "auto"
     """Whether a receiver fetches only what it lacks: where that pays (auto), or never (off).
 
-    It compares digests of blocks of 64 KiB with those of what it has: the tensors that it receives
-    into, or the model that an update was trained from. It does so in pull mode, and in map mode
-    with updates. The page [fewer-bytes.md](fewer-bytes.md) says what it costs, and when there is
-    nothing to compare.
+    It pays over links and networks. The receiver compares digests of blocks of 64 KiB with those of
+    what it has: the tensors that it receives into, or the model that an update was trained from.
+    The page [fewer-bytes.md](fewer-bytes.md) says what it costs.
     """
 
     @property

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
-from flstream.errors import CheckpointError
-from flstream.model.checkpoint_header import (
-    FileHeader,
-    expect_in_format,
-    read_header,
-    regular_size,
-)
+from flstream.errors import CheckpointError, LayoutError
 from flstream.model.copy import copy
 from flstream.model.descriptors import (
     begin_writeback,
@@ -24,14 +19,37 @@ from flstream.model.descriptors import (
     sync_directory,
     write_at,
 )
-from flstream.model.digests import BodyDigest, ChunkDigester, ChunkDigests
-from flstream.model.layout import Layout
-from flstream.model.source import Extent, Scratch, Source
+from flstream.model.digests import BodyDigest
+from flstream.model.header import header_length
+from flstream.model.layout import Layout, parse_header
+from flstream.model.source import Scratch, Source
 from flstream.telemetry.halts import halt_at
 from flstream.text import quotable
 
 # Bytes written between two requests to the disk to begin writing.
 _WRITEBACK_BYTES = 16 << 20
+_KINDS = (
+    (stat.S_ISDIR, "folder"),
+    (stat.S_ISFIFO, "pipe"),
+    (stat.S_ISSOCK, "socket"),
+    (stat.S_ISCHR, "device"),
+    (stat.S_ISBLK, "device"),
+)
+
+
+class FileHeader(NamedTuple):
+    """The header of a safetensors file.
+
+    Attributes:
+        layout: Tensors in the file.
+        metadata: Strings of ``__metadata__``, but for the ties between tensors.
+        nbytes: Length of the header in bytes, with the 8 bytes of its length: where the body
+            begins.
+    """
+
+    layout: Layout
+    metadata: dict[str, str]
+    nbytes: int
 
 
 class FileSource:
@@ -44,15 +62,11 @@ class FileSource:
         layout: Tensors in the file.
         metadata: Strings of the header.
         header_bytes: Length of the header in bytes: where the body begins in the file.
-        digests: xxh3-64 digests of chunks that were written or sent, for sending them again.
-        immutable: As given.
+        fd: Descriptor of the file, open as long as this object exists.
 
     Args:
         path: Path of the file.
-        digests: Digests of its chunks, as far as they are known.
         header: Header of the file, if it is known; otherwise it is read and checked.
-        immutable: Whether nobody writes into the file as long as the source exists, as into one
-            that a :class:`FileSink` wrote; files of users are not.
 
     Raises:
         CheckpointError: The file cannot be read or is not a sound safetensors file.
@@ -61,23 +75,21 @@ class FileSource:
     def __init__(
         self,
         path: Path,
-        digests: ChunkDigests | None = None,
         header: FileHeader | None = None,
-        *,
-        immutable: bool = False,
     ) -> None:
         self.path = path
-        self.immutable = immutable
-        self.layout, self.metadata, self.header_bytes = header or read_header(path)
-        self.digests = ChunkDigests() if digests is None else digests
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # A service's thread may still be reading when a round drops the source. So the
+            # descriptor is closed with the last reference, never under a reader.
+            weakref.finalize(self, os.close, self.fd)
+            known = header or header_of(self.fd, str(path))
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-        # A service's thread may still be reading when a round drops the source. So the descriptor
-        # is closed with the last reference, never under a reader.
-        weakref.finalize(self, os.close, self._fd)
-        self._modified = os.fstat(self._fd).st_mtime_ns
+            raise CheckpointError(
+                f"{path} cannot be read: {error.strerror}; check the path and its permissions"
+            ) from error
+        self.layout, self.metadata, self.header_bytes = known
+        self._modified = os.fstat(self.fd).st_mtime_ns
 
     def read(self, start: int, stop: int, into: memoryview) -> None:
         """Read the bytes ``[start, stop)``.
@@ -86,7 +98,7 @@ class FileSource:
             CheckpointError: The file cannot be read there, or became shorter since it was opened.
         """
         try:
-            count = read_at(self._fd, into, self.header_bytes + start)
+            count = read_at(self.fd, into, self.header_bytes + start)
         except OSError as error:
             raise CheckpointError(
                 f"{self.path}: bytes {start} to {stop} of its tensors cannot be read: "
@@ -95,35 +107,77 @@ class FileSource:
         if count < len(into):
             raise self._cut_short(start + count)
 
-    def extent(self, start: int, stop: int) -> Extent:
-        """Return where the bytes ``[start, stop)`` lie in the file, without reading them.
-
-        Raises:
-            CheckpointError: The file became shorter since it was opened.
-        """
-        there = os.fstat(self._fd).st_size - self.header_bytes
-        if there < stop:
-            raise self._cut_short(there)
-        return Extent(self._fd, self.header_bytes + start, self.digests, self.immutable)
-
     def has_more(self, offset: int) -> bool:
         """Whether there is a byte at an offset of the file, whatever its size says."""
-        return bool(os.pread(self._fd, 1, offset))
+        return bool(os.pread(self.fd, 1, offset))
 
     def changed(self) -> str | None:
         """Return a sentence if the file was written to since it was opened, as its time tells."""
-        status = os.fstat(self._fd)
+        status = os.fstat(self.fd)
         if status.st_mtime_ns == self._modified:
             return None
-        there = status.st_size - self.header_bytes
-        if there < self.layout.nbytes:
-            return str(self._cut_short(there))
+        reached = status.st_size - self.header_bytes
+        if reached < self.layout.nbytes:
+            return str(self._cut_short(reached))
         return f"{self.path} was changed after it was opened; offer a file that stays as it is"
 
-    def _cut_short(self, there: int) -> CheckpointError:
+    def _cut_short(self, reached: int) -> CheckpointError:
         return CheckpointError(
-            f"{self.path} ends at byte {there} of its tensors; it was cut short after it was opened"
+            f"{self.path} ends at byte {reached} of its tensors; it was cut short after it was "
+            "opened"
         )
+
+
+def header_of(fd: int, origin: str) -> FileHeader:
+    """Read the header of an open safetensors file, and check it against the file's length.
+
+    The descriptor's offset stays as it is, since other processes may share it.
+
+    Args:
+        fd: Descriptor of the file.
+        origin: Name of the file, for messages.
+
+    Raises:
+        CheckpointError: It is not a sound safetensors file.
+        OSError: It cannot be read.
+    """
+    size = os.fstat(fd).st_size
+    prefix = os.pread(fd, 8, 0)
+    try:
+        length = header_length(prefix, size - len(prefix), origin)
+        layout, metadata = parse_header(os.pread(fd, length, len(prefix)), origin)
+    except LayoutError as error:
+        raise CheckpointError(f"{error}; fetch the file again or save it anew") from error
+    body = size - 8 - length
+    if body != layout.nbytes:
+        raise CheckpointError(
+            f"{origin} has {body} bytes of tensors where its header promises {layout.nbytes}; "
+            "it is truncated or damaged, so fetch it again or save it anew"
+        )
+    return FileHeader(layout, metadata, 8 + length)
+
+
+def regular_size(path: Path) -> int:
+    """Return the length of a regular file in bytes, without opening it.
+
+    To open a pipe or a device would be to wait for another process to write to it.
+
+    Raises:
+        CheckpointError: The path is no such file; the message says what it is.
+    """
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointError(f"there is no {path}; check the path") from error
+    except (OSError, ValueError) as error:
+        flaw = error.strerror if isinstance(error, OSError) else error  # a NUL in its name
+        raise CheckpointError(
+            f"{quotable(str(path))} cannot be read: {flaw}; check the path and its permissions"
+        ) from error
+    kind = next((kind for is_kind, kind in _KINDS if is_kind(status.st_mode)), None)
+    if kind is not None:
+        raise CheckpointError(f"{path} is a {kind}; name a regular file")
+    return status.st_size
 
 
 def open_blob(path: Path) -> FileSource:
@@ -149,9 +203,8 @@ class FileSink:
     name in one step; so whatever happens, the name stands for a whole file or does not exist.
     Leaving the ``with`` block without finishing removes the temporary file.
 
-    A temporary file that exists already and that no one else has open is overwritten: its pages in
-    memory and its blocks on disk are at hand, where fresh ones may take ten times as long. One that
-    is being written, by whatever process, is refused.
+    A temporary file that exists already gives way to a new one, unless it is to be resumed. One
+    that is being written, by whatever process, is refused.
 
     Args:
         path: Path of the finished file.
@@ -163,18 +216,16 @@ class FileSink:
             file of any content is then continued.
         durable: Wait in :meth:`finish` until the disk has the file. Without, the file survives the
             end of this process, but not a power cut; that is for what can be made again.
-        digester: Digests the chunks that are written, which must then come from front to back.
 
     Attributes:
         path: Path of the finished file.
         layout: Tensors to be written.
-        random_access: Whether ranges may come in any order: unless there is a digester.
         resumed: Whether an earlier attempt's temporary file is continued. The bytes in it are to
-            be verified: see :meth:`written`.
+            be verified: see :meth:`read`.
 
     Raises:
         CheckpointError: The file cannot be made, for want of space or permission, or because
-            someone else is making it; or a tensor is complex128, which the format lacks.
+            someone else is making it.
     """
 
     def __init__(
@@ -186,10 +237,7 @@ class FileSink:
         resume: bool = False,
         bare: bool = False,
         durable: bool = True,
-        digester: ChunkDigester | None = None,
     ) -> None:
-        if not bare:
-            expect_in_format(layout, str(path))
         self.path = path
         self.layout = layout
         self._scratch = Scratch()
@@ -199,8 +247,6 @@ class FileSink:
         self._body = len(header)
         size = self._body + layout.nbytes
         self._keep, self._durable = resume, durable
-        self._digester = digester
-        self.random_access = digester is None
         self._unsynced = 0
         self.resumed = False
         try:
@@ -215,11 +261,13 @@ class FileSink:
             flaw = error.strerror if isinstance(error, OSError) else error  # a NUL in its name
             raise CheckpointError(f"{quotable(str(path))} cannot be written: {flaw}") from error
         try:
-            there = os.fstat(self._fd).st_size
-            self.resumed = resume and there > 0 and os.pread(self._fd, len(header), 0) == header
+            size_before = os.fstat(self._fd).st_size
+            self.resumed = (
+                resume and size_before > 0 and os.pread(self._fd, len(header), 0) == header
+            )
             # To resume later, bytes of this attempt must differ from what an older file had.
-            kept = min(there, size) if self.resumed else 0
-            os.ftruncate(self._fd, kept if resume else size)
+            size_after = min(size_before, size) if self.resumed else 0
+            os.ftruncate(self._fd, size_after if resume else size)
             if size:
                 # Claiming the space now finds a full disk before the work is done, not after.
                 os.posix_fallocate(self._fd, 0, size)
@@ -251,8 +299,6 @@ class FileSink:
         """
         try:
             write_at(self._fd, view, self._body + start)
-            if self._digester is not None:
-                self._digester.take(start, view)
             self._unsynced += len(view)
             if self._durable and self._unsynced >= _WRITEBACK_BYTES:
                 # The disk can write this part while the next ones are made.
@@ -264,18 +310,16 @@ class FileSink:
                 f"{error.strerror}"
             ) from error
 
-    def written(self, start: int, stop: int) -> list[memoryview]:
-        """Return what the file holds at ``[start, stop)``: zeros where nothing was written.
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Read what the file holds at ``[start, stop)``: zeros where nothing was written.
 
         Raises:
             CheckpointError: The file cannot be read.
         """
-        view = self._scratch.take(stop - start)
         try:
-            count = os.preadv(self._fd, [view], self._body + start)
+            read_at(self._fd, into, self._body + start)
         except OSError as error:
             raise CheckpointError(f"{self._temporary} cannot be read: {error.strerror}") from error
-        return [view[:count]]
 
     def finish(self) -> FileSource:
         """Make the file durable, give it its name, and open it as a source.
@@ -297,9 +341,8 @@ class FileSink:
             raise CheckpointError(f"{self.path} cannot be written: {error.strerror}") from error
         os.close(self._fd)
         self._fd = -1
-        digests = self._digester.digests if self._digester is not None else None
         header = FileHeader(self.layout, self._metadata, self._body)
-        return FileSource(self.path, digests, header, immutable=True)
+        return FileSource(self.path, header)
 
     def close(self) -> None:
         """Remove the temporary file, unless the sink was finished or is to be resumed."""

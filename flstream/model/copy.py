@@ -1,15 +1,17 @@
-"""Copying a body: the one loop behind downloads, checkpoints, conversions and adopted updates."""
+"""Copying a body: the one loop behind checkpoints, conversions and adopted updates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from flstream.errors import LayoutError
 from flstream.model.digests import BodyDigest
-from flstream.model.source import OnRange, Scratch, Sink, Source, views_of
+from flstream.model.layout import Layout
+from flstream.model.source import OnRange, Scratch, Sink, Source, in_place, views_of
 
-# Bytes that stay in a core's cache from being read to being digested and written.
-_STEP = 1 << 20
+# Bytes that stay in a core's cache from being read to being digested and written; a frame of the
+# default length is received in place.
+_STEP = 2 << 20
 
 
 def copy(
@@ -28,32 +30,40 @@ def copy(
     Args:
         source: Body to read.
         sink: Body to write, of the same layout.
-        step: Bytes copied at a time. A source that delivers in ranges of its own uses those.
-        on_range: Called with each range once it is in the sink. The ranges cover the body; their
-            order is that of the source's delivery.
-        digest: Updated with the body's bytes, which are then copied from front to back.
+        step: Bytes copied at a time, from front to back.
+        on_range: Called with each range once it is in the sink.
+        digest: Updated with the body's bytes.
         origin: Name of whoever offers the source, for messages.
 
     Raises:
         LayoutError: The layouts differ; the message names the first tensor that does.
         FlstreamError: The source cannot be read, or the sink cannot be written.
     """
-    if sink.layout != source.layout:
-        # The same range would mean other tensors on either side.
-        difference = source.layout.difference(sink.layout)
-        raise LayoutError(f"what {origin} offers does not fit the sink: {difference}")
-    if digest is not None:
-        sink = ObservedSink(sink, lambda start, stop, views: digest.update(views))
-    deliver = getattr(source, "deliver", None)
-    if deliver is not None:
-        deliver(sink, on_range)
-        return
+    expect_fit(source.layout, sink, origin)
     scratch = Scratch()
     for start, stop in source.layout.ranges(step):
-        scatter(views_of(source, start, stop, scratch), sink.views(start, stop))
+        targets = sink.views(start, stop)
+        views = in_place(source, start, stop)
+        if views is None and len(targets) == 1:
+            source.read(start, stop, targets[0])
+        else:
+            scatter(views or views_of(source, start, stop, scratch), targets)
+        if digest is not None:
+            digest.update(targets)
         sink.commit(start, stop)
         if on_range is not None:
             on_range(start, stop)
+
+
+def expect_fit(layout: Layout, sink: Sink, origin: str) -> None:
+    """Refuse a sink of another layout: the same range would mean other tensors on either side.
+
+    Raises:
+        LayoutError: It is one; the message names the first tensor that differs.
+    """
+    if sink.layout != layout:
+        difference = layout.difference(sink.layout)
+        raise LayoutError(f"what {origin} offers does not fit the sink: {difference}")
 
 
 def scatter(views: Sequence[memoryview], targets: Sequence[memoryview]) -> None:
@@ -72,39 +82,3 @@ def scatter(views: Sequence[memoryview], targets: Sequence[memoryview]) -> None:
             count = min(len(view), len(target))
             target[:count] = view[:count]
             view, target = view[count:], target[count:]
-
-
-class ObservedSink:
-    """A sink whose bytes are looked at on their way into another sink, from front to back.
-
-    Args:
-        sink: The other sink.
-        observe: Called with the start, the stop and the views of each range before it is committed.
-            What it raises ends the copy.
-    """
-
-    random_access = False
-    # What an earlier attempt left would have to be read to be looked at.
-    resumed = False
-
-    def __init__(
-        self, sink: Sink, observe: Callable[[int, int, Sequence[memoryview]], None]
-    ) -> None:
-        self.layout = sink.layout
-        self._sink = sink
-        self._observe = observe
-        self._views: Sequence[memoryview] = ()
-
-    def written(self, start: int, stop: int) -> Sequence[memoryview]:
-        """Return nothing: the sink is never resumed."""
-        return ()
-
-    def views(self, start: int, stop: int) -> Sequence[memoryview]:
-        """Return the other sink's views."""
-        self._views = self._sink.views(start, stop)
-        return self._views
-
-    def commit(self, start: int, stop: int) -> None:
-        """Look at what was written into the views, and commit it."""
-        self._observe(start, stop, self._views)
-        self._sink.commit(start, stop)

@@ -6,17 +6,10 @@ import ctypes
 import errno
 import fcntl
 import os
-import signal
 from pathlib import Path
 
 _SYNC_FILE_RANGE_WRITE = 2  # from <fcntl.h>
 _libc = ctypes.CDLL(None, use_errno=True)
-
-FileId = tuple[int, int]
-"""Numbers of the device and the inode of a file, which stay when it is renamed."""
-
-# Files whose pages somebody may still read from a socket.
-_unread: set[FileId] = set()
 
 
 def read_at(fd: int, view: memoryview, offset: int) -> int:
@@ -63,9 +56,9 @@ def open_to_write(path: Path, *, keep: bool) -> int:
 
     Args:
         path: Path of the file.
-        keep: Whether the content of an existing file is needed. If not, and the file is open or
-            mapped elsewhere, it is left alone and a new file takes its name. So is one that has
-            another name, and one that a link leads to.
+        keep: Whether the content of an existing file is needed. If not, a new file takes its name;
+            whoever has the old one open keeps that. So it is where the file has another name, or a
+            link leads to it.
 
     Raises:
         OSError: The file cannot be opened or created, or is being written through another
@@ -87,7 +80,8 @@ def open_to_write(path: Path, *, keep: bool) -> int:
         try:
             _lock(fd)
             if _is_named(fd, path):
-                if _is_alone(fd) or (keep and os.fstat(fd).st_nlink == 1):
+                status = os.fstat(fd)
+                if status.st_nlink == 1 and (keep or not status.st_size):
                     return fd
                 path.unlink()
         except BaseException:
@@ -118,44 +112,6 @@ def _is_named(fd: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
         return False
-
-
-def is_ours_alone(path: Path) -> bool:
-    """Return whether :func:`open_to_write` would overwrite the file at ``path`` in place."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        return _is_alone(fd)
-    finally:
-        os.close(fd)
-
-
-def file_id(fd: int) -> FileId:
-    """Return the identity of an open file."""
-    status = os.fstat(fd)
-    return status.st_dev, status.st_ino
-
-
-def keep_content(file: FileId) -> None:
-    """Have this process never overwrite a file in place: a peer may read its pages late."""
-    _unread.add(file)
-
-
-def _is_alone(fd: int) -> bool:
-    """Return whether a file has a single name, and nobody else reads it or has it open."""
-    if os.fstat(fd).st_nlink > 1 or file_id(fd) in _unread:
-        return False
-    try:
-        # The kernel grants this lease only while no one else has the file open. If it is opened
-        # meanwhile, the kernel sends a signal, here one that is ignored by default.
-        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except OSError:  # also where the file system has no leases
-        return False
-    return True
 
 
 def sync_directory(folder: Path) -> None:

@@ -7,30 +7,23 @@ made its copies, as an event recorded behind them tells.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
-from flstream.errors import LayoutError
 from flstream.model.dense import (
-    Dense,
+    HostTensor,
     dense,
+    expect_contiguous,
     expect_plain,
     expect_stored,
-    plain_tensor,
-    shows_its_storage,
+    streamed_code,
 )
-from flstream.model.dtypes import code_of
 
 if TYPE_CHECKING:
     import torch
 
 
 class DeviceTensor:
-    """A dense tensor on another device, seen as bytes.
-
-    Attributes:
-        code: Element type, as a safetensors header names it.
-        shape: Dimensions of the tensor.
-        place: Key that is equal for tensors that show the same elements of the same memory.
+    """A dense tensor on another device, seen as bytes: see :class:`HostTensor`.
 
     Args:
         name: Name of the tensor, for messages.
@@ -44,57 +37,39 @@ class DeviceTensor:
     def __init__(self, name: str, tensor: torch.Tensor, *, writable: bool) -> None:
         import torch
 
-        self.code = code_of(tensor, name)
+        self.code, self.tensor = streamed_code(name, tensor), tensor
         self.shape = tuple(tensor.shape)
-        self.place = (
-            str(tensor.device), tensor.data_ptr(), self.shape, tensor.stride(), self.code
-        )  # fmt: skip
-        if writable and not tensor.is_contiguous():
-            raise LayoutError(
-                f"tensor {name!r} is not contiguous, so it cannot be received into; "
-                "make it so first: .contiguous()"
-            )
+        self.address = str(tensor.device), tensor.data_ptr()
+        self.place = (self.address, self.shape, tensor.stride(), self.code)
         if writable:
+            expect_contiguous(name, is_contiguous=tensor.is_contiguous())
             expect_stored(name, tensor)
         # What this thread has asked of the device so far, such as a training, is done first.
         wait_for_copies(tensor.device)
         plain = tensor.detach().resolve_conj().resolve_neg()
         self._bytes = plain.contiguous().reshape(-1).view(torch.uint8)
+        self.nbytes = self._bytes.numel()
 
-    def __len__(self) -> int:
-        return self.nbytes
+    def in_place(self, start: int, stop: int) -> None:
+        """Return None: no byte lies in host memory."""
 
-    @property
-    def nbytes(self) -> int:
-        """Number of its bytes."""
-        return self._bytes.numel()
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Copy the bytes ``[start, stop)``, at least one, from the device."""
+        _copy(self._bytes[start:stop], _tensor_over(into))
 
-    def room(self, start: int, stop: int) -> int:
-        """Return the bytes that :meth:`gather` needs as room for ``[start, stop)``."""
-        return stop - start
-
-    def gather(self, start: int, stop: int, room: memoryview) -> memoryview:
-        """Copy the bytes ``[start, stop)``, at least one, into ``room``; return a view of them."""
-        view = room[: stop - start]
-        _copy(self._bytes[start:stop], _tensor_over(view))
-        return view
-
-    def put(self, start: int, view: memoryview) -> None:
+    def write(self, start: int, view: memoryview) -> None:
         """Copy bytes to the device, to the place that begins at ``start``."""
         _copy(_tensor_over(view), self._bytes[start : start + len(view)])
 
-    def piece(self) -> DeviceTensor:
-        """Return the bytes: this itself."""
-        return self
-
     def tobytes(self) -> bytes:
         """Return a copy of all bytes."""
-        return (
-            bytes(self.gather(0, len(self), memoryview(bytearray(len(self))))) if len(self) else b""
-        )
+        data = bytearray(self.nbytes)
+        if data:
+            self.read(0, self.nbytes, memoryview(data))
+        return bytes(data)
 
 
-TensorView = Dense | DeviceTensor
+TensorView = HostTensor | DeviceTensor
 """A tensor or an array of whatever device, seen as bytes."""
 
 
@@ -104,17 +79,18 @@ def viewed(name: str, value: object, *, writable: bool = False) -> TensorView:
     Raises:
         LayoutError: The value cannot be streamed; the message names it and says what to do.
     """
-    if is_elsewhere(value):
-        return DeviceTensor(name, expect_plain(name, value), writable=writable)
+    torch = sys.modules.get("torch")  # without the import there is no tensor
+    if torch is not None and isinstance(value, torch.Tensor):
+        value = expect_plain(name, value)
+        if is_elsewhere(value):
+            return DeviceTensor(name, value, writable=writable)
     return dense(name, value, writable=writable)
 
 
-def is_elsewhere(value: object) -> TypeGuard[torch.Tensor]:
-    """Return whether a value is a dense tensor on another device than the CPU."""
-    torch = sys.modules.get("torch")  # without the import there is no tensor
-    if torch is None or not isinstance(value, torch.Tensor) or not shows_its_storage(value):
-        return False
-    value = plain_tensor(value)
+def is_elsewhere(value: torch.Tensor) -> bool:
+    """Return whether a plain tensor is a dense one on another device than the CPU."""
+    import torch
+
     return not (value.is_cpu or value.is_meta) and value.layout is torch.strided
 
 

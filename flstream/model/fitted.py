@@ -1,13 +1,14 @@
-"""The tensors of a file as a model has them: in its order, or under its names, ties and dtypes."""
+"""The tensors of a file as a model has them: under its names and ties, and in its dtypes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from flstream.errors import CheckpointError, LayoutError
+from flstream.model.composed import ComposedSource, Place
+from flstream.model.digests import body_digest
 from flstream.model.dtypes import BY_CODE, torch_dtype
-from flstream.model.formats.file import read_parts
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
 from flstream.model.source import Source
@@ -20,43 +21,8 @@ if TYPE_CHECKING:
 _MOST_NAMED = 5
 
 
-class Arranged:
-    """A source derived from another: the same tensors, as :meth:`Layout.of` orders them.
-
-    Of tied names the first in alphabetical order stands for the tensor. Empty tensors share no
-    bytes, so ties between them are dropped.
-
-    Args:
-        source: Source with random access.
-    """
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._origins: dict[str, TensorInfo] = {}
-        names = _names(source.layout)
-        ties = {}
-        for spec in source.layout.tensors:
-            first, *others = sorted(names[spec.name])
-            self._origins[first] = spec
-            if spec.nbytes:
-                ties.update(dict.fromkeys(others, first))
-            else:
-                self._origins.update(dict.fromkeys(others, spec))
-        self.layout = Layout.of(
-            ((name, spec.dtype, spec.shape) for name, spec in self._origins.items()), ties
-        )
-
-    def read(self, start: int, stop: int, into: memoryview) -> None:
-        """Gather the bytes ``[start, stop)``."""
-        read_parts(self.layout, start, stop, into, self._read)
-
-    def _read(self, spec: TensorInfo, view: memoryview, offset: int) -> None:
-        start = self._origins[spec.name].start + offset
-        self._source.read(start, start + len(view), view)
-
-
 class Differences(NamedTuple):
-    """How a file's tensors differ from a model's.
+    """Differences between the tensors of a file and those of a model.
 
     Attributes:
         missing: Names of the model that the file lacks.
@@ -69,19 +35,17 @@ class Differences(NamedTuple):
     misshapen: list[str]
 
     @classmethod
-    def between(cls, model: Layout, given: Layout) -> Differences:
+    def between(cls, model: Layout, file: Layout) -> Differences:
         """Compare layouts; a tensor may be in the file under any of the names that it has."""
-        names = _names(model)
         missing, misshapen = [], []
         for spec in model.tensors:
-            there = _there(given, names[spec.name])
-            if not there:
+            matches = _named(file, model.all_names[spec.name])
+            if not matches:
                 missing.append(spec.name)
-            elif any(each.shape != spec.shape for each in there):
+            elif any(info.shape != spec.shape for info in matches):
                 misshapen.append(spec.name)
-        known = {*names, *model.aliases}
-        extra = [name for name in given.names if name not in known]
-        return cls(missing, extra, misshapen)
+        known = set(model.names)
+        return cls(missing, [name for name in file.names if name not in known], misshapen)
 
     def __bool__(self) -> bool:
         return any(self)
@@ -98,112 +62,91 @@ class Differences(NamedTuple):
         return f"{origin} {'; it '.join(clauses)}{hint}"
 
 
-class Fitted:
-    """A source derived from another: the tensors of a model, with values from a file.
+def fitted(
+    layout: Layout, file: Source, origin: str, own: Source | None = None, *, rounds: bool = False
+) -> ComposedSource:
+    """Compose the tensors of a model of the values of a file.
 
-    Values are cast to the model's dtypes, range by range.
+    Values are cast to the model's dtypes as they are read.
 
     Args:
         layout: Layout of the model.
-        given: The file's tensors.
+        file: The file's tensors.
         origin: Name of the file, for messages.
-        made: The model's own tensors, which are taken where the file has none of that shape; None
+        own: The model's own tensors, which are taken where the file has none of that shape; None
             where that is not allowed.
-        rounds: Whether a value may change when it is cast.
+        rounds: Whether a value may change when it is cast. Otherwise, reading one that does raises
+            a :class:`CheckpointError`.
 
     Raises:
-        LayoutError: The file lacks tensors, or has them in other shapes, and ``made`` is None; the
+        LayoutError: The file lacks tensors, or has them in other shapes, and ``own`` is None; the
             message names them.
+        CheckpointError: Names that are tied in the model have different values in the file.
     """
-
-    def __init__(
-        self,
-        layout: Layout,
-        given: Source,
-        origin: str,
-        made: Source | None = None,
-        *,
-        rounds: bool = False,
-    ) -> None:
-        self.layout = layout
-        self._given = given
-        self._made = made
-        self._origin = origin
-        self._rounds = rounds
-        differences = Differences.between(layout, given.layout)
-        if made is None and differences:
-            raise LayoutError(differences.sentence(origin))
-        apart = {*differences.missing, *differences.misshapen}
-        names = _names(layout)
-        # Where each tensor is in the file, once or, under tied names, several times.
-        self._places = {
-            spec.name: _there(given.layout, names[spec.name])
-            for spec in layout.tensors
-            if spec.name not in apart
-        }
-
-    def read(self, start: int, stop: int, into: memoryview) -> None:
-        """Gather the bytes ``[start, stop)``.
-
-        Raises:
-            CheckpointError: The file cannot be read, a value does not fit the model's dtype, or
-                names that are tied in the model have different values in the file.
-        """
-        read_parts(self.layout, start, stop, into, self._read)
-
-    def _read(self, spec: TensorInfo, view: memoryview, offset: int) -> None:
-        places = self._places.get(spec.name)
-        if places is None:
-            assert self._made is not None
-            start = self._made.layout.by_name[spec.name].start + offset
-            self._made.read(start, start + len(view), view)
-            return
-        first, *others = places
-        self._read_as(spec, first, view, offset)
+    differences = Differences.between(layout, file.layout)
+    if own is None and differences:
+        raise LayoutError(differences.sentence(origin))
+    apart = {*differences.missing, *differences.misshapen}
+    places: dict[str, Place] = {}
+    for spec in layout.tensors:
+        if own is not None and spec.name in apart:
+            places[spec.name] = own, own.layout.by_name[spec.name]
+            continue
+        first, *others = _named(file.layout, layout.all_names[spec.name])
+        places[spec.name] = _cast(spec, (file, first), origin, rounds=rounds)
         for other in others:
-            again = memoryview(bytearray(len(view)))
-            self._read_as(spec, other, again, offset)
-            if again != view:
+            again = _cast(spec, (file, other), origin, rounds=rounds)
+            if _digest(spec, places[spec.name]) != _digest(spec, again):
                 raise CheckpointError(
-                    f"{self._origin} has different values for {first.name!r} and {other.name!r}, "
+                    f"{origin} has different values for {first.name!r} and {other.name!r}, "
                     "which are tied in the model; untie them there, or save the file again"
                 )
+    return ComposedSource(layout, places)
 
-    def _read_as(self, spec: TensorInfo, place: TensorInfo, view: memoryview, offset: int) -> None:
-        """Fill a view with elements of a tensor of the file, cast to the model's dtype."""
-        size, given_size = BY_CODE[spec.dtype].itemsize, BY_CODE[place.dtype].itemsize
-        start = place.start + offset // size * given_size
-        nbytes = len(view) // size * given_size
-        if place.dtype == spec.dtype:
-            self._given.read(start, start + nbytes, view)
-            return
+
+def _named(file: Layout, names: Sequence[str]) -> list[TensorInfo]:
+    """Return the tensors of a file that have one of these names, each once."""
+    own_names = {file.aliases.get(name, name) for name in names}
+    return [file.by_name[name] for name in sorted(own_names) if name in file.by_name]
+
+
+def _digest(spec: TensorInfo, place: Place) -> str:
+    return body_digest(ComposedSource.of({spec.name: place}))
+
+
+def _cast(spec: TensorInfo, place: Place, origin: str, *, rounds: bool) -> Place:
+    if place[1].dtype == spec.dtype:
+        return place
+    source = _CastTensor(spec, place, origin, rounds=rounds)
+    return source, source.layout.tensors[0]
+
+
+class _CastTensor:
+    """A tensor of another source in another dtype, as a source of this tensor alone."""
+
+    def __init__(self, spec: TensorInfo, place: Place, origin: str, *, rounds: bool) -> None:
+        self.layout = Layout.of([(spec.name, spec.dtype, spec.shape)])
+        self._source, self._info = place
+        self._origin, self._rounds = origin, rounds
+        self._dtype = spec.dtype
+
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Read whole elements, and cast them."""
         import torch
 
-        data = bytearray(nbytes)
-        self._given.read(start, start + nbytes, memoryview(data))
-        values = torch.frombuffer(data, dtype=torch_dtype(place.dtype))
-        cast = values.to(torch_dtype(spec.dtype))
+        size, size_in_file = BY_CODE[self._dtype].itemsize, BY_CODE[self._info.dtype].itemsize
+        first, last = start // size * size_in_file, stop // size * size_in_file
+        data = memoryview(bytearray(last - first))
+        self._source.read(self._info.start + first, self._info.start + last, data)
+        values = torch.frombuffer(data, dtype=torch_dtype(self._info.dtype))
+        cast = values.to(torch_dtype(self._dtype))
         if not self._rounds and not _is_exact(values, cast):
             raise CheckpointError(
-                f"tensor {place.name!r} of {self._origin} is {place.dtype}, with values that the "
-                f"model's {spec.dtype} does not have; set model.strict = false to round them, or "
-                "build the model in the file's dtype"
+                f"tensor {self._info.name!r} of {self._origin} is {self._info.dtype}, with values "
+                f"that the model's {self._dtype} does not have; set model.strict = false to round "
+                "them, or build the model in the file's dtype"
             )
-        torch.frombuffer(view, dtype=cast.dtype).copy_(cast)
-
-
-def _names(layout: Layout) -> dict[str, list[str]]:
-    """Return all names of each tensor, by its own."""
-    names = {spec.name: [spec.name] for spec in layout.tensors}
-    for alias, name in layout.aliases.items():
-        names[name].append(alias)
-    return names
-
-
-def _there(given: Layout, names: Sequence[str]) -> list[TensorInfo]:
-    """Return the tensors of a file that have one of these names, each once."""
-    found = {given.aliases.get(name, name) for name in names}
-    return [given.by_name[name] for name in sorted(found) if name in given.by_name]
+        torch.frombuffer(into, dtype=cast.dtype).copy_(cast)
 
 
 def _is_exact(values: torch.Tensor, cast: torch.Tensor) -> bool:
@@ -235,20 +178,3 @@ def _prefix_hint(missing: Sequence[str], extra: Sequence[str]) -> str:
                 if char == "." and name[place + 1 :] in shorter:
                     return f"; its names seem to {what} the prefix {name[: place + 1]!r}"
     return ""
-
-
-class Renamed:
-    """A source derived from another: the same bytes in the same order, under other names.
-
-    Args:
-        source: Source with random access.
-        names: New name of each tensor, by its own. Tied names are left out.
-    """
-
-    def __init__(self, source: Source, names: Mapping[str, str]) -> None:
-        self._source = source
-        self.layout = Layout(spec._replace(name=names[spec.name]) for spec in source.layout.tensors)
-
-    def read(self, start: int, stop: int, into: memoryview) -> None:
-        """Read the bytes ``[start, stop)``, as the other source has them."""
-        self._source.read(start, stop, into)

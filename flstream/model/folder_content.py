@@ -44,20 +44,11 @@ def folder_digest(folder: str, *, writeback: bool = False) -> str:
         OSError: Something cannot be read, or is neither a file, a folder nor a link; the error has
             its path.
     """
-    digest, buffer = _Digest(), _buffer()
-    for entry in _entries(folder):
-        match entry.kind:
-            case b"d":
-                digest.add(entry)
-            case b"f":
-                digest.add(entry, _file_digest(entry.path, buffer, writeback=writeback))
-            case _:
-                digest.add(entry, _target_digest(entry))
-    return digest.hexdigest()
+    return _taken(folder, None, writeback=writeback)
 
 
 def copy_folder(source: str, target: str) -> str:
-    """Copy a folder with all that is in it, and take the digest of what was read.
+    """Copy a folder with all of its entries, and take their digest.
 
     Args:
         source: Path of the folder.
@@ -69,26 +60,68 @@ def copy_folder(source: str, target: str) -> str:
     Raises:
         OSError: Something cannot be read or written; the error has its path.
     """
-    digest, buffer = _Digest(), _buffer()
+    return _taken(source, target, writeback=False)
+
+
+def _taken(folder: str, target: str | None, *, writeback: bool) -> str:
+    """Take the digest of a folder's entries in order, each in a form that no other one has."""
+    digest, buffer = xxhash.xxh3_128(_RULE), memoryview(bytearray(_READ_BYTES))
     folders: list[tuple[str, os.stat_result]] = []
-    for entry in _entries(source):
-        path = f"{target}/{entry.name}" if entry.name else target
-        match entry.kind:
-            case b"d":
-                # It gets its own permissions once its content is there, which they may forbid.
-                os.mkdir(path, 0o700)
-                folders.append((path, entry.info))
-                digest.add(entry)
-            case b"f":
-                digest.add(entry, _copy_file(entry, path, buffer))
-            case _:
-                with _about(path):
-                    os.symlink(os.readlink(entry.path), path)
-                digest.add(entry, _target_digest(entry))
+    for entry in _entries(folder):
+        copy = None if target is None else f"{target}/{entry.name}" if entry.name else target
+        content, bits = _NO_CONTENT, entry.info.st_mode & 0o777
+        if entry.kind == b"f":
+            content = _file_digest(entry, buffer, copy, writeback=writeback)
+        elif entry.kind == b"l":
+            link = os.readlink(entry.path)
+            # The bits of a link are of no meaning, and differ from system to system.
+            content, bits = xxhash.xxh3_128(os.fsencode(link)).digest(), 0
+            if copy is not None:
+                with _about(copy):
+                    os.symlink(link, copy)
+        elif copy is not None:
+            # It gets its own permissions once its content is there, which they may forbid.
+            os.mkdir(copy, 0o700)
+            folders.append((copy, entry.info))
+        name = os.fsencode(entry.name)
+        digest.update(_ENTRY.pack(entry.kind, bits, len(name)) + name + content)
     for path, info in reversed(folders):
         os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
         os.chmod(path, stat.S_IMODE(info.st_mode))
     return digest.hexdigest()
+
+
+def _file_digest(entry: _Entry, buffer: memoryview, copy: str | None, *, writeback: bool) -> bytes:
+    """Take the digest of a file, and copy the file to ``copy``."""
+    digest, target = xxhash.xxh3_128(), -1
+    with _about(entry.path):
+        source = os.open(entry.path, _READ)
+    try:
+        if copy is not None:
+            with _about(copy):
+                target = os.open(copy, _WRITE, 0o600)
+        reached = 0
+        while True:
+            with _about(entry.path):
+                piece = buffer[: os.readv(source, [buffer])]
+            if not piece:
+                break
+            digest.update(piece)
+            if copy is not None:
+                with _about(copy):
+                    write_at(target, piece, reached)
+            reached += len(piece)
+        if writeback:
+            begin_writeback(source, 0, 0)  # 0 bytes stand for all up to the end
+        if copy is not None:
+            with _about(copy):
+                os.fchmod(target, stat.S_IMODE(entry.info.st_mode))
+                os.utime(target, ns=(entry.info.st_atime_ns, entry.info.st_mtime_ns))
+    finally:
+        os.close(source)
+        if target >= 0:
+            os.close(target)
+    return digest.digest()
 
 
 def sync_folder(folder: str) -> None:
@@ -129,8 +162,8 @@ def remove_folder(folder: str) -> None:
         for path in folders:  # which grows meanwhile
             if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
                 os.chmod(path, 0o700)
-            with os.scandir(path) as found:
-                children = list(found)
+            with os.scandir(path) as entries:
+                children = list(entries)
             for child in children:
                 if child.is_dir(follow_symlinks=False):
                     folders.append(child.path)
@@ -161,8 +194,8 @@ def _entries(folder: str) -> Iterator[_Entry]:
     todo = [""]
     while todo:
         parent = todo.pop()
-        with os.scandir(f"{folder}/{parent}" if parent else folder) as found:
-            children = sorted(found, key=lambda child: os.fsencode(child.name))
+        with os.scandir(f"{folder}/{parent}" if parent else folder) as entries:
+            children = sorted(entries, key=lambda child: os.fsencode(child.name))
         for child in children:
             name = f"{parent}/{child.name}" if parent else child.name
             info = child.stat(follow_symlinks=False)
@@ -175,70 +208,6 @@ def _entries(folder: str) -> Iterator[_Entry]:
 
 
 _KINDS = {stat.S_IFDIR: b"d", stat.S_IFREG: b"f", stat.S_IFLNK: b"l"}
-
-
-class _Digest:
-    """The digest of a folder's entries in order, each in a form that no other one has."""
-
-    def __init__(self) -> None:
-        self._hash = xxhash.xxh3_128(_RULE)
-
-    def add(self, entry: _Entry, content: bytes = _NO_CONTENT) -> None:
-        """Take the next entry; ``content`` has the 16 bytes of the digest of what is in it."""
-        name = os.fsencode(entry.name)
-        # A link's are of no meaning, and differ from system to system.
-        bits = 0 if entry.kind == b"l" else entry.info.st_mode & 0o777
-        self._hash.update(_ENTRY.pack(entry.kind, bits, len(name)) + name + content)
-
-    def hexdigest(self) -> str:
-        return self._hash.hexdigest()
-
-
-def _buffer() -> memoryview:
-    return memoryview(bytearray(_READ_BYTES))
-
-
-def _pieces(path: str, buffer: memoryview, *, writeback: bool = False) -> Iterator[memoryview]:
-    """The bytes of a file in order, each piece valid until the next is asked for."""
-    with _about(path):
-        fd = os.open(path, _READ)
-        try:
-            while count := os.readv(fd, [buffer]):
-                yield buffer[:count]
-            if writeback:
-                begin_writeback(fd, 0, 0)  # 0 bytes stand for all up to the end
-        finally:
-            os.close(fd)
-
-
-def _file_digest(path: str, buffer: memoryview, *, writeback: bool) -> bytes:
-    digest = xxhash.xxh3_128()
-    for piece in _pieces(path, buffer, writeback=writeback):
-        digest.update(piece)
-    return digest.digest()
-
-
-def _target_digest(entry: _Entry) -> bytes:
-    return xxhash.xxh3_128(os.fsencode(os.readlink(entry.path))).digest()
-
-
-def _copy_file(entry: _Entry, path: str, buffer: memoryview) -> bytes:
-    """Copy a file, and return the 16 bytes of the digest of its content."""
-    digest, reached = xxhash.xxh3_128(), 0
-    with _about(path):
-        fd = os.open(path, _WRITE, 0o600)
-    try:
-        for piece in _pieces(entry.path, buffer):
-            digest.update(piece)
-            with _about(path):
-                write_at(fd, piece, reached)
-            reached += len(piece)
-        with _about(path):
-            os.fchmod(fd, stat.S_IMODE(entry.info.st_mode))
-            os.utime(fd, ns=(entry.info.st_atime_ns, entry.info.st_mtime_ns))
-    finally:
-        os.close(fd)
-    return digest.digest()
 
 
 @contextmanager

@@ -1,13 +1,24 @@
-"""The safetensors header: the tensors of a body, as JSON."""
+"""The safetensors header: the tensors of a body, as JSON.
+
+One that is read may come from anybody, and every statement in it is checked. It is decoded into
+records of the types that it must have, so that what is none, such as a million empty lists, takes
+no memory before it is refused.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+import re
+from collections.abc import Container, Iterable, Mapping
+from itertools import pairwise
+from typing import Annotated, NamedTuple
+
+import msgspec
 
 from flstream.errors import LayoutError
+from flstream.model.dtypes import BY_CODE
+from flstream.text import quotable
 
 # The body begins at a multiple of 64 bytes of the file: a mapped tensor is then aligned for SIMD.
 _BODY_ALIGNMENT = 64
@@ -17,6 +28,33 @@ METADATA = "__metadata__"
 """Key of a header that names no tensor."""
 TIED = "flstream.tied"
 """Key of the metadata for tied names, as JSON: {alias: name of the tensor}."""
+# The limit of NumPy. A peer may state any number.
+_MAX_DIMENSIONS = 64
+# What msgspec raises for text that is not of the type: for text that is not UTF-8 and for deep
+# nesting, it raises Python's own.
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+_Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class _TensorEntry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    dtype: str
+    shape: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=_MAX_DIMENSIONS)]
+    data_offsets: tuple[_Size, _Size]
+
+
+class _Beside(msgspec.Struct):
+    """The part of a header beside its tensors."""
+
+    metadata: msgspec.Raw = msgspec.field(name=METADATA, default=msgspec.Raw(b"{}"))
+
+
+_beside_decoder = msgspec.json.Decoder(_Beside)
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_entry_decoder = msgspec.json.Decoder(_TensorEntry)
+_metadata_decoder = msgspec.json.Decoder(dict[str, str])
+# A string, and the colon behind it if it is a key.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"(\s*+:)?')
 
 
 class TensorInfo(NamedTuple):
@@ -117,3 +155,99 @@ def header_length(prefix: bytes, available: int, origin: str) -> int:
             "it is not a safetensors file, or it is damaged"
         )
     return length
+
+
+def decode_header(
+    text: bytes, origin: str, most: int | None = None
+) -> tuple[list[TensorInfo], dict[str, str], dict[str, str]]:
+    """Decode the JSON of a header, without its 8-byte length: see ``layout.parse_header``.
+
+    Returns:
+        The tensors in the order of their bytes; the names of those that have further names, by
+        these names; and the strings of ``__metadata__``, but for these.
+    """
+    if not text.strip():
+        raise LayoutError(f"{origin} has a header with nothing in it")
+    try:
+        raw = bytes(_beside_decoder.decode(text).metadata)
+        # Counted before anything is made of them.
+        inner = _keys(raw)
+        outer = _keys(text) - inner
+        fields = len(_TensorEntry.__struct_fields__)
+        _expect_at_most(most, outer // (1 + fields), origin, "tensors")
+        _expect_at_most(most, inner, origin, "entries of metadata")
+        entries = _fields_decoder.decode(text)
+    except _UNREADABLE as error:
+        flaw = quotable(str(error))
+        raise LayoutError(f"{origin} has a header that cannot be read: {flaw}") from error
+    is_there = entries.pop(METADATA, None) is not None
+    specs = [_spec(name, entry, origin) for name, entry in entries.items()]
+    metadata = _table(raw, f"{origin} has metadata that is")
+    # If there are more keys than were decoded, one of them is there twice.
+    if (outer, inner) != (len(specs) * (1 + fields) + is_there, len(metadata)):
+        raise LayoutError(f"{origin} has a header in which a name stands there twice")
+    specs.sort(key=lambda spec: (spec.start, spec.stop))
+    if specs and specs[0].start != 0:
+        raise LayoutError(f"{origin}: tensor {specs[0].name!r} does not begin at offset 0")
+    for before, after in pairwise(specs):
+        if before.stop != after.start:
+            flaw = "overlap" if after.start < before.stop else "leave a hole between them"
+            raise LayoutError(f"{origin}: tensors {before.name!r} and {after.name!r} {flaw}")
+    return specs, _ties(metadata.pop(TIED, "{}"), entries, origin, most), metadata
+
+
+def _spec(name: str, raw: msgspec.Raw, origin: str) -> TensorInfo:
+    try:
+        entry = _entry_decoder.decode(raw)
+    except _UNREADABLE as error:
+        raise LayoutError(
+            f"{origin}: tensor {name!r} lacks a proper dtype, shape or offsets, or has more: "
+            f"{quotable(str(error))}"
+        ) from error
+    dtype = BY_CODE.get(entry.dtype)
+    if dtype is None:
+        raise LayoutError(
+            f"{origin}: tensor {name!r} has the dtype {entry.dtype!r}, which is unknown"
+        )
+    start, stop = entry.data_offsets
+    if stop - start != math.prod(entry.shape) * dtype.itemsize:
+        raise LayoutError(
+            f"{origin}: tensor {name!r} takes {stop - start} bytes, which does not match "
+            f"its dtype {dtype.code} and shape {list(entry.shape)}"
+        )
+    return TensorInfo(name, dtype.code, entry.shape, start, stop)
+
+
+def _ties(text: str, names: Container[str], origin: str, most: int | None) -> dict[str, str]:
+    keys = _keys(text.encode())
+    _expect_at_most(most, keys, origin, "ties")
+    ties = _table(text, f"{origin} has ties that are")
+    if keys != len(ties):
+        raise LayoutError(f"{origin} has ties in which a name stands there twice")
+    for alias, name in ties.items():
+        check_name(alias)
+        if alias in names:
+            raise LayoutError(f"{origin} ties {alias!r}, which is a tensor of its own")
+        # Nor may it be an alias: every alias names a tensor directly.
+        if name not in names:
+            raise LayoutError(f"{origin} ties {alias!r} to {name!r}, which is none of its tensors")
+    return ties
+
+
+def _table(text: bytes | str, subject: str) -> dict[str, str]:
+    try:
+        return _metadata_decoder.decode(text)
+    except _UNREADABLE as error:
+        flaw = quotable(str(error))
+        raise LayoutError(f"{subject} not a table of strings: {flaw}") from error
+
+
+def _keys(text: bytes) -> int:
+    """Count the keys of JSON."""
+    colons = _STRING.findall(text)
+    return len(colons) - colons.count(b"")
+
+
+def _expect_at_most(most: int | None, count: int, origin: str, what: str) -> None:
+    if most is not None and count > most:
+        raise LayoutError(f"{origin} has {count} {what}; at most {most} are taken")

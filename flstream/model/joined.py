@@ -7,11 +7,11 @@ the joint body is a few ranges of its parts.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from flstream.errors import LayoutError
+from flstream.model.composed import ComposedSource, Segments
 from flstream.model.digests import BodyDigest
 from flstream.model.layout import Layout
 from flstream.model.source import Source
@@ -98,90 +98,27 @@ def part_layout(layout: Layout, body: str, bodies: Sequence[str]) -> Layout:
         body: Name of the body; empty for the model's own.
         bodies: Names of all bodies beside the model's.
     """
-    specs = split({spec.name: spec for spec in layout.tensors}, bodies)[body]
-    aliases = split(layout.aliases, bodies)[body]
-    return Layout.of(
-        ((name, spec.dtype, spec.shape) for name, spec in specs.items()),
-        {alias: own_name(name, body) for alias, name in aliases.items()},
-    )
+    names = {name: own_name(name, body) for name in layout.names if body_of(name, bodies) == body}
+    return layout.subset(names, names).renamed(names)
 
 
-class Segment(NamedTuple):
-    """A range of a joint body that is one range of one of its bodies.
-
-    Attributes:
-        start: Offset in bytes of its first byte in the joint body.
-        stop: Offset in bytes after its last byte there.
-        body: Name of the body.
-        offset: Offset in bytes of its first byte in that body.
-    """
-
-    start: int
-    stop: int
-    body: str
-    offset: int
-
-
-class Segments:
-    """The segments of a joint body, in order.
+def join_bodies(parts: Mapping[str, Source]) -> ComposedSource:
+    """Compose several bodies to one.
 
     Args:
-        layout: Layout of the joint body.
-        parts: Layouts by name of the body.
-    """
-
-    def __init__(self, layout: Layout, parts: Mapping[str, Layout]) -> None:
-        self._all: list[Segment] = []
-        for spec in layout.tensors:
-            if not spec.nbytes:
-                continue
-            body = body_of(spec.name, parts)
-            own = parts[body].by_name[own_name(spec.name, body)]
-            last = self._all[-1] if self._all else None
-            if last is not None and last.body == body:
-                # What follows each other in the joint body does so in its own.
-                self._all[-1] = last._replace(stop=spec.stop)
-            else:
-                self._all.append(Segment(spec.start, spec.stop, body, own.start))
-        self._starts = [segment.start for segment in self._all]
-
-    def cut(self, start: int, stop: int) -> Iterator[Segment]:
-        """Yield the segments in ``[start, stop)``, cut at its ends."""
-        for index in range(max(bisect_right(self._starts, start) - 1, 0), len(self._all)):
-            segment = self._all[index]
-            if segment.start >= stop:
-                return
-            first, last = max(segment.start, start), min(segment.stop, stop)
-            if first < last:
-                offset = segment.offset + first - segment.start
-                yield Segment(first, last, segment.body, offset)
-
-
-class JoinedSource:
-    """Several bodies as one source.
-
-    Attributes:
-        layout: Layout of the joint body.
-
-    Args:
-        parts: Sources with random access, by name of the body; that of the model has the empty
-            name.
+        parts: Sources by name of the body; that of the model has the empty name.
 
     Raises:
         LayoutError: The model has a tensor that seems to be one of another body.
     """
-
-    def __init__(self, parts: Mapping[str, Source]) -> None:
-        layouts = {body: source.layout for body, source in parts.items()}
-        self.layout = joint_layout(layouts)
-        self._parts = dict(parts)
-        self._segments = Segments(self.layout, layouts)
-
-    def read(self, start: int, stop: int, into: memoryview) -> None:
-        """Read the bytes ``[start, stop)``, each segment from its part."""
-        for first, last, body, offset in self._segments.cut(start, stop):
-            room = into[first - start : last - start]
-            self._parts[body].read(offset, offset + last - first, room)
+    places = {
+        joint_name(body, spec.name): (source, spec)
+        for body, source in parts.items()
+        for spec in source.layout.tensors
+    }
+    return ComposedSource(
+        joint_layout({body: source.layout for body, source in parts.items()}), places
+    )
 
 
 class ZeroSource:
@@ -199,20 +136,6 @@ class ZeroSource:
         into[:] = bytes(stop - start)
 
 
-def float_layout(layout: Layout, codes: Iterable[str]) -> Layout:
-    """Layout of those tensors of a model that have one of some element types.
-
-    Args:
-        layout: Layout of the model.
-        codes: Element types as safetensors codes.
-    """
-    kept = {spec.name for spec in layout.tensors if spec.dtype in set(codes)}
-    return Layout.of(
-        ((spec.name, spec.dtype, spec.shape) for spec in layout.tensors if spec.name in kept),
-        {alias: name for alias, name in layout.aliases.items() if name in kept},
-    )
-
-
 def zeros_beside(layout: Layout, codes: Iterable[str]) -> ZeroSource:
     """A body that begins beside a model.
 
@@ -220,11 +143,11 @@ def zeros_beside(layout: Layout, codes: Iterable[str]) -> ZeroSource:
         layout: Layout of the model.
         codes: Element types of these tensors as safetensors codes.
     """
-    return ZeroSource(float_layout(layout, codes))
+    return ZeroSource(layout.subset(layout.names_of(frozenset(codes))))
 
 
 class WritesRanges(Protocol):
-    """What takes the bytes of a body by their offset."""
+    """A writer of a body by offsets."""
 
     @property
     def layout(self) -> Layout:
@@ -261,22 +184,32 @@ class SplitWriter:
     """
 
     def __init__(self, parts: Mapping[str, WritesRanges]) -> None:
-        layouts = {body: part.layout for body, part in parts.items()}
-        self.layout = joint_layout(layouts)
-        self._parts = dict(parts)
-        self._segments = Segments(self.layout, layouts)
-        self._layouts = layouts
-        self._digests: dict[str, BodyDigest] = {}
+        self.layout = joint_layout({body: part.layout for body, part in parts.items()})
+        self._parts = {body: _Part(part) for body, part in parts.items()}
+        self._segments = Segments[_Part]()
+        for spec in self.layout.tensors:
+            body = body_of(spec.name, parts)
+            own = parts[body].layout.by_name[own_name(spec.name, body)]
+            self._segments.add(spec, self._parts[body], own.start)
 
     def write(self, start: int, view: memoryview) -> None:
         """Write bytes that begin at ``start`` of the joint body; 0 begins all of it again."""
         if start == 0:
-            self._digests = {body: BodyDigest(layout) for body, layout in self._layouts.items()}
-        for first, last, body, offset in self._segments.cut(start, start + len(view)):
+            for part in self._parts.values():
+                part.digest = BodyDigest(part.writer.layout)
+        for first, last, part, offset in self._segments.cut(start, start + len(view)):
             piece = view[first - start : last - start]
-            self._parts[body].write(offset, piece)
-            self._digests[body].update([piece])
+            part.writer.write(offset, piece)
+            part.digest.update([piece])
 
     def digests(self) -> dict[str, str]:
         """Digest of each body, once all is written."""
-        return {body: digest.hexdigest() for body, digest in self._digests.items()}
+        return {body: part.digest.hexdigest() for body, part in self._parts.items()}
+
+
+class _Part:
+    """A body of a joint one, and the digest of what was written of it."""
+
+    def __init__(self, writer: WritesRanges) -> None:
+        self.writer = writer
+        self.digest = BodyDigest(writer.layout)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -18,8 +18,7 @@ from flstream.errors import LayoutError
 from flstream.model.dtypes import BY_CODE
 from flstream.model.header import MAX_HEADER_BYTES as MAX_HEADER_BYTES
 from flstream.model.header import TensorInfo as TensorInfo
-from flstream.model.header import check_name, encode_header
-from flstream.model.header_reading import decode_header
+from flstream.model.header import check_name, decode_header, encode_header
 
 ALIGNMENT = 16
 """Divisor in bytes of every chunk's start, so that no element straddles two chunks."""
@@ -100,6 +99,14 @@ class Layout:
         """Names of the tensors in their order, and then the aliases."""
         return [*(spec.name for spec in self.tensors), *self.aliases]
 
+    @cached_property
+    def all_names(self) -> Mapping[str, list[str]]:
+        """All names of each tensor, its own first, by its own."""
+        names = {spec.name: [spec.name] for spec in self.tensors}
+        for alias, name in self.aliases.items():
+            names[name].append(alias)
+        return names
+
     def find(self, name: str) -> TensorInfo | None:
         """Return the tensor of a name, which may be an alias, under that name; None if none is."""
         info = self.by_name.get(self.aliases.get(name, name))
@@ -143,6 +150,43 @@ class Layout:
 
     def __repr__(self) -> str:
         return f"Layout({len(self.tensors)} tensors, {self.nbytes} bytes)"
+
+    def names_of(self, codes: Container[str]) -> frozenset[str]:
+        """Return the names of the tensors that have one of some element types.
+
+        Args:
+            codes: Element types as safetensors codes.
+        """
+        return frozenset(spec.name for spec in self.tensors if spec.dtype in codes)
+
+    def subset(self, names: Container[str], aliases: Container[str] | None = None) -> Layout:
+        """Return the layout of some of the tensors, in the same order.
+
+        Args:
+            names: Names of the tensors; aliases among them select nothing.
+            aliases: Further names that these tensors keep; None for all that they have.
+        """
+        specs: list[TensorInfo] = []
+        for spec in self.tensors:
+            if spec.name in names:
+                start = specs[-1].stop if specs else 0
+                specs.append(spec._replace(start=start, stop=start + spec.nbytes))
+        ties = {
+            alias: name
+            for alias, name in self.aliases.items()
+            if name in names and (aliases is None or alias in aliases)
+        }
+        return Layout(specs, ties)
+
+    def renamed(self, names: Mapping[str, str]) -> Layout:
+        """Return the layout with other names, in the same order.
+
+        Args:
+            names: The new name of each tensor by its own, and of each alias that it is to keep.
+        """
+        specs = [spec._replace(name=names[spec.name]) for spec in self.tensors]
+        ties = {names[a]: names[name] for a, name in self.aliases.items() if a in names}
+        return Layout(specs, ties)
 
     def overlapping(self, start: int, stop: int) -> Iterator[TensorInfo]:
         """Yield the tensors with at least one byte in ``[start, stop)``, in order."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flstream.errors import CheckpointError, LayoutError
-from flstream.model.checkpoint_header import header_of
+from flstream.model.checkpoint import header_of
 from flstream.model.copy import scatter
 from flstream.model.dtypes import numpy_dtype, torch_dtype
 from flstream.model.header import TensorInfo
@@ -66,8 +66,7 @@ class MappedModel:
         except OSError as error:
             raise CheckpointError(f"{origin} cannot be read: {error.strerror}") from error
         try:
-            # The mapping keeps the file open, and so on the disk, also without a name. As long as
-            # it does, the file is not overwritten in place: see descriptors.open_to_write.
+            # The mapping keeps the file open, and so on the disk, also without a name.
             memory = mmap.mmap(
                 fd,
                 status.st_size,
@@ -86,11 +85,11 @@ class MappedModel:
         """Return the model as a source, over the mapping."""
         return BufferSource(self.layout, self._bytes[self._body :].data)
 
-    def views(self, framework: Framework) -> Params:
-        """Return tensors over the mapping, by name: those that may be such.
+    def tensors(self, framework: Framework) -> Params:
+        """Return the tensors over the mapping, with all aliases.
 
-        They begin at a multiple of 64 bytes of the file. That of others is no multiple of what
-        torch's own memory begins at, and training would end in other bits.
+        Those that do not begin at a multiple of 64 bytes of the file are copied: torch's own memory
+        begins at one, and training would end in other bits.
 
         Args:
             framework: Kind of the tensors: torch tensors or NumPy arrays.
@@ -98,25 +97,12 @@ class MappedModel:
         Raises:
             LayoutError: NumPy lacks one of the dtypes.
         """
-        views = {}
+        tensors: dict[str, Any] = {}
         for spec in self.layout.tensors:
             array = self._array(spec)
             if spec.nbytes and not array.ctypes.data % _ALIGNMENT:
-                views[spec.name] = _shaped(array, spec, framework)
-        return views
-
-    def tensors(self, framework: Framework) -> Params:
-        """Return all tensors, with all aliases: over the mapping, or copies where they must be.
-
-        Args:
-            framework: Kind of the tensors: torch tensors or NumPy arrays.
-
-        Raises:
-            LayoutError: NumPy lacks one of the dtypes.
-        """
-        tensors = dict(self.views(framework))
-        for spec in self.layout.tensors:
-            if spec.name not in tensors:
+                tensors[spec.name] = _shaped(array, spec, framework)
+            else:
                 tensors[spec.name] = empty_tensor(spec, framework)
                 self._copy(spec, MemoryBody.of({spec.name: tensors[spec.name]}, writable=True))
         return tensors | {alias: tensors[name] for alias, name in self.layout.aliases.items()}

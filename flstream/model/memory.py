@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,14 +11,11 @@ import numpy as np
 import psutil
 
 from flstream.errors import LayoutError
-from flstream.model.dense import dense, plain_tensor
-from flstream.model.device import DeviceTensor, viewed
+from flstream.model.device import DeviceTensor, TensorView, viewed
 from flstream.model.dtypes import numpy_dtype, torch_dtype
 from flstream.model.header import TensorInfo, check_name
 from flstream.model.layout import Layout
 from flstream.model.modules import exchanged_state, is_own_memory
-from flstream.model.source import Scratch, views_of
-from flstream.model.staging import Piece
 from flstream.model.ties import find_ties, restore_ties
 from flstream.units import format_bytes
 
@@ -46,19 +43,17 @@ class MemoryBody:
     Args:
         layout: Layout of the body.
         tensors: Tensors by name, with all aliases.
-        pieces: Bytes of each tensor of the layout, by name.
+        views: Each tensor of the layout as bytes, by name.
         watched: Whether the tensors are to stay as they are, so that :meth:`changed` is meaningful.
     """
 
-    random_access = True
     lendable = True
-    resumed = False
 
     def __init__(
         self,
         layout: Layout,
         tensors: Params,
-        pieces: Mapping[str, Piece],
+        views: Mapping[str, TensorView],
         *,
         watched: bool = False,
     ) -> None:
@@ -67,9 +62,15 @@ class MemoryBody:
         self.is_used = False
         # Empty tensors are in no range.
         filled = [spec for spec in layout.tensors if spec.nbytes]
-        self._pieces = [pieces[spec.name] for spec in filled]
+        self._views = [views[spec.name] for spec in filled]
         self._starts = [spec.start for spec in filled]
-        self._versions = _Versions(layout, tensors) if watched else None
+        # How often torch's operators have changed each tensor in place. What NumPy writes, or what
+        # goes through .data, is not counted; nor are tensors made in inference mode.
+        self._versions = [
+            (spec.name, tensor, tensor._version)
+            for spec, view in zip(filled if watched else (), self._views, strict=False)
+            if (tensor := view.tensor) is not None and not tensor.is_inference()
+        ]
         # Ranges of tensors on other devices that are being written: where they go, and their bytes.
         self._incoming: dict[tuple[int, int], list[tuple[DeviceTensor, int, memoryview]]] = {}
 
@@ -82,27 +83,24 @@ class MemoryBody:
         Args:
             tensors: Dense tensors by name, contiguous or not, on any device.
             writable: Whether the body is to be written to; its tensors must then be contiguous.
-            tied: Aliases in the layout of the model that these tensors are an update of. By default
-                two
-            names are tied if they show the same elements of one storage.
+            tied: Aliases in the layout of the model that these tensors are an update of. By
+                default, two names are tied if they show the same elements of one storage.
 
         Raises:
             LayoutError: A value cannot be streamed, or names that are tied hold different values;
-                the
-            message names them and says what to do.
+                the message names them and says what to do.
         """
         for name in tensors:
             check_name(name)
         known = {name: viewed(name, value, writable=writable) for name, value in tensors.items()}
         if tied is None:
             tied = find_ties(known)
-        kept = restore_ties(known, tied)
+        views = restore_ties(known, tied)
         layout = Layout.of(
-            ((name, each.code, each.shape) for name, each in kept.items()),
-            {alias: name for alias, name in tied.items() if name in kept},
+            ((name, view.code, view.shape) for name, view in views.items()),
+            {alias: name for alias, name in tied.items() if name in views},
         )
-        pieces = {name: each.piece() for name, each in kept.items()}
-        return cls(layout, tensors, pieces, watched=not writable)
+        return cls(layout, tensors, views, watched=not writable)
 
     @classmethod
     def over(cls, into: torch.nn.Module | Params) -> MemoryBody:
@@ -148,13 +146,11 @@ class MemoryBody:
         """
         _refuse_oversize(layout)
         tensors = {
-            spec.name: _made(empty or empty_tensor, spec, framework) for spec in layout.tensors
+            spec.name: _allocated(empty or empty_tensor, spec, framework) for spec in layout.tensors
         }
-        pieces = {
-            name: dense(name, value, writable=True).piece() for name, value in tensors.items()
-        }
+        views = {name: viewed(name, value, writable=True) for name, value in tensors.items()}
         tensors |= {alias: tensors[name] for alias, name in layout.aliases.items()}
-        return cls(layout, tensors, pieces)
+        return cls(layout, tensors, views)
 
     @property
     def overlaps(self) -> bool:
@@ -162,7 +158,7 @@ class MemoryBody:
 
         Such memory keeps what is written last.
         """
-        places = sorted((*_place(piece), len(piece)) for piece in self._pieces)
+        places = sorted((*view.address, view.nbytes) for view in self._views)
         return any(
             device == other and start + size > place
             for (device, start, size), (other, place, _) in pairwise(places)
@@ -185,31 +181,27 @@ class MemoryBody:
             The views; None if a tensor among them is not contiguous, or on another device.
         """
         views: list[memoryview] = []
-        for piece, first, last in self._parts(start, stop):
-            if not isinstance(piece, memoryview):
+        for view, first, last in self._parts(start, stop):
+            own = view.in_place(first, last)
+            if own is None:
                 return None
-            views.append(piece[first:last])
+            views.append(own)
         return views
 
     def read(self, start: int, stop: int, into: memoryview) -> None:
         """Copy the bytes ``[start, stop)``, gathered from wherever they are."""
-        for piece, first, last in self._parts(start, stop):
-            room, into = into[: last - first], into[last - first :]
-            if isinstance(piece, memoryview):
-                room[:] = piece[first:last]
-            elif piece.room(first, last) == len(room):
-                piece.gather(first, last, room)
-            else:  # the range cuts elements
-                room[:] = piece.gather(first, last, memoryview(bytearray(piece.room(first, last))))
+        for view, first, last in self._parts(start, stop):
+            view.read(first, last, into[: last - first])
+            into = into[last - first :]
 
-    def _parts(self, start: int, stop: int) -> Iterator[tuple[Piece, int, int]]:
+    def _parts(self, start: int, stop: int) -> Iterator[tuple[TensorView, int, int]]:
         """Yield each tensor with bytes in ``[start, stop)``, and where they are in the tensor."""
         index = bisect_right(self._starts, start) - 1
         while start < stop:
-            piece = self._pieces[index]
+            view = self._views[index]
             first = start - self._starts[index]
-            last = min(first + stop - start, len(piece))
-            yield piece, first, last
+            last = min(first + stop - start, view.nbytes)
+            yield view, first, last
             start += last - first
             index += 1
 
@@ -220,80 +212,32 @@ class MemoryBody:
         """
         views: list[memoryview] = []
         incoming: list[tuple[DeviceTensor, int, memoryview]] = []
-        for piece, first, last in self._parts(start, stop):
-            if isinstance(piece, memoryview):
-                views.append(piece[first:last])
-            else:
-                assert isinstance(piece, DeviceTensor)  # others are not writable
+        for view, first, last in self._parts(start, stop):
+            if isinstance(view, DeviceTensor):
                 views.append(memoryview(bytearray(last - first)))
-                incoming.append((piece, first, views[-1]))
+                incoming.append((view, first, views[-1]))
+            else:
+                own = view.in_place(first, last)
+                assert own is not None  # others are not writable
+                views.append(own)
         if incoming:
             self._incoming[start, stop] = incoming
         return views
 
     def changed(self) -> str | None:
         """Return a sentence on the first tensor that torch has changed since; None if none is."""
-        spec = self._versions.changed() if self._versions is not None else None
-        if spec is None:
-            return None
-        return (
-            f"tensor {spec.name!r} was changed while it was on offer; send a copy of it, or change "
-            "it once the offer has settled"
-        )
-
-    def written(self, start: int, stop: int) -> Sequence[memoryview]:
-        """Return the bytes ``[start, stop)``."""
-        return views_of(self, start, stop, Scratch())
+        for name, tensor, version in self._versions:
+            if tensor._version != version:
+                return (
+                    f"tensor {name!r} was changed while it was on offer; send a copy of it, or "
+                    "change it once the offer has settled"
+                )
+        return None
 
     def commit(self, start: int, stop: int) -> None:
-        """Copy what was written to other devices; the rest was written in place."""
-        for piece, first, view in self._incoming.pop((start, stop), ()):
-            piece.put(first, view)
-
-
-def _place(piece: Piece) -> tuple[str, int]:
-    """Return the device and the address of a tensor's bytes; 0 for one that is not in one place."""
-    if isinstance(piece, DeviceTensor):
-        return str(piece.place[0]), piece.place[1]
-    return "", np.frombuffer(piece, np.uint8).ctypes.data if isinstance(piece, memoryview) else 0
-
-
-class _Versions:
-    """How often torch had changed the tensors of a body in place, when this was made.
-
-    It counts the changes by its operators, for all tensors that share a storage at once. What NumPy
-    writes, or what goes through ``.data``, is not counted; nor are tensors made in inference mode.
-
-    Args:
-        layout: Layout of the body.
-        tensors: Tensors by name, with all aliases.
-    """
-
-    def __init__(self, layout: Layout, tensors: Params) -> None:
-        # A tensor may be there under one of its further names only.
-        named = {name: tensors[alias] for alias, name in layout.aliases.items() if alias in tensors}
-        named |= tensors
-        self._specs: list[TensorInfo] = []
-        self._tensors: list[torch.Tensor] = []
-        for spec in layout.tensors:
-            tensor = named[spec.name]
-            if spec.nbytes and not isinstance(tensor, np.ndarray | np.generic):
-                tensor = plain_tensor(tensor)
-                if not tensor.is_inference():
-                    self._specs.append(spec)
-                    self._tensors.append(tensor)
-        self._before = self._now()
-
-    def _now(self) -> list[int]:
-        return [tensor._version for tensor in self._tensors]
-
-    def changed(self) -> TensorInfo | None:
-        """Return the first tensor that has been changed."""
-        now = self._now()
-        if self._before == now:
-            return None
-        changes = zip(self._specs, self._before, now, strict=True)
-        return next(spec for spec, old, new in changes if old != new)
+        """Copy the bytes for tensors on other devices to them."""
+        for tensor, first, view in self._incoming.pop((start, stop), ()):
+            tensor.write(first, view)
 
 
 class BufferSource:
@@ -349,7 +293,7 @@ def empty_tensor(spec: TensorInfo, framework: Framework) -> torch.Tensor | np.nd
     return torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
 
 
-def _made(
+def _allocated(
     empty: Empty, spec: TensorInfo, framework: Framework
 ) -> torch.Tensor | np.ndarray[Any, Any]:
     try:

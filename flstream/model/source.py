@@ -7,12 +7,9 @@ its bytes in memory may show them in place, so that they are not copied on their
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, cast
 
 from flstream.model.layout import Layout
-
-if TYPE_CHECKING:
-    from flstream.model.digests import ChunkDigests
 
 # Larger buffers are not kept: one is asked for when a whole model is read at once.
 _KEPT_BYTES = 32 << 20
@@ -41,24 +38,6 @@ class Scratch:
         return memoryview(self.buffer)[:size]
 
 
-class Extent(NamedTuple):
-    """The place in an open file where a range of a body lies.
-
-    Attributes:
-        fd: Descriptor of the file, open as long as the source that gave it exists.
-        offset: Offset in the file of the range's first byte.
-        digests: xxh3-64 digests of the body's chunks that are known; senders add to them.
-        immutable: Whether nobody writes into the file as long as the source exists, so that its
-            pages may be handed to a socket. A run may write over a file of its own that nobody has
-            open: see :func:`flstream.model.descriptors.keep_content`.
-    """
-
-    fd: int
-    offset: int
-    digests: ChunkDigests
-    immutable: bool = False
-
-
 class Source(Protocol):
     """A body whose bytes can be read range by range; one of your own may be offered as well.
 
@@ -79,31 +58,25 @@ class Source(Protocol):
         ...
 
 
-@runtime_checkable
-class InMemory(Protocol):
-    """What a source can do that has its bytes in memory."""
+def in_place(source: Source, start: int, stop: int) -> Sequence[memoryview] | None:
+    """Return the bytes ``[start, stop)`` where they lie in memory, as consecutive views.
 
-    def in_place(self, start: int, stop: int) -> Sequence[memoryview] | None:
-        """Return the bytes ``[start, stop)`` where they lie, as consecutive views.
+    A source says that with a method ``in_place(start, stop)``, if it has one.
 
-        Returns:
-            The views; None if some of the bytes lie elsewhere, or in another order.
-        """
-        ...
-
-
-@runtime_checkable
-class Watched(Protocol):
-    """What a source can do that finds out whether its bytes are still those that were offered."""
-
-    def changed(self) -> str | None:
-        """Return a sentence on what has changed since the source was made; None for nothing."""
-        ...
+    Returns:
+        The views; None if some of the bytes lie elsewhere, or in another order.
+    """
+    found = getattr(source, "in_place", None)
+    return None if found is None else cast(Sequence[memoryview] | None, found(start, stop))
 
 
 def change_of(source: Source) -> str | None:
-    """Return a sentence on what of a source is known to have changed; None if nothing is."""
-    return source.changed() if isinstance(source, Watched) else None
+    """Return a sentence on what has changed since a source was made; None if nothing is known to.
+
+    A source says that with a method ``changed()``, if it has one.
+    """
+    found = getattr(source, "changed", None)
+    return None if found is None else cast(str | None, found())
 
 
 def views_of(source: Source, start: int, stop: int, scratch: Scratch) -> Sequence[memoryview]:
@@ -112,11 +85,21 @@ def views_of(source: Source, start: int, stop: int, scratch: Scratch) -> Sequenc
     Raises:
         FlstreamError: They cannot be read.
     """
-    if isinstance(source, InMemory) and (views := source.in_place(start, stop)) is not None:
+    if (views := in_place(source, start, stop)) is not None:
         return views
     view = scratch.take(stop - start)
     source.read(start, stop, view)
     return [view]
+
+
+def view_of(source: Source, start: int, stop: int, scratch: Scratch) -> memoryview:
+    """Return bytes of a source as one view: in place where they lie together, or in ``scratch``."""
+    views = views_of(source, start, stop, scratch)
+    if len(views) == 1:
+        return views[0]
+    view = scratch.take(stop - start)
+    source.read(start, stop, view)
+    return view
 
 
 class Sink(Protocol):
@@ -127,23 +110,6 @@ class Sink(Protocol):
         """Tensors of the body: names, dtypes, shapes and offsets."""
         ...
 
-    @property
-    def random_access(self) -> bool:
-        """Whether ranges may be written in any order; otherwise only from front to back."""
-        ...
-
-    @property
-    def resumed(self) -> bool:
-        """Whether the sink holds bytes of an earlier attempt, to be verified by their digests."""
-        ...
-
-    def written(self, start: int, stop: int) -> Sequence[memoryview]:
-        """Return what a resumed sink holds at ``[start, stop)``: fewer bytes where it ends before.
-
-        The views are valid until the next call of any method.
-        """
-        ...
-
     def views(self, start: int, stop: int) -> Sequence[memoryview]:
         """Return writable views of ``stop - start`` bytes for the bytes ``[start, stop)``.
 
@@ -152,5 +118,5 @@ class Sink(Protocol):
         ...
 
     def commit(self, start: int, stop: int) -> None:
-        """Take over what was written into the views of ``[start, stop)``, the last requested."""
+        """Take over the bytes in the views of ``[start, stop)``, the last requested."""
         ...

@@ -9,7 +9,6 @@ import numpy as np
 from flstream.errors import LayoutError
 from flstream.model.device import TensorView
 from flstream.model.source import Scratch
-from flstream.model.staging import read_piece
 
 _STEP = 1 << 20
 
@@ -21,12 +20,12 @@ def find_ties(tensors: Mapping[str, TensorView]) -> dict[str, str]:
         The name that stands for the tensor, by each of its other names. It is the first in
         alphabetical order, so that it does not depend on the order of the state dict.
     """
-    kept: dict[tuple[object, ...], str] = {}
+    firsts: dict[tuple[object, ...], str] = {}
     ties = {}
     for name in sorted(tensors):
         tensor = tensors[name]
         if tensor.nbytes:  # empty tensors have no byte to share
-            first = kept.setdefault(tensor.place, name)
+            first = firsts.setdefault(tensor.place, name)
             if first != name:
                 ties[name] = first
     return ties
@@ -47,32 +46,31 @@ def restore_ties(
     Raises:
         LayoutError: Two names that the model ties hold different bytes; the message has both.
     """
-    kept = dict(tensors)
+    distinct = dict(tensors)
     for alias, name in ties.items():
-        if alias not in kept:
+        if alias not in distinct:
             continue
-        mine = kept.pop(alias)
-        if not _same_bytes(mine, kept.setdefault(name, mine)):
+        mine = distinct.pop(alias)
+        if not _same_bytes(mine, distinct.setdefault(name, mine)):
             raise LayoutError(
                 f"tensor {alias!r} is tied to {name!r} in the model, but the update holds "
                 "different values; tie them again or untie them in the model"
             )
-    return kept
+    return distinct
 
 
-def _same_bytes(left: TensorView, right: TensorView) -> bool:
-    if left.place == right.place:
+def _same_bytes(one: TensorView, other: TensorView) -> bool:
+    if one.place == other.place:
         return True
-    if (left.code, left.shape) != (right.code, right.shape):
+    if (one.code, one.shape) != (other.code, other.shape):
         return False
-    pieces = left.piece(), right.piece()
     scratches = Scratch(), Scratch()
-    size = len(pieces[0])
-    for start in range(0, size, _STEP):
-        one, other = (
-            np.frombuffer(read_piece(piece, start, min(start + _STEP, size), scratch), np.uint8)
-            for piece, scratch in zip(pieces, scratches, strict=True)
-        )
-        if not np.array_equal(one, other):
+    for start in range(0, one.nbytes, _STEP):
+        stop = min(start + _STEP, one.nbytes)
+        rooms = [scratch.take(stop - start) for scratch in scratches]
+        one.read(start, stop, rooms[0])
+        other.read(start, stop, rooms[1])
+        mine, theirs = (np.frombuffer(room, np.uint8) for room in rooms)
+        if not np.array_equal(mine, theirs):
             return False
     return True

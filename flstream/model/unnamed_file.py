@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 from flstream.errors import CheckpointError
 from flstream.model.descriptors import read_at, write_at
 from flstream.model.layout import Layout
-from flstream.model.source import Scratch, views_of
+from flstream.model.source import Scratch
 
 
 class UnnamedFile:
@@ -31,8 +30,6 @@ class UnnamedFile:
         CheckpointError: The disk has no room for it, or the folder cannot be written to.
     """
 
-    random_access = True
-    resumed = False
     is_used = False
 
     def __init__(self, layout: Layout, folder: Path) -> None:
@@ -74,10 +71,6 @@ class UnnamedFile:
             raise CheckpointError(
                 f"bytes {start} to {stop} of a received model cannot be read: {error.strerror}"
             ) from error
-
-    def written(self, start: int, stop: int) -> Sequence[memoryview]:
-        """Return the bytes ``[start, stop)``."""
-        return views_of(self, start, stop, Scratch())
 
     def commit(self, start: int, stop: int) -> None:
         """Write the buffer's bytes to their place in the file.

@@ -18,7 +18,8 @@ from flstream.units import format_bytes
 
 _NOTES = (
     "Seconds are those of the second round; ratio: to the first case. Down, up and requests are of "
-    "all clients; rate: both ways, while they moved. Server and the largest client: peak RSS over "
+    "all clients; direct: of these, what receivers read from files or memory by themselves; rate: "
+    "both ways, while they moved. Server and the largest client: peak RSS over "
     "that after their imports; all PSS: all processes at one time."
 )
 _ERROR_NOTE = (
@@ -37,7 +38,7 @@ def print_bench(console: Console, plan: BenchPlan, results: Sequence[Result]) ->
     # A table that is too wide becomes two, of rounds and of memory.
     is_wide = max(map(len, table_of(case, cases, fields).lines())) > console.width
     title = f"A model of {size}, {clients}: {runs}"
-    for part in (fields[:6], fields[6:]) if is_wide else (fields,):
+    for part in (fields[:7], fields[7:]) if is_wide else (fields,):
         print_tables(console, table_of(case, cases, part, title))
         title = "Memory, and what was lost" if plan.with_codecs else "Memory"
     lines = [(_shortfall(result), "") for result in results if result.reason]
@@ -55,6 +56,7 @@ def _fields(results: Sequence[Result], *, with_codecs: bool) -> list[Field]:
         Field("ratio", "seconds", 0, lambda result: result.ratio(results)),
         Field("down", "bytes", 0, "median.down_bytes"),
         Field("up", "bytes", 0, "median.up_bytes"),
+        Field("direct", "bytes", 0, "median.direct_bytes"),
         Field("requests", "count", 0, "median.requests"),
         Field("rate", "rate", 0, "median.rate"),
         Field("server", "bytes", 0, "median.server_over_idle"),

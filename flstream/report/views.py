@@ -130,9 +130,11 @@ def rounds_of(summary: Summary, most: int = 20) -> Table:
 def transfer_table(summary: Summary) -> Table:
     """Return the table of transfers in each direction; without rows if nothing moved."""
     transfer = summary.transfer
-    ways = {"down": transfer.down, "up": transfer.up} if transfer.down.requests else {}
+    ways = {"down": transfer.down, "up": transfer.up}
+    has_moved = any(way.bytes or way.reused for way in ways.values())
     fields = [
         Field("bytes", "bytes", 0, "bytes"),
+        Field("direct", "bytes", 2, "direct"),
         Field("not sent", "bytes", 1, "reused"),
         Field("requests", "count", 2, "requests"),
         Field("chunks", "count", 4, "chunks"),
@@ -141,7 +143,7 @@ def transfer_table(summary: Summary) -> Table:
         Field("rate", "rate", 1, lambda way: way.bytes / way.seconds if way.seconds else None),
     ]
     title = f"Transfer ({transfer.mode} mode, {pieces(transfer.chunk_size)})"
-    return table_of(Column("", "name"), ways.items(), fields, title)
+    return table_of(Column("", "name"), ways.items() if has_moved else (), fields, title)
 
 
 def memory_table(summary: Summary, most: int = 16, largest: int = 3) -> Table:

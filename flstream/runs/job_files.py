@@ -119,10 +119,10 @@ def _shards(path: Path) -> list[Path]:
     """Return the files that the index of a sharded checkpoint names; none for other files."""
     if path.suffix != ".json":
         return []
-    from flstream.model.formats.opening import open_checkpoint
+    from flstream.model.formats.shards import shard_paths
 
     try:
-        return list(open_checkpoint(path).files)
+        return shard_paths(path)
     except CheckpointError as error:
         raise UsageError(str(error)) from error
 

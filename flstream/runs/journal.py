@@ -16,16 +16,11 @@ from flstream.telemetry.events import (
     AnyEvent,
     EffectDone,
     RunResumed,
-    RunStarted,
     checks_of,
     decode_event,
-    most_line_bytes,
 )
 
 _GAP = "it does not follow the line before: lines are missing, doubled or swapped there"
-
-# Of any job, for a reader who does not know the number.
-_MOST_CLIENTS = 1_000_000
 
 # Beginnings of the lines about phases of sites, which are most lines of a journal.
 _PHASES = (b'{"kind":"site_state"', b'{"kind":"site_update"')
@@ -83,7 +78,7 @@ class Journal:
 
     def __iter__(self) -> Iterator[JournalLine]:
         self.damaged = self.gaps = 0
-        lines = WholeLines(self._path, most_line_bytes(0))
+        lines = WholeLines(self._path)
         try:
             # More may be written meanwhile, which could make void what was read already.
             size = self._path.stat().st_size
@@ -116,7 +111,7 @@ class Journal:
             if checks is not None and not is_gap and line.startswith(self._skipped):
                 continue
             try:
-                event = decode_event(line, checks)
+                event = decode_event(line)
                 if is_gap:
                     if not self._tolerant:
                         raise ValueError(_GAP)
@@ -128,15 +123,13 @@ class Journal:
                 self.damaged += line.endswith(b"\n")
                 before = None
                 continue
-            if isinstance(event, RunStarted):
-                lines.most = most_line_bytes(event.clients)
             yield event
 
     def _void_lines(self, size: int) -> VoidLines:
         voids = VoidLines()
         if not _has_voiding_line(self._path, size):
             return voids
-        lines = WholeLines(self._path, most_line_bytes(_MOST_CLIENTS))
+        lines = WholeLines(self._path)
         for line in lines:
             if lines.end > size:
                 break
@@ -200,7 +193,7 @@ def new_events(path: Path, start: int) -> Iterator[tuple[AnyEvent, int, int]]:
         OSError: The journal cannot be read.
         ValueError: A line is damaged.
     """
-    lines = WholeLines(path, most_line_bytes(_MOST_CLIENTS), start)
+    lines = WholeLines(path, start)
     for line in lines:
         yield decode_event(line), lines.start, lines.end
 

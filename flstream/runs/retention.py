@@ -12,7 +12,6 @@ from typing import Literal, NamedTuple
 
 from flstream.runs.model_files import ModelFile
 from flstream.runs.run_directory import RunDirectory
-from flstream.runs.small_files import temporary_of
 
 Keep = int | Literal["all"]
 """Number of checkpoints to keep besides the best one, or ``"all"``."""
@@ -75,16 +74,12 @@ class RemovedCheckpoints(NamedTuple):
 class Retention:
     """Removal of the checkpoints that a run no longer keeps.
 
-    As long as there are rounds to come, a superseded file becomes the temporary file of the next
-    round's checkpoint, which reuses its pages in memory and its blocks on disk.
-
     Only regular files with exactly the names of this run's rounds are removed. A link or a folder
     with such a name was not created by the run, and stays.
 
     Args:
         run: The run directory.
         keep: Number of checkpoints to keep besides the best one, or ``"all"``.
-        rounds: Number of rounds of the job.
         bodies: Names of the bodies beside models, such as the server optimizer's state, which are
             removed together with them.
 
@@ -96,12 +91,10 @@ class Retention:
         self,
         run: RunDirectory,
         keep: Keep,
-        rounds: int,
         bodies: Iterable[str] = (),
     ) -> None:
         self._run = run
         self._keep = keep
-        self._rounds = rounds
         self.bodies = list(bodies)
         self._warned: set[Path] = set()
 
@@ -151,18 +144,12 @@ class Retention:
         rounds = stored if own is None else [number for number in stored if number in own]
         for path in steps:
             if path not in in_use:
-                file = ModelFile.parse(path.name)
-                is_model = file is not None and file.is_model
-                successor = self._successor(self._run.checkpoint, last) if is_model else None
-                self._remove(path, successor, removed.warnings)
+                self._remove(path, removed.warnings)
         for number in superseded(rounds, last, self._keep, best):
             if self._run.checkpoint(number) in in_use:
                 continue
             # The checkpoint is removed last: if the process is killed before, it is found again.
-            if all(
-                self._remove(path_of(number), self._successor(path_of, last), removed.warnings)
-                for path_of in self._kinds
-            ):
+            if all(self._remove(path_of(number), removed.warnings) for path_of in self._kinds):
                 removed.rounds.append(number)
         return removed
 
@@ -181,16 +168,11 @@ class Retention:
         paths = [path_of(number) for number in going for path_of in self._kinds]
         return sum(path.stat().st_size for path in paths if path.is_file())
 
-    def _successor(self, path_of: Callable[[int], Path], last: int) -> Path | None:
-        """Path of the temporary file that the next round writes; None after the last round."""
-        return temporary_of(path_of(last + 1)) if last < self._rounds else None
-
-    def _remove(self, path: Path, successor: Path | None, warnings: list[str]) -> bool:
+    def _remove(self, path: Path, warnings: list[str]) -> bool:
         """Remove a file of this run.
 
         Args:
             path: Path of the file.
-            successor: Path to rename it to instead; None to remove it.
             warnings: List that gets a sentence if it cannot be removed.
 
         Returns:
@@ -199,15 +181,8 @@ class Retention:
         try:
             with _opened(path.parent) as folder:
                 info = os.lstat(path.name, dir_fd=folder)
-                if not stat.S_ISREG(info.st_mode):
-                    return True
-                if successor is None or info.st_nlink > 1:
+                if stat.S_ISREG(info.st_mode):
                     os.unlink(path.name, dir_fd=folder)
-                else:
-                    os.rename(path.name, successor.name, src_dir_fd=folder, dst_dir_fd=folder)
-                    # Durable before it is overwritten, or the old name could refer to the new data
-                    # after a power failure.
-                    os.fsync(folder)
         except FileNotFoundError:
             return True
         except OSError as error:

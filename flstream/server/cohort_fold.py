@@ -18,7 +18,6 @@ from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.walk import fold_updates
 from flstream.client.messages import SiteAnswer
 from flstream.errors import SimulationError, UpdateRefusedError
-from flstream.model.digests import ChunkDigester
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
@@ -63,7 +62,6 @@ class FoldedModel(NamedTuple):
         record: What the journal says of it.
         fold: Seconds of fetching and folding.
         checkpoint: Seconds from then until it was durable.
-        digester: Took digests of its chunks; None where the server does not send it so.
         at: Site in whose process it was made; empty for the server's.
     """
 
@@ -71,7 +69,6 @@ class FoldedModel(NamedTuple):
     record: ModelRecord
     fold: float
     checkpoint: float
-    digester: ChunkDigester | None = None
     at: str = ""
 
 
@@ -167,7 +164,7 @@ class CohortFold:
             outcome, folded = self.outcome(self._fold, digest), time.monotonic()
             record = self._store.finish(draft.finish, round_number, digest)
         checkpoint = time.monotonic() - folded
-        return FoldedModel(outcome, record, folded - began, checkpoint, draft.digester)
+        return FoldedModel(outcome, record, folded - began, checkpoint)
 
     def new_fold(self) -> UpdateFold:
         """Return a fold of all the updates at once."""

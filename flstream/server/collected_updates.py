@@ -19,8 +19,8 @@ from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody, Params
 from flstream.model.source import Source
 from flstream.server.worker_handle import WorkerHandle
-from flstream.streaming.download import AtHand, download
-from flstream.streaming.receiver import StreamSettings
+from flstream.streaming.download import RemoteSource, download
+from flstream.streaming.settings import StreamSettings
 from flstream.telemetry.events import Transfer
 
 
@@ -76,23 +76,34 @@ class CollectedUpdate:
         return self._cost
 
     @property
-    def reads_ahead(self) -> bool:
-        """Whether reading it keeps bytes beyond a range: of a partial one, or one to be decoded."""
-        return self.answer.partial or self.form.codec is not None
+    def is_buffered(self) -> bool:
+        """Whether a frame of it is kept while it is read, since it is decoded or fetched."""
+        return self.form.codec is not None
 
-    @property
-    def update(self) -> UpdateSource:
-        """The update as a fold takes it."""
+    def source(self, step: int) -> UpdateSource:
+        """The update as a fold takes it.
+
+        Args:
+            step: Bytes that are read at a time.
+        """
         answer = self.answer
         return UpdateSource(
             answer.site,
-            self._open,
+            lambda: self.form.decoded(self._open(step), answer.params_type),
             answer.weight,
             answer.params_type,
             answer.partial,
             self._note_change,
             self._note_clip,
+            self.confirm,
         )
+
+    def confirm(self) -> None:
+        """Make sure that what was read of it is what the site has sent.
+
+        Raises:
+            UpdateRefusedError: It was changed meanwhile, or its worker is gone.
+        """
 
     def _note_change(self) -> None:
         self.has_changed = True
@@ -100,20 +111,8 @@ class CollectedUpdate:
     def _note_clip(self, is_clipped: bool) -> None:
         self.is_clipped = is_clipped
 
-    def _open(self) -> Source:
-        return self._decoded(self.body)
-
-    def _decoded(self, sent: Source) -> Source:
-        answer = self.answer
-        return self.form.decoded(answer.site, sent, answer.params_type, self.frame_size)
-
-    @property
-    def frame_size(self) -> int:
-        """Bytes of the longest frame in which it is fetched; 0 where it is not, or comes whole."""
-        return 0
-
-    def fetch_in_frames(self, size: int) -> None:
-        """Fetch it in frames of at most so many bytes, if it is fetched in frames."""
+    def _open(self, step: int) -> Source:
+        return self.body
 
     def release(self, failure: str = "") -> None:
         """Let go of it: it is in a model that is durable, or, for a reason, in none."""
@@ -155,16 +154,16 @@ class RemoteUpdate(CollectedUpdate):
         return self._remote.cost
 
     @property
-    def frame_size(self) -> int:
-        """Bytes of the longest frame in which it may be fetched; 0 is the whole of it at once."""
-        return self._remote.frame_size
+    def is_buffered(self) -> bool:
+        """Whether a frame of it is kept, as that is fetched."""
+        return True
 
-    def fetch_in_frames(self, size: int) -> None:
-        """Fetch it in frames of at most so many bytes, unless it comes whole."""
-        self._remote.fetch_in_frames(size)
+    def _open(self, step: int) -> Source:
+        return self._remote.open(step)
 
-    def _open(self) -> Source:
-        return self._decoded(self._remote.open())
+    def confirm(self) -> None:
+        """Have the worker say so."""
+        self._remote.confirm()
 
     def release(self, failure: str = "") -> None:
         """Let the worker go on."""
@@ -200,13 +199,15 @@ def fetch_into_memory(
             )
         return MemoryBody.allocate(layout)
 
-    at_hand = AtHand[MemoryBody](lambda _: None, decoder_for=form.decoder_for)
-    body, cost = download(worker.up, token, settings, sink_for, at_hand=at_hand)
+    remote = RemoteSource(worker.up, token, settings, decoder_for=form.decoder_for)
+    body = download(remote, sink_for)
+    cost = remote.cost
     share = Transfer(
         cost.bytes // len(answers),
         seconds=cost.seconds / len(answers),
         encoded=cost.encoded // len(answers),
         with_base=cost.with_base // len(answers),
+        direct=cost.direct // len(answers),
     )
     if asked == 1:
         tensors, ties = [body.tensors], body.layout.aliases

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from flstream.aggregation.adoption import adopting, write_site_model
-from flstream.aggregation.steps import Steps, plan_steps
+from flstream.aggregation.steps import plan_step
 from flstream.client.messages import SUBMIT_MODEL, SiteTask
 from flstream.client.meta import pack_values
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import AbortedError, UpdateRefusedError, WorkflowError
 from flstream.model.checkpoint import FileSource
 from flstream.runs.small_files import temporary_of
-from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
+from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.effects import Effect
@@ -151,13 +151,12 @@ class ModelCollection:
         collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
             "submit their models", sites, 0
         )
-        steps = plan_steps(
+        step = plan_step(
             source.layout,
             adopting(context.rule),
             updates=1,
-            chunk_size=context.model_settings.frame_size,
             memory_budget=context.job.aggregation.memory_budget,
-            partial=1,
+            buffered=1,
         )
         spec = TaskSpec(
             kind=SUBMIT_MODEL,
@@ -184,7 +183,7 @@ class ModelCollection:
         digests = {}
         for site, update in run.updates.items():
             try:
-                digests[site] = self._written(update, source, steps)
+                digests[site] = self._written(update, source, step)
             except UpdateRefusedError as error:
                 run.fail(site, str(error))
                 update.release(str(error))
@@ -193,11 +192,9 @@ class ModelCollection:
         context.run.discard_updates(effect.number)
         return digests, dict(collector.failures)
 
-    def _written(self, update: CollectedUpdate, base: FileSource, steps: Steps) -> str:
+    def _written(self, update: CollectedUpdate, base: FileSource, step: int) -> str:
         """Write the model that a site has submitted to its file, and return its digest."""
         context, site = self._context, update.answer.site
-        if isinstance(update, RemoteUpdate):
-            update.fetch_in_frames(steps.frame)
         # What is aggregated does not matter: the model is the site's own, as it sent it.
         rule = replace(context.rule, include=(".*",), exclude=())
 
@@ -206,7 +203,7 @@ class ModelCollection:
                 raise AbortedError("the run was stopped")
 
         path = context.run.site_model(site)
-        return write_site_model(path, base, update.update, rule, steps, check, {})
+        return write_site_model(path, base, update.source(step), rule, step, check, {})
 
 
 def _verified(path: Path, digest: str, effect: int) -> FileSource:

@@ -13,8 +13,8 @@ from flstream.runs.run_directory import RunDirectory
 from flstream.server.live_picture import LivePicture
 from flstream.server.stream_settings import stream_settings
 from flstream.server.worker_pool import WorkerPool
-from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.service import DownloadService
+from flstream.streaming.settings import StreamSettings
 from flstream.telemetry.events import AnyEvent, Warned
 from flstream.transport.channel import AbortSignal
 

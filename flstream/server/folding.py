@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import TypeVar
 
 from flstream.aggregation.ahead import WriteBehind
 from flstream.aggregation.optimizers import Optimization
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
-from flstream.aggregation.steps import Steps, plan_steps
+from flstream.aggregation.steps import plan_step
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
 from flstream.client.messages import SiteAnswer
 from flstream.errors import AbortedError, UpdateRefusedError
 from flstream.model.joined import WritesRanges
-from flstream.model.source import Sink, Source
+from flstream.model.source import Source
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.context import ServerContext
 from flstream.telemetry.events import Transfer
@@ -26,23 +27,8 @@ ResultT = TypeVar("ResultT")
 Refuse = Callable[[UpdateRefusedError], None]
 """Takes the error that says which site's update is of no use; raises if too few are left."""
 
-
-Keep = Callable[[UpdateSource, Steps], UpdateSource]
+Keep = Callable[[UpdateSource, int], UpdateSource]
 """Takes each update before it is folded, and returns it as it is to be read."""
-
-Walk = Callable[
-    [
-        Source,
-        Sequence[UpdateSource],
-        AggregationRule,
-        Sink,
-        Steps,
-        Callable[[int], None],
-        Optimization | None,
-    ],
-    str,
-]
-"""Makes the next model, as :func:`~flstream.aggregation.walk.fold_updates` does."""
 
 
 class FoldProgress:
@@ -93,7 +79,7 @@ class UpdateFold:
         memory_budget: Bytes that buffers may take.
         on_range: Called with the bytes of the model that are done, now and then.
         sums: Where the sum of updates is kept if they come a few at a time.
-        walk: Makes the next model of updates without a sum.
+        walk: Makes the next model of updates without a sum: ``fold_updates`` or ``adopt_update``.
         keep: Takes each update before it is folded; None where nothing is kept of it.
 
     Attributes:
@@ -110,7 +96,7 @@ class UpdateFold:
         memory_budget: int,
         on_range: Callable[[int], None],
         sums: PartialSum | None = None,
-        walk: Walk = fold_updates,
+        walk: Callable[..., str] = fold_updates,
         keep: Keep | None = None,
     ) -> None:
         self.answers: dict[str, SiteAnswer] = {}
@@ -141,13 +127,8 @@ class UpdateFold:
             refuse: Takes each update that is of no use.
         """
         assert self._sums is not None
-        sums = self._sums
-
-        def add(sound: Sequence[UpdateSource], steps: Steps) -> None:
-            if sound:
-                sums.add(sound, steps, self._on_range)
-
-        for update in self.fold_sound(updates, add, refuse):
+        add = partial(self._sums.add, on_range=self._on_range)
+        for update in self.fold_sound(updates, add, refuse)[0]:
             update.release()
 
     def finish(
@@ -169,52 +150,43 @@ class UpdateFold:
             Digest of the model.
         """
         with closing(WriteBehind(sink.layout, sink.write)) as behind:
-            return self._finish(updates, behind, optimization, refuse)
-
-    def _finish(
-        self,
-        updates: Sequence[CollectedUpdate],
-        sink: Sink,
-        optimization: Optimization | None,
-        refuse: Refuse,
-    ) -> str:
-        if self._sums is not None:
-            if updates:
-                self.add(updates, refuse)
-            steps = self._steps([])
-            return self._sums.finish(sink, steps, self._on_range, optimization)
-        digest = ""
-
-        def fold(sound: Sequence[UpdateSource], steps: Steps) -> None:
-            nonlocal digest
-            base, rule, walk = self._base, self._rule, self._walk
-            digest = walk(base, sound, rule, sink, steps, self._on_range, optimization)
-
-        self.fold_sound(updates, fold, refuse)
-        return digest
+            if self._sums is not None:
+                if updates:
+                    self.add(updates, refuse)
+                step = self._step([])
+                return self._sums.finish(behind, step, self._on_range, optimization)
+            walk = partial(
+                self._walk,
+                self._base,
+                rule=self._rule,
+                sink=behind,
+                on_range=self._on_range,
+                optimization=optimization,
+            )
+            return self.fold_sound(updates, walk, refuse)[1]
 
     def fold_sound(
-        self,
-        collected: Sequence[CollectedUpdate],
-        fold: Callable[[Sequence[UpdateSource], Steps], None],
-        refuse: Refuse,
-    ) -> Sequence[CollectedUpdate]:
-        """Fold those updates that are sound, and return them.
+        self, collected: Sequence[CollectedUpdate], fold: Callable[..., ResultT], refuse: Refuse
+    ) -> tuple[Sequence[CollectedUpdate], ResultT]:
+        """Fold those updates that are sound.
 
         Args:
             collected: The updates, in order.
-            fold: Folds them; raises :class:`UpdateRefusedError` for one that is of no use, and is
-                then called again without it.
+            fold: Folds ``updates`` a ``step`` at a time; raises :class:`UpdateRefusedError` for one
+                that is of no use, and is then called again without it.
             refuse: Takes each update that is of no use.
+
+        Returns:
+            The sound updates, and what the fold has returned.
         """
         sound = list(collected)
-        steps = self._steps(sound)
+        step = self._step(sound)
         while True:
             try:
-                sources = [each.update for each in sound]
+                sources = [each.source(step) for each in sound]
                 if self._keep is not None:
-                    sources = [self._keep(each, steps) for each in sources]
-                fold([self._rule.weighted(each) for each in sources], steps)
+                    sources = [self._keep(each, step) for each in sources]
+                made = fold(updates=[self._rule.weighted(each) for each in sources], step=step)
             except UpdateRefusedError as error:
                 (refused,) = [each for each in sound if each.answer.site == error.site]
                 sound.remove(refused)
@@ -226,19 +198,14 @@ class UpdateFold:
         self.clipped += [each.answer.site for each in sound if each.is_clipped]
         self.answers |= {each.answer.site: each.answer for each in sound}
         self.cost = sum((each.cost for each in sound), start=self.cost)
-        return sound
+        return sound, made
 
-    def _steps(self, updates: Sequence[CollectedUpdate]) -> Steps:
-        frames = [each.frame_size for each in updates if each.frame_size]
-        steps = plan_steps(
+    def _step(self, updates: Sequence[CollectedUpdate]) -> int:
+        return plan_step(
             self._base.layout,
             self._rule,
             updates=len(updates),
-            chunk_size=min(frames, default=0),
             memory_budget=self._memory_budget,
-            partial=sum(each.reads_ahead for each in updates),
+            buffered=sum(each.is_buffered for each in updates),
             summing=self._sums is not None,
         )
-        for each in updates:
-            each.fetch_in_frames(steps.frame)
-        return steps

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from flstream.aggregation.adoption import TRAINING, kept_update, write_site_model
 from flstream.aggregation.rules import AggregationRule
-from flstream.aggregation.steps import Steps
 from flstream.aggregation.update import UpdateSource
 from flstream.errors import CheckpointError
 from flstream.model.checkpoint import FileSource
@@ -81,12 +80,12 @@ class FoldKeeper:
         self._check = check
         self._kept: dict[str, UpdateSource] = {}
 
-    def keep(self, update: UpdateSource, steps: Steps) -> UpdateSource:
+    def keep(self, update: UpdateSource, step: int) -> UpdateSource:
         """Keep the model of an update.
 
         Args:
             update: The update.
-            steps: How finely to cut the work.
+            step: Bytes that are written at a time.
 
         Returns:
             The update as it is to be folded: read from the file, where that has the same bytes, so
@@ -104,7 +103,7 @@ class FoldKeeper:
             self._base,
             update,
             self._rule,
-            steps,
+            step,
             self._check,
             {TRAINING: self._trainings(update.site)},
         )

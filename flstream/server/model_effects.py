@@ -225,9 +225,7 @@ class ModelEffects:
             context.emit(received_score(model, result.metrics, columns))
         state.warn(self._unchanged.warnings(state.round, outcome.unchanged))
         done = state.journal.record(effect, result.plain(), is_final=True, model=made.record)
-        handle = self._replay(done, model, cohort, is_verified=True)
-        store.keep_digests(made.record, made.digester)
-        return handle
+        return self._replay(done, model, cohort, is_verified=True)
 
     def _is_score(self, model: Model) -> bool:
         """Whether metrics that come with updates of a model are its score."""

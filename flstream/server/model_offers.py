@@ -7,9 +7,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from flstream.client.messages import LAYOUT
-from flstream.client.peer_messages import MapModel, Offered, OfferModel, PeerDone, Withdraw
+from flstream.client.peer_messages import Offered, OfferModel, PeerDone, Withdraw
 from flstream.codecs.lossy import LossyCodec
-from flstream.errors import AbortedError, CheckpointError, StreamingError
+from flstream.errors import AbortedError, StreamingError
 from flstream.model.checkpoint import FileSource
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
@@ -17,8 +17,7 @@ from flstream.model.source import Source
 from flstream.server.context import ServerContext
 from flstream.server.worker_handle import WorkerHandle
 from flstream.streaming.coding import EncoderFor
-from flstream.streaming.opening import MOST_EAGER_BYTES
-from flstream.streaming.receiver import StreamSettings
+from flstream.streaming.download import MOST_EAGER_BYTES
 from flstream.streaming.refs import Delivery, Ref
 
 
@@ -27,37 +26,10 @@ def is_worth_mapping(nbytes: int) -> bool:
     return nbytes > MOST_EAGER_BYTES
 
 
-def hand_over(context: ServerContext, model: Source, worker: WorkerHandle, token: bytes) -> bool:
-    """Hand the checkpoint of a model to a worker, where the job says so and the model is in one.
-
-    A model that is put together from several files, or is not a file of the run's own, is fetched.
-
-    Args:
-        context: The server.
-        model: The model.
-        worker: Who receives it.
-        token: Token under which it is on offer, too.
-
-    Returns:
-        Whether the worker has it.
-
-    Raises:
-        AbortedError: The run is being stopped.
-    """
-    layout = model.layout
-    if not isinstance(model, FileSource) or not is_worth_mapping(layout.nbytes):
-        return False
-    if not context.job.streaming.maps:
-        return False
-    try:
-        extent = model.extent(0, layout.nbytes)
-        if extent.immutable:
-            worker.peers.hand_over(MapModel(token, layout.fingerprint), extent.fd)
-        return extent.immutable
-    except AbortedError:
-        raise
-    except (CheckpointError, StreamingError):
-        return False  # it is fetched, which says what is wrong
+def is_mapped(context: ServerContext, model: Source) -> bool:
+    """Return whether workers map a model: where the job says so, and it is in one file."""
+    maps = context.job.streaming.maps
+    return maps and isinstance(model, FileSource) and is_worth_mapping(model.layout.nbytes)
 
 
 def hint_at_pull(
@@ -99,7 +71,7 @@ class ModelOffer(NamedTuple):
         token: Token of the model.
         host: Name of the worker's process that offers it; empty for the server.
         delivery: What the worker was sent so far; nothing is known of what a peer sends.
-        is_mapped: Whether the worker has the model's checkpoint, to map it.
+        is_mapped: Whether the worker is to map the model's checkpoint.
         layout: Token of the model's layout, where what is offered is its encoded form; else empty.
     """
 
@@ -114,7 +86,6 @@ def offers_by_server(
     context: ServerContext,
     model: Source,
     worker: WorkerHandle,
-    settings: StreamSettings,
     encoder: EncoderFor | None = None,
     lossy: LossyCodec | None = None,
 ) -> Generator[ModelOffer]:
@@ -124,7 +95,6 @@ def offers_by_server(
         context: The server.
         model: The model.
         worker: Who receives it.
-        settings: How models are streamed.
         encoder: What makes its frames smaller; None for nothing.
         lossy: What encodes it before that; None for nothing.
     """
@@ -142,8 +112,8 @@ def offers_by_server(
             layout = refs[0].token
         ref = service.offer(sent, [worker.receiver], encoder=encoder)
         refs.append(ref)
-        is_mapped = settings.chunk_size > 0 and hand_over(context, model, worker, ref.token)
-        yield ModelOffer(ref.token, "", ref.deliveries[worker.receiver], is_mapped, layout)
+        delivery = ref.deliveries[worker.receiver]
+        yield ModelOffer(ref.token, "", delivery, is_mapped(context, sent), layout)
     finally:
         for each in refs:
             each.abort("the task is over")

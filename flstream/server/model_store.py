@@ -8,16 +8,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from flstream.aggregation.elements import FLOATS
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer
-from flstream.codecs.coded_frames import encoder_for
+from flstream.codecs.frames import encoder_for
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.rounded_writer import RoundedWriter
 from flstream.errors import CheckpointError, SimulationError
 from flstream.model.checkpoint import FileSink, FileSource
-from flstream.model.descriptors import is_ours_alone
-from flstream.model.digests import ChunkDigester
-from flstream.model.joined import MAIN, JoinedSource, SplitWriter, zeros_beside
+from flstream.model.dtypes import FLOATS
+from flstream.model.joined import MAIN, SplitWriter, join_bodies, zeros_beside
 from flstream.model.layout import Layout
 from flstream.model.order import ORDER
 from flstream.model.source import Source
@@ -35,7 +33,6 @@ from flstream.server.stored_model import (
     verify,
 )
 from flstream.streaming.coding import EncoderFor
-from flstream.streaming.frames import LEAST_LENT
 from flstream.telemetry.events import ModelRecord, ModelWritten, Warned
 
 # Models that sites may have received last, and are then sent what differs from them.
@@ -58,9 +55,7 @@ class ModelStore:
         job, self._run = context.job, context.run
         self._context = context
         self._written = set(written)
-        self._retention = Retention(
-            self._run, job.checkpoints.keep, job.planned_rounds, [OPTIMIZER]
-        )
+        self._retention = Retention(self._run, job.checkpoints.keep, [OPTIMIZER])
         # Whatever else has the name of a round's model, somebody else has put there.
         self._rounds = {round_number for round_number, _ in self._written}
         self._models: list[StoredModel] = []
@@ -112,7 +107,7 @@ class ModelStore:
         """
         stored = self._models[model.version]
         if stored.source is None or not stored.is_verified:
-            source = opened(stored.effect, self.path(stored.record), stored.chunk_digests)
+            source = opened(stored.effect, self.path(stored.record))
             if not stored.is_verified:
                 verify(stored.effect, source, stored.record.digest)
             stored.source, stored.is_verified = source, True
@@ -149,7 +144,7 @@ class ModelStore:
         if not beside:
             return source
         if stored.joined is None:
-            stored.joined = JoinedSource({MAIN: source, **beside})
+            stored.joined = join_bodies({MAIN: source, **beside})
         return stored.joined
 
     def _beside(self, model: Model) -> Mapping[str, Source]:
@@ -187,7 +182,7 @@ class ModelStore:
         for stored in self._models[-_MOST_BASES:] if codec.needs_base else ():
             if stored.record.digest != digest:
                 with suppress(CheckpointError):  # it may have had to go
-                    base = FileSource(self.path(stored.record), immutable=True)
+                    base = FileSource(self.path(stored.record))
                     bases[stored.record.digest] = base if lossy is None else lossy.encode(base)
         layout = source.layout if lossy is None else lossy.encoded(source.layout)
         return encoder_for(codec, layout, bases)
@@ -234,23 +229,15 @@ class ModelStore:
         """
         files = self.prepare(base, round_number, optimizes=optimizer is not None)
         layout = self.source(base).layout
-        # Sites are sent it in chunks, whose digests are at hand now. Frames that are not lent do
-        # not look them up: those are digested while they are copied.
-        chunk_size = self._context.model_settings.frame_size
-        digester = ChunkDigester(layout.nbytes, chunk_size) if chunk_size >= LEAST_LENT else None
         with ExitStack() as stack:
-            sink = stack.enter_context(
-                FileSink(files.path, layout, files.metadata, digester=digester)
-            )
+            sink = stack.enter_context(FileSink(files.path, layout, files.metadata))
             beside = {
                 body: stack.enter_context(FileSink(body_file(files.path, body), source.layout))
                 for body, source in self._beside(base).items()
             }
             optimization = None
             if optimizer is not None:
-                before = (
-                    None if files.state_in is None else FileSource(files.state_in, immutable=True)
-                )
+                before = None if files.state_in is None else FileSource(files.state_in)
                 state_layout = optimizer.state_layout(layout, self._context.rule)
                 out = stack.enter_context(FileSink(files.state_out, state_layout))
                 optimization = Optimization(optimizer, before, out)
@@ -258,7 +245,7 @@ class ModelStore:
             rounded = None if lossy is None else RoundedWriter(sink, lossy)
             main = rounded or sink
             target = SplitWriter({MAIN: main, **beside}) if beside else main
-            yield ModelDraft(sink, beside, target, optimization, digester, rounded)
+            yield ModelDraft(sink, beside, target, optimization, rounded)
 
     def prepare(self, base: Model, round_number: int, *, optimizes: bool) -> DraftFiles:
         """Make room for the files of a round's next model.
@@ -282,7 +269,6 @@ class ModelStore:
             self._set_aside(each)
             for body in (OPTIMIZER, *bodies):
                 self._set_aside(body_file(each, body))
-        self._reuse(path)
         metadata = {"format": "pt", "flstream.round": str(round_number)}
         if order := source.metadata.get(ORDER):
             metadata[ORDER] = order
@@ -308,11 +294,6 @@ class ModelStore:
         beside = make_durable()
         digest, state = beside.pop(MAIN, digest), beside.pop(OPTIMIZER, "")
         return ModelRecord(round_number, version, step, digest, state, beside)
-
-    def keep_digests(self, record: ModelRecord, digester: ChunkDigester | None) -> None:
-        """Remember the digests of the chunks of the model that was added last."""
-        if digester is not None:
-            self._models[record.version].chunk_digests = digester.digests
 
     def retire(self, best: int | None, in_use: Iterable[int] = ()) -> None:
         """Remove the files of models that need not stay, now that the newest is durable.
@@ -349,12 +330,10 @@ class ModelStore:
             return 0  # what cannot be looked at cannot be removed
 
     def present_bytes(self, round_number: int) -> int:
-        """Bytes on disk already of what the next model of a round is written to."""
-        temporary = temporary_of(self._run.checkpoint(round_number))
-        spare = _ours(temporary) or _ours(temporary_of(self._run.checkpoint(round_number + 1)))
-        bodies = self._retention.bodies
-        beside = [_ours(temporary_of(self._run.body_file(body, round_number))) for body in bodies]
-        return sum(path.stat().st_size for path in (spare, *beside) if path is not None)
+        """Bytes on disk of an attempt at the next model of a round, which gives way to another."""
+        bodies = [self._run.body_file(body, round_number) for body in self._retention.bodies]
+        parts = map(temporary_of, [self._run.checkpoint(round_number), *bodies])
+        return sum(part.stat().st_size for part in parts if part.is_file())
 
     def _state_of(self, model: Model) -> Path | None:
         """Where the server optimizer's state beside a model lies, verified once; None for none."""
@@ -381,15 +360,6 @@ class ModelStore:
         # What is open has the old name, which is the next model's from here on.
         self.newest.close()
 
-    def _reuse(self, path: Path) -> None:
-        """Write over the file that was recycled last: its pages and its blocks are at hand."""
-        temporary = temporary_of(path)
-        last = self.newest.record.round
-        for number in (last, last + 1):
-            spare = temporary_of(self._run.checkpoint(number))
-            if not temporary.exists() and spare != temporary and spare.is_file():
-                spare.rename(temporary)
-
     def _set_aside(self, path: Path) -> None:
         """Move a file that this run has not made out of the way: nothing of others is deleted."""
         if not os.path.lexists(path):
@@ -404,7 +374,3 @@ class ModelStore:
             ) from error
         warning = f"{path} was not made by this run, going by its journal; it is {found.name} now"
         self._context.emit(Warned(message=warning))
-
-
-def _ours(path: Path) -> Path | None:
-    return path if is_ours_alone(path) else None

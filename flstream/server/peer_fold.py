@@ -8,13 +8,11 @@ model, and offers it for the tasks that follow.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from msgspec import structs
 
-from flstream.aggregation.steps import Steps
 from flstream.aggregation.update import UpdateSource
 from flstream.client.peer_messages import (
     Folded,
@@ -49,7 +47,7 @@ from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining
 from flstream.server.update_files import UpdateFile
 from flstream.server.worker_handle import WorkerHandle
-from flstream.telemetry.events import FoldStarted, Transfer, Warned
+from flstream.telemetry.events import Transfer, Warned
 from flstream.text import MOST_QUOTED, shortened
 from flstream.units import format_seconds
 
@@ -72,14 +70,9 @@ class PlacedUpdate(CollectedUpdate):
         self._cost = update.cost
 
     @property
-    def frame_size(self) -> int:
-        """Bytes of the longest frame in which it is fetched; 0 where it is not, or comes whole."""
-        return self.placed.frame_size
-
-    @property
-    def reads_ahead(self) -> bool:
-        """Whether reading it keeps bytes beyond a range: see :class:`CollectedUpdate`."""
-        return self.placed.reads_ahead
+    def is_buffered(self) -> bool:
+        """Whether a frame of it is kept while it is read: see :class:`CollectedUpdate`."""
+        return self.placed.is_buffered
 
     def fetched(self, cost: Transfer, *, has_changed: bool) -> None:
         """Note what the process that folds it has found.
@@ -153,7 +146,6 @@ class PeerFold:
             self._forget_lost_updates()
             updates = self._fold.left()
             site, worker = self._next_aggregator(round_number)
-            self._context.emit(FoldStarted(round=round_number, site=site))
             try:
                 made = self._make_at(site, worker, updates, round_number)
             except PeerLostError as error:
@@ -170,26 +162,24 @@ class PeerFold:
         round_number: int,
     ) -> FoldedModel:
         files = self._store.prepare(self._model, round_number, optimizes=True)
-        began, fold, digest = time.monotonic(), self._fold.new_fold(), ""
+        began, fold = time.monotonic(), self._fold.new_fold()
         placed = {each.answer.site: PlacedUpdate(each) for each in updates}
 
-        def walk(sound: Sequence[UpdateSource], steps: Steps) -> None:
-            nonlocal digest
-            digest = self._walk(worker, files, [(each, placed[each.site]) for each in sound], steps)
-
-        fold.fold_sound(list(placed.values()), walk, self._fold.refuse)
+        walk = partial(self._walk, worker, files, placed)
+        _, digest = fold.fold_sound(list(placed.values()), walk, self._fold.refuse)
         folded = time.monotonic()
         record = self._store.finish(partial(_keep, worker), round_number, digest)
         checkpoint = time.monotonic() - folded
         outcome = self._fold.outcome(fold, digest)._replace(kept=self._kept)
-        return FoldedModel(outcome, record, folded - began, checkpoint, None, site)
+        return FoldedModel(outcome, record, folded - began, checkpoint, site)
 
     def _walk(
         self,
         worker: WorkerHandle,
         files: DraftFiles,
-        updates: Sequence[tuple[UpdateSource, PlacedUpdate]],
-        steps: Steps,
+        placed: Mapping[str, PlacedUpdate],
+        updates: Sequence[UpdateSource],
+        step: int,
     ) -> str:
         """Have a worker do the walk, and return the digest of what it has written.
 
@@ -198,22 +188,18 @@ class PeerFold:
             PeerLostError: The worker is.
         """
         job = self._context.job
-        optimizer, settings = job.server_optimizer, self._context.model_settings
-        if settings.chunk_size:
-            settings = replace(settings, chunk_size=steps.frame)
+        optimizer = job.server_optimizer
         task = FoldTask(
             base=str(self._store.source(self._model).path),
             path=str(files.path),
             metadata=files.metadata,
-            updates=[self._place(worker, source, update.placed) for source, update in updates],
+            updates=[self._place(worker, each, placed[each.site].placed) for each in updates],
             aggregation=job.aggregation.model_dump(exclude_defaults=True),
             optimizer=optimizer.model_dump(exclude_defaults=True),
             state_in=str(files.state_in or ""),
             state_out="" if optimizer.type == "none" else str(files.state_out),
-            step=steps.step,
-            frame=steps.frame,
-            settings=settings,
-            sent_in=self._context.model_settings.frame_size,
+            step=step,
+            settings=self._context.model_settings,
             codecs=job.streaming.codecs.of_updates,
             codecs_down=job.streaming.codecs.of_models,
         )
@@ -222,9 +208,9 @@ class PeerFold:
         self._kept |= folded.kept
         if isinstance(folded, FoldRefused):
             raise UpdateRefusedError(folded.site, folded.reason)
-        for source, update in updates:
-            cost = folded.costs.get(source.site, Transfer())
-            update.fetched(cost, has_changed=source.site not in folded.unchanged)
+        for site in (each.site for each in updates):
+            cost = folded.costs.get(site, Transfer())
+            placed[site].fetched(cost, has_changed=site not in folded.unchanged)
         self._fold.progress(self._store.source(self._model).layout.nbytes)
         return folded.digest
 

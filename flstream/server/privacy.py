@@ -9,13 +9,13 @@ import numpy as np
 
 from flstream.aggregation.accountant import NOT_DRAWN, Accounting, epsilon
 from flstream.aggregation.clipping import AdaptiveNorm
-from flstream.aggregation.elements import FLOATS
 from flstream.aggregation.private import GaussianMechanism, NoiseSource
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import SimulationError
 from flstream.job import Job
 from flstream.job.conditions import read_condition
 from flstream.job.privacy import EPSILON
+from flstream.model.dtypes import FLOATS
 from flstream.model.layout import Layout
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.cohort import FoldedUpdates

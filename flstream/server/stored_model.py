@@ -10,7 +10,7 @@ from flstream.aggregation.optimizers import Optimization
 from flstream.codecs.rounded_writer import RoundedWriter
 from flstream.errors import CheckpointError
 from flstream.model.checkpoint import FileSink, FileSource
-from flstream.model.digests import ChunkDigester, ChunkDigests, body_digest
+from flstream.model.digests import body_digest
 from flstream.model.joined import MAIN, SplitWriter, WritesRanges
 from flstream.model.source import Source
 from flstream.runs.model_files import OPTIMIZER, body_file
@@ -47,7 +47,6 @@ class StoredModel:
             and those on record count.
         beside: The bodies beside it by name, once they are open.
         joined: The model with them as one source.
-        chunk_digests: Digests of its chunks, as far as they were taken while it was written.
         host: Site at which it was folded, whose worker offers it; empty for the server.
     """
 
@@ -59,7 +58,6 @@ class StoredModel:
     begun: Sequence[str] | None = None
     beside: dict[str, Source] | None = None
     joined: Source | None = None
-    chunk_digests: ChunkDigests = field(default_factory=ChunkDigests)
     host: str = ""
 
     def close(self) -> None:
@@ -97,7 +95,6 @@ class ModelDraft:
         bodies: Take those of the bodies beside it, by name.
         target: Takes all of them, as one body.
         optimization: The server optimizer with its state; None without one.
-        digester: Takes digests of its chunks; None where they would not be looked up.
         rounded: Rounds it to what sites will receive; None where they receive it as it is.
     """
 
@@ -105,7 +102,6 @@ class ModelDraft:
     bodies: Mapping[str, FileSink]
     target: WritesRanges
     optimization: Optimization | None
-    digester: ChunkDigester | None
     rounded: RoundedWriter | None = None
 
     def finish(self) -> dict[str, str]:
@@ -132,14 +128,14 @@ class ModelDraft:
         return digests
 
 
-def opened(effect: int, path: Path, digests: ChunkDigests | None = None) -> FileSource:
+def opened(effect: int, path: Path) -> FileSource:
     """Open a file of a model, which an effect has on record.
 
     Raises:
         UnsoundModelError: It is damaged or gone.
     """
     try:
-        return FileSource(path, digests, immutable=True)
+        return FileSource(path)
     except CheckpointError as error:
         raise UnsoundModelError(effect, str(error)) from error
 

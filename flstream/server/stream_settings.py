@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from flstream.job import Job
 from flstream.model.memory import Framework
-from flstream.streaming.receiver import StreamSettings
+from flstream.streaming.settings import StreamSettings
 
 # Seconds after which nobody waits any more who may wait as long as it takes.
 _FOREVER = 1e9
@@ -25,12 +25,15 @@ def stream_settings(job: Job, framework: Framework) -> StreamSettings:
         "numpy": streaming.np_download_chunk_size,
     }[framework]
     links = job.network.links(job.clients.site_names, job.seed).values()
+    # On one machine, to compare takes longer than to read.
+    is_far = bool(links) or not job.engine.is_local
     silence = max((link.silence for link in links), default=0.0)
     settings = StreamSettings(
         chunk_size=0 if streaming.mode == "native" else chunk_size,
         request_timeout=streaming.streaming_per_request_timeout,
         ping_timeout=StreamSettings.ping_timeout + silence,
-        reuse=streaming.mode != "native" and streaming.reuse == "auto",
+        reuse=streaming.reuse == "auto" and streaming.mode != "native" and is_far,
+        direct=streaming.direct == "auto" and streaming.mode != "native",
     )
     if job.engine.is_inline:  # whoever waits may have to wait for who sits in pdb, too
         return replace(settings, request_timeout=_FOREVER, ping_after=_FOREVER)

@@ -37,7 +37,7 @@ from flstream.server.worker_monitor import (
     WorkerMessage,
     WorkerReplaced,
 )
-from flstream.streaming.limits import limits_for_updates
+from flstream.streaming.settings import limits_for_updates
 from flstream.telemetry.events import (
     SitesBeganAnew,
     SiteUpdate,

@@ -36,8 +36,8 @@ from flstream.server.site_queue import SiteBatch
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_monitor import TIMEOUT_KEY, Report, SiteLost
 from flstream.streaming.coding import EncoderFor
-from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Delivery
+from flstream.streaming.settings import StreamSettings
 from flstream.telemetry.events import Transfer
 
 
@@ -102,9 +102,7 @@ class TaskSpec:
     def offers(self, context: ServerContext, worker: WorkerHandle) -> Generator[ModelOffer]:
         """Offers of the model to a worker, to be closed once its task is over."""
         if self.hosts is None:
-            return offers_by_server(
-                context, self.model, worker, self.settings, self.encoder, self.lossy
-            )
+            return offers_by_server(context, self.model, worker, self.encoder, self.lossy)
         assert isinstance(self.model, FileSource)
         return offers_by_peers(context, self.model, worker, self.hosts)
 
@@ -210,7 +208,6 @@ def ask(
                     at_work, deadline = site, monotonic() + spec.seconds
                     turn.begun, turn.since = turn.begun + 1, time.time()
                 case Received(effect, cost=cost) if effect == spec.effect:
-                    cost = cost or _cost(offer.delivery, message, began)
                     report(ModelArrived(worker.name, sites, cost))
                 case Failed(site, _, reason, code) if site in sites and site not in failed:
                     failed.add(site)
@@ -249,17 +246,3 @@ def _check(spec: TaskSpec, answer: Answered, due: set[str]) -> None:
     is_due = any(each.has_params for each in answer.sites) or (spec.kind == "train" and due)
     if spec.has_updates and is_due and not has_update:
         raise WorkerLostError(f"it answered a {spec.kind} task without a model")
-
-
-def _cost(sent: Delivery, received: Received, began: float) -> Transfer:
-    seconds = monotonic() - began
-    return Transfer(
-        sent.bytes,
-        sent.requests,
-        sent.chunks,
-        received.retries,
-        seconds,
-        received.reused,
-        received.encoded,
-        received.with_base,
-    )

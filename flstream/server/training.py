@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from flstream.client.messages import SiteAnswer, SiteTask
 from flstream.client.personal_part import PersonalPart
 from flstream.client.state import StateVersion
@@ -134,16 +136,7 @@ def cost_from_plain(plain: Sequence[Any]) -> TaskCost:
 
 def plain_transfer(transfer: Transfer) -> list[float]:
     """A transfer as the journal's encoding takes it."""
-    return [
-        transfer.bytes,
-        transfer.requests,
-        transfer.chunks,
-        transfer.retries,
-        transfer.seconds,
-        transfer.reused,
-        transfer.encoded,
-        transfer.with_base,
-    ]
+    return list(msgspec.structs.astuple(transfer))
 
 
 @dataclass(eq=False)

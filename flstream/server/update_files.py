@@ -21,7 +21,7 @@ from flstream.model.copy import copy
 from flstream.model.digests import BodyDigest, body_digest
 from flstream.model.layout import Layout
 from flstream.server.collected_updates import CollectedUpdate, UpdateCollection, check_fits
-from flstream.streaming.download import AtHand, download
+from flstream.streaming.download import RemoteSource, download
 from flstream.telemetry.events import Transfer
 
 # A record's file begins with the record's digest.
@@ -57,7 +57,7 @@ class UpdateFile(CollectedUpdate):
     """
 
     def __init__(self, record: UpdateRecord, path: Path, form: UpdateForm) -> None:
-        body = FileSource(path, immutable=True)
+        body = FileSource(path)
         super().__init__(record.answer, body, record.cost, form)
         self.path = path
 
@@ -110,12 +110,16 @@ class UpdateFiles:
             receiver, token, settings = collection.worker.up, collection.token, collection.settings
             base = collection.base_of(answer)
             decoder = collection.form.decoder_for
-            at_hand = AtHand[FileSink](lambda _: base, decoder_for=decoder)
-            _, cost = download(
-                receiver, token, settings, sink_for, finish=FileSink.finish, at_hand=at_hand
+            remote = RemoteSource(
+                receiver,
+                token,
+                settings,
+                digests=settings.reuse and base is not None,
+                decoder_for=decoder,
             )
+            download(remote, sink_for, finish=FileSink.finish, held=lambda _: base)
         digest = body_digest(FileSource(path))
-        return self._keep(UpdateRecord(answer, self._base, digest, cost))
+        return self._keep(UpdateRecord(answer, self._base, digest, remote.cost))
 
     def take(self, answer: SiteAnswer, written: WrittenUpdate) -> UpdateFile:
         """Take an update that its worker has written to its file in this folder.

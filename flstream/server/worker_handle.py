@@ -18,7 +18,6 @@ from flstream.client.peer_messages import (
     FoldTask,
     Listen,
     Listening,
-    MapModel,
     PeerFailed,
     PeerReply,
     PeerRequest,
@@ -38,10 +37,8 @@ from flstream.errors import (
 )
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
-from flstream.transport.channel import AbortSignal, Deadline
+from flstream.transport.channel import SMALL_BUFFER, AbortSignal, Channel, is_hung_up
 from flstream.transport.messages import PATIENCE, MessageChannel
-from flstream.transport.passing import send_descriptor
-from flstream.transport.sockets import SMALL_BUFFER, SocketChannel, is_hung_up
 
 # What a worker may answer with that is not the fault of its process.
 _ERRORS: dict[str, type[FlstreamError]] = {
@@ -66,7 +63,7 @@ class PeerLink:
         self._process = process
         self._abort = abort
         self._channel: MessageChannel[PeerReply] = MessageChannel(
-            SocketChannel(sock, worker), worker, PeerReply
+            Channel(sock, worker), worker, PeerReply
         )
         self._turn = threading.Lock()
         # Names of the processes that the worker serves, guarded by a lock of its own: a worker is
@@ -147,19 +144,6 @@ class PeerLink:
             raise _out_of_turn(reply)
         return reply
 
-    def hand_over(self, request: MapModel, fd: int) -> None:
-        """Hand a descriptor to the worker, which is on this machine.
-
-        Args:
-            request: What the descriptor is of.
-            fd: The descriptor, which stays open here.
-
-        Raises:
-            AbortedError: The run is being stopped.
-            StreamingError: The worker is gone or silent, or did not take it.
-        """
-        self._ask(request, fd)
-
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
@@ -173,9 +157,7 @@ class PeerLink:
     ) -> PeerReply:
         with self._turn:
             try:
-                self._channel.send(request)
-                if handed is not None:
-                    send_descriptor(self._socket, handed, Deadline(PATIENCE))
+                self._channel.send(request, descriptors=[] if handed is None else [handed])
                 while isinstance(reply := self._channel.receive(seconds, self._abort), Folding):
                     on_folding(reply.done)
             except StreamingError:
@@ -205,8 +187,8 @@ class WorkerHandle:
         process: The process, with the server's ends of its sockets.
         service: Download service that offers models to it.
         abort: Signal that stops the run.
-        is_linked: Whether its sites' links are emulated, so that little may wait in the sockets,
-            and nothing be lent.
+        is_linked: Whether its sites' links are emulated, so that little may wait in the sockets.
+        is_direct: Whether either side may read files and memory of the other itself.
 
     Attributes:
         name: Name of the worker; its replacement has the same.
@@ -225,22 +207,24 @@ class WorkerHandle:
         abort: AbortSignal,
         *,
         is_linked: bool,
+        is_direct: bool,
     ) -> None:
         self.name = name
         self.receiver = f"{name}/{next(_numbers)}"
         self.control: MessageChannel[FromWorker] = MessageChannel(
-            SocketChannel(process.ends.control, name), name, FromWorker
+            Channel(process.ends.control, name), name, FromWorker
         )
-        self.up = Receiver(SocketChannel(process.ends.up, name), name, abort)
+        reads = process.ends.are_local and is_direct and not is_linked
+        # Of a process of the same user, which may look into this one's memory by other means, too.
+        self.up = Receiver(Channel(process.ends.up, name, direct=reads), name, abort)
         self.peers = PeerLink(process.ends.peers, name, self.receiver, abort)
         self.ready = False
         self._process = process
         self._service = service
         if is_linked:
-            down = SocketChannel(process.ends.down, name, buffer=SMALL_BUFFER)
+            down = Channel(process.ends.down, name, buffer=SMALL_BUFFER)
         else:
-            # To a process of the same user, which may look into this one's memory by other means.
-            down = SocketChannel(process.ends.down, name, lends=process.ends.are_local)
+            down = Channel(process.ends.down, name, direct=reads)
         service.attach(down, receiver=self.receiver)
 
     @property

@@ -33,8 +33,8 @@ from flstream.engines.process_tree import kill_descendants
 from flstream.errors import FlstreamError, SimulationError
 from flstream.telemetry.events import SERVER
 from flstream.text import how_ended
+from flstream.transport.channel import Channel
 from flstream.transport.messages import MessageChannel
-from flstream.transport.sockets import SocketChannel
 
 FOLDER = "FLSTREAM_COMMAND"
 """Environment variable with the path of the command's folder."""
@@ -122,7 +122,7 @@ def _listen(listener: socket.socket, path: str) -> None:
 def report(end: WorkerSockets, message: Failed | Goodbye) -> None:
     """Send the server a worker's last message; nothing else may use the socket any more."""
     control: MessageChannel[ToWorker] = MessageChannel(
-        SocketChannel(end.control, SERVER), SERVER, ToWorker
+        Channel(end.control, SERVER), SERVER, ToWorker
     )
     with suppress(FlstreamError):  # a server that is gone does not need it
         control.send(message)

@@ -12,8 +12,7 @@ from flstream.debugging import code_failed
 from flstream.errors import FlstreamError, LayoutError, ModelError, UsageError
 from flstream.job import ModelSection
 from flstream.job.code import make
-from flstream.model.checkpoint_header import expect_in_format
-from flstream.model.dtypes import code_of
+from flstream.model.dense import streamed_code
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.model.modules import exchanged_state
@@ -62,7 +61,6 @@ def layout_on(
         ModelError: The factory failed, returned something that is not a model, or only some of the
             tensors are on the meta device.
         LayoutError: A tensor cannot be streamed.
-        CheckpointError: A tensor cannot be written into a checkpoint.
     """
     import torch
 
@@ -97,7 +95,6 @@ def layout_on(
         layout = _meta_layout(state)
     else:
         layout = MemoryBody.of(state).layout
-    expect_in_format(layout, factory)
     return layout, MadeModel(state, parts)
 
 
@@ -116,7 +113,8 @@ def _meta_layout(state: Mapping[str, Any]) -> Layout:
         raise ModelError("some of its tensors are not on the meta device")
     tensors: dict[str, Any] = {}
     for name, value in state.items():
-        code, shape, storage = code_of(value, name), tuple(value.shape), value.untyped_storage()
+        code, storage = streamed_code(name, value), value.untyped_storage()
+        shape = tuple(value.shape)
         place = (storage._cdata, value.storage_offset(), value.stride(), shape, code)
         tensors[name] = _OnMeta(code, shape, place, value.nbytes)
     ties = find_ties(tensors)

@@ -17,11 +17,11 @@ from typing import NamedTuple
 import psutil
 
 from flstream.aggregation.accountant import Accounting, epsilon
-from flstream.aggregation.elements import FLOATS
 from flstream.aggregation.rules import rule_for
 from flstream.client.personal_part import part_of
 from flstream.filters.chain import remaining
 from flstream.job import Job
+from flstream.model.dtypes import FLOATS
 from flstream.model.joined import MAIN, joint_layout, zeros_beside
 from flstream.model.layout import Layout
 from flstream.server.disk import free_bytes

@@ -41,9 +41,8 @@ from flstream.telemetry.events import (
 from flstream.telemetry.machine import this_machine
 from flstream.telemetry.memory import MemorySampler, ProcessMemory
 from flstream.text import how_ended
-from flstream.transport.channel import Signal
+from flstream.transport.channel import Channel, Signal
 from flstream.transport.messages import MessageChannel
-from flstream.transport.sockets import SocketChannel
 
 # What only some runs need is imported where it is needed, and what runs in other processes is
 # named, so that a run begins soon: with local processes, this one imports neither the server nor
@@ -228,7 +227,7 @@ class _Follower:
             UsageError: The server refuses the job.
         """
         channel: MessageChannel[AnyEvent] = MessageChannel(
-            SocketChannel(events, "the server"), "the server", AnyEvent
+            Channel(events, "the server"), "the server", AnyEvent
         )
         try:
             while self._history.status == "running":

@@ -24,8 +24,9 @@ from flstream.errors import FlstreamError, ModelError, SimulationError
 from flstream.job import Job, ModelSection
 from flstream.job.code import make_importable
 from flstream.model.checkpoint import FileSink, write_checkpoint
+from flstream.model.composed import ComposedSource
 from flstream.model.copy import copy
-from flstream.model.fitted import Arranged, Differences, Fitted
+from flstream.model.fitted import Differences, fitted
 from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
@@ -164,7 +165,7 @@ def _initial(model: ModelSection, seed: int) -> _Initial:
     if model.factory is None:
         if given.layout.is_canonical:
             return _Initial(given, given.metadata.get(ORDER, ""))
-        return _Initial(Arranged(given))
+        return _Initial(ComposedSource.arranged(given))
     own = None
     if model.strict:
         layout, made = layout_of(model, seed)
@@ -173,8 +174,8 @@ def _initial(model: ModelSection, seed: int) -> _Initial:
         layout, made = layout_on(model, seed)
         expect_fit(model, layout, given.layout)
         own = MemoryBody.of(made.state)
-    fitted = Fitted(layout, given, str(model.initial), own, rounds=not model.strict)
-    return _Initial(fitted, order_text(layout, made.state), made)
+    source = fitted(layout, given, str(model.initial), own, rounds=not model.strict)
+    return _Initial(source, order_text(layout, made.state), made)
 
 
 def expect_fit(model: ModelSection, layout: Layout, given: Layout) -> None:

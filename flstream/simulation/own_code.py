@@ -98,7 +98,7 @@ def _protocols(section: str) -> tuple[type, ...]:
     """Return the protocols of classes that a section names, which the launcher does not import."""
     from flstream.aggregation.own_rule import Folds, Weighs
     from flstream.codecs.block_codec import BlockCodec
-    from flstream.codecs.frame_codec import FrameCompressor
+    from flstream.codecs.frames import FrameCompressor
     from flstream.filters.block import BlockFilter
     from flstream.tracking.tracker import Tracker
 

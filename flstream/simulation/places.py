@@ -25,7 +25,7 @@ import numpy as np
 
 from flstream.client.session import enter, present
 from flstream.job.code import exchange_imported
-from flstream.transport.sockets import is_hung_up
+from flstream.transport.channel import is_hung_up
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _LIBRARIES = {sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib")}

@@ -41,8 +41,8 @@ from flstream.server.worker_pool import WorkerPool
 from flstream.simulation.child import ignore_interrupts, redirect_output
 from flstream.simulation.model_builder import BUILDER, await_built, start_builder
 from flstream.simulation.workers import start_engine
-from flstream.streaming.limits import limits_for
 from flstream.streaming.service import DownloadService
+from flstream.streaming.settings import limits_for
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
     SERVER,
@@ -57,9 +57,8 @@ from flstream.telemetry.events import (
     RunRefused,
 )
 from flstream.telemetry.memory import own_peak_rss, own_rss
-from flstream.transport.channel import AbortSignal
+from flstream.transport.channel import AbortSignal, Channel
 from flstream.transport.messages import MessageChannel
-from flstream.transport.sockets import SocketChannel
 
 _TOO_MANY_FILES = (
     "the server may not open as many files as it has workers for; raise the limit (ulimit -n), or "
@@ -159,7 +158,7 @@ def server_main(
     host = inline_host or ProcessHost.forked(launcher)
     abort = StopRequest(launcher)
     channel: MessageChannel[AnyEvent] = MessageChannel(
-        SocketChannel(launcher, "the launcher"), "the launcher", AnyEvent
+        Channel(launcher, "the launcher"), "the launcher", AnyEvent
     )
     with ExitStack() as stack:
         if inline_host is None:  # which is the launcher's otherwise
@@ -244,7 +243,14 @@ def _pool(job: Job, engine: Engine, service: DownloadService, abort: AbortSignal
 
     def start(name: str) -> WorkerHandle:
         process = engine.start(name)
-        return WorkerHandle(name, process, service, abort, is_linked=job.network.is_on)
+        return WorkerHandle(
+            name,
+            process,
+            service,
+            abort,
+            is_linked=job.network.is_on,
+            is_direct=job.streaming.direct == "auto" and job.streaming.mode != "native",
+        )
 
     return WorkerPool(
         names,

@@ -35,18 +35,16 @@ from flstream.simulation.child import (
 )
 from flstream.simulation.command import report, run_command
 from flstream.simulation.places import this_place
-from flstream.streaming.limits import limits_for
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
+from flstream.streaming.settings import limits_for
 from flstream.telemetry.events import SERVER
 from flstream.telemetry.memory import own_peak_rss
 from flstream.text import MOST_OF_AN_ERROR, error_text, shortened
-from flstream.transport.authentication import StartToken
 from flstream.transport.channel import Channel
-from flstream.transport.link_relay import LinkRelay
+from flstream.transport.link import LinkRelay
 from flstream.transport.messages import MessageChannel
-from flstream.transport.sockets import SocketChannel
-from flstream.transport.tcp import dial
+from flstream.transport.tcp import StartToken, dial
 
 
 def local_worker(
@@ -195,18 +193,18 @@ def serving(
     # A child that the training code forks would keep the sockets open after this process has died.
     abandon_in_children(end.abandon)
     control: MessageChannel[ToWorker] = MessageChannel(
-        SocketChannel(end.control, SERVER), SERVER, ToWorker
+        Channel(end.control, SERVER), SERVER, ToWorker
     )
-    limits = limits_for(info.streaming)
+    limits, direct = limits_for(info.streaming), info.streaming.direct
     with (
         _relaying(info) as relay,
         DownloadService(limits=limits) as service,
         closing(Peers(end.peers, service, limits, relay, info.name)) as peers,
     ):
         abandon_in_children(peers.abandon)
-        service.attach(_channel(end, "up", relay), receiver=SERVER)
+        service.attach(_channel(end, "up", relay, direct=direct), receiver=SERVER)
         entered = enter if relay is None else _switching(relay, enter)
-        with Receiver(_channel(end, "down", relay), SERVER, limits=limits) as down:
+        with Receiver(_channel(end, "down", relay, direct=direct), SERVER, limits=limits) as down:
             yield Worker(info, control, down, service, peers, _selection(info), entered)
 
 
@@ -221,12 +219,14 @@ def _relaying(info: WorkerInfo) -> Iterator[LinkRelay | None]:
         yield relay
 
 
-def _channel(end: WorkerSockets, way: Literal["up", "down"], relay: LinkRelay | None) -> Channel:
+def _channel(
+    end: WorkerSockets, way: Literal["up", "down"], relay: LinkRelay | None, *, direct: bool
+) -> Channel:
     """Return a worker's channel for updates or models, over its link if that is emulated."""
     sock = end.up if way == "up" else end.down
     if relay is not None:
         return relay.channel(sock, SERVER, way)
-    return SocketChannel(sock, SERVER, lends=end.are_local and way == "up")
+    return Channel(sock, SERVER, direct=end.are_local and direct)
 
 
 def _switching(

@@ -22,6 +22,7 @@ A payload is any nested structure with tensors in it, such as an ``FLModel``: se
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -35,18 +36,22 @@ from flstream.errors import CheckpointError, LayoutError
 from flstream.model.checkpoint import FileSink, FileSource, open_blob
 from flstream.model.layout import Layout
 from flstream.model.memory import Framework, MemoryBody, Params
-from flstream.streaming.decomposers import Registry, default_registry
-from flstream.streaming.fetching import DownloadOptions, OnTensors, Status, fetch
-from flstream.streaming.limits import DEFAULT_LIMITS, Limits
-from flstream.streaming.payload import pack
-from flstream.streaming.payload_body import PayloadSink, native_body, streamed_body
+from flstream.streaming.fetching import DownloadOptions, OnTensors, Status, fetch, fetch_specs
+from flstream.streaming.payload import (
+    Registry,
+    default_registry,
+    pack,
+    payload_body,
+    payload_memory,
+    value_of,
+)
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.refs import OfferOptions, Ref
+from flstream.streaming.selection import TensorSpec
 from flstream.streaming.service import DownloadService
-from flstream.streaming.wire import Part, TensorSpec
-from flstream.transport.authentication import StartToken
+from flstream.streaming.settings import DEFAULT_LIMITS, Limits
 from flstream.transport.channel import AbortSignal
-from flstream.transport.tcp import TcpListener, dial
+from flstream.transport.tcp import StartToken, TcpListener, dial
 
 if TYPE_CHECKING:
     import torch
@@ -126,29 +131,31 @@ def add_payload(
     value: object,
     receivers: Iterable[str],
     *,
-    native: bool = False,
     registry: Registry = default_registry,
     **options: Unpack[OfferOptions],
 ) -> Ref:
-    """Offer a payload: a nested structure of what :func:`~flstream.streaming.payload.pack` takes.
+    """Offer a payload, a nested structure with tensors in it.
 
-    Its tensors are read when they are requested, so they must not change meanwhile; the rest may.
+    It may hold None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict (with
+    keys of str or int), ``OrderedDict``, ``torch.Size``, NumPy scalars and arrays, torch tensors,
+    and registered types, such as enums, dataclasses and namedtuples; each arrives as the same type.
+    A tensor that occurs twice is sent once and is one object on arrival; a container that occurs
+    twice arrives as two. Gradients are not sent, and a ``Parameter`` arrives as a tensor. Tensors
+    are read when they are requested, so they must not change meanwhile; the rest may.
 
     Args:
         service: Service that serves it.
         value: The payload.
         receivers: As for :func:`add_tensors`.
-        native: Whether to serialise it at once in one piece, each tensor by the safetensors
-            library, as needed where streaming is off. That takes the memory of two more models.
         registry: Types that it may hold beyond the built-in ones.
         options: As for :func:`add_tensors`.
 
     Raises:
         PayloadError: A part of it cannot be sent, or is too large; the message names its path.
+        LayoutError: There are more tensors, or longer paths to them, than a layout may have.
         ValueError: An option makes no sense, or the receivers are one text.
     """
-    body = native_body(value, registry) if native else streamed_body(value, registry)
-    return service.offer(body, receivers, **options)
+    return service.offer(payload_body(value, registry), receivers, **options)
 
 
 def download_tensors(
@@ -232,8 +239,19 @@ def download_specs(
         RefusedError: One of them is not on offer; the message names it.
         StreamingError: The download failed otherwise, and is not ``optional``.
     """
-    part = Part(specs=[_sound(spec) for spec in specs])
-    return _tensors(receiver, part, into, framework, on_tensors, options)
+    wanted = [_sound(spec) for spec in specs]
+    if len({spec.tensor_name for spec in wanted}) < len(wanted):
+        raise ValueError("two specs have the same name; ask for one of them at a time")
+
+    def sink_for(layout: Layout) -> MemoryBody:
+        if into is None:
+            return MemoryBody.allocate(layout, framework)
+        targets = MemoryBody.over(into).tensors
+        return MemoryBody.of(
+            {name: targets[name] for name in layout.names if name in targets}, writable=True
+        )
+
+    return fetch_specs(receiver, wanted, sink_for, options, on_tensors)
 
 
 def download_file(
@@ -293,18 +311,17 @@ def download_payload(
     registry: Registry = default_registry,
     **options: Unpack[DownloadOptions],
 ) -> tuple[Status, Any]:
-    """Download a payload, streamed or in one piece as it was offered.
+    """Download a payload.
 
     Args:
         receiver: Receiving side of the channel.
         ref_id: The ref's ``id``, or its ``token``.
         into: Value whose tensors and arrays receive the bytes of those at the same paths, such as
             ``{"model": net.state_dict()}``. Tensors that it lacks get new memory.
-        on_tensors: Called with tensors by their paths, as soon as all their bytes have arrived;
-            with all at the end if they come in one piece.
+        on_tensors: Called with tensors by their paths, as soon as all their bytes have arrived.
         framework: Kind of the new memory. Either way, the value has tensors where tensors were sent
             and arrays where arrays were, over the same memory; ``numpy`` lets a process do without
-            torch if it is sent only arrays, and streamed.
+            torch if it is sent only arrays.
         registry: Types that may arrive beyond the built-in ones.
         options: As for :func:`download_tensors`.
 
@@ -320,16 +337,17 @@ def download_payload(
             enough memory; the message names the path.
     """
 
-    def sink_for(layout: Layout) -> PayloadSink:
-        targets = {} if into is None else pack(into, registry=registry).tensors
-        return PayloadSink(layout, receiver.peer, targets, framework, registry)
+    def sink_for(layout: Layout) -> MemoryBody:
+        targets = {} if into is None else pack(into, registry)[1]
+        return payload_memory(layout, targets, framework, receiver.peer)
 
-    status, sink, _ = fetch(receiver, ref_id, sink_for, options, on_tensors)
-    if sink is None:
-        return status, None
-    if sink.in_one_piece and sink.tensors and on_tensors is not None:
-        on_tensors(sink.tensors)
-    return status, sink.value
+    values: list[Any] = []
+
+    def finish(body: MemoryBody) -> None:
+        values.append(value_of(body, registry))
+
+    status, body, _ = fetch(receiver, ref_id, sink_for, options, on_tensors, finish)
+    return status, None if body is None else values[0]
 
 
 def listen(service: DownloadService, address: str, run: str = "") -> TcpListener:
@@ -397,7 +415,9 @@ def _names(select: Collection[str] | None) -> list[str] | None:
 def _sound(spec: TensorSpec) -> TensorSpec:
     """Refuse a spec that could not be sent."""
     try:
-        return msgspec.convert(msgspec.to_builtins(spec), TensorSpec)
+        if type(spec) is not TensorSpec or not -(2**63) <= spec.round_number < 2**63:
+            raise TypeError("it is none, or of no round")
+        return msgspec.convert(tuple(spec), TensorSpec)
     except (msgspec.ValidationError, TypeError) as error:
         raise ValueError(
             f"{spec!r} is no spec; give TensorSpec(name, round, tags), with tags a tuple of texts"
@@ -406,7 +426,7 @@ def _sound(spec: TensorSpec) -> TensorSpec:
 
 def _tensors(
     receiver: Receiver,
-    what: str | bytes | Part,
+    ref_id: str | bytes,
     into: torch.nn.Module | Params | None,
     framework: Framework,
     on_tensors: OnTensors | None,
@@ -418,7 +438,7 @@ def _tensors(
             return MemoryBody.over(into)
         return MemoryBody.allocate(layout, framework)
 
-    status, body, names = fetch(receiver, what, sink_for, options, on_tensors, select=select)
+    status, body, names = fetch(receiver, ref_id, sink_for, options, on_tensors, select=select)
     return status, {} if body is None else {name: body.tensors[name] for name in names}
 
 
@@ -431,6 +451,7 @@ def _file(
     options: DownloadOptions,
 ) -> tuple[Status, Path | None]:
     with ExitStack() as stack:
+        is_begun = resume and os.path.exists(f"{path}.tmp")
 
         def sink_for(layout: Layout) -> FileSink:
             if bare and layout.names != ["blob"]:
@@ -439,5 +460,11 @@ def _file(
                 )
             return stack.enter_context(FileSink(path, layout, resume=resume, bare=bare))
 
-        status, sink, _ = fetch(receiver, ref_id, sink_for, options, finish=FileSink.finish)
+        def earlier(sink: FileSink) -> FileSink | None:
+            return sink if sink.resumed else None
+
+        held = earlier if is_begun else None
+        status, sink, _ = fetch(
+            receiver, ref_id, sink_for, options, finish=FileSink.finish, held=held
+        )
     return status, path if sink is not None else None

@@ -42,7 +42,7 @@ class FrameEncoder(Protocol):
         ...
 
 
-class FrameDecoder(Protocol):
+class Decoder(Protocol):
     """Gives the frames of a body back.
 
     Attributes:
@@ -69,7 +69,7 @@ class FrameDecoder(Protocol):
         ...
 
 
-DecoderFor = Callable[[Layout], FrameDecoder]
+DecoderFor = Callable[[Layout], Decoder]
 """Function from the layout of a body to what gives its frames back."""
 
 EncoderFor = Callable[[str], FrameEncoder]

@@ -1,315 +1,477 @@
-"""The service's side of one receiver's channel: requests in, packets out."""
+"""The sender's side of one connection: a thread that answers its receiver, one download at a time.
+
+The thread reads a request, answers it, and looks for the next one between two frames. It blocks on
+nobody else: a receiver that is slow or gone holds up itself alone.
+"""
 
 from __future__ import annotations
 
+import select
+import threading
 import time
-from concurrent.futures import Executor
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from flstream.errors import BrokenStreamError, FlstreamError
-from flstream.model.digests import body_digest
+import xxhash
+
+from flstream.errors import (
+    BrokenStreamError,
+    ChannelClosedError,
+    CodecError,
+    FlstreamError,
+    ProtocolError,
+    RefusedError,
+)
 from flstream.model.layout import ALIGNMENT
-from flstream.model.source import Scratch, Source, change_of
+from flstream.model.source import Scratch, Source, change_of, in_place, views_of
 from flstream.streaming import wire
-from flstream.streaming.digesting import Digesting
-from flstream.streaming.frames import Demand
-from flstream.streaming.limits import DEFAULT_LIMITS, Limits
-from flstream.streaming.offers import NOT_ON_OFFER, Offers
-from flstream.streaming.opening import MOST_EAGER_BYTES
-from flstream.streaming.send_queue import SendQueue
+from flstream.streaming.coding import HEAD_BYTES, FrameEncoder, pack_head
+from flstream.streaming.direct import place_of
+from flstream.streaming.refs import Delivery, Ref
+from flstream.streaming.settings import Limits
 from flstream.text import quotable
-from flstream.transport.channel import Channel
+from flstream.transport.channel import Channel, Deadline, advance
 
-# Bytes that are read at a time: most requests are short.
-_READ_BYTES = 64 << 10
+if TYPE_CHECKING:
+    from flstream.streaming.service import DownloadService
+
+NOT_ON_OFFER = "this ref is not on offer, or has settled"
+
+SILENT_SECONDS = 10.0
+"""Seconds without a sign of life after which a channel that may die in silence is given up."""
+
+# Bytes that are digested and handed to the kernel at a time: they stay in the processor's cache.
+_PIECE_BYTES = 1 << 20
+# A piece made of more tensors than this is gathered first: handing views to the kernel costs more.
+_MOST_VIEWS = 128
+# Bytes of the longest frame that is encoded.
+_MOST_ENCODED_BYTES = 8 << 20
+# Filler for the rest of a frame whose ref has settled.
+_ZEROS = memoryview(bytes(64 << 10))
 
 
 class Connection:
-    """The service's side of one receiver's channel.
+    """A thread that serves one receiver's channel.
 
     Args:
         channel: Channel that carries the packets.
         receiver: Name of the receiver.
-        offers: What is on offer.
-        scratch: Buffer that all connections of a service share.
+        service: What is on offer, and who is told how the connection ends.
         limits: What the receiver may cause.
-        threads: Digest what is sent next, beside the thread that sends.
 
     Attributes:
         channel: As given.
         receiver: As given.
         instance: What the receiver calls itself, alike on all its connections; None before it
             greets.
-        active_at: Time at which it last sent anything.
-        send_queue: Messages and chunks that the receiver is still to be sent.
     """
 
     def __init__(
-        self,
-        channel: Channel,
-        receiver: str,
-        offers: Offers,
-        scratch: Scratch,
-        limits: Limits = DEFAULT_LIMITS,
-        threads: Executor | None = None,
+        self, channel: Channel, receiver: str, service: DownloadService, limits: Limits
     ) -> None:
         self.channel = channel
         self.receiver = receiver
-        self.send_queue = SendQueue(
-            channel, receiver, offers.refs, scratch, limits.hashed_bytes, threads
-        )
-        self._offers = offers
-        self._refs = offers.refs
-        self._scratch = scratch
         self.instance: bytes | None = None
-        self.active_at = time.monotonic()
-        self._input = bytearray()
+        self._service = service
         self._limits = limits
-        self._digesting: Digesting | None = None
-        self._has_opened_part = False
-        # Whether the bytes that were read may begin with a whole request.
-        self._has_request = False
-
-    @property
-    def takes_input(self) -> bool:
-        """Whether requests are read: not from a receiver that asks without reading the answers."""
-        return not self._has_request and self._may_answer
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether there is a request that can be answered now."""
-        return self._digesting is not None or (self._has_request and self._may_answer)
-
-    @property
-    def _may_answer(self) -> bool:
-        queue, limits = self.send_queue, self._limits
-        return (
-            queue.messages < limits.queued_messages
-            and queue.message_bytes < limits.queued_bytes
-            and self._digesting is None
+        self._packets = wire.PacketReader(channel, receiver)
+        self._scratch = Scratch()
+        # Messages, headers and digests that are to be sent before what comes next.
+        self._waiting: list[memoryview] = []
+        # The request that frames are sent for, and the next frame of it to be made.
+        self._fetch: wire.Fetch | None = None
+        self._frames: Iterator[tuple[int, int]] = iter(())
+        self._encoder: FrameEncoder | None = None
+        self._thread = threading.Thread(
+            target=self._serve, name=f"sends to {receiver}", daemon=True
         )
 
-    def greet(self) -> None:
-        """Send the greeting, which comes before all else."""
-        self.send_queue.post(
-            wire.pack_message(wire.Hello(wire.VERSION, capabilities=list(wire.CAPABILITIES)))
-        )
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
 
-    def read(self) -> None:
-        """Receive what has arrived."""
-        most = wire.HEADER_BYTES + wire.MAX_REQUEST_BYTES - len(self._input)
-        room = self._scratch.take(min(most, _READ_BYTES))
-        self._input += room[: self.channel.receive_some([room])]
-        self._has_request = True
-        self.active_at = time.monotonic()
+    def close(self) -> None:
+        """End the connection. Its thread ends soon."""
+        self.channel.shut()
 
-    def answer_some(self) -> None:
-        """Answer the requests that have arrived, as far as the receiver's share of a turn goes.
+    def join(self) -> None:
+        """Wait for the end of the thread, unless it is this one."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
-        Raises:
-            ProtocolError: What has arrived is no request.
-        """
-        if self._digesting is not None:
-            self._digest_some()
-        if not self._has_request:
-            return
-        self._has_request = False
-        done = looked_at = 0
-        while len(self._input) - done >= wire.HEADER_BYTES:
-            if not self._may_answer or looked_at == self._limits.answered_packets:
-                self._has_request = True
-                break
-            looked_at += 1
-            body = done + wire.HEADER_BYTES
-            header = wire.Header.parse(self._input[done:body], self.receiver)
-            if header.kind != wire.MESSAGE or header.length > wire.MAX_REQUEST_BYTES:
-                raise BrokenStreamError(f"{self.receiver} sent {header.length} bytes, no request")
-            if len(self._input) < body + header.length:
-                break
-            payload = bytes(self._input[body : body + header.length])
-            if wire.digest_of([payload]) != header.digest:
-                raise BrokenStreamError(f"a request of {self.receiver} does not match its digest")
-            self._take(wire.decode_request(payload, self.receiver))
-            done = body + header.length
-            if self._has_opened_part:  # which takes as long as many other requests
-                self._has_opened_part, self._has_request = False, True
-                break
-        del self._input[:done]
+    def _serve(self) -> None:
+        reason = ""
+        try:
+            self._post(wire.Hello(wire.VERSION))
+            while True:
+                if self._fetch is None or self._has_input():
+                    self._take(self._request())
+                else:
+                    self._send_frame(self._fetch)
+        except (ChannelClosedError, ProtocolError) as error:
+            reason = str(error)  # it is gone, or does not follow the protocol
+        except BaseException as error:
+            reason = f"the sender failed: {type(error).__name__}: {error}"
+            raise
+        finally:
+            # Also after a defect or a lack of memory, so that the receiver sees the end of its
+            # channel at once, instead of silence until its request times out.
+            self.channel.close()
+            self._service.ended(self, reason)
+
+    # What is received.
+
+    def _has_input(self) -> bool:
+        return self._packets.has_more or self.channel.wait(Deadline(0.0))
+
+    def _request(self) -> wire.Request | wire.Hello:
+        header = self._packets.header(self._wait_for_input)
+        if header.kind != wire.MESSAGE or header.length > wire.MAX_REQUEST_BYTES:
+            raise BrokenStreamError(f"{self.receiver} sent {header.length} bytes, no request")
+        payload = self._packets.message(header, wire.MAX_REQUEST_BYTES, self._wait_for_input)
+        return wire.decode_request(payload, self.receiver)
+
+    def _wait_for_input(self) -> None:
+        silent = Deadline(SILENT_SECONDS if self.channel.beats else None)
+        if not self.channel.wait(silent):
+            raise ChannelClosedError(f"it gave no sign of life for {SILENT_SECONDS:g} s")
 
     def _take(self, message: wire.Request | wire.Hello) -> None:
         """Answer a request, the first of which is a greeting."""
         if isinstance(message, wire.Hello):
             wire.expect_version(message.version, self.receiver)
-            self.instance = message.instance
+            if self.instance is None:
+                self.instance = message.instance
+                self._service.greeted(self)
         elif self.instance is None:
             raise BrokenStreamError(f"{self.receiver} did not greet")
-        elif message.request:
+        elif message.number:
             self._answer(message)
         elif not isinstance(message, wire.Ping):
             raise BrokenStreamError(f"{self.receiver} sent a request with the number of a beat")
 
     def _answer(self, request: wire.Request) -> None:
-        if isinstance(request, wire.Close):
-            self._close(request)
+        if isinstance(request, wire.Find):
+            tokens = self._service.find(self.receiver, request.labels)
+            self._post(wire.Found(request.number, tokens))
             return
-        ref = self._refs.get(request.token)
-        if ref is None and isinstance(request, wire.Open) and request.part is not None:
-            self._has_opened_part = True
-            try:
-                ref = self._offers.open_part(self.receiver, request.token, request.part)
-            except FlstreamError as error:
-                self._refuse(request, str(error))
-                return
+        if isinstance(request, wire.Open | wire.Fetch | wire.Close):
+            self._fetch, self._frames = None, iter(())  # one download at a time
+        ref = self._service.ref(request.token, self.receiver)
+        if isinstance(request, wire.Close):
+            self._close(request, ref)
+            return
         # A receiver that it was not offered to does not learn whether the ref exists.
-        if ref is None or self.receiver not in ref.deliveries or (source := ref.source) is None:
+        if ref is None or (source := ref.source) is None:
             if isinstance(request, wire.Ping) and self._has(request.token):
-                self._pong(request)  # it repeats that it closed, because the answer was lost
+                self._post(wire.Pong(request.number))  # the answer to its close was lost
             else:
                 self._refuse(request, NOT_ON_OFFER)
             return
-        delivery = ref.deliveries[self.receiver]
-        delivery.active_at = time.monotonic()
-        match request:
-            case wire.Open():
-                nbytes, most = source.layout.nbytes, ref.max_chunk_size
-                header = source.layout.plain_header[8:]
-                size = ref.chunk_size(request.chunk_size)
-                is_eager = 0 < nbytes <= request.eager and bool(size or not most)
-                same = is_eager and _is(source, request.have)
-                opened = wire.Opened(request.request, header, most, order=ref.order, same=same)
-                self._send(opened, ref.token)
-                if is_eager and not same:
-                    self._answer(wire.Fetch(ref.token, request.request, 0, nbytes, size))
-            case wire.Ping():
-                change = change_of(source)
-                if change is not None:
-                    self._refuse(request, change)
-                    return
-                delivery.is_confirmed = not self.send_queue.of(ref.token)
-                self._pong(request)
-            case wire.Digest():
-                self._digest(request, source)
-            case wire.Fetch():
-                most = ref.max_chunk_size or wire.MAX_CHUNK_BYTES
-                flaw = _flaw(request, source.layout.nbytes, most) or self._excess(request, source)
-                if flaw or self.send_queue.demands >= wire.MAX_REQUESTS:
-                    self._refuse(
-                        request, flaw or f"more than {wire.MAX_REQUESTS} requests are waiting"
-                    )
-                    return
-                delivery.requests += 1
-                delivery.is_confirmed = False
-                number, start, stop = request.request, request.start, request.stop
-                encoder = ref.options.get("encoder") if request.encoded else None
-                made = None if encoder is None else encoder(request.base)
-                demand = Demand(ref.token, number, start, stop, request.chunk_size, made)
-                self.send_queue.add(demand, urgent=request.urgent)
-
-    def _excess(self, request: wire.Fetch, source: Source) -> str:
-        """Describe how a request has the sender allocate too much; an empty string if not."""
-        most, nbytes = self._limits.scratch_bytes, source.layout.nbytes
-        if request.chunk_size or nbytes <= most:
-            return ""
-        return f"more than {most} bytes are not put into one message here (Limits.scratch_bytes)"
-
-    def _digest(self, request: wire.Digest, source: Source) -> None:
-        flaw = _flaw(request, source.layout.nbytes)
-        if flaw:
-            self._refuse(request, flaw)
-            return
-        self._digesting = Digesting(request, source)
-        self._digest_some()
-
-    def _digest_some(self) -> None:
-        """Digest as much as one turn allows, and answer once all of it is done."""
-        digesting = self._digesting
-        assert digesting is not None
-        if digesting.request.token not in self._refs:
-            self._digesting = None
-            self._refuse(digesting.request, "the ref settled before this was digested")
-            return
+        ref.deliveries[self.receiver].active_at = time.monotonic()
         try:
-            done = digesting.go_on(self._limits.hashed_bytes, self._scratch)
+            match request:
+                case wire.Open():
+                    self._open(request, ref, source)
+                case wire.Ping() if (change := change_of(source)) is not None:
+                    self._refuse(request, change)
+                case wire.Ping():
+                    self._pong(request)
+                case wire.Fetch():
+                    self._begin(request, ref, source)
+        except (ChannelClosedError, ProtocolError):
+            raise
         except FlstreamError as error:  # such as a file that became shorter
-            self._digesting = None
-            self._refuse(digesting.request, str(error))
-            return
-        if done:
-            self._digesting = None
-            request = digesting.request
-            self._send(wire.Digested(request.request, bytes(digesting.packed)), request.token)
+            self._refuse(request, str(error))
 
-    def _close(self, request: wire.Close) -> None:
-        # Ranges that it requested and no longer wants need not be sent.
-        for demand in self.send_queue.of(request.token):
-            self.send_queue.drop(demand)
-        ref = self._refs.get(request.token)
-        if ref is not None and (delivery := ref.deliveries.get(self.receiver)) is not None:
-            source = None if delivery.is_confirmed else ref.source
-            ref.receiver_done(self.receiver, _failure(request, source))
+    def _open(self, request: wire.Open, ref: Ref, source: Source) -> None:
+        layout, digests = source.layout, b""
+        place, descriptors = None, list[int]()
+        encoder = ref.options.get("encoder")  # which is for fewer bytes, so frames are sent
+        if request.digests:
+            digests = ref.digests.take(source, self._scratch, lambda: self._attend(request))
+        if request.direct and self.channel.direct and layout.nbytes and not encoder:
+            place, descriptors = place_of(source)
+        is_eager = place is None and not digests and 0 < layout.nbytes <= request.eager
+        size = min(request.chunk_size, ref.max_chunk_size or request.chunk_size)
+        header, most = layout.plain_header[8:], ref.max_chunk_size
+        block = ref.digests.block if digests else 0
+        self._post(
+            wire.Opened(request.number, header, most, ref.order, block, digests, place),
+            descriptors,
+        )
+        if is_eager and (size or not most):
+            whole = [(0, layout.nbytes)]
+            self._begin(wire.Fetch(ref.token, request.number, whole, size), ref, source)
+
+    def _attend(self, meanwhile: wire.Open) -> None:
+        """Look at what the receiver says while something takes long: only that it waits, or ends.
+
+        Raises:
+            ChannelClosedError: It has given up.
+        """
+        while self._has_input():
+            request = self._request()
+            if isinstance(request, wire.Ping):
+                if request.number:
+                    self._post(wire.Pong(request.number, meanwhile.number))
+            elif not isinstance(request, wire.Hello):
+                raise ChannelClosedError("it gave up what it was to be told")
+
+    def _begin(self, fetch: wire.Fetch, ref: Ref, source: Source) -> None:
+        flaw = self._flaw(fetch, source.layout.nbytes, ref.max_chunk_size or wire.MAX_CHUNK_BYTES)
+        if flaw:
+            self._refuse(fetch, flaw)
+            return
+        ref.deliveries[self.receiver].requests += 1
+        encoder_for = ref.options.get("encoder") if fetch.encoded else None
+        with _naming_codec():
+            self._encoder = None if encoder_for is None else encoder_for(fetch.base)
+        self._fetch, self._frames = fetch, _frames(fetch)
+
+    def _flaw(self, fetch: wire.Fetch, nbytes: int, most: int) -> str:
+        """Describe the error in a request for a body of ``nbytes``; an empty string if none."""
+        for start, stop in fetch.ranges:
+            if not 0 <= start < stop <= nbytes:
+                return f"bytes {start} to {stop} are not a range of a body of {nbytes}"
+        if fetch.chunk_size > most or (fetch.chunk_size == 0 and most < wire.MAX_CHUNK_BYTES):
+            return f"chunks of more than {most} bytes are not sent"
+        if fetch.chunk_size < 0 or fetch.chunk_size % ALIGNMENT:
+            return f"a chunk size must be a multiple of {ALIGNMENT}"
+        if fetch.chunk_size == 0 and list(fetch.ranges) != [(0, nbytes)]:
+            return "a body in one frame can only be had whole"
+        if fetch.chunk_size == 0 and nbytes > self._limits.scratch_bytes:
+            most = self._limits.scratch_bytes
+            return f"more than {most} bytes are not put into one frame here (Limits.scratch_bytes)"
+        return ""
+
+    def _close(self, request: wire.Close, ref: Ref | None) -> None:
+        if ref is not None:
+            delivery, source = ref.deliveries[self.receiver], ref.source
+            failure = None if source is None else change_of(source)
+            ref.receiver_done(self.receiver, failure if request.ok else quotable(request.reason))
             # Another thread may be settling the ref: then this came too late to count.
             if request.ok and not delivery.has_it:
                 self._refuse(request, delivery.failure or ref.settled.reason)
                 return
         # Of a settled ref it may be a repeat, because the answer was lost.
         elif request.ok and not self._has(request.token):
-            settled = self._offers.settled.get(request.token)
+            settled = self._service.settled.get(request.token)
             late = settled.reason if settled is not None else "this ref is not on offer"
             self._refuse(request, late)
             return
-        self._send(wire.Closed(request.request), request.token)
+        self._post(wire.Closed(request.number))
 
     def _has(self, token: bytes) -> bool:
         """Whether the receiver has closed a ref with success that has settled since."""
-        settled = self._offers.settled.get(token)
+        settled = self._service.settled.get(token)
         return settled is not None and self.receiver in settled.have
 
+    # What is sent.
+
     def _pong(self, ping: wire.Ping) -> None:
-        waiting = self.send_queue.requests
-        if self._digesting is not None:
-            waiting.append(self._digesting.request.request)
-        self._send(wire.Pong(ping.request, waiting), ping.token)
+        self._post(wire.Pong(ping.number, self._fetch.number if self._fetch is not None else 0))
 
     def _refuse(self, request: wire.Request, reason: str) -> None:
-        self._send(wire.Refused(request.request, reason), request.token)
+        self._post(wire.Refused(request.number, reason))
 
-    def _send(self, reply: wire.Reply, token: bytes) -> None:
-        self.send_queue.post(wire.pack_message(reply, token))
+    def _post(self, message: wire.Reply | wire.Hello, descriptors: Sequence[int] = ()) -> None:
+        """Send a message, and all that waits before it."""
+        if descriptors:
+            self._flush()  # they go with the first byte of a call
+        self._waiting.append(memoryview(wire.pack_message(message)))
+        self._flush(descriptors)
+
+    def _flush(self, descriptors: Sequence[int] = ()) -> None:
+        while self._waiting:
+            count = self.channel.send_some(self._waiting, descriptors)
+            if count:
+                self._waiting, descriptors = advance(self._waiting, count), ()
+            else:
+                self._wait_for_room()
+
+    def _push(self, data: memoryview) -> int:
+        """Send what waits, and then of some bytes what the channel takes; or wait for room.
+
+        Returns:
+            The number of these bytes that were sent, which may be 0.
+        """
+        waits = sum(map(len, self._waiting))
+        count = self.channel.send_some([*self._waiting, data])
+        if not count:
+            self._wait_for_room()
+        self._waiting = advance(self._waiting, min(count, waits))
+        return max(count - waits, 0)
+
+    def _wait_for_room(self) -> None:
+        """Wait until the receiver takes more, however long, as long as it says that it lives."""
+        while True:
+            unread = self.channel.unread if self.channel.beats else 0
+            silent = Deadline(SILENT_SECONDS if self.channel.beats else None)
+            if self.channel.wait(silent, events=select.POLLOUT):
+                return
+            if self.channel.unread == unread:  # nor has it said anything
+                raise ChannelClosedError(f"it gave no sign of life for {SILENT_SECONDS:g} s")
+
+    def _send_frame(self, fetch: wire.Fetch) -> None:
+        """Send the next frame of the request, if there is one."""
+        place = next(self._frames, None)
+        if place is None:
+            self._flush()
+            self._fetch = None
+            return
+        ref = self._service.ref(fetch.token, self.receiver)
+        if ref is None or ref.source is None:
+            self._fetch = None
+            self._refuse(fetch, "the ref settled before this was sent")
+            return
+        delivery = ref.deliveries[self.receiver]
+        try:
+            length = self._send_range(fetch, ref, delivery, *place)
+        except (ChannelClosedError, ProtocolError):
+            raise
+        except FlstreamError as error:  # such as a file that became shorter
+            self._fetch = None
+            self._refuse(fetch, str(error))
+            return
+        delivery.chunks += 1
+        delivery.bytes += length
+        delivery.active_at = time.monotonic()
+
+    def _send_range(
+        self, fetch: wire.Fetch, ref: Ref, delivery: Delivery, start: int, stop: int
+    ) -> int:
+        """Send a frame for a range, and return the length of its payload."""
+        if self._encoder is not None and stop - start <= _MOST_ENCODED_BYTES:
+            encoded = self._encoded(self._encoder, ref, delivery, start, stop)
+            if encoded is not None:
+                header = wire.Header(wire.ENCODED, fetch.number, start, len(encoded))
+                self._send_bytes(header, encoded)
+                return len(encoded)
+        header = wire.Header(wire.FRAME, fetch.number, start, stop - start)
+        if fetch.chunk_size == 0:
+            whole = memoryview(bytearray(stop - start))
+            with delivery.reading:
+                _source_of(ref).read(start, stop, whole)
+            self._send_bytes(header, whole)
+            return len(whole)
+        digest = xxhash.xxh3_64()
+        first = self._piece(ref, delivery, start, min(start + _PIECE_BYTES, stop), digest)
+        self._waiting.append(memoryview(header.pack()))
+        self._send_piece(*first, ref, delivery)
+        for begin in range(start + _PIECE_BYTES, stop, _PIECE_BYTES):
+            end = min(begin + _PIECE_BYTES, stop)
+            try:
+                piece = self._piece(ref, delivery, begin, end, digest)
+            except FlstreamError:
+                self._send_zeros(stop - begin)  # a frame that has begun is to have an end
+                self._waiting.append(memoryview(wire.pack_digest(~digest.intdigest() % 2**64)))
+                raise
+            self._send_piece(*piece, ref, delivery)
+        self._waiting.append(memoryview(wire.pack_digest(digest.intdigest())))
+        return stop - start
+
+    def _piece(
+        self, ref: Ref, delivery: Delivery, start: int, stop: int, digest: xxhash.xxh3_64
+    ) -> tuple[int, int, memoryview | None]:
+        """Digest a piece of the body, which is read here unless it can be sent from its place.
+
+        Returns:
+            Its range, and its bytes; None if they are to be sent from where they are.
+        """
+        with delivery.reading:
+            source = ref.source
+            if source is None:
+                return start, stop, None
+            views = in_place(source, start, stop)
+            for view in views or ():
+                digest.update(view)
+            if views is not None and len(views) <= _MOST_VIEWS:
+                return start, stop, None
+            data = self._scratch.take(stop - start)
+            source.read(start, stop, data)
+        if views is None:
+            digest.update(data)
+        return start, stop, data
+
+    def _send_piece(
+        self, start: int, stop: int, data: memoryview | None, ref: Ref, delivery: Delivery
+    ) -> None:
+        while start < stop:
+            if data is not None:
+                count = self._push(data)
+                data = data[count:]
+            else:
+                count = self._push_in_place(ref, delivery, start, stop)
+            start += count
+
+    def _push_in_place(self, ref: Ref, delivery: Delivery, start: int, stop: int) -> int:
+        """Send what the channel takes of a range in memory, as long as that is on offer."""
+        waits, views = sum(map(len, self._waiting)), None
+        with delivery.reading:
+            source = ref.source
+            if source is not None:
+                views = in_place(source, start, stop)
+            if views is not None:
+                count = self.channel.send_some([*self._waiting, *views])
+        if views is None:  # its owner has the memory back: the receiver finds the frame damaged
+            self._send_zeros(stop - start)
+            return stop - start
+        del views, source  # not to keep a tensor alive while the receiver rests
+        self._waiting = advance(self._waiting, min(count, waits))
+        if not count:
+            self._wait_for_room()
+        return max(count - waits, 0)
+
+    def _send_bytes(self, header: wire.Header, data: memoryview) -> None:
+        """Send a frame whose payload is here."""
+        self._waiting.append(memoryview(header.pack()))
+        digest = wire.digest_of([data])
+        while len(data):
+            data = data[self._push(data) :]
+        self._waiting.append(memoryview(wire.pack_digest(digest)))
+
+    def _send_zeros(self, count: int) -> None:
+        while count:
+            count -= self._push(_ZEROS[:count])
+
+    def _encoded(
+        self, encoder: FrameEncoder, ref: Ref, delivery: Delivery, start: int, stop: int
+    ) -> memoryview | None:
+        """Return an encoded chunk; None where that makes it no smaller."""
+        with delivery.reading:
+            views = views_of(_source_of(ref), start, stop, self._scratch)
+            data = views[0] if len(views) == 1 else memoryview(b"".join(views))
+            digest = wire.digest_of([data])
+            with _naming_codec():
+                encoded = encoder(data, start, stop)
+        if encoded is None or len(encoded.data) + HEAD_BYTES >= stop - start:
+            return None
+        return memoryview(pack_head(digest, encoded) + encoded.data)
 
 
-def _is(source: Source, digest: str) -> bool:
-    """Return whether a body, if it is a short one, has the digest that a receiver has stated."""
-    if not digest or source.layout.nbytes > MOST_EAGER_BYTES:
-        return False
-    with suppress(FlstreamError):  # of a file that cannot be read any more, which is then found out
-        return body_digest(source) == digest
-    return False
+@contextmanager
+def _naming_codec() -> Iterator[None]:
+    """Raise errors of the user's code as those of a codec."""
+    try:
+        yield
+    except FlstreamError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise CodecError(f"a frame cannot be encoded: {type(error).__name__}: {error}") from error
 
 
-def _failure(close: wire.Close, source: Source | None) -> str | None:
-    """Return why a receiver that closes does not have the snapshot, or None if it has."""
-    if not close.ok:
-        return quotable(close.reason)
-    return None if source is None else change_of(source)
+def _source_of(ref: Ref) -> Source:
+    source = ref.source
+    if source is None:
+        raise RefusedError("the ref settled before this was sent")
+    return source
 
 
-def _flaw(request: wire.Fetch | wire.Digest, nbytes: int, most: int = wire.MAX_CHUNK_BYTES) -> str:
-    """Describe the error in a request for a body of ``nbytes``; an empty string if none."""
-    if not 0 <= request.start < request.stop <= nbytes:
-        return f"bytes {request.start} to {request.stop} are not a range of a body of {nbytes}"
-    if request.chunk_size > most or (request.chunk_size == 0 and most < wire.MAX_CHUNK_BYTES):
-        return f"chunks of more than {most} bytes are not sent"
-    if request.chunk_size < 0 or request.chunk_size % ALIGNMENT or request.start % ALIGNMENT:
-        return f"chunk size and start must be multiples of {ALIGNMENT}"
-    if isinstance(request, wire.Digest):
-        length, size = request.stop - request.start, request.chunk_size
-        if any(number * size >= length for number in request.sample):
-            return f"a chunk of the sample is not among those of {length} bytes"
-        if request.sample:
-            length = min(length, len(request.sample) * size)
-        if not size or length > wire.MAX_DIGEST_BYTES or length > wire.MAX_DIGESTS * size:
-            return f"the digests of {length} bytes are too many for one answer"
-        return ""
-    if request.chunk_size == 0 and (request.start, request.stop) != (0, nbytes):
-        return "a model serialised into one message can only be had whole"
-    return ""
+def _frames(fetch: wire.Fetch) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of a request's frames, in order."""
+    for start, stop in fetch.ranges:
+        size = fetch.chunk_size or stop - start
+        for first in range(start, stop, size):
+            yield first, min(first + size, stop)

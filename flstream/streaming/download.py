@@ -1,88 +1,581 @@
-"""A download: copying a snapshot from the peer of a channel into a sink."""
+"""A download: a ref at the other end of a channel as a source, and copying it into a sink.
+
+One request asks for all that is wanted, and the frames are received to where they belong. What is
+damaged or lost is asked for again, by another request. A process of the same run reads the bytes
+itself where it can: see :mod:`flstream.streaming.direct`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Generic, NamedTuple, TypeVar
+from functools import lru_cache
+from typing import TypeVar, cast
 
-from flstream.errors import AbortedError, ChannelClosedError, DeadlineError, ProtocolError
-from flstream.model.copy import copy
-from flstream.model.layout import Layout
-from flstream.model.source import OnRange, Sink, Source
-from flstream.streaming.coding import DecoderFor
-from flstream.streaming.held import KnownBody
-from flstream.streaming.receiver import Receiver, StreamSettings
-from flstream.streaming.remote import RemoteSource
+from flstream.errors import (
+    AbortedError,
+    BrokenStreamError,
+    ChannelClosedError,
+    DeadlineError,
+    FlstreamError,
+    IntegrityError,
+    LayoutError,
+    ProtocolError,
+    StreamingError,
+)
+from flstream.model.copy import copy, expect_fit, scatter
+from flstream.model.layout import ALIGNMENT, Layout, parse_header
+from flstream.model.source import OnRange, Scratch, Sink, Source, views_of
+from flstream.streaming import wire
+from flstream.streaming.coding import HEAD_BYTES, DecoderFor, unpack_head
+from flstream.streaming.direct import FileReader, MemoryReader
+from flstream.streaming.receiver import BROKEN, Exchange, Receiver
+from flstream.streaming.reuse import same_blocks
+from flstream.streaming.settings import DEFAULT_LIMITS, Limits, StreamSettings
 from flstream.telemetry.events import Transfer
+from flstream.text import quotable
 from flstream.transport.channel import AbortSignal
+
+MOST_EAGER_BYTES = 64 << 10
+"""Length in bytes of the longest body that comes together with its layout."""
+
+# Times that one chunk is fetched again before the download fails: more failures are not by chance.
+_MOST_REPAIRS = 5
+# Bytes of what is at hand that are copied at a time.
+_STEP_BYTES = 2 << 20
+# Seconds that a receiver waits for the sender to confirm that the download is closed.
+_CLOSE_SECONDS = 5.0
+# The header of 10,000 tensors has 1 MiB, and parsing it takes a fifth as long as receiving their
+# 1 GB. Larger ones are not cached, so that the cache stays small beside a receiver's buffers.
+_MOST_KEPT_BYTES = 2 << 20
+
+Range = tuple[int, int]
+Place = Callable[[int, int], Sequence[memoryview]]
+"""Function that returns the views for the bytes of a range."""
 
 SinkT = TypeVar("SinkT", bound=Sink)
 
-Decode = Callable[[RemoteSource], Source]
-"""Function that returns what a source stands for that is read from front to back."""
 
+class _Frames:
+    """The frames of one request, which come in order.
 
-class AtHand(NamedTuple, Generic[SinkT]):
-    """What a receiver has before it downloads a body.
+    Args:
+        ranges: Ranges of the body that were asked for.
+        size: Length of a frame in bytes; the last one of a range may be shorter. 0 is one for all.
 
     Attributes:
-        source_for: Returns a source that may have some of the body's bytes, or None, given the sink
-            that is to receive it. It may be the sink itself.
-        known: A short body, which may be the same.
-        decoder_for: Makes what gives frames back that the sender has encoded; None to have them as
-            they are.
+        ranges: As given.
+        due: Range of the next frame; None once all have come.
     """
 
-    source_for: Callable[[SinkT], Source | None]
-    known: KnownBody | None = None
-    decoder_for: DecoderFor | None = None
+    def __init__(self, ranges: Sequence[Range], size: int) -> None:
+        self.ranges = ranges
+        self._size = size
+        self._index = 0
+        self._damaged: list[Range] = []
+        self.due: Range | None = self._from(ranges[0][0])
+
+    def _from(self, start: int) -> Range:
+        stop = self.ranges[self._index][1]
+        return start, min(start + self._size, stop) if self._size else stop
+
+    def advance(self, *, is_sound: bool) -> None:
+        """Record that the next frame has come."""
+        assert self.due is not None
+        if not is_sound:
+            self._damaged.append(self.due)
+        stop = self.due[1]
+        if stop < self.ranges[self._index][1]:
+            self.due = self._from(stop)
+        else:
+            self._index += 1
+            is_over = self._index == len(self.ranges)
+            self.due = None if is_over else self._from(self.ranges[self._index][0])
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all frames have come, sound."""
+        return self.due is None and not self._damaged
+
+    def missing(self) -> list[Range]:
+        """Return what has not come, or not sound."""
+        missing: list[Range] = []
+        later = list(self.ranges[self._index :])
+        if self.due is not None:
+            later[0] = self.due[0], later[0][1]
+        for start, stop in [*self._damaged, *later]:
+            if missing and missing[-1][1] == start:
+                missing[-1] = missing[-1][0], stop
+            else:
+                missing.append((start, stop))
+        return missing
 
 
-def download(
-    receiver: Receiver,
-    token: bytes,
-    settings: StreamSettings,
-    sink_for: Callable[[Layout], SinkT],
-    on_range: OnRange | None = None,
-    finish: Callable[[SinkT], object] | None = None,
-    abort: AbortSignal | None = None,
-    at_hand: AtHand[SinkT] | None = None,
-    decode: Decode | None = None,
-) -> tuple[SinkT, Transfer]:
-    """Copy a snapshot from the peer of a channel into a sink, and report its end to the sender.
+class RemoteSource:
+    """A ref offered by a receiver's peer.
+
+    It is read once: from front to back with :meth:`read`, or in the order in which the frames come
+    with :meth:`deliver`. The channel holds the sender back, so this side needs memory for one frame
+    at most. A frame that is damaged is fetched again, and no other; after a connection that broke,
+    what is missing is.
 
     Args:
         receiver: Receiving side of the channel.
         token: Token of the ref.
-        settings: Sizes, window and timeouts.
-        sink_for: Makes the sink, given the sender's layout.
-        on_range: See :func:`deliver`.
-        finish: See :func:`deliver`.
+        settings: Sizes and timeouts.
         abort: Signal that cancels the download; by default, that of the receiver.
-        at_hand: What may have some of the bytes, so that they need not be sent.
-        decode: See :func:`deliver`.
+        eager: Whether all of a short body is to come with the layout.
+        digests: Whether the digests of all blocks are to come with the layout, for :meth:`reuse`.
+        decoder_for: Makes what gives frames back that the sender has encoded; None to have them as
+            they are.
 
-    Returns:
-        The sink, filled and finished, and the cost of the transfer.
+    Attributes:
+        layout: Layout of the sender.
+        names: Names of the tensors and aliases in the order in which the sender lists them.
+        peer: Name of the sender.
 
     Raises:
-        FlstreamError: See :func:`deliver`.
+        StreamingError: The sender refused, fell silent, or is gone.
     """
-    here = at_hand or AtHand(lambda _: None)
-    remote = RemoteSource(
-        receiver, token, settings, abort, known=here.known, decoder_for=here.decoder_for
-    )
-    return deliver(remote, sink_for, on_range, finish, here.source_for, decode), remote.cost
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        token: bytes,
+        settings: StreamSettings,
+        abort: AbortSignal | None = None,
+        *,
+        eager: bool = True,
+        digests: bool = False,
+        decoder_for: DecoderFor | None = None,
+    ) -> None:
+        self.peer = receiver.peer
+        self._settings = settings
+        self._began = time.monotonic()
+        self._ended: float | None = None
+        self._bytes = self._chunks = self._requests = self._repairs = 0
+        self._direct = self._encoded = self._with_base = 0
+        self._attempts: dict[int, int] = {}
+        self._cursor = 0
+        self._rest = memoryview(b"")  # of a frame that was received beyond what was asked for
+        self._have: list[Range] = []  # what the source at hand has
+        self._at_hand: Source | None = None
+        self._scratch = Scratch()
+        self._reader: FileReader | MemoryReader | None = None
+        # The request under way, and what is to be asked for after it.
+        self._frames: _Frames | None = None
+        self._later: list[Range] = []
+        self._exchange = Exchange(receiver, token, settings, abort)
+        self._exchange.due = self._first_missing
+        try:
+            self._open(receiver, eager=eager, digests=digests)
+            self._decoder = None if decoder_for is None else decoder_for(self.layout)
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    def _open(self, receiver: Receiver, *, eager: bool, digests: bool) -> None:
+        exchange, size = self._exchange, self._settings.chunk_size
+        most = MOST_EAGER_BYTES if size and eager and not digests else 0
+        direct = receiver.channel.direct and bool(size)
+        request = wire.Open(exchange.token, exchange.next_number(), most, size, digests, direct)
+        exchange.fetching = request.number
+        opened = exchange.ask(request, wire.Opened)
+        exchange.was_lost = False  # of a connection that broke: the answer came on another
+        self.layout = layout_of_header(opened.layout, self.peer, receiver.limits)
+        self.names = _in_order(self.layout.names, opened.order, self.peer)
+        if opened.chunk_size % ALIGNMENT:
+            raise ProtocolError(f"{self.peer} sends chunks of {opened.chunk_size} bytes, not of 16")
+        self._size = min(size, opened.chunk_size or size)
+        self._opened = opened
+        nbytes = self.layout.nbytes
+        exchange.allow(nbytes)
+        match opened.place if direct else None:
+            case wire.InFile(offset):
+                fd = receiver.channel.take_descriptor()
+                self._reader = FileReader(fd, offset, nbytes)
+            case wire.InProcess(spans):
+                if receiver.channel.peer_pid is None:
+                    raise ProtocolError(f"{self.peer} offers its memory without saying who it is")
+                self._reader = MemoryReader(receiver.channel.peer_pid, spans, nbytes)
+        if self._reader is None and 0 < nbytes <= most:
+            self._frames = _Frames([(0, nbytes)], self._size)
+            self._requests += 1
+        else:
+            exchange.fetching = 0
+
+    @property
+    def cost(self) -> Transfer:
+        """Cost of the download so far, or in all once it is closed."""
+        seconds = (self._ended or time.monotonic()) - self._began
+        reused = sum(stop - start for start, stop in self._have)
+        return Transfer(
+            self._bytes + self._direct,
+            self._requests,
+            self._chunks,
+            self._repairs,
+            seconds,
+            reused,
+            self._encoded,
+            self._with_base,
+            self._direct,
+        )
+
+    def take_file(self) -> FileReader | None:
+        """Return the file that has the body, if the sender has handed it over; once."""
+        reader, self._reader = self._reader, None
+        return reader if isinstance(reader, FileReader) else None
+
+    def reuse(self, source: Source) -> None:
+        """Fetch only what a source at hand lacks.
+
+        It is called before anything is received, and of use if digests were asked for.
+
+        Args:
+            source: The source. One of another layout is of no use. It may be the memory that is
+                received into, and stays as it is until then.
+
+        Raises:
+            ProtocolError: The sender's digests are not those of the body.
+            FlstreamError: The source cannot be read.
+        """
+        opened = self._opened
+        if not opened.block or source.layout != self.layout or self._reader is not None:
+            return
+        self._have = same_blocks(source, opened.block, opened.digests, self.peer)
+        self._at_hand = source
+
+    def begin(self) -> None:
+        """Ask for all that is missing, which then comes while something else is done.
+
+        Raises:
+            StreamingError: The sender is gone.
+        """
+        if self._frames is None and self._reader is None and self.layout.nbytes:
+            self._request(self._missing_from(0))
+
+    # Receiving.
+
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Receive the bytes ``[start, stop)``, which follow those that were read last.
+
+        Raises:
+            IntegrityError: A chunk came damaged, or not at all, more often than it is repaired.
+            StreamingError: The sender refused, fell silent, is gone or broke the protocol.
+        """
+        if start != self._cursor:
+            raise ValueError(f"a download goes on at byte {self._cursor}, not at {start}")
+        if self._reader is not None and self._read_directly(start, [into]):
+            self._cursor = stop
+            return
+        while len(into):
+            if not self._rest:
+                self._read_frame(into)
+            count = min(len(into), len(self._rest))
+            if count:
+                into[:count] = self._rest[:count]
+                self._rest, into = self._rest[count:], into[count:]
+                self._cursor += count
+            else:  # it was received in place
+                into = into[len(into) - (stop - self._cursor) :]
+
+    def _read_frame(self, into: memoryview) -> None:
+        """Receive the next frame: in place if there is room for all of it, else beside."""
+        cursor = self._cursor
+        for first, last in self._have:
+            if first <= cursor < last and self._at_hand is not None:
+                stop = min(last, cursor + len(into))
+                self._at_hand.read(cursor, stop, into[: stop - cursor])
+                self._cursor = stop
+                return
+        if self._frames is None:
+            self._request(self._missing_from(cursor))
+        assert self._frames is not None
+        assert self._frames.due is not None
+        stop = self._frames.due[1]
+        is_in_place = stop - cursor <= len(into)
+        target = into[: stop - cursor] if is_in_place else memoryview(bytearray(stop - cursor))
+        while self._take(lambda _start, _stop: [target], in_order=True) is None:
+            continue
+        if is_in_place:
+            self._cursor = stop
+        else:
+            self._rest = target
+
+    def deliver(
+        self, sink: Sink, on_range: OnRange | None, wanted: Sequence[Range] | None = None
+    ) -> None:
+        """Receive ranges of the body into a sink with random access, each frame once it comes.
+
+        Args:
+            sink: The sink.
+            on_range: Called with each range that is in the sink; None for nothing.
+            wanted: Ranges to be received; None for all that the source at hand lacks, which is
+                copied from there.
+
+        Raises:
+            StreamingError: As for :meth:`read`.
+            FlstreamError: The sink cannot be written.
+        """
+        if wanted is None:
+            expect_fit(self.layout, sink, self.peer)
+        for start, stop in _cut(self._have, _STEP_BYTES):
+            if self._at_hand is not None and cast(object, self._at_hand) is not sink:
+                views = views_of(self._at_hand, start, stop, self._scratch)
+                scatter(views, sink.views(start, stop))
+            _commit(sink, on_range, start, stop)
+        todo = self._missing_from(0) if wanted is None else list(wanted)
+        pieces = _cut(todo, self._size or _STEP_BYTES)
+        while self._reader is not None:
+            if (piece := next(pieces, None)) is None:
+                return
+            if self._read_directly(piece[0], sink.views(*piece)):
+                _commit(sink, on_range, *piece)
+            else:
+                todo = [piece, *pieces]
+        if self._frames is None:
+            self._request(todo)
+        while self._frames is not None:
+            if (frame := self._take(sink.views)) is not None:
+                _commit(sink, on_range, *frame)
+
+    def _read_directly(self, start: int, into: Sequence[memoryview]) -> bool:
+        """Read bytes without the sender; return False if that is not to be, from here on."""
+        assert self._reader is not None
+        self._exchange.check()
+        try:
+            self._reader.read(start, into)
+        except OSError:  # the kernel does not allow it, or the sender is gone: frames will tell
+            self._close_reader()
+            return False
+        stop = start + sum(map(len, into))
+        self._requests += not self._direct
+        self._chunks += -(-stop // self._size) - -(-start // self._size)  # as many as of frames
+        self._direct += stop - start
+        return True
+
+    def _missing_from(self, start: int) -> list[Range]:
+        """Return what the source at hand lacks of the body from an offset on."""
+        missing = []
+        for first, last in [*self._have, (self.layout.nbytes, self.layout.nbytes)]:
+            if first > start:
+                missing.append((start, first))
+            start = max(start, last)
+        return missing
+
+    def _request(self, ranges: list[Range]) -> None:
+        """Ask for ranges, or for as many as a request may have.
+
+        Raises:
+            StreamingError: The sender is gone.
+        """
+        self._frames = _Frames(ranges[: wire.MAX_RANGES], self._size) if ranges else None
+        self._later = ranges[wire.MAX_RANGES :]
+        while self._frames is not None:
+            try:
+                self._send_fetch(self._frames)
+                return
+            except BROKEN as error:
+                self._exchange.recover(error)
+
+    def _send_fetch(self, frames: _Frames) -> None:
+        exchange, decoder = self._exchange, self._decoder if self._size else None
+        exchange.fetching, exchange.was_lost = exchange.next_number(), False
+        self._requests += 1
+        base = "" if decoder is None else decoder.base
+        exchange.send(
+            wire.Fetch(
+                exchange.token,
+                exchange.fetching,
+                list(frames.ranges),
+                self._size,
+                decoder is not None,
+                base,
+            )
+        )
+
+    def _take(self, place: Place, *, in_order: bool = False) -> Range | None:
+        """Receive a packet; return the range of its frame if that is wanted, and sound.
+
+        Args:
+            place: Returns the views for a range; called again if its bytes came damaged.
+            in_order: Whether what comes damaged is needed before what follows it.
+        """
+        frames, exchange = self._frames, self._exchange
+        assert frames is not None
+        try:
+            if exchange.was_lost or frames.due is None:
+                self._request_again(frames)
+                return None
+            header = exchange.header()
+            if header.kind == wire.MESSAGE:
+                exchange.message(header)
+                return None
+            if header.number != exchange.fetching:
+                exchange.count_useless(header.length)  # of a request that was given up
+                return None
+            start, stop = frames.due
+            if header.start != start:
+                raise BrokenStreamError(
+                    f"{self.peer} sent bytes from {header.start} on, where those from {start} on "
+                    "were to come next"
+                )
+            views = place(start, stop)
+            if header.kind == wire.ENCODED:
+                is_sound = self._decode(header, views, stop)
+            elif header.length == stop - start:
+                is_sound = exchange.packets.payload(views, exchange.wait)
+            else:
+                raise BrokenStreamError(
+                    f"{self.peer} sent {header.length} bytes for a frame of {stop - start}"
+                )
+        except BROKEN as error:
+            exchange.recover(error)
+            return None
+        frames.advance(is_sound=is_sound)
+        if not is_sound:
+            self._count_damage(start, stop)
+            exchange.was_lost = exchange.was_lost or in_order
+            return None
+        exchange.of_use()
+        self._bytes += header.length
+        self._chunks += 1
+        if frames.is_done:
+            exchange.fetching = 0
+            self._request(self._later)
+        return start, stop
+
+    def _decode(self, header: wire.Header, views: Sequence[memoryview], stop: int) -> bool:
+        """Receive an encoded frame into its place; return whether it is what was encoded.
+
+        Where it is not, though it came as it was sent, the sides have other models or codecs; then
+        nothing more is fetched encoded.
+        """
+        if self._decoder is None or header.length >= stop - header.start:
+            raise BrokenStreamError(f"{self.peer} sent an encoded frame unasked")
+        payload = memoryview(bytearray(header.length))
+        if not self._exchange.packets.payload([payload], self._exchange.wait):
+            return False
+        digest, has_base = unpack_head(payload, self.peer)
+        out = views[0] if len(views) == 1 else memoryview(bytearray(stop - header.start))
+        try:
+            data = payload[HEAD_BYTES:]
+            self._decoder.decode(data, out, header.start, stop, has_base=has_base)
+        except FlstreamError:  # of a codec, or of a file with a model: the bytes come without
+            is_sound = False
+        else:
+            is_sound = wire.digest_of([out]) == digest
+        if not is_sound:
+            self._decoder = None
+            self._exchange.was_lost = True  # what follows is not asked for encoded
+            return False
+        if len(views) > 1:
+            scatter([out], views)
+        self._encoded += stop - header.start
+        self._with_base += stop - header.start if has_base else 0
+        return True
+
+    def _request_again(self, frames: _Frames) -> None:
+        """Ask anew for what is missing: nothing more will come of earlier requests."""
+        missing, later = frames.missing(), self._later
+        self._repairs += 1
+        self._request(missing)
+        self._later = [*self._later, *later]
+
+    def _count_damage(self, start: int, stop: int) -> None:
+        """Count a frame that came damaged.
+
+        Raises:
+            IntegrityError: It has too often.
+        """
+        self._attempts[start] = self._attempts.get(start, 0) + 1
+        if self._attempts[start] > _MOST_REPAIRS:
+            raise IntegrityError(
+                f"bytes {start} to {stop} from {self.peer} (tensor "
+                f"{self.layout.name_at(start)!r}) came {self._attempts[start]} times, and never "
+                "matched their digest; the sender's memory, or what it offers, is being changed"
+            )
+
+    def _first_missing(self) -> str:
+        """Describe the first bytes that have not come, for the message of an error."""
+        missing = self._frames.missing() if self._frames is not None else ()
+        if not missing:
+            return "anything"
+        start = missing[0][0]
+        return f"the bytes from {start} on (tensor {self.layout.name_at(start)!r})"
+
+    # The end.
+
+    def confirm(self) -> None:
+        """Have the sender say that what it offered is still on offer, and was not changed.
+
+        Raises:
+            RefusedError: It is not, or was.
+            StreamingError: The sender is gone.
+        """
+        exchange = self._exchange
+        exchange.ask(wire.Ping(exchange.token, exchange.next_number()), wire.Pong)
+
+    def close(self, failure: str = "") -> None:
+        """Inform the sender that this receiver is done, and stop counting the seconds.
+
+        Args:
+            failure: Reason for which the download failed; empty if it succeeded.
+
+        Raises:
+            RefusedError: The sender does not agree that it succeeded: what it offered was changed
+                meanwhile, or it gave this receiver up.
+            StreamingError: The sender cannot be informed. The bytes received are sound all the
+                same, unless they were read directly.
+        """
+        self._ended = time.monotonic()
+        self._close_reader()
+        _close(self._exchange, self._settings, failure)
+
+    def leave(self) -> None:
+        """Take nothing more of what comes, so that the ref can be fetched again."""
+        self._close_reader()
+        self._exchange.end()
+
+    def fail(self, error: BaseException) -> None:
+        """Inform the sender that the download has failed, without waiting for its answer."""
+        reason = str(error)
+        if not isinstance(error, FlstreamError):  # of a function of the user's, perhaps
+            reason = f"{type(error).__name__}: {error}"
+        exchange = self._exchange
+        exchange.renew(_close_seconds(self._settings))
+        with suppress(StreamingError):
+            exchange.send(
+                wire.Close(exchange.token, exchange.next_number(), False, quotable(reason))
+            )
+        self.leave()
+
+    def _close_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    def __del__(self) -> None:
+        self._close_reader()
 
 
-def deliver(
+def _commit(sink: Sink, on_range: OnRange | None, start: int, stop: int) -> None:
+    sink.commit(start, stop)
+    if on_range is not None:
+        on_range(start, stop)
+
+
+def download(
     remote: RemoteSource,
     sink_for: Callable[[Layout], SinkT],
     on_range: OnRange | None = None,
     finish: Callable[[SinkT], object] | None = None,
     held: Callable[[SinkT], Source | None] | None = None,
-    decode: Decode | None = None,
+    decode: Callable[[RemoteSource], Source] | None = None,
+    wanted: Sequence[Range] | None = None,
+    *,
+    is_kept: bool = False,
 ) -> SinkT:
     """Copy a remote source into a sink, and report its end to the sender.
 
@@ -91,12 +584,15 @@ def deliver(
     Args:
         remote: The source.
         sink_for: Makes the sink, given the layout of what is copied: the sender's, unless decoded.
-        on_range: Called with the range of each chunk once it is in the sink, in any order.
+        on_range: Called with each range once it is in the sink, in any order.
         finish: Called with the sink once it is filled, to make it durable. The sender is told that
             this receiver has the snapshot after that only.
         held: Returns a source that may have some of the bytes, given the sink, which it may be.
         decode: Returns what is copied into the sink, given what is sent, which is read from front
             to back; None for what is sent.
+        wanted: Ranges of the body that are received into the sink, in the places of the body; None
+            for all.
+        is_kept: Whether the ref stays on offer to this receiver, which is not done with it.
 
     Returns:
         The sink, filled and finished.
@@ -113,14 +609,115 @@ def deliver(
         source = None if held is None else held(sink)
         if source is not None:
             remote.reuse(source)
-        copy(body, sink, on_range=on_range, origin=remote.peer)
+        if body is remote:
+            remote.deliver(sink, on_range, wanted)
+        else:
+            copy(body, sink, on_range=on_range, origin=remote.peer)
+        if finish is not None or is_kept:
+            remote.confirm()
         if finish is not None:
             finish(sink)
     except BaseException as error:
         remote.fail(error)
         raise
-    # The bytes are here and sound, whether or not the sender can still be informed. It refuses if
-    # they are not what it offered, or come too late.
-    with suppress(ChannelClosedError, DeadlineError, AbortedError, ProtocolError):
+    if is_kept:
+        remote.leave()
+        return sink
+    # It refuses if the bytes are not what it offered, or come too late. If it cannot be informed,
+    # those that came in frames are sound all the same.
+    gone = ChannelClosedError, DeadlineError, AbortedError, ProtocolError
+    with suppress(*(() if remote.cost.direct else gone)):
         remote.close()
     return sink
+
+
+def close_ref(
+    receiver: Receiver, token: bytes, settings: StreamSettings, failure: str = ""
+) -> None:
+    """Inform the sender of a ref that this receiver is done with it, without having read it.
+
+    Args:
+        receiver: Receiving side of the channel.
+        token: Token of the ref.
+        settings: Timeouts.
+        failure: Reason for which it is of no use; empty if it was used by other means.
+
+    Raises:
+        StreamingError: The sender cannot be informed, or does not agree.
+    """
+    _close(Exchange(receiver, token, settings), settings, failure)
+
+
+def _close_seconds(settings: StreamSettings) -> float:
+    """Seconds that the answer to a close may take, which is as short as that to a ping."""
+    return min(max(_CLOSE_SECONDS, settings.ping_timeout), settings.request_timeout)
+
+
+def _close(exchange: Exchange, settings: StreamSettings, failure: str) -> None:
+    exchange.renew(_close_seconds(settings))
+    request = wire.Close(exchange.token, exchange.next_number(), not failure, failure)
+    try:
+        exchange.ask(request, wire.Closed)
+    finally:
+        exchange.end()
+
+
+def layout_of_header(header: bytes, peer: str, limits: Limits = DEFAULT_LIMITS) -> Layout:
+    """Return the layout in the JSON of a safetensors header; the same object for the same bytes.
+
+    Args:
+        header: JSON from the sender.
+        peer: Name of the sender, for messages.
+        limits: What the sender may state.
+
+    Raises:
+        ProtocolError: It is not a sound header, or beyond the limits.
+    """
+    if len(header) > limits.layout_bytes:
+        raise ProtocolError(
+            f"{peer} offers a layout of {len(header)} bytes, and {limits.layout_bytes} are taken "
+            "here at most (Limits.layout_bytes)"
+        )
+    layout = _layout(header, peer, limits)
+    if len(layout.tensors) > limits.layout_tensors:
+        raise ProtocolError(
+            f"{peer} offers {len(layout.tensors)} tensors, and {limits.layout_tensors} are taken "
+            "here at most (Limits.layout_tensors)"
+        )
+    if layout.nbytes > limits.body_bytes:
+        raise ProtocolError(
+            f"{peer} offers {layout.nbytes} bytes, and {limits.body_bytes} are taken here at most "
+            "(Limits.body_bytes)"
+        )
+    return layout
+
+
+def _layout(header: bytes, peer: str, limits: Limits) -> Layout:
+    with suppress(LayoutError):  # raised again below, with the sender's name
+        if len(header) <= _MOST_KEPT_BYTES:
+            return _parsed(header)
+    try:
+        return parse_header(header, peer, limits.layout_tensors)[0]
+    except LayoutError as error:
+        raise ProtocolError(str(error)) from error
+
+
+@lru_cache(maxsize=2)
+def _parsed(header: bytes) -> Layout:
+    return parse_header(header, "a sender")[0]
+
+
+def _in_order(names: list[str], order: Sequence[int], peer: str) -> list[str]:
+    """Return names in the order that a sender gives, or as they are if it gives none."""
+    if not order:
+        return names
+    if sorted(order) != list(range(len(names))):
+        raise ProtocolError(f"{peer} lists {len(names)} tensors in no order")
+    return [names[place] for place in order]
+
+
+def _cut(ranges: Iterable[Range], step: int) -> Iterator[Range]:
+    """Cut ranges into pieces of ``step`` bytes at most."""
+    for start, stop in ranges:
+        for first in range(start, stop, step):
+            yield first, min(first + step, stop)

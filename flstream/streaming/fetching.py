@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypedDict
+from itertools import chain
+from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
 
 from flstream.errors import (
     AbortedError,
@@ -16,15 +17,19 @@ from flstream.errors import (
     StreamingError,
 )
 from flstream.model.layout import Layout
-from flstream.streaming.download import SinkT, deliver
-from flstream.streaming.receiver import Receiver, StreamSettings
-from flstream.streaming.remote import RemoteSource
-from flstream.streaming.settings import expect_options
-from flstream.streaming.wire import NOBODY, TOKEN_BYTES, Part
+from flstream.model.memory import MemoryBody, Params
+from flstream.model.source import OnRange, Source
+from flstream.streaming.download import RemoteSource, SinkT, download
+from flstream.streaming.receiver import Receiver
+from flstream.streaming.selection import TensorSpec, download_selected, find_refs
+from flstream.streaming.settings import StreamSettings, expect_options
+from flstream.streaming.wire import TOKEN_BYTES
 from flstream.telemetry.events import Transfer
+from flstream.text import quotable
 from flstream.transport.channel import AbortSignal
 
 _DEFAULTS = StreamSettings()
+ResultT = TypeVar("ResultT")
 
 Code = Literal["ok", "refused", "timed out", "aborted", "sender gone", "failed"]
 
@@ -54,9 +59,6 @@ OnProgress = Callable[[int, int], None]
 OnTensors = Callable[[Mapping[str, Any]], None]
 """Function called with the tensors that a chunk completed: each once, empty ones with the first."""
 
-OnChunk = Callable[[int, int], None]
-"""Function called with the range of a chunk that is in the sink."""
-
 
 class DownloadOptions(TypedDict, total=False):
     """Options of a download, with the names of NVFlare's guide where it has them.
@@ -82,64 +84,150 @@ class DownloadOptions(TypedDict, total=False):
 
 def fetch(
     receiver: Receiver,
-    what: str | bytes | Part,
+    ref_id: str | bytes,
     sink_for: Callable[[Layout], SinkT],
     options: DownloadOptions,
     on_tensors: OnTensors | None = None,
     finish: Callable[[SinkT], object] | None = None,
     select: list[str] | None = None,
+    held: Callable[[SinkT], Source | None] | None = None,
 ) -> tuple[Status, SinkT | None, list[str]]:
     """Download into a sink.
 
     Args:
         receiver: Receiving side of the channel.
-        what: Token of the ref, or its text; or a part.
-        sink_for: Makes the sink, given the sender's layout.
+        ref_id: Token of the ref, or its text.
+        sink_for: Makes the sink, given the layout of what is wanted.
         options: Options of the download.
         on_tensors: Called with tensors as soon as all their bytes have arrived.
         finish: Called with the sink once it is filled, before the sender knows.
         select: Names of the tensors that are wanted of the ref; None for all.
+        held: Returns a source that may have some of the bytes; None where there is none.
 
     Returns:
         How it ended; the sink, filled, or None if it failed; and the names of the tensors in the
-        sender's order.
+        sender's order, or as they were selected.
 
     Raises:
         StreamingError: It failed, and is not optional.
         FlstreamError: The sink could not be made or written.
     """
-    watchers: list[OnChunk] = []
+    names: list[str] = []
 
-    def watched(layout: Layout) -> SinkT:
-        sink = sink_for(layout)
-        if (on_progress := options.get("on_progress")) is not None:
-            watchers.append(_Progress(layout, on_progress))
-        if on_tensors is not None:
-            watchers.append(_Arrivals(sink, on_tensors))
-        return sink
+    def attempt() -> tuple[SinkT, Transfer]:
+        settings, signal = settings_of(options), options.get("abort_signal")
+        remote = RemoteSource(
+            receiver,
+            token_of(ref_id),
+            settings,
+            signal,
+            eager=select is None,
+            digests=held is not None,
+        )
+        watch = _Watch(sink_for, options, on_tensors)
+        if select is None:
+            names.extend(remote.names)
+            sink = download(remote, watch.sink_for, watch.on_range, finish, held)
+        else:
+            names.extend(select)
+            sink = download_selected(remote, select, watch.sink_for, watch.on_range)
+        return sink, remote.cost
 
-    def on_chunk(start: int, stop: int) -> None:
-        for watcher in watchers:
-            watcher(start, stop)
+    status, sink = _status_of(attempt, options)
+    return status, sink, names if sink is not None else []
 
+
+def fetch_specs(
+    receiver: Receiver,
+    specs: Sequence[TensorSpec],
+    sink_for: Callable[[Layout], MemoryBody],
+    options: DownloadOptions,
+    on_tensors: OnTensors | None,
+) -> tuple[Status, Params]:
+    """Download tensors by what they are, into a sink for those of each ref: see :func:`fetch`."""
+
+    def attempt() -> tuple[Params, Transfer]:
+        settings, signal = settings_of(options), options.get("abort_signal")
+        refs = find_refs(receiver, specs, settings)
+        missing = {spec.tensor_name: spec for spec in specs}
+        tensors, cost = dict[str, Any](), Transfer()
+        for token in dict.fromkeys(chain.from_iterable(refs.values())):
+            remote = RemoteSource(receiver, token, settings, signal, eager=False)
+            names = [
+                name
+                for name, spec in missing.items()
+                if token in refs[spec] and remote.layout.find(name) is not None
+            ]
+            if names:
+                watch = _Watch(sink_for, options, on_tensors)
+                sink = download_selected(
+                    remote, names, watch.sink_for, watch.on_range, is_kept=True
+                )
+                tensors |= {name: sink.tensors[name] for name in names}
+                missing = {name: spec for name, spec in missing.items() if name not in names}
+            remote.leave()
+            cost += remote.cost
+        for spec in missing.values():
+            tags = f" and the tags {', '.join(sorted(spec.tags))}" if spec.tags else ""
+            raise RefusedError(
+                f"no tensor {quotable(spec.tensor_name)!r} of round {spec.round_number}{tags} is "
+                f"on offer by {receiver.peer}; check its round and tags"
+            )
+        return {spec.tensor_name: tensors[spec.tensor_name] for spec in specs}, cost
+
+    status, tensors = _status_of(attempt, options)
+    return status, tensors or {}
+
+
+def _status_of(
+    attempt: Callable[[], tuple[ResultT, Transfer]], options: DownloadOptions
+) -> tuple[Status, ResultT | None]:
+    """Make an attempt, and return how it ended, and its result."""
     try:
-        settings = _settings(options)
-        part = what if isinstance(what, Part) else None
-        token = NOBODY if isinstance(what, Part) else token_of(what)
-        if select is not None:
-            part = Part(token, select)
-        signal = options.get("abort_signal")
-        remote = RemoteSource(receiver, token, settings, signal, part)
-        sink = deliver(remote, watched, on_chunk, finish)
+        result, cost = attempt()
     except StreamingError as error:
         if not options.get("optional"):
             raise
-        return Status(_code_of(error), str(error)), None, []
+        return Status(_code_of(error), str(error)), None
     except Exception as error:
-        watchers.clear()
         _let_go(error)
         raise
-    return Status("ok", cost=remote.cost), sink, remote.names
+    return Status("ok", cost=cost), result
+
+
+class _Watch(Generic[SinkT]):
+    """A sink, and the functions that are told what is in it.
+
+    Args:
+        sink_for: Makes the sink.
+        options: Options of the download.
+        on_tensors: Function that is told of whole tensors; None for none.
+    """
+
+    def __init__(
+        self,
+        sink_for: Callable[[Layout], SinkT],
+        options: DownloadOptions,
+        on_tensors: OnTensors | None,
+    ) -> None:
+        self._make = sink_for
+        self._on_progress = options.get("on_progress")
+        self._on_tensors = on_tensors
+        self._watchers: list[OnRange] = []
+
+    def sink_for(self, layout: Layout) -> SinkT:
+        """Make the sink."""
+        sink = self._make(layout)
+        if self._on_progress is not None:
+            self._watchers.append(_Progress(layout, self._on_progress))
+        if self._on_tensors is not None:
+            self._watchers.append(_Arrivals(sink, self._on_tensors))
+        return sink
+
+    def on_range(self, start: int, stop: int) -> None:
+        """Tell of a range that is in the sink."""
+        for watcher in self._watchers:
+            watcher(start, stop)
 
 
 def token_of(ref_id: str | bytes) -> bytes:
@@ -161,7 +249,12 @@ def token_of(ref_id: str | bytes) -> bytes:
     return token
 
 
-def _settings(options: DownloadOptions) -> StreamSettings:
+def settings_of(options: DownloadOptions) -> StreamSettings:
+    """Return the settings of a download with its options.
+
+    Raises:
+        ValueError: An option makes no sense.
+    """
     expect_options(options, DownloadOptions)
     settings = options.get("settings") or _DEFAULTS
     if not isinstance(settings, StreamSettings):
@@ -216,7 +309,7 @@ class _Arrivals:
         self._on_tensors = on_tensors
         self._sink = sink
         self._left = {spec.name: spec.nbytes for spec in sink.layout.tensors}
-        self._empty = [name for name, left in self._left.items() if not left]
+        self._empty = [name for name, nbytes in self._left.items() if not nbytes]
 
     def __call__(self, start: int, stop: int) -> None:
         done, self._empty = self._empty, []

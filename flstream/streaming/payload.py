@@ -1,204 +1,352 @@
-"""A payload: any nested structure with tensors in it, as a small message and tensors.
+"""Payloads: any nested structure with tensors in it, as named tensors and one small message.
 
-The tensors are taken out of the structure and streamed as all tensors are; the rest is one message
-of :mod:`flstream.streaming.nodes`. Nothing in it is unpickled, or imported by its name.
-
-There are two ways to send one, and the value that arrives is the same bit by bit:
-
-- **Streamed**, as :func:`pack` splits it. ``add_payload`` and ``download_payload`` of
-  :mod:`flstream.streaming.api` need one ref for it: the message is one more tensor of the body. The
-  bytes come from the tensors' own storage, and go to where the receiver wants them.
-- **In one piece**, as :func:`pack_native` makes it, for when streaming is off (chunk size 0). Each
-  tensor is serialised by the safetensors library, at the price of two more models in memory on
-  either side. ``add_payload`` with ``native=True`` offers such a piece, which ``download_payload``
-  recognises. Without a ref, the piece can be sent as any other bytes.
-
-A receiver's own chunk size of 0 has another meaning: the body, of either kind, comes in one frame.
-
-After NVFlare's FOBS and its ``TensorDecomposer``, with its ``native_decompose`` for the piece.
+The message is a list of nodes in msgpack, in the order of a walk through the value, as described
+in docs/protocol.md. Nothing in it is unpickled, imported or called by its name: a receiver looks
+names up among the types that it registered itself. After NVFlare's FOBS and ``TensorDecomposer``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+import inspect
+import json
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, is_dataclass
+from importlib import import_module
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec.msgpack import Ext
 
-from flstream.errors import PayloadError
-from flstream.model.dtypes import code_of, torch_dtype
-from flstream.streaming import nodes
-from flstream.streaming.decomposers import Registry, default_registry
-from flstream.streaming.packer import Packer
-from flstream.streaming.unpacker import Unpacker, to_torch
-from flstream.transport.messages import UNREADABLE
+from flstream.errors import LayoutError, PayloadError
+from flstream.model.dense import dense
+from flstream.model.device import viewed
+from flstream.model.dtypes import code_of, numpy_dtype
+from flstream.model.layout import Layout
+from flstream.model.memory import Framework, MemoryBody, Params
 
-if TYPE_CHECKING:
-    import torch
+MAX_BYTES = 8 << 20  # of a message: room for about 50,000 named tensors
+NODE_BYTES = 9  # of the longest node, without its text or data; a sender counts so many for each
+MAX_DEPTH = 64
+# Int keys, and elements of sets that are no text: a peer can foresee their hashes. A million that
+# collide keep a dict busy for minutes, and so many for half a second.
+MAX_FORESEEABLE = 1 << 16
+MAX_ALIKE = 64  # keys or elements with one hash, which are all compared; powers of two come to 34
 
-    Tensor = torch.Tensor | np.ndarray[Any, Any]
+TypeT = TypeVar("TypeT", bound=type)
+_Nodes = list[bool | int | float | str | Ext | None]
+_LIMIT = msgspec.Meta(max_length=MAX_BYTES // NODE_BYTES)
+_decoder = msgspec.msgpack.Decoder(Annotated[_Nodes, _LIMIT])
+_INT64 = range(-(2**63), 2**64)
+_PLAIN = (type(None), bool, int, float, str)
+_CONTAINERS = (list, tuple, set, frozenset, dict, OrderedDict)
+_DICTS = _CONTAINERS[4:]
+# Codes of msgpack's Ext.
+_CODES = {kind: code for code, kind in enumerate((*_CONTAINERS, bytes, np.ndarray))}
+_BYTES, _ARRAY, _TENSOR, _TYPE = range(6, 10)
+_TENSORS = ("torch.Tensor", "torch.nn.parameter.Parameter")
 
-RecordT = TypeVar("RecordT")
-# Types that the library cannot save, or not load. A tensor of one is saved as the bytes of its
-# elements, under the type's name.
-_AS_BYTES = {"C128", "F8_E8M0"}
-_message_decoder = msgspec.msgpack.Decoder(nodes.Message)
-_native_decoder = msgspec.msgpack.Decoder(nodes.Native)
 
-
-class Packed(NamedTuple):
-    """A payload, ready to be sent.
+@dataclass
+class Decomposer:
+    """Converts values of a type to what can be sent, and back, as NVFlare's FOBS decomposers do.
 
     Attributes:
-        message: Everything but the tensors; at most ``nodes.MAX_MESSAGE_BYTES``.
-        tensors: Tensors and arrays themselves, in the order of the walk. A name is the path to the
-        tensor's first place, such as ``payload["a"][3].optimizer``: a key of text in JSON's quotes,
-        the number of an int key or an index, ``.name`` for a dataclass' field. Whatever the keys
-        are, no two tensors have the same name.
+        name: Name that stands for the type in a message; the same on both sides.
+        supported_type: The type itself. Its subclasses are other types.
+        decompose: Returns a value as any payload; tensors in it are streamed as all others.
+        recompose: Rebuilds a value from a payload, which is not trusted: it may have any structure.
     """
 
-    message: bytes
-    tensors: dict[str, Tensor]
+    name: str
+    supported_type: type
+    decompose: Callable[[Any], object]
+    recompose: Callable[[Any], object]
 
 
-def pack(value: object, *, registry: Registry = default_registry) -> Packed:
-    """Split a value into a message and tensors, which are not copied.
+_BUILT_IN = (
+    Decomposer("int", int, hex, lambda text: int(text, 16)),  # of more than 64 bits
+    Decomposer("complex", complex, lambda it: (it.real, it.imag), lambda parts: complex(*parts)),
+    Decomposer(
+        "scalar",
+        np.generic,
+        lambda it: (code_of(np.asarray(it), type(it).__name__), it.tobytes()),
+        lambda parts: np.frombuffer(parts[1], numpy_dtype(parts[0], "scalar"))[0],
+    ),
+    Decomposer(
+        "torch.Size",
+        tuple,
+        lambda it: np.asarray(it, "<i8").tobytes(),
+        lambda data: import_module("torch").Size(np.frombuffer(data, "<i8").tolist()),
+    ),
+)
 
-    It may hold None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict (with
-    keys of str, or of int up to 64 bits), ``OrderedDict``, ``torch.Size``, NumPy scalars and
-    arrays, torch tensors, and registered types, such as enums, dataclasses and namedtuples; each
-    arrives as the same type. Elements of a set must be hashable when they arrive, too, and at most
-    64 of them may have one hash. A tensor that occurs twice is sent once and is one object on
-    arrival; a container that occurs twice arrives as two. Gradients are not sent, and a
-    ``Parameter`` arrives as a tensor.
+
+class Registry:
+    """Types that payloads may hold beyond the built-in ones, by type and by name in messages."""
+
+    def __init__(self) -> None:
+        self._by_type: dict[type, Decomposer] = {int: _BUILT_IN[0], complex: _BUILT_IN[1]}
+        self.by_name = {decomposer.name: decomposer for decomposer in _BUILT_IN}
+
+    def register(self, decomposer: Decomposer) -> None:
+        """Allow values of ``supported_type`` in payloads, given any object with these attributes.
+
+        Raises:
+            PayloadError: The type is allowed already, or the name is taken.
+        """
+        name, kind = decomposer.name, decomposer.supported_type
+        if kind in _PLAIN or _code_of(kind) is not None or self.find(kind) or name in self.by_name:
+            raise PayloadError(
+                f"{kind.__qualname__} can be sent already, or {name!r} stands for another type; "
+                "register a type once, under a name of its own"
+            )
+        self._by_type[kind] = self.by_name[name] = decomposer
+
+    def register_dataclass(self, cls: TypeT, name: str | None = None) -> TypeT:
+        """Allow instances of a dataclass or a namedtuple, field by field; usable as a decorator.
+
+        An arriving value is built by the class itself, so its ``__post_init__`` is the place to
+        check fields that are not trusted. Attributes that are not fields are not sent.
+
+        Args:
+            cls: The class.
+            name: Name in messages; the name of the class if None.
+
+        Raises:
+            PayloadError: The class takes other arguments than its fields, such as an ``InitVar``,
+                or not all of them; or see :meth:`register`.
+        """
+        names = getattr(cls, "_fields", None)
+        if is_dataclass(cls):
+            names = [field.name for field in fields(cls)]
+        if names is None or inspect.signature(cls).parameters.keys() != set(names):
+            raise PayloadError(
+                f"{cls.__qualname__} is not built from just its fields; register a Decomposer"
+            )
+
+        def decompose(value: object) -> object:
+            return {name: getattr(value, name) for name in names}
+
+        self.register(Decomposer(name or cls.__name__, cls, decompose, lambda it: cls(**it)))
+        return cls
+
+    def register_enum(self, cls: TypeT, name: str | None = None) -> TypeT:
+        """Allow members of an enum, by their names: see :meth:`register_dataclass`."""
+        members: Any = getattr(cls, "__members__", {})
+
+        def decompose(member: Any) -> object:
+            if member.name not in members:
+                raise ValueError("it combines several flags; send the number instead")
+            return member.name
+
+        self.register(Decomposer(name or cls.__name__, cls, decompose, members.__getitem__))
+        return cls
+
+    def find(self, kind: type) -> Decomposer | None:
+        """Return the decomposer of exactly this type, or None."""
+        if kind.__module__ == "numpy" and issubclass(kind, np.number | np.bool_):
+            return self.by_name["scalar"]
+        if (kind.__module__, kind.__name__) == ("torch", "Size"):
+            return self.by_name["torch.Size"]
+        return self._by_type.get(kind)
+
+
+default_registry = Registry()
+"""Registry that payloads use by default. Whoever defines a type for them registers it here."""
+
+
+def pack(value: object, registry: Registry = default_registry) -> tuple[bytes, dict[str, Any]]:
+    """Split a value into its message and its tensors, which are neither copied nor looked at.
+
+    Returns:
+        The message; and tensors and arrays by the path to their first place, such as
+        ``payload["a"][3]["lr"]``. A field of a dataclass is a key of text.
 
     Raises:
-        PayloadError: A part cannot be sent, or there is too much for a small message; the error
-            names
-        the path to it and what to do.
+        PayloadError: A part cannot be sent; the error names the path to it and what to do.
     """
-    packer = Packer(registry)
-    packer.add(value)
-    message = msgspec.msgpack.encode(nodes.Message(nodes.VERSION, packer.nodes))
-    if len(message) > nodes.MAX_MESSAGE_BYTES:
-        packer.refuse_size()
-    return Packed(message, packer.tensors)
+    walk = _Walk(registry, {})
+    try:
+        walk.add(value)
+    except Exception as error:  # a decomposer is the user's code
+        raise PayloadError(f"{walk.place}: {error}") from error
+    return msgspec.msgpack.encode(walk.nodes), walk.tensors
 
 
 def unpack(
-    message: bytes | bytearray | memoryview,
-    tensors: Mapping[str, Tensor],
-    *,
-    registry: Registry = default_registry,
+    message: bytes | memoryview, tensors: Params, registry: Registry = default_registry
 ) -> Any:
-    """Rebuild a value.
+    """Rebuild the value of a message of :func:`pack`, which is not trusted.
 
-    Args:
-        message: Message of :func:`pack`, which is not trusted.
-        tensors: Tensors and arrays that arrived, by the names of ``Packed.tensors``. A tensor
-            becomes
-        an array, and an array a tensor, if that is what was sent; only read-only memory is copied
-        for it.
-        registry: Types that may arrive.
+    A tensor becomes an array, and an array a tensor, over the same memory, if that was sent.
 
     Raises:
-        PayloadError: The message is malformed or too large, refers to a missing type or tensor,
-            does
-        not refer to a tensor that is there, or has content that a type cannot be made of.
+        PayloadError: The message is malformed, or refers to a tensor or a type that is not there,
+            or a type cannot be made of its content; the error names the path.
     """
-    if len(message) > nodes.MAX_MESSAGE_BYTES:
-        raise PayloadError(
-            f"a payload's message takes {len(message)} bytes; {nodes.MAX_MESSAGE_BYTES} is most"
-        )
-    unpacker = Unpacker(_decoded(_message_decoder, message).nodes, tensors, registry)
-    value = unpacker.take()
-    unpacker.expect_end()
+    walk = _Walk(registry, tensors)
+    try:
+        walk.nodes = _decoder.decode(message)[::-1]
+        value = walk.take()
+        if walk.nodes:
+            raise ValueError("the message goes on after its end")
+    except Exception as error:  # likewise, and nothing that arrives is trusted
+        raise PayloadError(f"{walk.place}: {error}") from error
     return value
 
 
-def pack_native(value: object, *, registry: Registry = default_registry) -> bytes:
-    """Serialise a value in one piece, for when streaming is off.
-
-    Each tensor is serialised by the safetensors library, as ``native_decompose`` of NVFlare's
-    ``TensorDecomposer`` does it. That takes the memory of two more models.
-
-    Raises:
-        PayloadError: See :func:`pack`; or a tensor takes 4 GiB, which is more than one piece holds.
-    """
-    import safetensors.torch
-
-    packed = pack(value, registry=registry)
-    saved = {}
-    for name, tensor in packed.tensors.items():
-        saved[name] = safetensors.torch.save(_named(_contiguous(tensor)))
-        if len(saved[name]) >= 2**32:
-            raise PayloadError(f"{name} takes 4 GiB or more; stream it (chunk size above 0)")
-    return msgspec.msgpack.encode(nodes.Native(packed.message, saved))
-
-
-def unpack_native(
-    data: bytes | bytearray | memoryview, *, registry: Registry = default_registry
-) -> Any:
-    """Rebuild the value that :func:`pack_native` serialised, after NVFlare's ``native_recompose``.
-
-    Args:
-        data: The piece. Its length bounds what is allocated.
-        registry: Types that may arrive.
-
-    Raises:
-        PayloadError: See :func:`unpack`; or a tensor is not one of the safetensors library.
-    """
-    packed = load_native(data)
-    return unpack(packed.message, packed.tensors, registry=registry)
-
-
-def load_native(data: bytes | bytearray | memoryview) -> Packed:
-    """Return the message and the tensors of a piece, each in memory of its own.
-
-    Raises:
-        PayloadError: The piece cannot be read, or a tensor is not one of the safetensors library.
-    """
-    native = _decoded(_native_decoder, data)
-    loaded: dict[str, Tensor] = {
-        name: _loaded(name, saved) for name, saved in native.tensors.items()
-    }
-    return Packed(native.message, loaded)
-
-
-def _decoded(
-    decoder: msgspec.msgpack.Decoder[RecordT], data: bytes | bytearray | memoryview
-) -> RecordT:
+def payload_body(value: object, registry: Registry) -> MemoryBody:
+    """Make the body of a payload's tensors, over their own storage, and of its message."""
+    message, tensors = pack(value, registry)
     try:
-        return decoder.decode(data)
-    except UNREADABLE as error:
-        raise PayloadError(f"a payload's message cannot be read: {error}") from error
+        return MemoryBody.of({**tensors, "message": np.frombuffer(message, np.uint8)})
+    except LayoutError as error:
+        raise PayloadError(str(error)) from error
 
 
-def _contiguous(tensor: Tensor) -> torch.Tensor:
-    if isinstance(tensor, np.ndarray):
-        return to_torch(tensor)
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+def payload_memory(layout: Layout, into: Params, framework: Framework, peer: str) -> MemoryBody:
+    """Make memory for a payload's body: tensors of ``into`` by name, and new ones for the rest."""
+    spec = layout.by_name.get("message")
+    if spec is None or spec.dtype != "U8" or not 0 < spec.nbytes <= MAX_BYTES:
+        raise PayloadError(
+            f"what {peer} offers is no payload: it lacks a message of 1 to {MAX_BYTES} bytes; "
+            "download it as tensors"
+        )
+    targets = MemoryBody.over(into)
+    entries = [(it.name, it.dtype, it.shape) for it in layout.tensors]
+    ties = {alias: name for alias, name in layout.aliases.items() if alias in into}
+    wanted = Layout.of((entry for entry in entries if entry[0] in into), ties)
+    if difference := wanted.difference(targets.layout):
+        raise LayoutError(f"the payload that {peer} offers does not fit: {difference}")
+    others = Layout.of(entry for entry in entries if entry[0] not in into)
+    tensors = {**MemoryBody.allocate(others, framework).tensors, **targets.tensors}
+    views = {name: viewed(name, tensors[name], writable=True) for name in layout.by_name}
+    tensors |= {alias: tensors[name] for alias, name in layout.aliases.items()}
+    del tensors["message"]  # no caller is to be told of it
+    return MemoryBody(layout, tensors, views)
 
 
-def _named(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    import torch
+def value_of(body: MemoryBody, registry: Registry) -> Any:
+    """Rebuild the value of a body that has arrived in its memory: see :func:`unpack`."""
+    spec = body.layout.by_name["message"]
+    [message] = body.views(spec.start, spec.stop)
+    return unpack(message, body.tensors, registry)
 
-    code = code_of(tensor, "t")
-    return {code: tensor.unsqueeze(-1).view(torch.uint8)} if code in _AS_BYTES else {"t": tensor}
+
+def _converted(tensors: Params, name: str, code: int) -> Any:
+    if name not in tensors:
+        raise ValueError(f"the tensor {name!r} did not arrive")
+    if code == _ARRAY:
+        return dense(name, tensors[name]).array
+    is_array = isinstance(tensors[name], np.ndarray)
+    return import_module("torch").from_numpy(tensors[name]) if is_array else tensors[name]
 
 
-def _loaded(name: str, saved: bytes) -> torch.Tensor:
-    import safetensors.torch
+def _code_of(kind: type) -> int | None:
+    """Return the code of a type that needs no decomposer. Torch may be imported later, or never."""
+    is_tensor = f"{kind.__module__}.{kind.__name__}" in _TENSORS
+    return _TENSOR if is_tensor else _CODES.get(kind)
 
-    try:
-        # Bytes of a safetensors file: a header and numbers. Nothing in them is unpickled or run.
-        tensors = safetensors.torch.load(saved)
-        if tensors.keys() <= _AS_BYTES:
-            [(code, elements)] = tensors.items()
-            return elements.view(torch_dtype(code)).squeeze(-1)
-    except Exception as error:  # the library lets torch's own errors through, of any type
-        raise PayloadError(f"tensor {name!r} of a payload cannot be loaded: {error}") from error
-    if list(tensors) != ["t"]:
-        raise PayloadError(f"tensor {name!r} of a payload is not one tensor named 't'")
-    return tensors["t"]
+
+class _Walk:
+    """A walk through a value that is sent, or through the nodes of one that has arrived."""
+
+    def __init__(self, registry: Registry, tensors: Any) -> None:
+        self.registry, self.tensors = registry, tensors
+        self.nodes: list[Any] = []
+        self.path: list[object] = []  # keys and indices, and steps of no name
+        self.room, self.foreseeable = MAX_BYTES, 0
+        self.seen: dict[object, Any] = {}  # tensors by name and code, or names by the tensor's id
+
+    @property
+    def place(self) -> str:
+        """The path to where the walk is, or has ended by an error."""
+        named = (step for step in self.path if type(step) in (str, int))
+        return "payload" + "".join(f"[{json.dumps(step, ensure_ascii=False)}]" for step in named)
+
+    def inside(self, step: object, walk: Callable[..., Any], *what: Any) -> Any:
+        if len(self.path) == MAX_DEPTH:
+            raise ValueError(f"it is nested more than {MAX_DEPTH} deep, or contains itself")
+        self.path.append(step)
+        value = walk(*what)
+        self.path.pop()
+        return value
+
+    def add(self, value: Any) -> None:
+        """Append the nodes of a value."""
+        kind = type(value)
+        code = None if kind in _PLAIN else _code_of(kind)
+        data = value if code == _BYTES else value.encode() if kind is str else b""
+        if code in (_TENSOR, _ARRAY):
+            name = self.seen.setdefault(id(value), self.place)
+            self.tensors[name], data = value, name.encode()
+        self.room -= NODE_BYTES + len(data)
+        if self.room < 0:
+            raise ValueError(f"it is too much for a message of {MAX_BYTES} bytes; send an array")
+        if kind in _PLAIN and (kind is not int or value in _INT64):
+            self.nodes.append(value)
+        elif code in (_BYTES, _TENSOR, _ARRAY):
+            self.nodes.append(Ext(code, data))
+        elif code is not None:
+            # A copy, since another thread may change it meanwhile.
+            items = tuple(value.items() if kind in _DICTS else enumerate(value))
+            self.nodes.append(Ext(code, len(items).to_bytes(4, "little")))
+            self.check(kind, (key if kind in _DICTS else item for key, item in items))
+            for key, item in items:
+                if kind in _DICTS:
+                    self.add(key)
+                self.inside(key, self.add, item)
+        elif decomposer := self.registry.find(kind):
+            self.nodes.append(Ext(_TYPE, decomposer.name.encode()))
+            self.inside(None, self.add, decomposer.decompose(value))
+        else:
+            raise TypeError(
+                f"values of type {kind.__qualname__} cannot be sent; convert them, leave them out, "
+                "or register their type (register_dataclass, register_enum, or a Decomposer)"
+            )
+
+    def take(self) -> Any:
+        """Build the value of the next nodes."""
+        if not self.nodes:
+            raise ValueError("the message has no more nodes")
+        node = self.nodes.pop()
+        if type(node) is not Ext:
+            return node
+        code, data = node.code, bytes(node.data)
+        if code == _BYTES:
+            return data
+        if code in (_TENSOR, _ARRAY):
+            name = data.decode()
+            if (name, code) not in self.seen:
+                self.seen[name, code] = _converted(self.tensors, name, code)
+            return self.seen[name, code]
+        if code == _TYPE and (decomposer := self.registry.by_name.get(data.decode())):
+            return decomposer.recompose(self.inside(None, self.take))
+        if not 0 <= code < len(_CONTAINERS):
+            raise ValueError(f"{data!r} is no type that is registered here; register it")
+        kind = _CONTAINERS[code]
+        keys: list[Any] = []
+        items: list[Any] = []
+        for index in range(int.from_bytes(data, "little")):
+            keys.append(self.inside(None, self.take) if kind in _DICTS else index)
+            items.append(self.inside(keys[-1], self.take))
+        self.check(kind, keys if kind in _DICTS else items)
+        return kind(zip(keys, items, strict=True) if kind in _DICTS else items)
+
+    def check(self, kind: type, content: Iterable[object]) -> None:
+        """Refuse keys of a dict, or elements of a set, that take long to hash."""
+        if kind in (list, tuple):
+            return
+        hashed = list(content)
+        if kind in _DICTS and not {type(key) for key in hashed} <= {str, int}:
+            raise TypeError("it has a key that is neither a str nor an int; make it one")
+        self.foreseeable += sum(type(key) not in (str, bytes) for key in hashed)
+        if self.foreseeable > MAX_FORESEEABLE:
+            raise ValueError(
+                f"with what is before, there are more than {MAX_FORESEEABLE} int keys, or elements "
+                "of sets that are no text; make them text, or send them as arrays"
+            )
+        if len(hashed) > MAX_ALIKE and max(Counter(map(hash, hashed)).values()) > MAX_ALIKE:
+            raise ValueError(f"it has more than {MAX_ALIKE} keys or elements with one hash")

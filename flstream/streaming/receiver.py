@@ -6,20 +6,22 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from typing import Self, TypeVar
 
-from flstream.errors import AbortedError, StreamingError
-from flstream.streaming.incoming import IncomingPackets
-from flstream.streaming.limits import DEFAULT_LIMITS, Limits
-from flstream.streaming.settings import StreamSettings as StreamSettings
-from flstream.streaming.speeds import Speeds
-from flstream.streaming.wire import NOBODY, VERSION, Hello, Ping, pack_message
+from flstream.errors import (
+    BrokenStreamError,
+    ChannelClosedError,
+    DeadlineError,
+    ProtocolError,
+    RefusedError,
+    StreamingError,
+)
+from flstream.streaming import wire
+from flstream.streaming.settings import DEFAULT_LIMITS, Limits, StreamSettings
+from flstream.text import quotable
 from flstream.transport.channel import AbortSignal, Channel, Deadline
-
-if TYPE_CHECKING:
-    from flstream.streaming.exchange import Exchange
 
 RECONNECT_SECONDS = 10.0
 """Seconds for which a receiver without a connection stays declared, and for which it tries anew."""
@@ -27,26 +29,36 @@ RECONNECT_SECONDS = 10.0
 BEAT_SECONDS = 2.0
 """Seconds after which a receiver says that it lives, on a channel that may die in silence."""
 
+BROKEN = (ChannelClosedError, BrokenStreamError)
+"""Errors of a connection, after which a download may go on over a new one."""
+
+_NOBODY = bytes(wire.TOKEN_BYTES)
 _LARGEST_NUMBER = 2**32 - 1
 _LONGEST_BACKOFF = 1.0
+# Bytes of an answer to an open that are not the layout: digests, places in memory.
+_BESIDE_LAYOUT = 4 << 20
+# Bytes as which a packet counts beside its payload, however short: to read it takes as long.
+_PACKET_COST = 1 << 10
+# Bytes beyond the body after which a sender that keeps repeating itself is given up.
+_MOST_REPEATED = 256 << 20
 
 Connect = Callable[[], Channel]
 """Function that makes a new connection to the same sender."""
+
+ReplyT = TypeVar("ReplyT", wire.Opened, wire.Found, wire.Pong, wire.Closed)
 
 
 class Receiver:
     """The receiving end of a channel, with a download service at the other end.
 
-    Threads may share it, each for a download of its own. Their chunks come over one connection, so
-    that one which is slow to take its own holds up the others.
+    It carries one download at a time. Threads may share it: each waits for its turn.
 
     Attributes:
         peer: Name of the sender.
         limits: What the sender may cause.
         abort: Signal that cancels every download.
-        incoming: The packets of the present connection.
-        exchanges: Downloads under way, by the tokens of their refs.
-        speeds: What sending and comparing cost.
+        channel: The present connection.
+        packets: What arrives on it.
 
     Args:
         channel: Channel that carries the packets.
@@ -68,84 +80,135 @@ class Receiver:
         self.peer = peer
         self.limits = limits
         self.abort = abort
-        self.exchanges: weakref.WeakValueDictionary[bytes, Exchange] = weakref.WeakValueDictionary()
-        self.speeds = Speeds()
         self._connect = connect
-        self._hello = pack_message(Hello(VERSION, secrets.token_bytes(16)))
-        self._numbering = threading.Lock()
+        self._hello = wire.pack_message(wire.Hello(wire.VERSION, secrets.token_bytes(16)))
         self._number = 0
-        self._connecting = threading.Lock()
+        self._turn = threading.Condition()
+        self._under_way: weakref.ref[Exchange] | None = None
+        self._sending = threading.RLock()
         # Since when connections have broken without anything of use from one.
         self._failing_since: float | None = None
-        self._tried_at = 0.0
         self._attempts = 0
         self._closed = threading.Event()
-        self.incoming = self._incoming_on(channel)
+        self._take(channel)
         if channel.beats:
             beats = threading.Thread(
                 target=_beat, args=(weakref.ref(self), self._closed), name="beats", daemon=True
             )
             beats.start()
 
+    def _take(self, channel: Channel) -> None:
+        self.channel = channel
+        self.packets = wire.PacketReader(channel, self.peer)
+        self.has_greeted = False  # the sender, on this connection
+        self._greeting = self._hello
+
+    def begin(self, exchange: Exchange, seconds: float) -> None:
+        """Wait for the turn of a download.
+
+        Raises:
+            DeadlineError: Another one is under way, and takes longer.
+        """
+        with self._turn:
+            present = self._under_way() if self._under_way is not None else None
+            if present is not None and not present.is_over and present.is_here:
+                raise RefusedError(
+                    f"another download from {self.peer} is under way on this connection, which "
+                    "carries one at a time; end it first"
+                )
+            if not self._turn.wait_for(lambda: self._is_free, min(seconds, threading.TIMEOUT_MAX)):
+                raise DeadlineError(
+                    f"another download from {self.peer} is under way, and a connection carries one "
+                    "at a time; let it end, or connect a second time"
+                )
+            self._under_way = weakref.ref(exchange)
+
+    @property
+    def _is_free(self) -> bool:
+        present = self._under_way() if self._under_way is not None else None
+        return present is None or present.is_over
+
+    def end(self) -> None:
+        """Have others look whether it is their turn."""
+        with self._turn:
+            self._turn.notify_all()
+
     def next_number(self) -> int:
         """Return a new number for a request: from 1 up, and after the largest one from 1 again."""
-        with self._numbering:
+        with self._sending:
             self._number = self._number % _LARGEST_NUMBER + 1
             return self._number
 
+    def send(self, message: wire.Request, deadline: Deadline) -> None:
+        """Send a request, after the greeting.
+
+        Raises:
+            StreamingError: The connection is broken, or takes nothing in time.
+        """
+        with self._sending:
+            if self._closed.is_set():
+                raise ChannelClosedError(f"the connection to {self.peer} is closed")
+            packet = self._greeting + wire.pack_message(message)
+            try:
+                self.channel.send([memoryview(packet)], deadline)
+            except StreamingError:
+                self.channel.shut()  # half of a packet may be on its way
+                raise
+            self._greeting = b""
+
     def of_use(self) -> None:
         """Note that something of use has come, so that the connection is sound."""
-        self._failing_since = None
-        self._attempts = 0
+        self._failing_since, self._attempts = None, 0
 
     def reconnect(
         self,
-        lost: IncomingPackets,
+        lost: Channel,
         error: StreamingError,
-        abort: AbortSignal | None,
         seconds: float,
+        aborts: Sequence[AbortSignal] = (),
     ) -> None:
         """Make a new connection in the place of one that broke, unless there is one by now.
 
         Args:
             lost: The connection that broke.
             error: How it broke.
-            abort: Signal that ends the attempts.
-            seconds: Seconds that they may take.
+            seconds: Seconds that the attempts may take.
+            aborts: Signals that end them.
 
         Raises:
             StreamingError: As given, if there is no way to connect again; or that of the last
                 attempt, once that was in vain for :data:`RECONNECT_SECONDS`.
         """
-        with self._connecting:
-            if self.incoming is not lost:
+        with self._sending:
+            if self.channel is not lost:
                 return
             lost.close()
             if self._connect is None:
                 raise error
             now = time.monotonic()
-            if self._failing_since is None or now - self._tried_at > RECONNECT_SECONDS:
-                self._failing_since, self._attempts = now, 0
+            if self._failing_since is None:
+                self._failing_since = now
             until = min(self._failing_since + RECONNECT_SECONDS, now + seconds)
             while time.monotonic() < until and not self._closed.is_set():
-                self._tried_at = time.monotonic()
-                if abort is not None and abort.is_set():
-                    raise AbortedError(f"the transfer with {self.peer} was called off") from error
+                lost.expect_on(*aborts)
+                if self._attempts:  # not before the first, then twice as long each time
+                    self._closed.wait(min(0.05 * 2.0 ** (self._attempts - 1), _LONGEST_BACKOFF))
+                self._attempts = min(self._attempts + 1, 16)
                 try:
-                    self._back_off()
-                    self.incoming = self._incoming_on(self._connect())
+                    self._take(self._connect())
                 except StreamingError as failure:
                     error = failure
                 else:
-                    if self._closed.is_set():
-                        self.incoming.close()
                     return
+            self._failing_since, self._attempts = None, 0
             raise error
 
     def close(self) -> None:
         """Close the connection, and do not come back."""
         self._closed.set()
-        self.incoming.close()
+        self.channel.shut()
+        with self._sending:
+            self.channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -153,27 +216,243 @@ class Receiver:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _back_off(self) -> None:
-        """Wait before an attempt to connect: not before the first, then twice as long each time."""
-        if self._attempts:
-            self._closed.wait(min(0.05 * 2.0 ** (self._attempts - 1), _LONGEST_BACKOFF))
-        self._attempts = min(self._attempts + 1, 16)
-
-    def _incoming_on(self, channel: Channel) -> IncomingPackets:
-        return IncomingPackets(channel, self.peer, self._hello, self.exchanges)
-
 
 def _beat(receiver: weakref.ref[Receiver], closed: threading.Event) -> None:
     """Have the sender know that a receiver lives, as long as it does."""
-    beat = pack_message(Ping(NOBODY, 0))
+    beat = wire.Ping(_NOBODY, 0)
     while not closed.wait(BEAT_SECONDS):
         held = receiver()
         if held is None:
             return
-        incoming = held.incoming
+        channel = held.channel
         try:
-            incoming.send(beat, Deadline(BEAT_SECONDS))
+            held.send(beat, Deadline(BEAT_SECONDS))
         except StreamingError as error:
             with suppress(StreamingError):  # the next beat tries again
-                held.reconnect(incoming, error, held.abort, BEAT_SECONDS)
-        del held, incoming
+                held.reconnect(channel, error, BEAT_SECONDS)
+        del held, channel
+
+
+class Exchange:
+    """The messages of one download, and the time that it waits for them.
+
+    Args:
+        receiver: Receiving side of the channel.
+        token: Token of the ref.
+        settings: Sizes and timeouts.
+        abort: Signal that cancels this download, beside that of the receiver.
+
+    Attributes:
+        token: As given.
+        peer: Name of the sender.
+        due: Describes what the sender is still to send, for messages.
+        is_over: Whether nothing more is read for it.
+        was_lost: Whether what was asked for is not to come: the connection broke since, or the
+            sender says that it has sent all.
+        fetching: Number of the request that frames are to come for; 0 for none.
+
+    Raises:
+        DeadlineError: Another download is under way.
+    """
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        token: bytes,
+        settings: StreamSettings,
+        abort: AbortSignal | None = None,
+    ) -> None:
+        self.token = token
+        self.peer = receiver.peer
+        self.due: Callable[[], str] = lambda: "anything"
+        self.is_over = self.was_lost = False
+        self.fetching = 0
+        self._receiver = receiver
+        self._thread = threading.get_ident()
+        self._settings = settings
+        self._aborts = [signal for signal in (receiver.abort, abort) if signal is not None]
+        self._timeout = settings.request_timeout
+        self._deadline = Deadline(self._timeout)
+        self._ping = self._asked = 0
+        self._repeated, self._most_repeated = 0, _MOST_REPEATED
+        receiver.begin(self, settings.request_timeout)
+        self._channel = receiver.channel
+
+    @property
+    def packets(self) -> wire.PacketReader:
+        """What arrives on the present connection."""
+        return self._receiver.packets
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this thread's."""
+        return self._thread == threading.get_ident()
+
+    def renew(self, seconds: float | None = None) -> None:
+        """Start the time again, with another limit if one is given."""
+        self._timeout = seconds or self._timeout
+        self._deadline = Deadline(self._timeout)
+
+    def end(self) -> None:
+        """Read nothing more for it, so that another download has its turn."""
+        self.is_over = True
+        self._receiver.end()
+
+    def __del__(self) -> None:
+        self._receiver.end()
+
+    def next_number(self) -> int:
+        """Return a new number for a request."""
+        return self._receiver.next_number()
+
+    def send(self, request: wire.Request) -> None:
+        """Send a request, about which earlier questions say nothing."""
+        self._ping = 0
+        self._receiver.send(request, self._deadline)
+
+    def ask(self, request: wire.Request, answer: type[ReplyT]) -> ReplyT:
+        """Send a request, and wait for its answer; again, if either is lost.
+
+        Raises:
+            RefusedError: The sender refused the request.
+            DeadlineError: The time is used up.
+            ProtocolError: The sender keeps sending other messages.
+        """
+        before, self.due = self.due, lambda: f"an answer to {type(request).__name__}"
+        self._asked = request.number
+        self.renew()
+        try:
+            while True:
+                try:
+                    self.send(request)
+                    self.was_lost = False
+                    while not self.was_lost:
+                        reply = self._reply(request.number)
+                        if isinstance(reply, answer):
+                            self._receiver.of_use()
+                            return reply
+                except BROKEN as error:
+                    self.recover(error)
+        finally:
+            self.due, self._asked = before, 0
+
+    def _reply(self, number: int) -> wire.Reply | None:
+        """Return the next packet if it is the answer to a request."""
+        header = self.header()
+        if header.kind != wire.MESSAGE:
+            self.count_useless(header.length)
+            return None
+        reply = self.message(header)
+        return reply if reply is not None and reply.number == number else None
+
+    def recover(self, error: StreamingError) -> None:
+        """Go on over a new connection.
+
+        Raises:
+            StreamingError: There is none to be had.
+        """
+        seconds = self._deadline.left or 0.0
+        self._receiver.reconnect(self._channel, error, seconds, self._aborts)
+        self._channel = self._receiver.channel
+        self._ping, self.was_lost = 0, True
+
+    def header(self) -> wire.Header:
+        """Wait for the next packet, and return its header; its payload is to be read next.
+
+        Raises:
+            StreamingError: It does not come, or is none.
+        """
+        self.check()
+        if not self._receiver.has_greeted:
+            header = self._receiver.packets.header(self.wait)
+            if header.kind != wire.MESSAGE or header.length > wire.MAX_REQUEST_BYTES:
+                raise BrokenStreamError(f"{self.peer} did not greet")
+            payload = self._receiver.packets.message(header, wire.MAX_REQUEST_BYTES, self.wait)
+            hello = wire.decode_reply(payload, self.peer)
+            if not isinstance(hello, wire.Hello):
+                raise BrokenStreamError(f"{self.peer} did not greet")
+            wire.expect_version(hello.version, self.peer)
+            self._receiver.has_greeted = True
+        return self._receiver.packets.header(self.wait)
+
+    def message(self, header: wire.Header) -> wire.Reply | None:
+        """Read the message behind a header.
+
+        Returns:
+            The message; None for one that is dealt with here.
+
+        Raises:
+            ProtocolError: It is too long, or cannot be read.
+            RefusedError: The sender refuses to go on.
+        """
+        most = self._receiver.limits.layout_bytes + _BESIDE_LAYOUT
+        payload = self._receiver.packets.message(header, most, self.wait)
+        self.count_useless(header.length)
+        reply = wire.decode_reply(payload, self.peer)
+        if isinstance(reply, wire.Hello):
+            return None
+        if isinstance(reply, wire.Refused):
+            if reply.number in (self.fetching, self._ping, self._asked):
+                raise RefusedError(f"{self.peer} refused: {quotable(reply.reason)}")
+            return None
+        if isinstance(reply, wire.Pong) and reply.number == self._ping:
+            self._ping = 0
+            # Whatever was sent before this answer has been read by now.
+            self.was_lost = reply.answering != (self._asked or self.fetching)
+        return reply
+
+    def allow(self, nbytes: int) -> None:
+        """Allow the sender to repeat ``nbytes`` more: a body of that length is being sent."""
+        self._most_repeated += nbytes
+
+    def count_useless(self, length: int) -> None:
+        """Count the bytes of a packet that brings no chunk.
+
+        Raises:
+            ProtocolError: The sender keeps sending such packets.
+        """
+        self._repeated += _PACKET_COST + length
+        if self._repeated > self._most_repeated:
+            raise ProtocolError(f"{self.peer} repeats itself: {self._repeated} bytes to no use")
+
+    def of_use(self) -> None:
+        """Note that a chunk has come: the connection is sound, and the next one has its time."""
+        self._receiver.of_use()
+        self.renew()
+
+    def check(self) -> None:
+        """Look at the signals, also while bytes keep coming.
+
+        Raises:
+            AbortedError: One was set.
+        """
+        self._channel.expect_on(*self._aborts)
+
+    def wait(self) -> None:
+        """Wait for bytes, and find out whether the sender lives if there are none.
+
+        Raises:
+            DeadlineError: The time of the request is used up.
+            ChannelClosedError: The sender does not answer.
+        """
+        how, quiet = self._settings, 0.0
+        while True:
+            limit = how.ping_timeout if self._ping else how.ping_after
+            began = time.monotonic()
+            if self._channel.wait(self._deadline, *self._aborts, most=limit - quiet):
+                return
+            quiet += time.monotonic() - began
+            if (self._deadline.left or 0.0) <= 0:
+                raise DeadlineError(
+                    f"{self.peer} did not send {self.due()} within {self._timeout:g} s; "
+                    "it may hang, or be slower than (streaming_)per_request_timeout allows"
+                )
+            if quiet < limit:
+                continue
+            if self._ping:
+                raise ChannelClosedError(
+                    f"{self.peer} did not answer within {limit:g} s whether it lives; its process "
+                    "hangs, or the network does"
+                )
+            self._ping, quiet = self.next_number(), 0.0
+            self._receiver.send(wire.Ping(self.token, self._ping), self._deadline)

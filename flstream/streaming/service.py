@@ -1,65 +1,55 @@
 """The download service: offers snapshots, and serves ranges of them to declared receivers.
 
-One thread serves every channel. It never blocks on one of them: each is sent a chunk in its turn
-whenever it can take more, so that a slow or dead receiver delays no other.
+Each channel has a thread of its own, so that a slow or dead receiver delays no other.
 """
 
 from __future__ import annotations
 
-import selectors
 import threading
-from collections import deque
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self, Unpack
 
-from flstream.errors import ChannelClosedError, LayoutError, ProtocolError
-from flstream.model.source import Scratch, Source
-from flstream.streaming.callbacks import Callbacks
+from flstream.errors import LayoutError
+from flstream.model.source import Source
 from flstream.streaming.connection import Connection
-from flstream.streaming.deadlines import Deadlines
-from flstream.streaming.limits import DEFAULT_LIMITS, Limits
-from flstream.streaming.offers import Offers
-from flstream.streaming.refs import OfferOptions, Outcome, Ref
-from flstream.transport.channel import Channel, Signal
+from flstream.streaming.receiver import RECONNECT_SECONDS
+from flstream.streaming.refs import OfferOptions, Outcome, Ref, Settled
+from flstream.streaming.settings import DEFAULT_LIMITS, Limits
+from flstream.transport.channel import Channel
 
 # Connections that one receiver may have; the oldest one goes.
 _MOST_CONNECTIONS = 16
+# Refs that are remembered once they have settled, in case that a receiver repeats itself.
+_MOST_REMEMBERED = 1024
 
 
 class DownloadService:
     """Serves refs to the receivers at the other ends of attached channels.
 
-    Use it as a context manager: leaving it aborts all open refs and ends its thread.
+    Use it as a context manager: leaving it aborts all open refs and ends its threads.
 
     Args:
-        name: Name of its thread.
+        name: Name of the thread for callbacks.
         limits: What a receiver may cause.
+
+    Attributes:
+        settled: The refs that settled last, by token.
     """
 
     def __init__(self, name: str = "download-service", limits: Limits = DEFAULT_LIMITS) -> None:
+        self.settled: dict[bytes, Settled] = {}
         self._limits = limits
-        self._offers = Offers(self._take_back, self._note_settled)
-        self._wake = Signal()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake, selectors.EVENT_READ)
-        # Connections to be served, names of receivers to be detached, and refs whose receivers may
-        # stall, in the order of the calls.
-        self._changes: deque[Connection | Ref | tuple[str, list[Ref]]] = deque()
-        self._callbacks = Callbacks(f"{name}-callbacks")
-        self._scratch = Scratch()
-        self._digesting = ThreadPoolExecutor(1, f"{name}-digests")  # whose thread starts when used
-        # Connections with requests that can be answered now, in the order of their turns.
-        self._busy: dict[Connection, None] = {}
+        self._refs: dict[bytes, Ref] = {}
         # Connections that are open, and why the last one of a receiver's name has ended.
-        self._connections: set[Connection] = set()
+        self._connections: list[Connection] = []
         self._lost: dict[str, str] = {}
-        self._losing = threading.Lock()
-        self._deadlines = Deadlines(self._drop, self._lose)
-        self._closing = False
-        self._waking = threading.Lock()
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
-        self._thread.start()
+        # What is to be done later, by the ref or the receiver that it is about.
+        self._timers: dict[Ref | str, threading.Timer] = {}
+        self._lock = threading.RLock()  # guards all of these
+        self._callbacks = ThreadPoolExecutor(1, name)  # whose thread starts when it is used
+        self._is_closed = False
 
     def offer(
         self, source: Source, receivers: Iterable[str], **options: Unpack[OfferOptions]
@@ -67,23 +57,18 @@ class DownloadService:
         """Offer a snapshot to receivers, which need the returned ref's token to fetch it.
 
         The source must not change before the ref settles. Nothing is read here: ranges are read
-        when they are requested.
+        when they are requested, by a thread for each receiver.
 
         Args:
-            source: Snapshot to offer.
+            source: Snapshot to offer: tensors in memory, a file, or a source of your own.
             receivers: Names under which their channels are attached. Without any, the ref is
                 finished at once.
             options: See :class:`~flstream.streaming.refs.OfferOptions`.
 
         Raises:
             LayoutError: There are more tensors, or longer names, than a layout may have.
-            ValueError: The source lacks random access, the quorum is not from 1 to the number of
-                receivers, a timeout or a size makes no sense, or the receivers are one text.
+            ValueError: A timeout or a size makes no sense, or the receivers are one text.
         """
-        if not getattr(source, "random_access", True):
-            raise ValueError(
-                "a source that is read once cannot be offered; copy it into a file or memory first"
-            )
         count, header = len(source.layout.tensors), len(source.layout.plain_header)
         if header > self._limits.layout_bytes or count > self._limits.layout_tensors:
             raise LayoutError(
@@ -91,19 +76,18 @@ class DownloadService:
                 f"have {self._limits.layout_tensors} and {self._limits.layout_bytes} (Limits); "
                 "offer them in several parts, or raise the limits at both ends"
             )
-        ref = self._offers.add(source, receivers, **options)
+        ref = Ref(source, receivers, self._forget, **options)
+        with self._lock:
+            self._refs[ref.token] = ref
+            # A receiver whose channel is gone will never report that it is done.
+            lost = {name: self._lost[name] for name in ref.deliveries if name in self._lost}
+        if self._is_closed:
+            ref.abort("the service was closed")
         if not ref.deliveries:
             ref.settle(Outcome("finished"))
-        # A receiver whose channel is gone will never report that it is done. The thread records the
-        # loss before it tells the open refs, so that a ref made meanwhile learns of it here.
-        for name in ref.deliveries:
-            if (reason := self._lost.get(name)) is not None:
-                ref.receiver_done(name, reason)
-        if self._closing:
-            ref.abort("the service was closed")
-        if options.get("stall_timeout") is not None:
-            self._changes.append(ref)
-            self._wake_thread()
+        for name, reason in lost.items():
+            ref.receiver_done(name, reason)
+        self._watch(ref)
         return ref
 
     def attach(self, channel: Channel, receiver: str) -> None:
@@ -112,15 +96,18 @@ class DownloadService:
         A receiver may have several: it is lost once the last of them has ended; where it may come
         back on another one, some seconds later.
         """
-        connection = Connection(
-            channel, receiver, self._offers, self._scratch, self._limits, self._digesting
-        )
-        with self._losing:
+        connection = Connection(channel, receiver, self, self._limits)
+        with self._lock:
+            if self._is_closed:
+                channel.close()
+                return
             self._lost.pop(receiver, None)
-            self._connections.add(connection)
-        self._changes.append(connection)
-        if not self._wake_thread():
-            channel.close()
+            mine = [other for other in self._connections if other.receiver == receiver]
+            if len(mine) >= _MOST_CONNECTIONS:
+                self._connections.remove(mine[0])
+                mine[0].close()
+            self._connections.append(connection)
+            connection.start()
 
     def detach(self, receiver: str) -> None:
         """Close a receiver's channels, and forget the receiver, also one that may come back.
@@ -128,28 +115,34 @@ class DownloadService:
         Refs that are open for it are lost to it. Without this call, the names of lost receivers are
         kept, so that offers to them settle.
         """
-        # Not what is offered to it from here on: it may come again.
-        refs = [ref for ref in list(self._offers.refs.values()) if receiver in ref.deliveries]
-        self._changes.append((receiver, refs))
-        self._wake_thread()
+        with self._lock:
+            mine = [other for other in self._connections if other.receiver == receiver]
+            self._connections = [other for other in self._connections if other not in mine]
+            self._lost.pop(receiver, None)
+            refs = self._offered_to(receiver)
+        for other in mine:
+            other.close()
+        for ref in refs:
+            ref.receiver_done(receiver, "its channel was closed here")
 
     def close(self) -> None:
-        """Abort every open ref, close every channel and end the thread."""
-        with self._waking:
-            if self._closing:
+        """Abort every open ref, close every channel and end the threads."""
+        with self._lock:
+            if self._is_closed:
                 return
-            self._closing = True
-            self._wake.set()
-        self._thread.join()
-        # Not in the thread, which may see the flag and end before it is woken.
-        self._wake.close()
-        for change in self._changes:
-            if isinstance(change, Connection):
-                change.channel.close()
-        for ref in list(self._offers.refs.values()):
+            self._is_closed = True
+            connections, refs = self._connections, list(self._refs.values())
+            self._connections = []
+            for timer in self._timers.values():
+                timer.cancel()
+        for connection in connections:
+            connection.close()
+        for ref in refs:
             ref.abort("the service was closed")
-        self._digesting.shutdown()
-        self._callbacks.close()
+        for connection in connections:
+            connection.join()
+        # One of the callbacks may be what calls this.
+        self._callbacks.shutdown(wait=not self._is_callback)
 
     def __enter__(self) -> Self:
         return self
@@ -157,151 +150,103 @@ class DownloadService:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _note_settled(self, ref: Ref) -> None:
-        self._wake_thread()  # to release frames that are being sent
-        on_settled = ref.options.get("on_settled")
-        if on_settled is not None:
-            self._callbacks.call(on_settled, ref)
+    # What connections ask, and tell.
 
-    def _take_back(self, ref: Ref) -> None:
-        """Have no receiver read a ref's memory any more."""
-        with self._losing:
-            connections = [each for each in self._connections if each.receiver in ref.deliveries]
-        for connection in connections:
-            connection.send_queue.loans.take_back(ref.token)
+    def ref(self, token: bytes, receiver: str) -> Ref | None:
+        """Return an open ref that is on offer to a receiver; None if there is none."""
+        ref = self._refs.get(token)
+        return ref if ref is not None and receiver in ref.deliveries else None
 
-    def _wake_thread(self) -> bool:
-        """Wake the thread, to make it see what has changed; return False if it has ended."""
-        with self._waking:
-            if not self._closing:
-                self._wake.set()
-            return not self._closing
+    def find(
+        self, receiver: str, labels: Iterable[tuple[int, list[str], bool]]
+    ) -> list[list[bytes]]:
+        """Return the tokens of the refs on offer to a receiver that have each of some labels."""
+        with self._lock:
+            mine = [(ref.label, ref.token) for ref in self._offered_to(receiver)]
+        wanted = [(number, frozenset(tags), report) for number, tags, report in labels]
+        return [[token for label, token in mine if label == due] for due in wanted]
 
-    def _serve(self) -> None:
-        with self._selector:
-            try:
-                while not self._closing:
-                    # A connection whose requests take long is served a piece of them in each turn.
-                    ready = self._selector.select(0 if self._busy else self._deadlines.seconds_left)
-                    events_of = dict.fromkeys(self._busy, 0)
-                    events_of |= {key.data: events for key, events in ready if key.data is not None}
-                    for connection, events in events_of.items():
-                        self._advance(connection, events)
-                    # Changes come last, since they may close channels that are ready.
-                    if any(key.data is None for key, _ in ready):
-                        self._apply_changes()
-                    self._deadlines.act()
-            finally:
-                # Also after a defect or a lack of memory, so that receivers see the end of their
-                # channels at once, instead of silence until their requests time out.
-                for key in list(self._selector.get_map().values()):
-                    if key.data is not None:
-                        self._end(key.data)
-                        self._lose(key.data.receiver, "the service was closed")
-
-    def _apply_changes(self) -> None:
-        self._wake.clear()
-        connections = [key.data for key in self._selector.get_map().values() if key.data]
-        for connection in connections:
-            connection.send_queue.drop_settled()
-        while self._changes:
-            match self._changes.popleft():
-                case (receiver, refs):
-                    self._detach(receiver, refs, connections)
-                case Ref() as ref:
-                    self._deadlines.watch(ref)
-                case Connection() as connection:
-                    self._make_room(connection.receiver)
-                    self._selector.register(connection.channel, selectors.EVENT_READ, connection)
-                    connections.append(connection)
-                    connection.greet()
-                    self._deadlines.is_back(connection.receiver)
-                    self._deadlines.watch_silence(connection)
-        for connection in connections:
-            if connection.send_queue.has_output:
-                self._advance(connection, selectors.EVENT_WRITE)
-
-    def _detach(self, receiver: str, refs: list[Ref], connections: list[Connection]) -> None:
-        for connection in [each for each in connections if each.receiver == receiver]:
-            connections.remove(connection)
-            self._end(connection)
-        self._deadlines.is_back(receiver)
-        self._lost.pop(receiver, None)
-        for ref in refs:
-            ref.receiver_done(receiver, "its channel was closed here")
-
-    def _advance(self, connection: Connection, events: int) -> None:
-        if connection not in self._connections:
-            return  # another one superseded it in this turn
-        try:
-            if events & selectors.EVENT_READ:
-                connection.read()
-            greeted = connection.instance is not None
-            connection.answer_some()
-            if connection.instance and not greeted:
-                self._supersede(connection)
-            if events & selectors.EVENT_WRITE or connection.send_queue.has_output:
-                connection.send_queue.write()
-        except (ChannelClosedError, ProtocolError) as error:
-            # The receiver is gone, or does not follow the protocol.
-            self._drop(connection, str(error))
-            return
-        if connection.is_busy:
-            self._busy[connection] = None
-        else:
-            self._busy.pop(connection, None)
-        wanted = (connection.takes_input and selectors.EVENT_READ) | (
-            connection.send_queue.has_output and selectors.EVENT_WRITE
-        )
-        if self._selector.get_key(connection.channel).events != wanted:
-            self._selector.modify(connection.channel, wanted, connection)
-
-    def _make_room(self, receiver: str) -> None:
-        """Drop the oldest connection of a receiver that has too many."""
-        served = [key.data for key in self._selector.get_map().values() if key.data]
-        mine = [each for each in served if each.receiver == receiver]
-        if len(mine) >= _MOST_CONNECTIONS:
-            self._drop(mine[0], f"it has more than {_MOST_CONNECTIONS} connections")
-
-    def _supersede(self, connection: Connection) -> None:
-        """Drop earlier connections of a receiver that came back before their end was known."""
+    def greeted(self, connection: Connection) -> None:
+        """End earlier connections of a receiver that came back before their end was known."""
         who = connection.receiver, connection.instance
-        for each in list(self._connections):
-            if each is not connection and (each.receiver, each.instance) == who:
-                self._drop(each, "its receiver has come back on another channel")
+        with self._lock:
+            mine = [other for other in self._connections if (other.receiver, other.instance) == who]
+        for other in mine:
+            if other is connection or not connection.instance:
+                break
+            other.close()
 
-    def _end(self, connection: Connection) -> None:
-        if connection not in self._connections:
-            return
-        self._selector.unregister(connection.channel)
-        self._busy.pop(connection, None)
-        self._deadlines.forget(connection)
-        # What waits in the pair can still be read once this end is closed.
-        connection.send_queue.loans.take_back()
-        connection.channel.close()
-        with self._losing:
-            self._connections.discard(connection)
-
-    def _drop(self, connection: Connection, reason: str) -> None:
-        self._end(connection)
-        receiver = connection.receiver
-        may_return = connection.channel.beats and not self._closing
-        with self._losing:
-            if any(each.receiver == receiver for each in self._connections):
-                return  # it has come back meanwhile, or has another one
-            if not may_return:
-                self._lost[receiver] = reason
+    def ended(self, connection: Connection, reason: str) -> None:
+        """Take note of the end of a connection, and of its receiver if it was the last one."""
+        with self._lock:
+            if connection not in self._connections:
+                return  # detached
+            self._connections.remove(connection)
+            may_return = connection.channel.beats and not self._is_closed
         if may_return:
-            self._deadlines.expect_back(receiver, reason)
+            receiver = connection.receiver
+            self._later(receiver, RECONNECT_SECONDS, lambda: self._lose(receiver, reason))
         else:
-            self._lose(receiver, reason)
+            self._lose(connection.receiver, reason)
 
     def _lose(self, receiver: str, reason: str) -> None:
-        """Have open refs know that a receiver will not be done."""
-        with self._losing:
-            if any(each.receiver == receiver for each in self._connections):
+        """Have open refs know that a receiver will not be done, unless it has come back."""
+        with self._lock:
+            if any(other.receiver == receiver for other in self._connections):
                 return
             self._lost[receiver] = reason
-            refs = [ref for ref in list(self._offers.refs.values()) if receiver in ref.deliveries]
+            refs = self._offered_to(receiver)
         for ref in refs:
             ref.receiver_done(receiver, reason)
+
+    def _offered_to(self, receiver: str) -> list[Ref]:
+        return [ref for ref in self._refs.values() if receiver in ref.deliveries]
+
+    def _forget(self, ref: Ref) -> None:
+        """Remember of a ref that has settled what a receiver may ask for again."""
+        with self._lock:
+            self._refs.pop(ref.token, None)
+            if (timer := self._timers.pop(ref, None)) is not None:
+                timer.cancel()
+            self.settled[ref.token] = ref.settled
+            while len(self.settled) > _MOST_REMEMBERED:
+                del self.settled[next(iter(self.settled))]
+        on_settled = ref.options.get("on_settled")
+        if on_settled is not None:
+            try:
+                self._callbacks.submit(self._call, on_settled, ref)
+            except RuntimeError:  # closed meanwhile
+                self._call(on_settled, ref)
+
+    def _call(self, on_settled: Callable[[Ref], None], ref: Ref) -> None:
+        self._calls_in = threading.get_ident()
+        try:
+            on_settled(ref)
+        except Exception:  # of its owner, whose thread is elsewhere
+            traceback.print_exc()
+        finally:
+            self._calls_in = None
+
+    _calls_in: int | None = None
+
+    @property
+    def _is_callback(self) -> bool:
+        return self._calls_in == threading.get_ident()
+
+    def _watch(self, ref: Ref) -> None:
+        """Give up the receivers of a ref that stall, now and whenever one may have."""
+        seconds = ref.give_up_stalled()
+        if seconds is not None:
+            self._later(ref, seconds, lambda: self._watch(ref))
+
+    def _later(self, about: Ref | str, seconds: float, call: Callable[[], None]) -> None:
+        """Make a call in some seconds, in the place of an earlier one about the same."""
+        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), call)
+        timer.daemon = True
+        with self._lock:
+            if self._is_closed:
+                return
+            if (earlier := self._timers.pop(about, None)) is not None:
+                earlier.cancel()
+            self._timers[about] = timer
+            timer.start()

@@ -1,13 +1,14 @@
-"""The settings of downloads."""
+"""The settings of downloads, and what a peer may cause."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from flstream.model.layout import ALIGNMENT
-from flstream.streaming.wire import MAX_CHUNK_BYTES, MAX_REQUESTS
+from flstream.model.layout import ALIGNMENT, MAX_HEADER_BYTES, Layout
+from flstream.streaming.wire import MAX_CHUNK_BYTES
 
 
 def expect_seconds(name: str, value: object) -> None:
@@ -24,13 +25,13 @@ def expect_seconds(name: str, value: object) -> None:
         raise ValueError(f"{name} is {value!r}; give seconds above 0")
 
 
-def expect_options(given: Iterable[str], known: type) -> None:
+def expect_options(options: Iterable[str], known: type) -> None:
     """Refuse options that there are not, which a typed dictionary alone does not.
 
     Raises:
         TypeError: There is none of a name; the message has the nearest one.
     """
-    for name in given:
+    for name in options:
         if name not in known.__annotations__:
             near = get_close_matches(name, known.__annotations__, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -43,53 +44,86 @@ class StreamSettings:
 
     Attributes:
         chunk_size: Length in bytes of the longest frame, a multiple of 16 and at most 1 GiB; 0
-            fetches the whole model serialised into one message.
-        request_size: Bytes that one request covers, rounded down to whole chunks; at least 16. If
-            it is less than a chunk, chunks are as short as it.
-        window: Number of requests in flight, from 1 to 256.
-        request_timeout: Seconds in which the sender has to answer one request.
+            fetches the whole body in one.
+        request_timeout: Seconds in which the sender has to answer a request, and to send each
+            frame of one.
         ping_after: Seconds of silence after which the sender is asked whether it lives.
         ping_timeout: Seconds of further silence after which the connection is dropped, long before
             the request times out.
         reuse: Whether what is at hand of a body is looked for, and not fetched. It is not where a
             body comes whole.
+        direct: Whether processes of a run on one machine read what the other has by themselves.
 
     Raises:
         ValueError: A setting is none of these; the message names it.
     """
 
     chunk_size: int = 2 << 20
-    request_size: int = 64 << 20
-    window: int = 2
     request_timeout: float = 600.0
     ping_after: float = 1.0
     ping_timeout: float = 5.0
     reuse: bool = False
+    direct: bool = True
 
     def __post_init__(self) -> None:
-        sizes = self.chunk_size, self.request_size, self.window
-        if any(type(size) is not int for size in sizes):
-            raise ValueError(f"chunk_size, request_size and window are whole numbers, not {sizes}")
-        if self.chunk_size % ALIGNMENT or not 0 <= self.chunk_size <= MAX_CHUNK_BYTES:
+        size = self.chunk_size
+        if type(size) is not int or size % ALIGNMENT or not 0 <= size <= MAX_CHUNK_BYTES:
             raise ValueError(
-                f"chunk_size is {self.chunk_size}; give a multiple of {ALIGNMENT} up to "
-                f"{MAX_CHUNK_BYTES} bytes, or 0 for the whole model in one message"
+                f"chunk_size is {size!r}; give a multiple of {ALIGNMENT} up to {MAX_CHUNK_BYTES} "
+                "bytes, or 0 for the whole body in one frame"
             )
-        if self.request_size < ALIGNMENT:
-            raise ValueError(
-                f"request_size is {self.request_size}; a request covers {ALIGNMENT} bytes at least"
-            )
-        if not 1 <= self.window <= MAX_REQUESTS:
-            raise ValueError(f"window is {self.window}; give 1 to {MAX_REQUESTS} requests")
         for name in ("request_timeout", "ping_after", "ping_timeout"):
             expect_seconds(name, getattr(self, name))
 
-    @property
-    def frame_size(self) -> int:
-        """Length in bytes of the longest frame, or 0 for the whole model at once."""
-        return min(self.chunk_size, self.request_size // ALIGNMENT * ALIGNMENT)
 
-    @property
-    def bytes_a_request(self) -> int:
-        """Bytes that a request covers, a whole number of frames."""
-        return self.request_size // self.frame_size * self.frame_size
+@dataclass(frozen=True)
+class Limits:
+    """Limits on what the peer of a channel may cause, on the side of a sender or a receiver.
+
+    They are of one connection, so that many receivers may have as much each.
+
+    Attributes:
+        scratch_bytes: Bytes of a body in one frame, which a sender has to have in memory at once.
+        layout_bytes: Bytes of the layout that a sender states.
+        layout_tensors: Tensors of that layout.
+        body_bytes: Bytes of the body that it describes.
+    """
+
+    scratch_bytes: int = 64 << 20
+    layout_bytes: int = 8 << 20
+    layout_tensors: int = 100_000
+    body_bytes: int = 1 << 48
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} is {value!r}; give a whole number from 1")
+
+
+DEFAULT_LIMITS = Limits()
+
+
+def limits_for(settings: StreamSettings) -> Limits:
+    """Limits among the processes of a job, whose models may have any number of tensors.
+
+    Args:
+        settings: Settings of all its downloads. A model that is to come in one frame may have any
+            size.
+    """
+    return Limits(
+        scratch_bytes=DEFAULT_LIMITS.scratch_bytes if settings.chunk_size else sys.maxsize,
+        layout_bytes=MAX_HEADER_BYTES,
+        layout_tensors=sys.maxsize,
+    )
+
+
+def limits_for_updates(model: Layout, sites: int) -> Limits:
+    """Limits of what a worker may answer with: little more than a model for each of its sites.
+
+    An update that does not fit the model is to be refused by the name of a tensor, so it may be
+    larger.
+    """
+    return Limits(
+        layout_bytes=max(DEFAULT_LIMITS.layout_bytes, 2 * sites * len(model.plain_header)),
+        layout_tensors=max(DEFAULT_LIMITS.layout_tensors, 2 * sites * len(model.tensors)),
+    )

@@ -1,21 +1,21 @@
-"""The packets of a data channel: a fixed header and a payload.
+"""The packets of a data connection: a fixed header, a payload, and the payload's digest.
 
-A packet is either a small message (msgpack) or a frame (bytes of a body). Every payload has an
-xxh3-64 digest. A reply names the request that it answers, so nothing depends on its position.
-docs/protocol.md has all of it.
+A packet is either a small message (msgpack) or a frame (bytes of a body). A reply names the request
+that it answers. docs/protocol.md has all of it.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from typing import Annotated, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 import xxhash
 
 from flstream.errors import BrokenStreamError, ProtocolError
 from flstream.text import quotable
+from flstream.transport.channel import Channel, split
 from flstream.transport.messages import UNREADABLE
 
 TOKEN_BYTES = 16
@@ -25,43 +25,32 @@ MAX_REQUEST_BYTES = 1 << 20
 """Most bytes of a message that a service accepts. Receivers accept as many as a header may take."""
 
 MAX_CHUNK_BYTES = 1 << 30
-"""Most bytes of a frame that a receiver may request, except for a model serialised into one."""
+"""Most bytes of a frame that a receiver may request, except for a body in one."""
 
-MAX_REQUESTS = 256
-"""Most requests of one receiver that may wait: far more than a window, to bound a hostile one."""
+MAX_RANGES = 1 << 15
+"""Most ranges of one request."""
 
-MAX_DIGEST_BYTES = 64 << 20
-"""Most bytes whose digests may be requested at once: the sender reads all of them."""
-
-MAX_DIGESTS = 1 << 16
-"""Most digests that may be requested at once."""
-
-MAX_SAMPLE = 256
-"""Most chunks of a sample."""
-
-MAX_NAMES = 10_000
-"""Most tensors of a part: to lay them out keeps a sender from others for 0.1 s."""
-
-NOBODY = bytes(TOKEN_BYTES)
-"""Token of messages that are about no ref."""
-
-VERSION = 2
+VERSION = 3
 """Version of the protocol. Peers of another one are refused."""
-
-CAPABILITIES = ("digests", "encoded", "parts", "samples", "same")
-"""What a sender can do beyond what every one can."""
-
-_MAGIC = b"FLST"
-# magic, version, kind, request, token, start, length, digest; then the digest of all these. Padded,
-# so that the payload has the alignment of its source to lines of the processor's cache.
-_FIELDS = struct.Struct("<4sBB2xI16sQQQ4x")
-_CHECKED = struct.Struct("<56sQ")
-HEADER_BYTES = _CHECKED.size
 
 MESSAGE, FRAME, ENCODED = 1, 2, 3
 
-# Largest numbers that a packet's header holds. A larger one, copied into an answer, would not fit.
+_MAGIC = b"FLST"
+# magic, version, kind, number of the request, start, length; then the digest of all these.
+_FIELDS = struct.Struct("<4sBB2xIQQ")
+_CHECKED = struct.Struct(f"<{_FIELDS.size}sQ")
+HEADER_BYTES = _CHECKED.size
+TRAILER_BYTES = 8
+
+# Bytes that are read beyond what is waited for: a small message, or the next header.
+_AHEAD_BYTES = 4 << 10
+# Bytes of a payload of no use that are read at a time.
+_SKIPPED_BYTES = 1 << 20
+
+# Largest number that a packet's header holds. A larger one, copied into an answer, would not fit.
 Number = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+_Token = Annotated[bytes, msgspec.Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
+_Text = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class Header(NamedTuple):
@@ -69,37 +58,33 @@ class Header(NamedTuple):
 
     Attributes:
         kind: :data:`MESSAGE`, :data:`FRAME`, or :data:`ENCODED` for a frame that a codec encoded.
-        request: Number of the request that this answers.
-        token: Token of the ref.
+        number: Number of the request that this is, or answers.
         start: For a frame, offset in bytes of its first byte in the body.
         length: Length of the payload in bytes.
-        digest: xxh3-64 of the payload.
     """
 
     kind: int
-    request: int
-    token: bytes
+    number: int
     start: int
     length: int
-    digest: int
 
     def pack(self) -> bytes:
-        """Encode the header in 64 bytes."""
+        """Encode the header."""
         fields = _FIELDS.pack(_MAGIC, VERSION, *self)
         return _CHECKED.pack(fields, xxhash.xxh3_64_intdigest(fields))
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview, peer: str) -> Header:
-        """Decode the 64 bytes that a peer sent.
+        """Decode what a peer has sent.
 
         Raises:
-            BrokenStreamError: They are no header.
+            BrokenStreamError: It is no header.
             ProtocolError: The peer speaks another version of the protocol.
         """
         fields, digest = _CHECKED.unpack(data)
         magic, version, *values = _FIELDS.unpack(fields)
         if magic != _MAGIC or xxhash.xxh3_64_intdigest(fields) != digest:
-            raise BrokenStreamError(f"{peer} sent bytes that are no packet")
+            raise BrokenStreamError(f"{peer} sent bytes that are no packet of version {VERSION}")
         expect_version(version, peer)
         header = cls(*values)
         if header.kind not in (MESSAGE, FRAME, ENCODED):
@@ -114,114 +99,92 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
         version: Version of the protocol.
         instance: Random bytes of a receiver, the same on all of its connections, by which one that
             comes back is known; none of a sender.
-        capabilities: Names of what the side can do beyond what every one can. Unknown ones are
-            passed over.
     """
 
     version: int
     instance: Annotated[bytes, msgspec.Meta(max_length=64)] = b""
-    capabilities: Annotated[list[str], msgspec.Meta(max_length=64)] = []
-
-
-class TensorSpec(msgspec.Struct, array_like=True, frozen=True):
-    """A tensor by what it is, wherever it is on offer.
-
-    After ``TensorSpec`` and ``TensorKey`` of OpenFL (its pull request 1575).
-
-    Attributes:
-        name: Name of the tensor.
-        round: Number of the round that it is of.
-        tags: What it is, such as ``trained``, in any order.
-    """
-
-    name: str
-    round: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] = 0
-    tags: tuple[str, ...] = ()
-
-
-class Part(msgspec.Struct, frozen=True):
-    """Some tensors, as a body of their own: of one ref, or of all that are on offer.
-
-    Attributes:
-        of: Token of the ref; :data:`NOBODY` where the tensors are looked up.
-        names: Names of tensors of the ref.
-        specs: Tensors to be looked up.
-    """
-
-    of: bytes = NOBODY
-    names: Annotated[list[str], msgspec.Meta(max_length=MAX_NAMES)] = []
-    specs: Annotated[list[TensorSpec], msgspec.Meta(max_length=MAX_NAMES)] = []
 
 
 class Open(msgspec.Struct, tag=True, frozen=True):
     """Request of a receiver: the layout of a ref.
 
     A body of at most ``eager`` bytes is to be sent at once, in frames of at most ``chunk_size``, as
-    if this request had also fetched it. That saves a round trip for a small body. If such a body
-    has the digest ``have``, it is not sent. To open a ``part``, the receiver draws a token for it,
-    which is that of a ref from then on.
+    if this request had fetched it, too. That saves a round trip. With ``digests``, those of all
+    blocks are wanted. With ``direct``, where the bytes lie, so that the receiver reads them itself.
     """
 
-    token: bytes
-    request: Number
+    token: _Token
+    number: Number
     eager: int = 0
     chunk_size: int = 0
-    part: Part | None = None
-    have: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    digests: bool = False
+    direct: bool = False
 
 
 class Fetch(msgspec.Struct, tag=True, frozen=True):
-    """Request of a receiver: the bytes ``[start, stop)`` in frames of at most ``chunk_size``.
+    """Request of a receiver: ranges ``[start, stop)`` in frames of at most ``chunk_size``.
 
-    A ``chunk_size`` of 0 requests the whole model serialised into one message, with its header. An
-    ``urgent`` request is for bytes that were requested before and lost: it precedes all others.
-    Where frames may be ``encoded``, ``base`` names the model that the receiver has for that; empty
-    for none.
+    It takes the place of one that is being answered. A ``chunk_size`` of 0 requests the body in one
+    frame. Where frames may be ``encoded``, ``base`` names the model that the receiver has for that;
+    empty for none.
     """
 
-    token: bytes
-    request: Number
-    start: int
-    stop: int
+    token: _Token
+    number: Number
+    ranges: Annotated[list[tuple[int, int]], msgspec.Meta(min_length=1, max_length=MAX_RANGES)]
     chunk_size: int
-    urgent: bool = False
     encoded: bool = False
-    base: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    base: _Text = ""
 
 
-class Digest(msgspec.Struct, tag=True, frozen=True):
-    """Request of a receiver: the digests of the chunks of ``[start, stop)``.
+class Find(msgspec.Struct, tag=True, frozen=True):
+    """Request of a receiver: the refs on offer to it that have one of some labels.
 
-    So a receiver that has a part of the body finds out which of its chunks are sound. With a
-    ``sample``, only the chunks with these numbers are digested, counted from ``start`` on.
+    A label has a round, tags in any order, and whether the tensors are a report.
     """
 
-    token: bytes
-    request: Number
-    start: int
-    stop: int
-    chunk_size: int
-    sample: Annotated[list[Number], msgspec.Meta(max_length=MAX_SAMPLE)] = []
+    number: Number
+    labels: Annotated[list[tuple[int, list[str], bool]], msgspec.Meta(max_length=1024)]
 
 
 class Ping(msgspec.Struct, tag=True, frozen=True):
-    """Request of a receiver: the numbers of its requests that are still to be answered.
+    """Request of a receiver: which of its requests is being answered.
 
     It is answered before any further frame, and refused if what the ref has on offer was changed.
-    One with the request number 0 is a beat: it says that the receiver lives, and has no answer.
+    One with the number 0 is a beat: it says that the receiver lives, and has no answer.
     """
 
-    token: bytes
-    request: Number
+    token: _Token
+    number: Number
 
 
 class Close(msgspec.Struct, tag=True, frozen=True):
     """Notice of a receiver: it is done with this ref, successfully (``ok``) or for a ``reason``."""
 
-    token: bytes
-    request: Number
+    token: _Token
+    number: Number
     ok: bool
-    reason: str
+    reason: str = ""
+
+
+class InFile(msgspec.Struct, tag="file", frozen=True):
+    """The place of a body in a file, whose descriptor is handed over with this message.
+
+    Attributes:
+        offset: Offset in bytes of the body's first byte in the file.
+    """
+
+    offset: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class InProcess(msgspec.Struct, tag="memory", frozen=True):
+    """The place of a body in the memory of the process that sends this message.
+
+    Attributes:
+        spans: Addresses and lengths in bytes, in the order of the body.
+    """
+
+    spans: list[tuple[int, int]]
 
 
 class Opened(msgspec.Struct, tag=True, frozen=True):
@@ -229,47 +192,51 @@ class Opened(msgspec.Struct, tag=True, frozen=True):
 
     The longest frame that it sends has ``chunk_size`` bytes; 0 is any that it is asked for.
     ``order`` has the places of the names, first of the tensors, then of the aliases, in the order
-    in which the receiver is to have them; none if that is their order. ``same`` says that the body
-    has the digest that the receiver has, so none of it is sent.
+    in which the receiver is to have them; none if that is their order. ``digests`` has the xxh3-64
+    of each block of ``block`` bytes, eight bytes each, little-endian; none if they are not asked
+    for. ``place`` says where the body can be read, from here up to the answer to a close.
     """
 
-    request: Number
+    number: Number
     layout: bytes
     chunk_size: int = 0
     order: Annotated[list[int], msgspec.Meta(max_length=200_000)] = []
-    same: bool = False
+    block: int = 0
+    digests: bytes = b""
+    place: InFile | InProcess | None = None
+
+
+class Found(msgspec.Struct, tag=True, frozen=True):
+    """Answer of a sender: for each label, the tokens of the refs that have it, oldest first."""
+
+    number: Number
+    tokens: list[list[bytes]]
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
     """Answer of a sender: it refuses, for a reason."""
 
-    request: Number
+    number: Number
     reason: str
 
 
-class Digested(msgspec.Struct, tag=True, frozen=True):
-    """Answer of a sender: the xxh3-64 of each chunk, eight bytes each, little-endian."""
-
-    request: Number
-    digests: bytes
-
-
 class Pong(msgspec.Struct, tag=True, frozen=True):
-    """Answer of a sender: the requests of this connection that are not fully answered."""
+    """Answer of a sender: the number of the request that it is answering; 0 for none."""
 
-    request: Number
-    requests: Annotated[list[Number], msgspec.Meta(max_length=2 * MAX_REQUESTS)]
+    number: Number
+    answering: Number = 0
 
 
 class Closed(msgspec.Struct, tag=True, frozen=True):
     """Answer of a sender: it knows that the receiver is done."""
 
-    request: Number
+    number: Number
 
 
-Request = Open | Fetch | Digest | Ping | Close
-Reply = Opened | Refused | Digested | Pong | Closed
+Request = Open | Fetch | Find | Ping | Close
+Reply = Opened | Found | Refused | Pong | Closed
 _encoder = msgspec.msgpack.Encoder()
+MessageT = TypeVar("MessageT")
 _request_decoder: msgspec.msgpack.Decoder[Request | Hello] = msgspec.msgpack.Decoder(
     Request | Hello
 )
@@ -297,38 +264,133 @@ def digest_of(views: Iterable[memoryview | bytes | bytearray]) -> int:
     return state.intdigest()
 
 
-def pack_message(message: Request | Reply | Hello, token: bytes = NOBODY) -> bytes:
-    """Encode a whole packet, header and payload, for a message."""
+def pack_message(message: Request | Reply | Hello) -> bytes:
+    """Encode a whole packet for a message."""
     payload = _encoder.encode(message)
-    number = 0 if isinstance(message, Hello) else message.request
-    header = Header(MESSAGE, number, token, 0, len(payload), digest_of([payload]))
-    return header.pack() + payload
+    number = 0 if isinstance(message, Hello) else message.number
+    head = Header(MESSAGE, number, 0, len(payload)).pack()
+    return head + payload + pack_digest(digest_of([payload]))
 
 
-def decode_request(payload: bytes, peer: str) -> Request | Hello:
+def pack_digest(digest: int) -> bytes:
+    """Encode the digest that follows a payload."""
+    return digest.to_bytes(TRAILER_BYTES, "little")
+
+
+def decode_request(payload: bytes | bytearray, peer: str) -> Request | Hello:
     """Decode a receiver's message.
 
     Raises:
         ProtocolError: The payload is not one.
     """
-    try:
-        return _request_decoder.decode(payload)
-    except UNREADABLE as error:
-        raise _unreadable(peer, error) from error
+    return _decoded(_request_decoder, payload, peer)
 
 
-def decode_reply(payload: bytes | memoryview, peer: str) -> Reply | Hello:
+def decode_reply(payload: bytes | bytearray, peer: str) -> Reply | Hello:
     """Decode a sender's message.
 
     Raises:
         ProtocolError: The payload is not one.
     """
+    return _decoded(_reply_decoder, payload, peer)
+
+
+def _decoded(
+    decoder: msgspec.msgpack.Decoder[MessageT], payload: bytes | bytearray, peer: str
+) -> MessageT:
     try:
-        return _reply_decoder.decode(payload)
-    except UNREADABLE as error:
-        raise _unreadable(peer, error) from error
+        return decoder.decode(payload)
+    except UNREADABLE as error:  # which may quote the message
+        raise ProtocolError(
+            f"{peer} sent a message that cannot be read: {quotable(str(error))}"
+        ) from error
 
 
-def _unreadable(peer: str, error: Exception) -> ProtocolError:
-    # The error may quote the message.
-    return ProtocolError(f"{peer} sent a message that cannot be read: {quotable(str(error))}")
+Wait = Callable[[], None]
+"""Function that waits until something has arrived; it raises an error once that takes too long."""
+
+
+class PacketReader:
+    """The packets that arrive on a channel.
+
+    What is left of a packet by a reader that was interrupted is skipped before the next one.
+
+    Args:
+        channel: Channel that carries the bytes.
+        peer: Name of who sends, for messages.
+    """
+
+    def __init__(self, channel: Channel, peer: str) -> None:
+        self._channel = channel
+        self._peer = peer
+        self._left = 0
+        self._ahead = bytearray()
+        self._following = memoryview(bytearray(_AHEAD_BYTES))
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something was received that was not read yet."""
+        return bool(self._ahead)
+
+    def header(self, wait: Wait) -> Header:
+        """Return the header of the next packet, whose payload is to be read next.
+
+        Raises:
+            BrokenStreamError: What comes is no packet.
+        """
+        while self._left:
+            self._fill([memoryview(bytearray(min(self._left, _SKIPPED_BYTES)))], wait)
+        head = memoryview(bytearray(HEADER_BYTES))
+        self._left = HEADER_BYTES
+        self._fill([head], wait)
+        header = Header.parse(head, self._peer)
+        self._left = header.length + TRAILER_BYTES
+        return header
+
+    def payload(self, views: Sequence[memoryview], wait: Wait) -> bool:
+        """Fill the views with all of a payload; return whether it matches its digest."""
+        digest, trailer = xxhash.xxh3_64(), memoryview(bytearray(TRAILER_BYTES))
+        self._fill(views, wait, digest)
+        self._fill([trailer], wait)
+        return digest.intdigest() == int.from_bytes(trailer, "little")
+
+    def message(self, header: Header, most: int, wait: Wait) -> bytearray:
+        """Return the payload of a message.
+
+        Raises:
+            ProtocolError: It is longer than ``most`` bytes, or damaged.
+        """
+        if header.length > most:
+            raise ProtocolError(
+                f"{self._peer} sent a message of {header.length} bytes, and {most} are taken here "
+                "at most (Limits.layout_bytes)"
+            )
+        payload = bytearray(header.length)
+        if not self.payload([memoryview(payload)], wait):
+            raise BrokenStreamError(f"a message of {self._peer} does not match its digest")
+        return payload
+
+    def _fill(
+        self, views: Sequence[memoryview], wait: Wait, digest: xxhash.xxh3_64 | None = None
+    ) -> None:
+        buffers = [view for view in views if len(view)]
+        while buffers:
+            if self._ahead:
+                count = min(len(buffers[0]), len(self._ahead))
+                buffers[0][:count] = self._ahead[:count]
+                del self._ahead[:count]
+            else:
+                # What follows is received in the same call: most often the next header, or a whole
+                # message.
+                while not (count := self._channel.receive_some([*buffers, self._following])):
+                    wait()
+                if over := max(count - sum(map(len, buffers)), 0):
+                    self._ahead += self._following[:over]
+                    count -= over
+            self._left -= count
+            come, buffers = split(buffers, count)
+            # Digested at once, piece by piece: the bytes are still in the processor's cache, and
+            # the sender fills the channel meanwhile.
+            if digest is not None:
+                for view in come:
+                    digest.update(view)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
@@ -13,8 +14,10 @@ from flstream.errors import SimulationError
 from flstream.telemetry.events import NO_CHECK, AnyEvent, checks_of, encode_lines
 from flstream.telemetry.locks import lock_file
 
-# Bytes of the file's end that are read at a time, in search of the last whole line.
-_TAIL_BYTES = 1 << 16
+# Limit for any line: a message of a site has at most 64 MiB, such as one with thousands of metrics,
+# and a round of a million sites about as much. A file that is no journal is noticed before it was
+# read whole.
+_MOST_BYTES = 128 << 20
 
 
 class EventLog:
@@ -38,23 +41,19 @@ class EventLog:
         self._path = path
         # A line that two threads both put after the same one would damage the journal.
         self._turn = threading.Lock()
-        try:
-            self._file = path.open("a+b", buffering=0)
-        except OSError as error:
-            raise self._failed(error) from error
-        try:
-            if not lock_file(self._file.fileno(), patience):
-                raise SimulationError(
-                    f"another process still writes to {path}; wait until it has ended, or end it"
-                )
-            self._end = _end_of_last_line(self._file.fileno())
-            self._file.truncate(self._end)
-            self._check = _last_check(self._file.fileno(), self._end)
-        except BaseException as error:
-            self._file.close()
-            if isinstance(error, OSError):
+        with ExitStack() as stack:
+            try:
+                self._file = stack.enter_context(path.open("a+b", buffering=0))
+                if not lock_file(self._file.fileno(), patience):
+                    raise SimulationError(
+                        f"another process still writes to {path}; wait until it has ended, or end "
+                        "it"
+                    )
+                self._end, self._check = _end_of_last_line(self._file.fileno())
+                self._file.truncate(self._end)
+            except OSError as error:
                 raise self._failed(error) from error
-            raise
+            stack.pop_all()
 
     def write(self, *events: AnyEvent, durable: bool = False) -> None:
         """Append events. Any thread may do so.
@@ -81,7 +80,8 @@ class EventLog:
                     self._file.truncate(self._end)
                 raise self._failed(error) from error
             self._end += len(lines)
-            self._check = _check_at_end(lines, self._check)
+            if (checks := checks_of(lines)) is not None:
+                self._check = checks.check
 
     def close(self) -> None:
         """Close the file, and release its lock."""
@@ -100,40 +100,27 @@ class EventLog:
         self.close()
 
 
-def _end_of_last_line(fd: int) -> int:
-    """Return the length in bytes of a file's whole lines."""
-    stop = os.fstat(fd).st_size
-    while stop > 0:
-        start = max(stop - _TAIL_BYTES, 0)
-        newline = os.pread(fd, stop - start, start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        stop = start
-    return 0
-
-
-def _last_check(fd: int, end: int) -> bytes:
-    """Return the check of a file's last line, which ends at a place in bytes."""
-    start = max(end - _TAIL_BYTES, 0)
-    # Without a check that line is damaged, and no reader will take what follows it.
-    return _check_at_end(os.pread(fd, end - start, start), NO_CHECK)
-
-
-def _check_at_end(lines: bytes, otherwise: bytes) -> bytes:
-    checks = checks_of(lines)
-    return checks.check if checks is not None else otherwise
+def _end_of_last_line(fd: int) -> tuple[int, bytes]:
+    """Return the length in bytes of a file's whole lines, and the check of the last one."""
+    if not os.fstat(fd).st_size:
+        return 0, NO_CHECK
+    with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as content:
+        end = content.rfind(b"\n") + 1
+        checks = checks_of(content[max(end - 100, 0) : end])
+    # Without checks that line is damaged, and no reader will take what follows it.
+    return end, NO_CHECK if checks is None else checks.check
 
 
 class WholeLines:
     """Iterator over the lines of an event file, without a partial last line.
 
+    A line that is too long for an event is returned in pieces, none of which is an event.
+
     Args:
         path: Path of the file.
-        most: Most bytes of a line. A longer one is returned in pieces, none of which is an event.
         start: Where the first line begins, in bytes.
 
     Attributes:
-        most: Most bytes of the next line; the reader may change it from line to line.
         number: Number of the last line that was returned, from 1.
         start: Where that line begins, in bytes.
         end: Where the next one begins.
@@ -142,17 +129,16 @@ class WholeLines:
         OSError: The file cannot be read.
     """
 
-    def __init__(self, path: Path, most: int, start: int = 0) -> None:
+    def __init__(self, path: Path, start: int = 0) -> None:
         self._path = path
-        self.most = most
         self.number = 0
         self.start = self.end = start
 
     def __iter__(self) -> Iterator[bytes]:
         with self._path.open("rb") as file:
             file.seek(self.end)
-            while line := file.readline(self.most):
-                if not line.endswith(b"\n") and len(line) < self.most:
+            while line := file.readline(_MOST_BYTES):
+                if not line.endswith(b"\n") and len(line) < _MOST_BYTES:
                     return
                 self.number += 1
                 self.start, self.end = self.end, self.end + len(line)

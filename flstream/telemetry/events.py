@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from xxhash import xxh3_64_hexdigest
@@ -45,6 +47,7 @@ class Transfer(msgspec.Struct, frozen=True):
         reused: Bytes of the bodies that were not sent, since the receiver had them.
         encoded: Bytes of the bodies that came as fewer, in frames that an exact codec had encoded.
         with_base: Bytes of these whose frames were encoded with a model that both sides had.
+        direct: Bytes of the bodies that the receiver read from the sender's file or memory itself.
     """
 
     bytes: int = 0
@@ -55,19 +58,12 @@ class Transfer(msgspec.Struct, frozen=True):
     reused: int = 0
     encoded: int = 0
     with_base: int = 0
+    direct: int = 0
 
     def __add__(self, other: Transfer) -> Transfer:
         """Return the sum of two costs, of transfers one after the other."""
-        return Transfer(
-            self.bytes + other.bytes,
-            self.requests + other.requests,
-            self.chunks + other.chunks,
-            self.retries + other.retries,
-            self.seconds + other.seconds,
-            self.reused + other.reused,
-            self.encoded + other.encoded,
-            self.with_base + other.with_base,
-        )
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+        return Transfer(*map(sum, pairs))
 
 
 def default_site_names(count: int) -> list[str]:
@@ -238,13 +234,6 @@ class SitesBeganAnew(Event, tag="sites_began_anew"):
 
     round: int
     sites: list[str]
-
-
-class FoldStarted(Event, tag="fold_started"):
-    """A site began to fold the updates of a round, in its own process."""
-
-    round: int
-    site: str
 
 
 class SiteFailed(Event, tag="site_failed"):
@@ -581,46 +570,19 @@ NodeEvent = NodesAwaited | NodeJoined | NodeLost | NodeMeasured
 LiveEvent = Snapshot | ProcessStarted | RunRefused | NodeEvent
 """What the launcher is told, and the journal does not keep."""
 
-AnyEvent = (
-    RunStarted
-    | RunResumed
-    | ProcessReady
-    | ProcessEnded
-    | ModelReady
-    | RoundStarted
-    | SitePhaseChanged
-    | SiteUpdate
-    | SiteLog
-    | UpdateTakenUp
-    | SitesBeganAnew
-    | FoldStarted
-    | SiteFailed
-    | SiteSuspended
-    | EndedEarly
-    | Warned
-    | Evaluated
-    | ModelsCollected
-    | ModelScored
-    | RoundFinished
-    | ModelWritten
-    | EffectDone
-    | RunFinished
-    | LiveEvent
-)
+if TYPE_CHECKING:
+    AnyEvent: TypeAlias = Event
+else:
+    AnyEvent = reduce(or_, Event.__subclasses__())
+
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
-
 
 NO_CHECK = b"0" * 16
 """Check that the first line of a journal follows."""
 
-# The end of a line: the check of the line before, then the digest of all that stands before that
-# digest. Both are found from the end, so that a reader needs to know nothing of the rest.
-_FOLLOWS, _CHECK, _END = b',"follows":"', b'","check":"', b'"}'
-_FOLLOWS_AT = -len(NO_CHECK + _CHECK + NO_CHECK + _END)
-_CHECK_AT = -len(NO_CHECK + _END)
-_CHECKS_AT = _FOLLOWS_AT - len(_FOLLOWS)
-_CHECKS = re.compile(b"%b(.{16})%b(.{16})%b" % (_FOLLOWS, _CHECK, _END), re.DOTALL)
+# It is found from the end, so that a reader needs to know nothing of the rest.
+_END = re.compile(rb',"follows":"(.{16})","check":"(.{16})"}\s*\Z', re.DOTALL)
 
 
 class LineChecks(NamedTuple):
@@ -637,27 +599,16 @@ class LineChecks(NamedTuple):
 
 def checks_of(line: bytes) -> LineChecks | None:
     """Return the checks at the end of a line, which need not be whole; None without them."""
-    match = _CHECKS.match(line[_CHECKS_AT - len(b"\r\n") :].rstrip()[_CHECKS_AT:])
+    match = _END.search(line[-60:])
     return LineChecks(*match.groups()) if match is not None else None
 
 
-def encode_event(event: AnyEvent, follows: bytes = NO_CHECK) -> bytes:
-    """Encode an event as one line of JSON, without a newline.
-
-    Its last keys are ``follows``, the check of the line before, and ``check``, the xxh3 digest of
-    what stands before it, both in hexadecimal. So a line that is changed, missing, doubled or in
-    another place is noticed.
-
-    Args:
-        event: The event.
-        follows: Check of the line before.
-    """
-    content = b"%b%b%b" % (_encoder.encode(event)[:-1], _FOLLOWS, follows)
-    return b"%b%b%b%b" % (content, _CHECK, xxh3_64_hexdigest(content).encode(), _END)
-
-
 def encode_lines(events: Iterable[AnyEvent], follows: bytes = NO_CHECK) -> bytes:
-    """Encode events as lines that follow one another, each with its newline.
+    """Encode events as lines of JSON that follow one another, each with its newline.
+
+    The last keys of each are ``follows``, the check of the line before, and ``check``, the xxh3
+    digest of what stands before it, both in hexadecimal. So a line that is changed, missing,
+    doubled or in another place is noticed.
 
     Args:
         events: The events, in order.
@@ -665,40 +616,20 @@ def encode_lines(events: Iterable[AnyEvent], follows: bytes = NO_CHECK) -> bytes
     """
     lines = []
     for event in events:
-        line = encode_event(event, follows)
-        follows = line[_CHECK_AT : -len(_END)]
-        lines.append(line)
-    return b"\n".join([*lines, b""])
+        content = b'%b,"follows":"%b' % (_encoder.encode(event)[:-1], follows)
+        follows = xxh3_64_hexdigest(content).encode()
+        lines.append(b'%b","check":"%b"}\n' % (content, follows))
+    return b"".join(lines)
 
 
-def decode_event(line: bytes, checks: LineChecks | None = None) -> AnyEvent:
+def decode_event(line: bytes) -> AnyEvent:
     """Decode an event from its JSON, whatever line it follows.
-
-    Args:
-        line: The line.
-        checks: Checks of the line, where they are known; None to find them.
 
     Raises:
         msgspec.DecodeError: The line is not an event, or was changed since it was written.
     """
     event = _decoder.decode(line)
-    checks = checks or checks_of(line)
-    content = line.rstrip()[: _CHECK_AT - len(_CHECK)]
+    checks, content = checks_of(line), line.rpartition(b'","check":"')[0]
     if checks is None or checks.check != xxh3_64_hexdigest(content).encode():
         raise msgspec.DecodeError("it is not what was written, going by its check")
     return event
-
-
-# Limit for any event: well above the limit of a message, such as one with thousands of metrics of a
-# site. And what a site adds to a round's events: its name, its weight, and some punctuation.
-_EVENT_BYTES = 64 << 20
-_SITE_BYTES = 64
-
-
-def most_line_bytes(clients: int) -> int:
-    """Return the most bytes that a line of a journal may have, for a run with this many sites.
-
-    So a reader can recognise a file that is not a journal before it has read all of it into memory.
-    Only an event of a round whose cohort is as large comes near the limit.
-    """
-    return _EVENT_BYTES + _SITE_BYTES * clients

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -17,8 +17,6 @@ import numpy as np
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder()
 _INT64 = range(-(2**63), 2**64)
-_TEXTS = frozenset({str, bool, type(None)})
-_SCALARS = _TEXTS | {int, float}
 
 
 def encode_exact(value: object) -> msgspec.Raw:
@@ -46,7 +44,7 @@ def decode_exact(data: msgspec.Raw | bytes) -> Any:
 def _plain(value: object) -> object:
     match value:
         case np.generic():
-            return {"$scalar": [value.dtype.str, _text(value.tobytes())]}
+            return {"$scalar": [value.dtype.str, base64.b64encode(value.tobytes()).decode()]}
         case None | bool() | str():
             return value
         case int():
@@ -54,62 +52,36 @@ def _plain(value: object) -> object:
         case float():
             return value if math.isfinite(value) else {"$float": repr(value)}
         case bytes():
-            return {"$bytes": _text(value)}
+            return {"$bytes": base64.b64encode(value).decode()}
         case list():
-            return value if _are_plain(value) else [_plain(item) for item in value]
+            return [_plain(item) for item in value]
         case tuple():
             return {"$tuple": [_plain(item) for item in value]}
         case Mapping():
             if all(type(key) is str and not key.startswith("$") for key in value):
-                if type(value) is dict and _are_plain(value.values()):
-                    return value
                 return {key: _plain(item) for key, item in value.items()}
             return {"$dict": [[_plain(key), _plain(item)] for key, item in value.items()]}
     raise TypeError(f"a {type(value).__name__} cannot be kept in the journal")
 
 
-def _are_plain(values: Collection[Any]) -> bool:
-    """Whether JSON restores all values as they are, as it does most long columns."""
-    types = set(map(type, values))
-    if types == {float}:
-        return all(map(math.isfinite, values))
-    if types == {int}:
-        return min(values) in _INT64 and max(values) in _INT64
-    return types <= _TEXTS
-
-
 def _value(plain: Any) -> Any:
-    if isinstance(plain, list):
-        if _SCALARS.issuperset(map(type, plain)):
-            return plain
-        return [_value(item) for item in plain]
-    if not isinstance(plain, dict):
-        return plain
-    if len(plain) == 1:
-        (key,) = plain
-        if key.startswith("$"):
+    match plain:
+        case list():
+            return [_value(item) for item in plain]
+        case dict() if len(plain) == 1 and (key := next(iter(plain))).startswith("$"):
             if key not in _KINDS:
                 raise ValueError(f"{key!r} is no kind of value")
             return _KINDS[key](plain[key])
-    if _SCALARS.issuperset(map(type, plain.values())):
-        return plain
-    return {key: _value(item) for key, item in plain.items()}
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _scalar(parts: list[str]) -> Any:
-    dtype, data = parts
-    return np.frombuffer(base64.b64decode(data), dtype=np.dtype(dtype))[0]
+        case dict():
+            return {key: _value(item) for key, item in plain.items()}
+    return plain
 
 
 _KINDS: Mapping[str, Callable[[Any], Any]] = {
     "$float": float,
     "$int": int,
     "$bytes": base64.b64decode,
-    "$scalar": _scalar,
+    "$scalar": lambda parts: np.frombuffer(base64.b64decode(parts[1]), parts[0])[0],
     "$tuple": lambda parts: tuple(_value(item) for item in parts),
     "$dict": lambda pairs: {_value(key): _value(item) for key, item in pairs},
 }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import fcntl
-import os
-import threading
-from contextlib import suppress
+import time
+
+# Seconds between two attempts to take a lock that somebody else holds.
+_RETRY_SECONDS = 0.02
 
 
 def lock_file(fd: int, patience: float = 0.0) -> bool:
@@ -23,26 +24,13 @@ def lock_file(fd: int, patience: float = 0.0) -> bool:
     Raises:
         OSError: The file system has no locks.
     """
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return patience > 0 and _lock_within(fd, patience)
-    return True
-
-
-def _lock_within(fd: int, seconds: float) -> bool:
-    taken = threading.Event()
-    # flock has no timeout, so a thread waits, with a descriptor of its own: if the caller gave up,
-    # the lock is released as soon as it is taken, when that descriptor is closed.
-    duplicate = os.dup(fd)
-
-    def wait() -> None:
+    deadline = time.monotonic() + patience
+    while True:  # flock has no timeout
         try:
-            with suppress(OSError):
-                fcntl.flock(duplicate, fcntl.LOCK_EX)
-                taken.set()
-        finally:
-            os.close(duplicate)
-
-    threading.Thread(target=wait, name="lock-wait", daemon=True).start()
-    return taken.wait(seconds)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(min(_RETRY_SECONDS, patience))
+        else:
+            return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -47,19 +48,18 @@ class Machine:
 
 def this_machine() -> Machine:
     """Describe the machine and the software of this process."""
-    uname, processor = platform.uname(), ""
+    uname, processor = platform.uname(), None
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                processor = line.partition(":")[2].strip()
-                break
+        processor = re.search(
+            "^model name.*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE
+        )
     versions = {"flstream": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     return Machine(
         system=f"{uname.system} {uname.release} {uname.machine}",
-        processor=processor,
+        processor=processor[1] if processor else "",
         cores=len(os.sched_getaffinity(0)),
         memory=int(psutil.virtual_memory().total),
         versions=versions,

@@ -1,48 +1,39 @@
 """The sampler of the memory of every process of a run.
 
 RSS counts shared and file-backed pages, USS the pages of one process alone, and PSS divides shared
-pages among the processes that map them. RSS is read at every tick. USS and PSS make the kernel walk
-the process's page tables, about 4 ms for each GiB, while the process waits for its own page faults.
-So they are read as often as takes a fiftieth of a core's time for all processes together. They are
-read more often (a twentieth for each process and a fifth together) while a process grows beyond its
-highest reading, or was last read before the newest process started, with which it shares pages;
-and at once where there are more than twice as many processes since.
-Between two readings, PSS is estimated from RSS: the difference in RSS since the last reading is
-taken to be the process's own pages, such as a model, but for pages of files, which all processes
-that map a checkpoint share. Where one maps many more of them, the others are read again, too. The
-kernel's own high-water mark of RSS also includes peaks between two ticks.
+pages among the processes that map them. RSS is read at every tick, with the kernel's own high-water
+mark, which also includes peaks between two ticks. USS and PSS make the kernel walk the process's
+page tables, about 4 ms for each GiB, while the process waits for its own page faults. So they are
+read each second, of all processes at once: a sum of PSS counts shared pages once only if all its
+terms are of one time. Between two readings, both are carried on with RSS: its growth is taken to be
+the process's own pages, such as a model, but for pages of files, which all processes that map a
+checkpoint share.
 """
 
 from __future__ import annotations
 
 import resource
+import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
-from typing import IO, NamedTuple, Self
+from typing import IO, Any, Self
 
 import msgspec
 import psutil
 from msgspec import UNSET, UnsetType
 
-from flstream.telemetry.process_group import FullMemory, ProcessGroup
-
 INTERVAL = 0.05
 """Seconds between two ticks."""
 
-# Share of the time that may go into reading USS and PSS of all processes.
-_FULL_READ_SHARE = 0.02
-# A process counts as growing above this multiple of its highest RSS at a reading. It is read as
-# early if another process started since.
-_GROWTH = 1.02
-# Bytes of files that a process maps beyond what it had, before the others are read again: they may
-# share them.
-_MAPPED_MORE = 64 << 20
-# Shares while processes grow: for each of them, and for all.
-_GROWING_SHARE_OF_ONE = 0.05
-_GROWING_SHARE_OF_ALL = 0.2
+# Seconds between two readings of USS and PSS; more where they would take a larger share of a core's
+# time, and fewer, within that share, where a process has started.
+_READING_INTERVAL = 1.0
+_READING_SHARE = 0.05
 
 
 class Sample(msgspec.Struct, omit_defaults=True):
@@ -89,7 +80,7 @@ class ProcessMemory(msgspec.Struct):
     Attributes:
         idle_rss: RSS after its imports; 0 if it did not finish them.
         peak_rss: The kernel's high-water mark of RSS, or the highest sample.
-        peak_uss: Highest USS sample.
+        peak_uss: Highest USS, carried on with RSS between two readings.
         node: Name of the node that it was on last; unset for the machine of the launcher.
     """
 
@@ -126,64 +117,58 @@ def own_peak_rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def _resident(process: psutil.Process) -> tuple[int, int, int]:
+    """Return the bytes of RSS, of pages of files among it, and of the high-water mark of RSS."""
+    with suppress(OSError, KeyError):  # a zombie has a status without memory
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        kib = {line.split()[0]: line.split()[1] for line in lines if line.endswith(" kB")}
+        rss, of_files, high_water = (
+            int(kib[key]) << 10 for key in ("VmRSS:", "RssFile:", "VmHWM:")
+        )
+        return rss, of_files, high_water
+    raise psutil.NoSuchProcess(process.pid)
+
+
 class _Watched:
-    """A process that is being sampled, with those that count as part of it."""
+    """A process that is being sampled, with others whose memory is added to its own."""
 
     def __init__(self, pid: int, others: Sequence[int] = ()) -> None:
-        self.process = ProcessGroup(pid, others)
-        self.rss = 0
-        self.of_files = 0  # pages of files at the last tick, in bytes
-        self._files_when_read = 0  # the same at the last reading
-        self.most_of_files = 0  # the same when the others were last to be read again
-        self.mappings_when_read = 0  # number of times that was so before the last reading
-        self.shared = 0  # RSS minus PSS at the last reading, in bytes
-        self.started_when_read = 0  # number of processes started before the last reading
-        self._highest_read = 0  # highest RSS at a reading, in bytes
-        self._next_read = self._next_growing_read = 0.0
+        self._process = psutil.Process(pid)
+        self._others: list[psutil.Process] = []
+        for other in others:
+            with suppress(psutil.NoSuchProcess):
+                self._others.append(psutil.Process(other))
+        self.rss = self.high_water = 0
+        # USS and PSS (USS where there is no PSS), read or carried on; 0 before the first reading.
+        self.uss = self.pss = 0
+        self._reading = 0, 0, sys.maxsize  # both, and the process's own pages by RSS, when read
 
-    @property
-    def pss(self) -> int:
-        """Estimate of PSS, in bytes."""
-        more_of_files = max(self.of_files - self._files_when_read, 0)
-        return max(self.rss - self.shared - more_of_files, 0)
+    def tick(self, *, reads: bool) -> tuple[int | None, int | None]:
+        """Read RSS, and estimate USS and PSS, or read and return these."""
+        read = self._of_all(lambda process: process.memory_full_info()) if reads else []
+        uss = sum(part.uss for part in read) if read else None
+        # Either all of them have PSS or none has.
+        pss = sum(part.pss for part in read) if read and hasattr(read[0], "pss") else None
+        sizes = self._of_all(_resident)
+        self.rss, of_files, _ = (sum(column) for column in zip(*sizes, strict=True))
+        self.high_water = sizes[0][2]  # of the process alone
+        own = self.rss - of_files
+        if uss is not None:
+            self._reading = uss, uss if pss is None else pss, own
+        read_uss, read_pss, read_own = self._reading
+        growth = max(own - read_own, 0)
+        self.uss, self.pss = min(read_uss + growth, self.rss), read_pss + growth
+        return uss, pss
 
-    def is_to_be_read(self, rss: int, started: int, mappings: int = 0) -> bool:
-        """Return whether USS and PSS are due to be read.
-
-        Args:
-            rss: RSS now, in bytes.
-            started: How many processes were started.
-            mappings: How often one has mapped many more pages of files.
-        """
-        # What it shares may be shared by twice as many now: it cannot wait, nor is that often so.
-        if started > 2 * self.started_when_read:
-            return True
-        is_urgent = rss > _GROWTH * self._highest_read or started > self.started_when_read
-        is_urgent = is_urgent or mappings > self.mappings_when_read
-        return time.monotonic() >= (self._next_growing_read if is_urgent else self._next_read)
-
-    def read(self, processes: int) -> FullMemory:
-        """Read USS and PSS, and schedule the next reading.
-
-        The interval grows with the time that this reading took and with the number of processes.
-        """
-        began = time.monotonic()
-        info = self.process.memory_full_info()
-        ended = time.monotonic()
-        cost = ended - began
-        self._next_read = ended + cost * processes / _FULL_READ_SHARE
-        growing = min(_GROWING_SHARE_OF_ONE, _GROWING_SHARE_OF_ALL / processes)
-        self._next_growing_read = ended + cost / growing
-        self._highest_read = max(self._highest_read, info.rss)
-        self._files_when_read = self.of_files
-        return info
-
-
-class _RoughPeak(NamedTuple):
-    """The highest sum of PSS that includes old readings, and the most processes in such a sum."""
-
-    total: int = 0
-    processes: int = 0
+    def _of_all(self, read: Callable[[psutil.Process], Any]) -> list[Any]:
+        """Read something of the process and of the others, but for those that have ended."""
+        readings = [read(self._process)]
+        for process in list(self._others):
+            try:
+                readings.append(read(process))
+            except psutil.Error:
+                self._others.remove(process)
+        return readings
 
 
 class NodeMemory(msgspec.Struct, frozen=True):
@@ -221,10 +206,9 @@ class MemorySampler:
         self._rss_elsewhere: dict[str, dict[str, int]] = {}
         self._pss_elsewhere: dict[str, int] = {}
         self._peak_elsewhere = 0  # highest sum of those of nodes that were there together
-        self._started = 0  # number of processes so far
-        self._mappings = 0  # how often one has mapped many more pages of files
-        self._peak_total_pss = 0
-        self._rough_peak = _RoughPeak()
+        self._peak_pss = 0  # highest sum of those here
+        # When USS and PSS are next read, and when they may be if a process starts.
+        self._reads_at = self._may_read_at = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memory-sampler", daemon=True)
 
@@ -241,7 +225,7 @@ class MemorySampler:
                 self._watched[name] = _Watched(pid, others)
             except psutil.NoSuchProcess:
                 return
-            self._started += 1
+            self._reads_at = self._may_read_at
             self._peaks.setdefault(name, ProcessMemory())
 
     def watches(self, name: str) -> bool:
@@ -276,7 +260,7 @@ class MemorySampler:
             self._peak_elsewhere = max(self._peak_elsewhere, together)
             for sample in memory.samples:
                 sample.node = node
-                self._write(self._encoder.encode(sample) + b"\n")
+                self._write(sample)
                 self._peaks.setdefault(sample.process, ProcessMemory()).node = node
             for name, theirs in memory.peaks.items():
                 peak = self._peaks.setdefault(name, ProcessMemory())
@@ -297,28 +281,22 @@ class MemorySampler:
     def peaks(self) -> Mapping[str, ProcessMemory]:
         """Return the peaks of every process so far, by name."""
         with self._lock:
-            return {name: msgspec.structs.replace(peak) for name, peak in self._peaks.items()}
+            return {name: copy(peak) for name, peak in self._peaks.items()}
 
     def current_rss(self) -> Mapping[str, int]:
         """Return the RSS in bytes of every living process at the last tick, by name."""
         with self._lock:
-            rss = {name: watched.rss for name, watched in self._watched.items()}
-            for of_node in self._rss_elsewhere.values():
-                rss = {**of_node, **rss}
-            return rss
+            local = {name: watched.rss for name, watched in self._watched.items()}
+            return dict(ChainMap(local, *self._rss_elsewhere.values()))
 
     @property
     def peak_total_pss(self) -> int:
         """Return the highest sum over all processes of PSS (USS where there is no PSS), in bytes.
 
-        Where PSS was not read at a tick, it is estimated from RSS. While some processes were last
-        read before the newest one started, or before one mapped many more pages of files, a sum
-        counts twice the pages that they share with it.
-        Such a sum counts only until there is a better one of as many processes. The peaks of nodes
-        that were there together are added, though they may have been at other times.
+        A process that has started counts from the next reading on. The peaks of nodes that were
+        there together are added, though they may have been at other times.
         """
-        own_peak = max(self._peak_total_pss, self._rough_peak.total)
-        return own_peak + self._peak_elsewhere
+        return self._peak_pss + self._peak_elsewhere
 
     def _run(self) -> None:
         while not self._stopping.wait(INTERVAL):
@@ -326,30 +304,29 @@ class MemorySampler:
 
     def _tick(self) -> None:
         with self._lock:
+            began = time.monotonic()
+            reads = began >= self._reads_at
             for name, watched in list(self._watched.items()):
                 try:
-                    sample = self._sample(name, watched)
+                    uss, pss = watched.tick(reads=reads)
                 except psutil.Error:
                     del self._watched[name]
                     continue
-                self._write(self._encoder.encode(sample) + b"\n")
+                peak = self._peaks[name]
+                peak.peak_rss = max(peak.peak_rss, watched.rss, watched.high_water)
+                peak.peak_uss = max(peak.peak_uss, watched.uss)
+                sample = Sample(time.time(), name, watched.rss, uss, pss)
+                self._write(sample)
                 if self._kept is not None:
                     self._kept.append(sample)
             total = sum(watched.pss for watched in self._watched.values())
-            count = len(self._watched)
-            rough = self._rough_peak
-            if any(
-                watched.started_when_read < self._started
-                or watched.mappings_when_read < self._mappings
-                for watched in self._watched.values()
-            ):
-                self._rough_peak = _RoughPeak(max(rough.total, total), max(rough.processes, count))
-                return
-            self._peak_total_pss = max(self._peak_total_pss, total)
-            if count >= rough.processes:
-                self._rough_peak = _RoughPeak()
+            self._peak_pss = max(self._peak_pss, total)
+            if reads:
+                self._may_read_at = began + (time.monotonic() - began) / _READING_SHARE
+                self._reads_at = max(self._may_read_at, began + _READING_INTERVAL)
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, sample: Sample) -> None:
+        line = self._encoder.encode(sample) + b"\n"
         # A run on a full disk is to end with its own error. Peaks do not need the file.
         with suppress(OSError):
             if self._file is None or self._file.write(line) == len(line):
@@ -357,26 +334,6 @@ class MemorySampler:
         assert self._file is not None
         self._file.close()
         self._file = None
-
-    def _sample(self, name: str, watched: _Watched) -> Sample:
-        now = time.time()
-        peak = self._peaks[name]
-        rss, watched.of_files = watched.process.resident()
-        if watched.of_files > watched.most_of_files + _MAPPED_MORE:
-            watched.most_of_files = watched.of_files
-            self._mappings += 1
-        if watched.is_to_be_read(rss, self._started, self._mappings):
-            info = watched.read(len(self._watched))
-            watched.started_when_read = self._started
-            watched.mappings_when_read = self._mappings
-            sample = Sample(now, name, info.rss, info.uss, info.pss)
-            watched.shared = info.rss - (info.uss if sample.pss is None else sample.pss)
-            peak.peak_uss = max(peak.peak_uss, info.uss)
-        else:
-            sample = Sample(now, name, rss)
-        watched.rss = sample.rss
-        peak.peak_rss = max(peak.peak_rss, sample.rss, watched.process.high_water())
-        return sample
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -1,16 +1,46 @@
-"""The protocol of a channel, whatever carries its bytes, and waiting with deadlines and signals."""
+"""A channel: one end of a Unix socket pair or of a TCP connection, and the waiting for it.
+
+A channel never blocks in the kernel, so that every wait has a deadline, and a flag can end it.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
+import socket
+import struct
+import termios
 import time
+from array import array
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
 from flstream.debugging import waiting
-from flstream.errors import AbortedError
-from flstream.transport.splice import Pages
+from flstream.errors import AbortedError, ChannelClosedError, DeadlineError
+
+# The kernel takes at most this many buffers in one call (IOV_MAX on Linux).
+_MAX_VIEWS = 1024
+# The kernel makes it twice that, where net.core.wmem_max allows it; by default that is 208 KiB.
+_SOCKET_BUFFER = 4 << 20
+SMALL_BUFFER = 64 << 10
+"""Bytes that a socket holds beside an emulated link: what waits there is in front of any answer."""
+
+# The kernel counts milliseconds in 31 bits, so a wait ends after 24 days at the latest.
+_LONGEST_POLL = 2.0**31 - 1
+_CREDENTIALS = struct.Struct("3i")  # pid, uid and gid
+# Room for the pid of who has sent something, and for one descriptor.
+_BESIDE = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(array("i").itemsize)
+# A dead link without traffic is known after 4 + 3 * 2 seconds. There is no TCP_USER_TIMEOUT: it
+# would also end a sound connection whose receiver takes nothing for a while.
+_KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 4),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+)
 
 
 class AbortSignal(Protocol):
@@ -65,28 +95,6 @@ class Signal:
             self._fd = -1
 
 
-class AnySignal:
-    """A flag that is set if one of others is; an :class:`AbortSignal`."""
-
-    def __init__(self, *signals: AbortSignal) -> None:
-        self._signals = signals
-        self._epoll = select.epoll()
-        for each in signals:
-            self._epoll.register(each.fileno(), select.EPOLLIN)
-
-    def fileno(self) -> int:
-        """Return the descriptor that becomes readable when a flag is set."""
-        return self._epoll.fileno()
-
-    def is_set(self) -> bool:
-        """Return whether a flag is set."""
-        return any(each.is_set() for each in self._signals)
-
-
-# The kernel counts milliseconds in 31 bits, so a wait ends after 24 days at the latest.
-_LONGEST_POLL = 2.0**31 - 1
-
-
 class Deadline:
     """A limit on the seconds spent waiting for a peer; other time does not count.
 
@@ -97,94 +105,138 @@ class Deadline:
     def __init__(self, seconds: float | None) -> None:
         self.left = seconds
 
-    def wait(self, poll: select.poll) -> list[tuple[int, int]]:
-        """Wait for an event; return an empty list once the time is used up."""
-        if self.left is None:
+    def poll(self, poll: select.poll, most: float | None = None) -> bool:
+        """Wait for an event, ``most`` seconds at most; return whether there was one."""
+        limits = [limit for limit in (self.left, most) if limit is not None]
+        if not limits:
             with waiting():
-                return poll.poll()
+                return bool(poll.poll())
         # poll() takes whole milliseconds; rounding down would end a wait too early.
-        milliseconds = max(self.left, 0.0) * 1e3 + 1
+        milliseconds = min(limits) * 1e3 + 1 if min(limits) > 0 else 0
         with waiting():
             began = time.monotonic()
             events = poll.poll(min(milliseconds, _LONGEST_POLL))
-            self.left -= time.monotonic() - began
-        return events
+            if self.left is not None:
+                self.left -= time.monotonic() - began
+        return bool(events)
 
 
-def wait_readable(fd: int, deadline: Deadline, abort: AbortSignal | None, peer: str) -> bool:
-    """Wait until a descriptor can be read; return False once the time is used up.
-
-    Raises:
-        AbortedError: ``abort`` was set meanwhile; the message names the peer.
-    """
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    if abort is not None:
-        poll.register(abort.fileno(), select.POLLIN)
-    events = deadline.wait(poll)
-    if abort is not None and abort.is_set():
-        raise AbortedError(f"the transfer with {peer} was called off")
-    return bool(events)
-
-
-class Channel(Protocol):
-    """A stream of bytes to and from one peer.
+class Channel:
+    """One end of a stream of bytes to and from one peer.
 
     Its methods raise :class:`~flstream.errors.ChannelClosedError` once the peer is gone.
 
+    Args:
+        sock: Socket of this end.
+        peer: Name of the process at the other end.
+        direct: Whether the peer is a process of the same run on this machine, which may be handed
+            files, and told where in memory bytes lie, to read them by itself.
+        beats: Whether the peer may be gone without a sign, as over a network, so that either side
+            says now and then that it lives; and may come back on another channel.
+        buffer: Bytes that a Unix socket holds until the peer reads them.
+
     Attributes:
-        lends: Whether memory is handed to the peer by its pages instead of copied.
-        beats: Whether the peer may be gone without a sign, so that either side says now and then
-            that it lives; and may come back on another channel.
+        peer: As given.
+        direct: As given.
+        beats: As given.
+        peer_pid: Process that has sent what was received last, as the kernel says; None where that
+            is not asked, which only a direct channel does.
+        descriptors: Files that the peer has handed over, to be taken and closed.
     """
 
-    lends: bool
-    beats: bool
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: str,
+        *,
+        direct: bool = False,
+        beats: bool = False,
+        buffer: int = _SOCKET_BUFFER,
+    ) -> None:
+        self.peer = peer
+        self.direct = direct
+        self.beats = beats
+        self.peer_pid: int | None = None
+        self.descriptors: deque[int] = deque()
+        self._socket = sock
+        sock.setblocking(False)
+        if sock.family == socket.AF_UNIX:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, direct)
+        else:
+            for level, option, value in _KEEPALIVE:
+                sock.setsockopt(level, option, value)
 
     def fileno(self) -> int:
-        """Return the descriptor to select on."""
-        ...
+        """Return the socket's descriptor."""
+        return self._socket.fileno()
 
-    def send_some(self, views: Sequence[memoryview], *, more: bool = False) -> int:
+    def send_some(self, views: Sequence[memoryview], descriptors: Sequence[int] = ()) -> int:
         """Send as much as fits without waiting; return the number of bytes, which may be 0.
 
-        Where ``more`` follows at once, these bytes need not travel before it comes.
+        Args:
+            views: What to send.
+            descriptors: Files to hand over beside the first byte.
         """
-        ...
-
-    def lend_some(self, pages: Pages) -> int:
-        """Send as :meth:`send_some` does, from memory that does not change until it is received.
-
-        Such memory need not be copied.
-        """
-        ...
-
-    def send_file_some(self, fd: int, offset: int, count: int, *, immutable: bool) -> int:
-        """Send as :meth:`send_some` does, from ``count`` bytes of a file at ``offset``.
-
-        Nobody writes into a file that is immutable, so that its pages need not be copied.
-        """
-        ...
+        beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))]
+        try:
+            return self._socket.sendmsg(views[:_MAX_VIEWS], beside if descriptors else ())
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise self._gone() from error
 
     def receive_some(self, views: Sequence[memoryview]) -> int:
         """Receive what has arrived, without waiting; return the number of bytes, 0 for none yet."""
-        ...
+        try:
+            if self._socket.family == socket.AF_UNIX:
+                count, beside, _, _ = self._socket.recvmsg_into(
+                    views[:_MAX_VIEWS], _BESIDE, socket.MSG_CMSG_CLOEXEC
+                )
+                for level, kind, data in beside:
+                    if level == socket.SOL_SOCKET:
+                        self._take_beside(kind, data)
+            else:
+                count = self._socket.recvmsg_into(views[:_MAX_VIEWS])[0]
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise self._gone() from error
+        if count == 0:
+            raise self._gone()
+        return count
 
-    def send(self, views: Sequence[memoryview], deadline: Deadline) -> None:
+    def _take_beside(self, kind: int, data: bytes) -> None:
+        if kind == socket.SCM_CREDENTIALS:
+            self.peer_pid = _CREDENTIALS.unpack(data)[0]
+        elif kind == socket.SCM_RIGHTS:
+            descriptors = array("i")
+            descriptors.frombytes(data[: len(data) // descriptors.itemsize * descriptors.itemsize])
+            self.descriptors += descriptors
+            while len(self.descriptors) > 1:  # no message brings two
+                os.close(self.descriptors.popleft())
+
+    @property
+    def unread(self) -> int:
+        """Number of bytes that have arrived and were not received."""
+        data = fcntl.ioctl(self.fileno(), termios.FIONREAD, bytes(4))
+        return int(struct.unpack("i", data)[0])
+
+    def send(
+        self, views: Sequence[memoryview], deadline: Deadline, descriptors: Sequence[int] = ()
+    ) -> None:
         """Send everything, waiting for the peer to make room.
 
         Raises:
             DeadlineError: The peer made no room in time.
         """
-        ...
-
-    def wait(self, seconds: float, abort: AbortSignal | None = None) -> bool:
-        """Wait for bytes to be received; return False if there are none after ``seconds``.
-
-        Raises:
-            AbortedError: ``abort`` was set meanwhile.
-        """
-        ...
+        buffers = [view for view in views if len(view)]
+        while buffers:
+            count = self.send_some(buffers, descriptors)
+            if count:
+                buffers, descriptors = advance(buffers, count), ()
+            elif not self.wait(deadline, events=select.POLLOUT):
+                raise DeadlineError(f"{self.peer} did not take a message in the time it was given")
 
     def receive(
         self, views: Sequence[memoryview], deadline: Deadline, abort: AbortSignal | None = None
@@ -195,8 +247,123 @@ class Channel(Protocol):
             DeadlineError: The peer did not send the bytes in time.
             AbortedError: ``abort`` was set meanwhile.
         """
-        ...
+        buffers = [view for view in views if len(view)]
+        while buffers:
+            count = self.receive_some(buffers)
+            if count:
+                buffers = advance(buffers, count)
+            elif not self.wait(deadline, *filter(None, [abort])):
+                raise DeadlineError(f"{self.peer} did not answer in the time it was given")
+
+    def wait(
+        self,
+        deadline: Deadline,
+        *aborts: AbortSignal,
+        most: float | None = None,
+        events: int = select.POLLIN,
+    ) -> bool:
+        """Wait until bytes can be received, or sent.
+
+        Args:
+            deadline: Seconds that are left to wait, which this takes from.
+            aborts: Flags that end the waiting.
+            most: Seconds to wait now at most; None is without limit.
+            events: What to wait for: ``POLLIN``, ``POLLOUT`` or both.
+
+        Returns:
+            Whether there is something to do; False if the time is over.
+
+        Raises:
+            AbortedError: A flag is set.
+        """
+        if self.fileno() < 0:
+            raise self._gone()
+        poll = select.poll()
+        poll.register(self.fileno(), events)
+        for abort in aborts:
+            poll.register(abort.fileno(), select.POLLIN)
+        is_ready = deadline.poll(poll, most)
+        self.expect_on(*aborts)
+        return is_ready
+
+    def expect_on(self, *aborts: AbortSignal) -> None:
+        """Look at flags, also while there is no need to wait.
+
+        Raises:
+            AbortedError: One is set.
+        """
+        if any(abort.is_set() for abort in aborts):
+            raise AbortedError(f"the transfer with {self.peer} was called off")
+
+    def _gone(self) -> ChannelClosedError:
+        return ChannelClosedError(f"{self.peer} closed the channel; its process has ended or died")
+
+    def take_descriptor(self) -> int:
+        """Return the descriptor of a file that the peer has handed over; the caller closes it.
+
+        Raises:
+            ChannelClosedError: There is none.
+        """
+        if not self.descriptors:
+            raise ChannelClosedError(
+                f"{self.peer} handed no descriptor over; its process has ended"
+            )
+        return self.descriptors.popleft()
+
+    def detach(self) -> socket.socket:
+        """Return the socket, for another process; this object is of no use any more."""
+        return socket.socket(fileno=self._socket.detach())
+
+    def shut(self) -> None:
+        """End the stream both ways, of which whoever waits for it learns, also in this process."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it has ended
+            return
 
     def close(self) -> None:
-        """Close this end."""
-        ...
+        """Close this end; the peer sees the end of the stream."""
+        while self.descriptors:
+            os.close(self.descriptors.popleft())
+        self._socket.close()
+
+
+def is_hung_up(*socks: socket.socket) -> bool:
+    """Whether one of several sockets is closed, at this end or the other."""
+    poll = select.poll()
+    try:
+        for sock in socks:
+            poll.register(sock, select.POLLRDHUP)
+    except ValueError:  # at this end
+        return True
+    return bool(poll.poll(0))
+
+
+def pipe(first: str, second: str, *, direct: bool = False) -> tuple[Channel, Channel]:
+    """Make two connected channels: the end of the process ``first``, and that of ``second``.
+
+    Args:
+        first: Name of the process at one end.
+        second: Name of the process at the other end.
+        direct: Whether each lets the other read its files and memory: see :class:`Channel`.
+    """
+    ours, theirs = socket.socketpair()
+    return Channel(ours, peer=second, direct=direct), Channel(theirs, peer=first, direct=direct)
+
+
+def advance(views: Sequence[memoryview], count: int) -> list[memoryview]:
+    """Return what is left of consecutive views after their first ``count`` bytes."""
+    return split(views, count)[1]
+
+
+def split(views: Sequence[memoryview], count: int) -> tuple[list[memoryview], list[memoryview]]:
+    """Return the first ``count`` bytes of consecutive views, and the rest."""
+    index = 0
+    while index < len(views) and count >= len(views[index]):
+        count -= len(views[index])
+        index += 1
+    first, rest = list(views[:index]), list(views[index:])
+    if count:
+        first.append(rest[0][:count])
+        rest[0] = rest[0][count:]
+    return first, rest

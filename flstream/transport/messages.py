@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import select
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -44,16 +44,24 @@ class MessageChannel(Generic[MessageT]):
 
     def has_input(self) -> bool:
         """Whether a message, or the end of the channel, can be received without waiting."""
-        poll = select.poll()
-        poll.register(self.fileno(), select.POLLIN)
-        return bool(poll.poll(0))
+        return self._channel.wait(Deadline(0.0))
 
     def wait(self, seconds: float) -> bool:
         """Wait for something to be received; return False if there is nothing after ``seconds``."""
-        return self._channel.wait(seconds)
+        return self._channel.wait(Deadline(seconds))
 
-    def send(self, *messages: msgspec.Struct, timeout: float | None = PATIENCE) -> None:
+    def send(
+        self,
+        *messages: msgspec.Struct,
+        timeout: float | None = PATIENCE,
+        descriptors: Sequence[int] = (),
+    ) -> None:
         """Send messages, all at once.
+
+        Args:
+            messages: The messages.
+            timeout: Seconds for the peer to make room; None is without limit.
+            descriptors: A file that is handed over with the first of them.
 
         Raises:
             StreamingError: The peer is gone, or takes nothing within ``timeout`` seconds.
@@ -62,7 +70,7 @@ class MessageChannel(Generic[MessageT]):
         framed = b"".join(
             len(payload).to_bytes(_LENGTH_BYTES, "little") + payload for payload in payloads
         )
-        self._channel.send([memoryview(framed)], Deadline(timeout))
+        self._channel.send([memoryview(framed)], Deadline(timeout), descriptors)
 
     def receive(self, timeout: float | None = None, abort: AbortSignal | None = None) -> MessageT:
         """Wait for a message, and return it.
@@ -86,6 +94,10 @@ class MessageChannel(Generic[MessageT]):
             return self._decoder.decode(payload)
         except UNREADABLE as error:
             raise ProtocolError(f"{self.peer} sent an unreadable message: {error}") from error
+
+    def take_descriptor(self) -> int:
+        """Return the descriptor that came with the last message: see :class:`Channel`."""
+        return self._channel.take_descriptor()
 
     def close(self) -> None:
         """Close the channel."""

@@ -7,7 +7,6 @@ from support import tensor
 
 from flstream.aggregation.optimizers import Optimization
 from flstream.aggregation.rules import AggregationRule
-from flstream.aggregation.steps import Steps
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
 from flstream.model.copy import copy
@@ -21,7 +20,6 @@ State = Mapping[str, torch.Tensor]
 class MemorySink:
     """A sink in memory that hands out a buffer of its own, as a file's does."""
 
-    random_access = True
     resumed = False
 
     def __init__(self, layout: Layout) -> None:
@@ -48,27 +46,23 @@ class MemorySink:
         return into.tensors
 
 
-class Frames:
-    """A source that is read once, from front to back, in whole frames: as a remote one is."""
+class Once:
+    """A source that is read once, from front to back: as a remote one is."""
 
-    random_access = False
-
-    def __init__(self, source: Source, frame: int) -> None:
+    def __init__(self, source: Source) -> None:
         self.layout = source.layout
         self._source = source
-        self._frame = frame
         self._cursor = 0
 
     def read(self, start, stop, into):
         assert start == self._cursor < stop
-        assert stop % self._frame == 0 or stop == self.layout.nbytes
         self._cursor = stop
         self._source.read(start, stop, into)
 
 
-def update(site: str, state: State, weight=1.0, params_type="FULL", partial=False, frame=16):
+def update(site: str, state: State, weight=1.0, params_type="FULL", partial=False):
     body = MemoryBody.of(state)
-    return UpdateSource(site, lambda: Frames(body, frame), weight, params_type, partial)
+    return UpdateSource(site, lambda: Once(body), weight, params_type, partial)
 
 
 def fold_into(
@@ -77,11 +71,10 @@ def fold_into(
     rule: AggregationRule | None = None,
     step: int = 1 << 20,
     optimization: Optimization | None = None,
-    frame: int = 16,
 ) -> tuple[MemorySink, str]:
-    body, rule, steps = MemoryBody.of(base), rule or AggregationRule(), Steps(step, frame)
+    body, rule = MemoryBody.of(base), rule or AggregationRule()
     sink = MemorySink(body.layout)
-    return sink, fold_updates(body, updates, rule, sink, steps, lambda _: None, optimization)
+    return sink, fold_updates(body, updates, rule, sink, step, lambda _: None, optimization)
 
 
 def fold(base: State, updates: Sequence[UpdateSource], rule=None, **how):

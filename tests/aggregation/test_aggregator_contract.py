@@ -197,6 +197,9 @@ def test_any_bytes_give_the_same_bits_however_the_body_is_cut(aggregator, seed, 
             raw = rng.integers(0, most, value.numel() * value.element_size(), np.uint8)
             if len(raw):
                 value = torch.frombuffer(raw, dtype=value.dtype).reshape(value.shape)
+                if len(states) - 1 != seed % 4 and name[:2] in ("F6", "F3", "F1", "BF", "C6"):
+                    # Of two NaNs that are added, the processor keeps either.
+                    value[value.isnan()] = 1
             state[name] = value
     base, *others = states
     rule = replace(aggregator.rule, on_nonfinite="allow")
@@ -211,20 +214,19 @@ NAMES = sorted(every_kind(FOLDED))
 @every_aggregator
 @given(
     having=st.lists(st.lists(st.sampled_from(NAMES), unique=True), min_size=1, max_size=5),
-    frame=st.sampled_from([16, 48, 256, 4096]),
-    frames=st.integers(1, 90),
+    step=cuts(1400),
     params_type=st.sampled_from(["FULL", "DIFF"]),
 )
 @settings(max_examples=25)
 def test_each_tensor_is_folded_as_if_only_those_existed_who_send_it(
-    having, frame, frames, params_type, aggregator
+    having, step, params_type, aggregator
 ):
     base = every_kind(FOLDED)
     states = [
         {name: shifted(base, seed)[name] for name in names} for seed, names in enumerate(having)
     ]
-    updates = sent(states, params_type, partial=True, frame=frame)
-    found = fold(base, updates, aggregator.rule, step=frames * frame, frame=frame)
+    updates = sent(states, params_type, partial=True)
+    found = fold(base, updates, aggregator.rule, step=step)
     for name, value in base.items():
         whole = [
             update(f"site-{i}", {name: state[name]}, WEIGHTS[i], params_type)

@@ -113,7 +113,7 @@ def test_what_nobody_sends_keeps_its_value_and_its_state():
 def test_only_aggregated_floats_have_a_state_and_in_float32_at_least():
     layout = MemoryBody.of(every_kind(FOLDED)).layout
     state = OPTIMIZER.state_layout(layout, AggregationRule(exclude=["scalar", "empty"]))
-    wide = {"F64": "F64", "C64": "C64", "C128": "F64"}
+    wide = {"F64": "F64", "C64": "C64"}
     assert {spec.name: spec.dtype for spec in state.tensors} == {
         f"{moment}.{code}.matrix": wide.get(code, "F32")
         for moment in ("momentum", "second_moment")

@@ -14,7 +14,6 @@ from support import FOLDED, cuts, every_kind
 
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
-from flstream.aggregation.steps import Steps
 from flstream.errors import AggregationError, CheckpointError
 from flstream.model.memory import MemoryBody
 
@@ -33,7 +32,7 @@ def sums(folder, base, rule=None, label="round 1"):
 
 def finished(partial_sum, base, step=1 << 20):
     sink = MemorySink(MemoryBody.of(base).layout)
-    return partial_sum.finish(sink, Steps(step, 16), quiet)
+    return partial_sum.finish(sink, step, quiet)
 
 
 @given(
@@ -59,7 +58,7 @@ def test_a_sum_in_several_steps_has_the_bits_of_one_walk(data, groups, steps, cl
         for size, step in zip(groups, steps, strict=False):
             now, left = left[:size], left[size:]
             # Each in a process of its own, as it were: nothing is kept but the file.
-            sums(Path(folder), base, rule).add(now, Steps(step, 16), quiet)
+            sums(Path(folder), base, rule).add(now, step, quiet)
         taken_up = sums(Path(folder), base, rule)
         assert taken_up.sites == tuple(each.site for each in updates)
         assert finished(taken_up, base, steps[-1]) == due
@@ -81,7 +80,7 @@ def killed_while_adding(folder, base, updates, at):
 
             partial_sum = sums(folder, base)
             for each in updates[len(partial_sum.sites) :]:
-                partial_sum.add([each], Steps(4096, 16), on_range)
+                partial_sum.add([each], 4096, on_range)
         finally:
             os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -105,11 +104,11 @@ def test_what_does_not_belong_into_a_sum_is_refused(tmp_path):
     with pytest.raises(AggregationError, match="no update was added"):
         finished(partial_sum, base)
     large = {**base, "w": torch.full((4,), 1e308, dtype=torch.float64)}
-    partial_sum.add([update("site-1", large)], Steps(16, 16), quiet)
+    partial_sum.add([update("site-1", large)], 16, quiet)
     with pytest.raises(ValueError, match="site-1 is in the partial sum already"):
-        partial_sum.add([update("site-1", base)], Steps(16, 16), quiet)
+        partial_sum.add([update("site-1", base)], 16, quiet)
     with pytest.raises(AggregationError, match=r"tensor 'w' at \[0\] has a sum that is not finite"):
-        partial_sum.add([update("site-2", large)], Steps(16, 16), quiet)
+        partial_sum.add([update("site-2", large)], 16, quiet)
     with pytest.raises(ValueError, match="median needs all updates at once"):
         sums(tmp_path, base, AggregationRule(method="median"))
     with pytest.raises(CheckpointError, match="it is of 'round 1', not of 'round 2'"):

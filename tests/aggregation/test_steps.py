@@ -1,7 +1,8 @@
-"""Steps: whole frames, and buffers within the budget however many updates there are."""
+"""Steps: buffers within the budget however many updates there are."""
 
 import tracemalloc
 from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from support import FOLDED, entries, tensor
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
-from flstream.aggregation.steps import plan_steps
+from flstream.aggregation.steps import plan_step
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
 from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
@@ -32,26 +33,17 @@ RULES = [
 @given(
     given_entries=entries(FOLDED),
     rule=st.sampled_from(RULES),
-    chunk_size=st.one_of(st.just(0), st.integers(1, 1 << 20).map(lambda count: 16 * count)),
     budget=st.integers(MIB, 1 << 30),
     updates=st.integers(1, 1000),
-    share=st.floats(0, 1),
+    buffered=st.booleans(),
 )
 @settings(deadline=None)
-def test_a_step_is_whole_frames_no_longer_than_a_chunk(
-    given_entries, rule, chunk_size, budget, updates, share
+def test_a_step_is_a_multiple_of_16_bytes_and_2_mib_at_most(
+    given_entries, rule, budget, updates, buffered
 ):
-    step, frame = plan_steps(
-        Layout.of(given_entries),
-        rule,
-        updates=updates,
-        chunk_size=chunk_size,
-        memory_budget=budget,
-        partial=int(updates * share),
-    )
-    assert step % frame == 0
-    assert frame % 16 == 0
-    assert 0 < frame <= (chunk_size or step)
+    how = {"updates": updates, "memory_budget": budget, "buffered": updates * buffered}
+    step = plan_step(Layout.of(given_entries), rule, **how)
+    assert step % 16 == 0 < step <= 2 * MIB
 
 
 @pytest.mark.parametrize("budget", [MIB, MIB + MIB // 2, 2 * MIB])
@@ -60,47 +52,45 @@ def test_the_least_budget_still_has_room_for_steps_of_some_length(code, budget):
     layout = Layout.of([("a", code, (4 * MIB,))])
     cases = [(AggregationRule(), 4, False), (AggregationRule(), 1000, True)]
     for rule, updates, summing in [*cases, (AggregationRule("krum"), 3, False)]:
-        step, frame = plan_steps(
-            layout,
-            rule,
-            updates=updates,
-            chunk_size=2 * MIB,
-            memory_budget=budget,
-            summing=summing,
-        )
-        assert step >= frame >= (4 if rule.compares else 8) << 10
+        how = {"updates": updates, "memory_budget": budget, "summing": summing}
+        assert plan_step(layout, rule, **how) >= (4 if rule.compares else 8) << 10
+
+
+class Framed:
+    """A source that keeps a frame, as one does that is received in frames."""
+
+    def __init__(self, source, frame):
+        self.layout = source.layout
+        self.read = source.read
+        self._frame = bytearray(frame)
 
 
 class Folder:
-    """A model in files, and walks over it with a cohort of updates of one file."""
+    """A model in a file, and walks over it with a cohort of updates of the same file."""
 
-    def __init__(self, path, model, update=None):
+    def __init__(self, path, model):
         self.path = path
         write_checkpoint(path / "base", MemoryBody.of(model))
-        write_checkpoint(path / "update", MemoryBody.of(update or model))
-        self.base, self.source = FileSource(path / "base"), FileSource(path / "update")
+        self.base = FileSource(path / "base")
 
-    def updates(self, count, params_type="FULL", partial=False):
-        return [
-            UpdateSource(f"site-{i}", lambda: self.source, 1.0, params_type, partial)
-            for i in range(count)
-        ]
+    def updates(self, count, params_type="FULL", frame=0):
+        """Updates, partial ones in frames where there is a length of them."""
+        names, body = [f"site-{i}" for i in range(count)], partial(Framed, self.base, frame)
+        return [UpdateSource(name, body, 1.0, params_type, frame > 0) for name in names]
 
-    def plan(self, rule, updates, budget, chunk_size=2 * MIB, summing=False):
-        partial = sum(update.partial for update in updates)
-        how = {"chunk_size": chunk_size, "memory_budget": budget, "summing": summing}
-        return plan_steps(self.base.layout, rule, updates=len(updates), partial=partial, **how)
+    def plan(self, rule, updates, budget, **how):
+        return plan_step(self.base.layout, rule, updates=updates, memory_budget=budget, **how)
 
-    def peak(self, rule, updates, budget, chunk_size=2 * MIB, optimizer=None):
+    def peak(self, rule, updates, step, optimizer=None):
         """The bytes that a walk takes at the most."""
-        steps, optimization = self.plan(rule, updates, budget, chunk_size), None
+        optimization = None
         with ExitStack() as stack:
             if optimizer is not None:
                 layout = optimizer.state_layout(self.base.layout, rule)
                 state = stack.enter_context(FileSink(self.path / "state", layout))
                 optimization = Optimization(optimizer, None, state)
             sink = stack.enter_context(FileSink(self.path / "next", self.base.layout))
-            walk = self.base, updates, rule, sink, steps, lambda _: None, optimization
+            walk = self.base, updates, rule, sink, step, lambda _: None, optimization
             return peak_of(fold_updates, *walk)
 
 
@@ -119,13 +109,12 @@ def of(code, size):
 
 @first_and_nightly("params_type", ["FULL", "DIFF"])
 @first_and_nightly("code", ["BF16", "U8", "F64", "F32", "F16", "F8_E5M2", "I64", "U64"], brief=2)
-@pytest.mark.parametrize("chunk_size", [4096, 2 * MIB])
-def test_the_buffers_of_a_mean_stay_within_the_budget(tmp_path, code, params_type, chunk_size):
-    folder = Folder(tmp_path, of(code, 3 * MIB))
+def test_the_buffers_of_a_mean_stay_within_the_budget(tmp_path, code, params_type):
+    folder, rule = Folder(tmp_path, of(code, 3 * MIB)), AggregationRule()
     for budget in (MIB, 2 * MIB, 4 * MIB):
-        peak = folder.peak(AggregationRule(), folder.updates(3, params_type), budget, chunk_size)
+        step = folder.plan(rule, 3, budget)
         # What Python keeps for itself, its threads and objects, is no buffer.
-        assert peak <= budget + (64 << 10)
+        assert folder.peak(rule, folder.updates(3, params_type), step) <= budget + (64 << 10)
 
 
 @first_and_nightly(
@@ -142,35 +131,27 @@ def test_the_buffers_of_a_mean_stay_within_the_budget(tmp_path, code, params_typ
         (AggregationRule(clip_norm=1.0), 64, 4 * MIB),
     ],
 )
-@first_and_nightly("partial", [True, False])
+@first_and_nightly("buffered", [True, False])
 def test_and_so_do_those_of_any_rule_for_any_number_of_updates(
-    tmp_path, rule, count, budget, partial
+    tmp_path, rule, count, budget, buffered
 ):
     folder = Folder(tmp_path, of("F32", max(96 << 10, 12 * MIB // count)))
+    step = folder.plan(rule, count, budget, buffered=count * buffered)
+    updates = folder.updates(count, "DIFF", step * buffered)
     # What Python keeps of an update, its objects, is no buffer.
-    assert folder.peak(rule, folder.updates(count, "DIFF", partial), budget) <= (
-        budget + 2048 * count
-    )
-
-
-@pytest.mark.parametrize("count", [3, 16])
-def test_and_those_of_updates_that_begin_in_the_middle_of_a_frame(tmp_path, count):
-    model = {"a": tensor("F32", (100_001,)), "b": tensor("F32", (686_431,))}
-    folder = Folder(tmp_path, model, {"b": model["b"]})
-    updates = folder.updates(count, "DIFF", partial=True)
-    assert folder.peak(AggregationRule(), updates, 4 * MIB) <= 4 * MIB + 2048 * count
+    assert folder.peak(rule, updates, step) <= budget + 2048 * count
 
 
 @first_and_nightly("code", ["BF16", "F32", "I32"])
 def test_and_those_of_an_optimiser_and_of_a_partial_sum(tmp_path, code):
     budget, rule, folder = 4 * MIB, AggregationRule(), Folder(tmp_path, of(code, 3 * MIB))
+    updates, step = folder.updates(4), folder.plan(rule, 3, budget)
     for kind in ("fedavgm", "fedyogi"):
         optimizer = ServerOptimizer(kind, 0.1, 0.9, 0.99, 1e-3)
-        assert folder.peak(rule, folder.updates(3), budget, optimizer=optimizer) <= budget
-    updates = folder.updates(4)
-    steps = folder.plan(rule, updates, budget, summing=True)
+        assert folder.peak(rule, updates[:3], step, optimizer) <= budget
+    step = folder.plan(rule, 4, budget, summing=True)
     partial_sum = PartialSum(tmp_path / "sum", folder.base, rule, "round 1")
-    partial_sum.add(updates[:2], steps, lambda _: None)
-    assert peak_of(partial_sum.add, updates[2:], steps, lambda _: None) <= budget
+    partial_sum.add(updates[:2], step, lambda _: None)
+    assert peak_of(partial_sum.add, updates[2:], step, lambda _: None) <= budget
     with FileSink(tmp_path / "next", folder.base.layout) as sink:
-        assert peak_of(partial_sum.finish, sink, steps, lambda _: None) <= budget
+        assert peak_of(partial_sum.finish, sink, step, lambda _: None) <= budget

@@ -1,23 +1,24 @@
 """What becomes of single updates: adopted, partial, not finite, selected by rules, or refused."""
 
 import pickle
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import safetensors.torch
 import torch
 from folding import MemorySink, fold, shifted, update
-from support import FOLDED, IN_FILES, as_bytes, assert_same_tensors, every_kind, tensor
+from support import FOLDED, as_bytes, assert_same_tensors, every_kind, tensor
 
 from flstream.aggregation.adoption import adopt_update
-from flstream.aggregation.elements import Elements
+from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule, rule_for
-from flstream.aggregation.steps import Steps
 from flstream.aggregation.walk import fold_updates
 from flstream.errors import AggregationError, UpdateRefusedError, UsageError
 from flstream.job.sections import AggregationSection
 from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
 from flstream.model.digests import body_digest
-from flstream.model.dtypes import BY_CODE, torch_dtype
+from flstream.model.dtypes import BY_CODE, first_not_finite, numbers_in, torch_dtype
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 
@@ -26,9 +27,7 @@ def adopt(base, updates, rule=None, step=1 << 20):
     """The next model, and its digest."""
     body = MemoryBody.of(base)
     sink, done = MemorySink(body.layout), []
-    digest = adopt_update(
-        body, updates, rule or AggregationRule(), sink, Steps(step, 16), done.append
-    )
+    digest = adopt_update(body, updates, rule or AggregationRule(), sink, step, done.append)
     assert done[-1] == body.layout.nbytes
     return sink.tensors(), digest
 
@@ -158,7 +157,7 @@ def test_the_bytes_that_are_not_finite_are_those_that_torch_says_so_of():
         every = torch.arange(256).to(torch.uint8)
         wide = every.view(torch_dtype(code)).double()
         for byte, value in zip(every, wide, strict=True):
-            found = Elements(code, memoryview(bytearray([byte]))).first_not_finite(slice(0, 1))
+            found = first_not_finite(numbers_in(code, memoryview(bytearray([byte]))))
             assert (found is None) == bool(value.isfinite()), (code, byte)
 
 
@@ -185,26 +184,24 @@ def test_the_largest_floats_are_finite_and_so_is_their_mean():
     assert_same_tensors(found, base)
 
 
-BASE = {name: torch.zeros(2) for name in ("head.weight", "head.bias", "body.weight", "body.bias")}
+NAMES = ("head.weight", "head.bias", "body.weight", "body.bias")
 
 
-def selected(**keys):
-    return sorted(AggregationRule(**keys).selected(MemoryBody.of(BASE).layout))
-
-
-def test_a_pattern_is_looked_for_anywhere_in_a_name():
-    assert selected() == sorted(BASE)
-    assert selected(include=["^head"]) == ["head.bias", "head.weight"]
-    assert selected(exclude=["bias"]) == ["body.weight", "head.weight"]
-    assert selected(include=["^head", "weight"], exclude=[r"^body\."]) == selected(
-        include=["^head"]
-    )
-
-
-@pytest.mark.parametrize("key", ["include", "exclude"])
-def test_a_pattern_that_is_found_nowhere_is_named(key):
-    with pytest.raises(UsageError, match=f"aggregation.{key}: the pattern 'haed' is found in no"):
-        selected(**{key: ["weight", "haed"]})
+@pytest.mark.parametrize(
+    ("keys", "due"),
+    [
+        ({}, NAMES),
+        ({"include": ["^head"]}, NAMES[:2]),
+        ({"exclude": ["bias"]}, NAMES[::2]),
+        ({"include": ["^head", "weight"], "exclude": [r"^body\."]}, NAMES[:2]),
+    ],
+)
+def test_a_pattern_is_looked_for_anywhere_in_a_name(keys, due):
+    layout = MemoryBody.of({name: torch.zeros(2) for name in NAMES}).layout
+    assert AggregationRule(**keys).selected(layout) == set(due)
+    for key in ("include", "exclude"):
+        with pytest.raises(UsageError, match=f"aggregation.{key}: the pattern 'haed' is found in"):
+            AggregationRule(**{key: ["weight", "haed"]}).selected(layout)
 
 
 def test_a_tied_tensor_is_meant_by_any_of_its_names():
@@ -224,11 +221,11 @@ def test_the_job_file_says_which_rule():
 
 
 def test_a_walk_into_a_file_tells_its_digest_and_each_range(tmp_path):
-    base = MemoryBody.of(every_kind(code for code in FOLDED if code in IN_FILES))
+    base = MemoryBody.of(every_kind(FOLDED))
     updates = [update("site-1", shifted(base.tensors, 1))]
-    steps, seen = Steps(48, 16), []
+    seen = []
     with FileSink(tmp_path / "next", base.layout) as sink:
-        digest = fold_updates(base, updates, AggregationRule(), sink, steps, seen.append)
+        digest = fold_updates(base, updates, AggregationRule(), sink, 48, seen.append)
         sink.finish()
     assert seen == [stop for _, stop in base.layout.ranges(48)]
     assert digest == write_checkpoint(tmp_path / "copy", FileSource(tmp_path / "next"))
@@ -247,5 +244,25 @@ def test_a_walk_ends_with_whatever_is_raised_after_any_range(tmp_path, rule):
 
     base = MemoryBody.of({"w": torch.zeros(100)})
     with pytest.raises(StoppedError), FileSink(tmp_path / "next", base.layout) as sink:
-        fold_updates(base, [update("s", base.tensors)], rule, sink, Steps(16, 16), stop)
+        fold_updates(base, [update("s", base.tensors)], rule, sink, 16, stop)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", ["walk", "adoption", "sum"])
+def test_an_update_that_was_changed_while_it_was_read_counts_for_nothing(tmp_path, how):
+    base, read = MemoryBody.of({"w": torch.zeros(100)}), []
+
+    def confirm():
+        assert read[-1] == base.layout.nbytes  # not before all of it was read
+        raise UpdateRefusedError("site-1", "w was changed")
+
+    changed = replace(update("site-1", {"w": torch.ones(100)}), confirm=confirm)
+    rule, sink = AggregationRule(), MemorySink(base.layout)
+    ways = {
+        "walk": partial(fold_updates, base, rule=rule, sink=sink),
+        "adoption": partial(adopt_update, base, rule=rule, sink=sink),
+        "sum": PartialSum(tmp_path / "sum", base, rule, "").add,
+    }
+    with pytest.raises(UpdateRefusedError, match="w was changed"):
+        ways[how](updates=[changed], step=64, on_range=read.append)
     assert list(tmp_path.iterdir()) == []

@@ -28,13 +28,13 @@ from flstream.client.worker_info import WorkerInfo
 from flstream.engines.engine import WorkerSockets, worker_socket_pairs
 from flstream.errors import ChannelClosedError
 from flstream.model.memory import Framework, MemoryBody, Params
-from flstream.streaming.download import download
-from flstream.streaming.limits import DEFAULT_LIMITS
-from flstream.streaming.receiver import Receiver, StreamSettings
+from flstream.streaming.download import RemoteSource, download
+from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
+from flstream.streaming.settings import DEFAULT_LIMITS, StreamSettings
 from flstream.telemetry.events import SERVER
+from flstream.transport.channel import Channel
 from flstream.transport.messages import MessageChannel
-from flstream.transport.sockets import SocketChannel
 
 PEER = "worker"
 # Seconds: whoever is asked may have to import torch first, beside other tests.
@@ -85,11 +85,11 @@ class Server:
 
     def __init__(self, end: WorkerSockets) -> None:
         self.control: MessageChannel[FromWorker] = MessageChannel(
-            SocketChannel(end.control, PEER), PEER, FromWorker
+            Channel(end.control, PEER), PEER, FromWorker
         )
-        self.up = Receiver(SocketChannel(end.up, PEER), PEER)
-        self.service = DownloadService("fake-server")
-        self.service.attach(SocketChannel(end.down, PEER), PEER)
+        self.up = Receiver(Channel(end.up, PEER), PEER)
+        self.service = DownloadService()
+        self.service.attach(Channel(end.down, PEER), PEER)
         self._end = end
         self.heard: list[FromWorker] = []
         self.acknowledged: list[int] = []
@@ -136,7 +136,7 @@ class Server:
 
     def fetch(self, answer: Answered) -> dict[str, Any]:
         """Download an update, which settles its ref."""
-        body, _ = download(self.up, answer.bodies[MODEL], SETTINGS, MemoryBody.allocate)
+        body = download(RemoteSource(self.up, answer.bodies[MODEL], SETTINGS), MemoryBody.allocate)
         return body.tensors
 
     def close(self) -> None:
@@ -195,14 +195,14 @@ class Serving:
     def _run(self) -> None:
         end = self._theirs
         control: MessageChannel[ToWorker] = MessageChannel(
-            SocketChannel(end.control, SERVER), SERVER, ToWorker
+            Channel(end.control, SERVER), SERVER, ToWorker
         )
         with (
             DownloadService() as service,
             closing(Peers(end.peers, service, DEFAULT_LIMITS)) as peers,
         ):
-            service.attach(SocketChannel(end.up, SERVER), SERVER)
-            down = Receiver(SocketChannel(end.down, SERVER), SERVER)
+            service.attach(Channel(end.up, SERVER), SERVER)
+            down = Receiver(Channel(end.down, SERVER), SERVER)
             turn = self.turns.append
             worker = Worker(self._info, control, down, service, peers, self._selection, turn)
             try:

@@ -52,8 +52,7 @@ def test_what_cannot_be_a_share_of_a_mean_is_refused(weights, what):
 
 def test_a_model_travels_as_a_payload_without_more_ado():
     model = flare.FLModel({"w": np.ones(3)}, "DIFF", {"loss": 0.5}, 1, 2, {"tags": ("a", None)})
-    packed = pack(model)
-    received = unpack(packed.message, packed.tensors)
+    received = unpack(*pack(model))
     assert received.params_type is flare.ParamsType.DIFF
     assert received.params["w"].tolist() == [1, 1, 1]
     assert (received.metrics, received.meta) == ({"loss": 0.5}, {"tags": ("a", None)})

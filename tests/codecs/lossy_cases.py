@@ -8,8 +8,7 @@ import torch
 from flstream.codecs.cast import Cast
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.quantised import Quantised
-from flstream.codecs.ternary import Ternary
-from flstream.codecs.topk import TopK
+from flstream.codecs.sparse import Ternary, TopK
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Scratch, Source, views_of
 
@@ -64,17 +63,14 @@ def read(source: Source, step: int) -> bytes:
 
 
 class FrontToBack:
-    """A body that can be read once, in frames, as one that comes from another process."""
+    """A body that can be read once, as one that comes from another process."""
 
-    random_access = False
-
-    def __init__(self, source: Source, frame: int) -> None:
+    def __init__(self, source: Source) -> None:
         self.layout = source.layout
-        self._source, self._frame, self.reached = source, frame, 0
+        self._source, self.reached = source, 0
 
     def read(self, start: int, stop: int, into: memoryview) -> None:
         assert start == self.reached
-        assert stop % self._frame == 0 or stop == self.layout.nbytes
         self.reached = stop
         self._source.read(start, stop, into)
 

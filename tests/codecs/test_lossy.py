@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flstream.codecs.lossy import LossyCodec, part_layout_of
+from flstream.codecs.lossy import LossyCodec
 from flstream.errors import CodecError
 from flstream.model.layout import Layout, parse_header
 from flstream.model.memory import MemoryBody
-from flstream.model.source import Scratch, views_of
+from flstream.model.source import Scratch, change_of, views_of
 from tests.codecs.lossy_cases import (
     CODECS,
     Bytes,
@@ -39,10 +39,9 @@ def test_any_cuts_give_the_same_bytes_on_both_sides(name, data):
     source = Bytes(layout, halves.tobytes()[: layout.nbytes])
     codec = lossy(name)
     whole = body_of(codec.encode(source))
-    frame = data.draw(st.integers(1, 5000)) * 16
     bounds = data.draw(st.lists(st.integers(1, layout.nbytes - 1), max_size=12, unique=True))
-    remote = FrontToBack(Bytes(codec.encoded(layout), whole), frame)
-    made = codec.decode(remote, layout, frame)
+    remote = FrontToBack(Bytes(codec.encoded(layout), whole))
+    made = codec.decode(remote, layout)
     ends = [0, *sorted(bounds), layout.nbytes]
     found = b"".join(bytes(views_of(made, *pair, Scratch())[0]) for pair in pairwise(ends))
     assert found == body_of(codec.rounded(source))
@@ -76,8 +75,7 @@ def test_the_encoded_layout_of_any_model_is_sound_and_no_longer(name, given_entr
     assert found.names == layout.names
     assert found.is_canonical
     assert found.nbytes <= layout.nbytes
-    if all(each.dtype != "C128" for each in found.tensors):
-        assert parse_header(found.header()[8:], "it")[0] == found
+    assert parse_header(found.header()[8:], "it")[0] == found
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -123,16 +121,6 @@ def test_a_cast_is_that_of_torch(name, bits):
     assert_same_tensors({n: found[n] for n in kept}, {n: tensors[n] for n in kept})
     change = np.abs(numbers_of(found, "double") - numbers_of(tensors, "double"))
     assert (change <= np.abs(numbers_of(tensors, "double")) * 2.0**-bits).all()
-
-
-def test_a_double_is_rounded_once():
-    # A little more than half way, which float32 cannot tell from half way.
-    above = [1 + 2.0**-8 + 2.0**-40, 1 + 3 * 2.0**-8 - 2.0**-40, -1 - 2.0**-8 - 2.0**-40]
-    found = tensors_of(lossy("cast bf16").rounded(MemoryBody.of({"w": np.array(above * 10)})))
-    assert found["w"][:3].tolist() == [1 + 2.0**-7, 1 + 2.0**-7, -1 - 2.0**-7]
-    above = [1 + 2.0**-11 + 2.0**-40, 1 + 2.0**-11]
-    found = tensors_of(lossy("cast f16").rounded(MemoryBody.of({"w": np.array(above * 10)})))
-    assert found["w"][:2].tolist() == [1 + 2.0**-10, 1]
 
 
 @pytest.mark.parametrize(("name", "bits", "group"), [("int8", 8, 256), ("int4", 4, 64)])
@@ -247,7 +235,7 @@ def test_a_model_of_other_tensors_is_refused_and_a_part_of_it_is_read():
         lossy("int8", "embed").decode(encoded("int8", model()), source.layout)
     part = {name: model()[name] for name in ("half", "odd", "steps", "embed.weight")}
     coded = encoded("int8", part)
-    layout = part_layout_of(source.layout, coded.layout)
+    layout = source.layout.subset(coded.layout.by_name, coded.layout.aliases)
     found = tensors_of(codec.decode(coded, layout))
     assert_same_tensors(found, tensors_of(codec.rounded(MemoryBody.of(part))))
 
@@ -319,8 +307,8 @@ def test_an_update_may_be_encoded_as_its_difference_from_a_base(name):
     encoded = codec.encode(new, old)
     coded = Bytes(encoded.layout, read(encoded, 4 * KIB))
     due = body_of(codec.decode(coded, new.layout, base=old))
-    remote = FrontToBack(coded, 4 * KIB)
-    assert read(codec.decode(remote, new.layout, 4 * KIB, old), 48 * KIB) == due
+    remote = FrontToBack(coded)
+    assert read(codec.decode(remote, new.layout, old), 48 * KIB) == due
     found = tensors_of(codec.decode(coded, new.layout, base=old))
     passed = ("norm.weight", "complex", "steps", "empty", "scalar")
     assert_same_tensors({n: found[n] for n in passed}, {n: trained[n] for n in passed})
@@ -346,3 +334,13 @@ def test_a_base_without_a_tensor_of_the_update_is_refused():
             codec.encode(update, MemoryBody.of(base))
     whole = {"w": torch.ones(100), "more": torch.ones(3)}
     assert codec.encode(update, MemoryBody.of(whole)).layout == codec.encoded(update.layout)
+
+
+def test_a_change_of_the_model_is_one_of_what_is_made_of_it():
+    class Changed(Bytes):
+        def changed(self):
+            return "tensor 'w' was written to"
+
+    source = Changed(Layout.of([("w", "F32", (100,))]), bytes(400))
+    for made in (lossy("int8").encode(source), lossy("int8").rounded(source)):
+        assert change_of(made) == "tensor 'w' was written to"

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from flstream.codecs.block_codec import BlockPlace
+from flstream.codecs.block_codec import BLOCK, BlockPlace
 from flstream.codecs.chain import chain_of
-from flstream.codecs.floats import LARGEST, SMALLEST, load, stored
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.quantised import Quantised
 from flstream.codecs.rounded_writer import RoundedWriter
 from flstream.errors import CodecError
 from flstream.job.codecs import CodecPlan, CodecSpec
 from flstream.model.digests import body_digest
+from flstream.model.dtypes import LARGEST, SMALLEST, loaded, stored
 from flstream.model.memory import BufferSource, MemoryBody
 from flstream.model.source import Scratch, views_of
 from tests.support import body_of
@@ -103,8 +103,8 @@ def test_scales_are_the_same_the_second_time(dtype, bits, group):
         if number % 5 == 0:
             numbers[number] = LARGEST[dtype]
         data = stored(dtype, numbers if dtype == "F64" else numbers.astype(np.float32))
-        first = codec.encode(load(dtype, memoryview(data)), place)
-        decoded = load(dtype, memoryview(stored(dtype, codec.decode(memoryview(first), place))))
+        first = codec.encode(loaded(dtype, memoryview(data)), place)
+        decoded = loaded(dtype, memoryview(stored(dtype, codec.decode(memoryview(first), place))))
         assert np.isfinite(decoded).all()
         assert codec.encode(decoded, place) == first
 
@@ -164,7 +164,7 @@ def test_of_what_is_only_compared_blocks_that_cannot_be_encoded_are_zeros(codec,
     except CodecError:
         encoded = codec.encode(bad, blanks=True)
         spec = codec.coded(bad.layout).coded["w"]
-        start, stop = spec.encoded_range(spec.blocks - 1)
+        start, stop = spec.encoded_range((spec.spec.elements - 1) // BLOCK)
         assert body_of(encoded)[start:stop] == bytes(stop - start)
         assert body_of(encoded)[:start] == body_of(codec.encode(model))[:start]
     else:

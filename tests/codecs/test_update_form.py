@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 from support import tensor
 
+from flstream.aggregation.update import ParamsType, Reading, UpdateSource
 from flstream.codecs.chain import CodecChain, chain_of
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import UpdateRefusedError
 from flstream.job.codecs import CodecPlan, CodecSpec
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
-from flstream.model.source import Scratch, views_of
+from flstream.model.source import Scratch, Source, views_of
 
 EMBED = tensor("F32", (300, 100))
 MODEL = MemoryBody.of({"embed": EMBED, "head": EMBED, "x": tensor("F32", (400,))})
@@ -21,10 +22,16 @@ def form(codecs: CodecChain = INT8) -> UpdateForm:
     return UpdateForm(MODEL, codecs)
 
 
+def read(sent: Source, params_type: ParamsType) -> None:
+    """Read an update of site-1 as a fold does."""
+    update = UpdateSource("site-1", lambda: form().decoded(sent, params_type), 1.0, params_type)
+    Reading(update, MODEL.layout).read(0, MODEL.layout.nbytes, Scratch())
+
+
 def test_what_was_encoded_fits_and_is_decoded_to_the_model_s_layout() -> None:
     sent = INT8.lossy.encode(MODEL, MODEL)
     assert form().difference(sent.layout, partial=False) is None
-    decoded = form().decoded("site-1", sent, "FULL", 4096)
+    decoded = form().decoded(sent, "FULL")
     assert decoded.layout == MODEL.layout
     assert b"".join(views_of(decoded, 0, MODEL.layout.nbytes, Scratch())) == b"".join(
         MODEL.views(0, MODEL.layout.nbytes)
@@ -45,13 +52,12 @@ def test_a_further_name_of_a_tensor_that_is_not_there_is_refused_by_the_site_s_n
     sent = BufferSource(layout, memoryview(bytearray(layout.nbytes)))
     assert form().difference(layout, partial=partial)
     with pytest.raises(UpdateRefusedError, match="the update of site-1 cannot be decoded"):
-        form().decoded("site-1", sent, "FULL", 16)
+        read(sent, "FULL")
 
 
 def test_bytes_that_the_codec_never_writes_are_refused_by_the_site_s_name() -> None:
     layout = INT8.lossy.encoded(MODEL.layout)
     body = np.full(layout.nbytes, 255, np.uint8)  # scales that are NaN
     sent = BufferSource(layout, body.data)
-    decoded = form().decoded("site-1", sent, "DIFF", 16)
     with pytest.raises(UpdateRefusedError, match=r"site-1 cannot be decoded: .*'embed'"):
-        views_of(decoded, 0, MODEL.layout.nbytes, Scratch())
+        read(sent, "DIFF")

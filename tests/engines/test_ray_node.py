@@ -9,7 +9,7 @@ from flstream.engines.ray_node import NodeHost
 from flstream.errors import SimulationError, UsageError
 from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.machine import this_machine
-from flstream.transport.authentication import StartToken
+from flstream.transport.tcp import StartToken
 
 
 def describe(folder, nonce="x", **versions):

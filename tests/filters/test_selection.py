@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from flstream.filters import selection
-from flstream.filters.selection import order_statistics, percentile
+from flstream.filters.selection import order_statistics, percentile_of
 
 NUMBERS = hnp.arrays(
     np.float64,
@@ -43,5 +43,5 @@ def test_millions_of_numbers_take_two_passes():
         passes.append(1)
         return (numbers[at : at + 16_384] for at in range(0, len(numbers), 16_384))
 
-    assert percentile(blocks, len(numbers), 10) == np.percentile(numbers, 10)
+    assert percentile_of(blocks, len(numbers), 10) == np.percentile(numbers, 10)
     assert len(passes) == 2

@@ -114,6 +114,21 @@ def flip(data: bytearray) -> None:
     data[data.index(MARK) + 8] ^= 1
 
 
+def encrypt(data: bytearray) -> None:
+    """Have both headers of a member say that it is encrypted."""
+    for signature, offset in ((b"PK\1\2", 8), (b"PK\3\4", 6)):
+        data[data.index(signature) + offset] |= 1
+
+
+def deflated(path: Path) -> None:
+    torch.save(TWO, path)
+    with zipfile.ZipFile(path) as old:
+        members = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+        for name, data in members.items():
+            new.writestr(name, data)
+
+
 def inflate(data: bytearray) -> None:
     """Have both headers of a member say that it takes 2 GiB."""
     for signature, offset in ((b"PK\1\2", 24), (b"PK\3\4", 22)):
@@ -124,6 +139,8 @@ def inflate(data: bytearray) -> None:
 TORCH: dict[str, Write] = {
     "code": lambda path: torch.save({"a": Runs(path.with_suffix(".ran"))}, path),
     "old format": lambda path: torch.save(TWO, path, _use_new_zipfile_serialization=False),
+    "deflated": deflated,
+    "complex128": saved(lambda: {"a": torch.zeros(2, dtype=torch.complex128)}),
     "sparse": saved(lambda: {"sparse": torch.eye(3).to_sparse()}),
     "expanded": saved(lambda: {"vast": torch.zeros(1).expand(2**50)}),
     "changed bit": changed(saved(lambda: {"a": torch.from_numpy(MARKED.copy())}), flip),
@@ -145,6 +162,8 @@ def member(data: bytes) -> Write:
 NPZ: dict[str, Write] = {
     "objects": lambda path: np.savez(path, a=np.array([{}], dtype=object)),
     "code for a header": member(b"\x93NUMPY\1\0" + struct.pack("<H", 40) + b"__import__('os')" * 9),
+    "encrypted": changed(npz(a=MARKED), encrypt),
+    "no array": lambda path: member(b"text")(path),
     "bomb": changed(npz(np.savez_compressed, a=np.zeros(1 << 16)), inflate),
     "changed bit": changed(npz(a=MARKED), flip),
 }

@@ -3,6 +3,7 @@
 import json
 import mmap
 import os
+import tracemalloc
 from contextlib import ExitStack
 
 import numpy as np
@@ -13,7 +14,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import (
-    IN_FILES,
     assert_same_tensors,
     body_of,
     entries,
@@ -45,7 +45,7 @@ def read_back(path):
     return body.tensors
 
 
-@given(st.just([]) | entries(IN_FILES), st.dictionaries(st.text("ab"), st.text("cd")))
+@given(st.just([]) | entries(), st.dictionaries(st.text("ab"), st.text("cd")))
 @settings(max_examples=50)
 def test_the_safetensors_library_and_we_open_what_the_other_writes(tmp_path, drawn, metadata):
     tensors = {name: tensor(code, shape, i) for i, (name, code, shape) in enumerate(drawn)}
@@ -85,9 +85,6 @@ def test_a_file_has_its_name_once_it_is_durable_and_whole(tmp_path, monkeypatch)
     # The file before it is renamed, and its folder afterwards.
     assert [os.path.basename(each) for each in at_sync[:1]] == ["model.tmp"]
     assert str(path.parent) in at_sync[1:]
-    assert source.extent(0, 1).immutable
-    assert not FileSource(path).extent(0, 1).immutable
-    assert FileSource(path, immutable=True).extent(0, 1).immutable
     # What is not finished leaves the old file, which who has opened it keeps.
     with FileSink(path, MemoryBody.of({"b": torch.zeros(99)}).layout) as sink:
         sink.views(0, 16)
@@ -125,7 +122,11 @@ def u8(start, stop):
         ({"a": u8(0, 8)}, bytes(9), "has 9 bytes of tensors where its header promises 8"),
         ({"a": u8(0, 4), "b": u8(5, 6)}, bytes(6), "'a' and 'b' leave a hole"),
         (b"not json", b"", "cannot be read"),
-        ({"w": {"dtype": "C128", "shape": [0], "data_offsets": [0, 0]}}, b"", "'w' is complex128"),
+        (
+            {"w": {"dtype": "C128", "shape": [0], "data_offsets": [0, 0]}},
+            b"",
+            "'w' has the dtype 'C128'",
+        ),
     ],
 )
 def test_a_damaged_file_is_refused_with_a_sentence(tmp_path, fields, body, sentence):
@@ -142,8 +143,6 @@ def test_what_is_no_file_and_what_can_be_none_is_refused(tmp_path):
             FileSource(tmp_path / path)
     with pytest.raises(CheckpointError, match=r"file/model cannot be written"):
         FileSink(tmp_path / "file" / "model", MemoryBody.of({}).layout)
-    with pytest.raises(CheckpointError, match=r"'w' is complex128, .* torch\.view_as_real"):
-        write_checkpoint(tmp_path / "c", MemoryBody.of({"w": torch.zeros(1).to(torch.complex128)}))
 
 
 @pytest.mark.parametrize("size", [0, 1, 100_001])
@@ -152,11 +151,10 @@ def test_any_file_is_a_body_of_bytes(tmp_path, size):
     (tmp_path / "any").write_bytes(content)
     source = open_blob(tmp_path / "any")
     assert source.layout == Layout.of([("blob", "U8", (size,))])
-    assert not source.immutable
     assert b"".join(views_of(source, 0, size, Scratch()) if size else []) == content
     with FileSink(tmp_path / "copy", source.layout, bare=True) as sink:
         copy(source, sink)
-        assert sink.finish().immutable
+        sink.finish()
     assert (tmp_path / "copy").read_bytes() == content
 
 
@@ -179,7 +177,9 @@ def test_a_bare_file_is_resumed_whatever_is_there_and_has_its_own_length(tmp_pat
         first.write(0, memoryview(b"\5" * 60))
     with FileSink(tmp_path / "b", layout, resume=True, bare=True) as second:
         assert second.resumed
-        assert bytes(second.written(0, 100)[0]) == b"\5" * 60 + bytes(40)
+        there = bytearray(100)
+        second.read(0, 100, memoryview(there))
+        assert there == b"\5" * 60 + bytes(40)
         second.write(60, memoryview(b"\6" * 40))
     shorter = Layout.of([("blob", "U8", (70,))])
     with FileSink(tmp_path / "b", shorter, resume=True, bare=True) as third:
@@ -216,3 +216,18 @@ def test_what_somebody_else_has_of_an_older_file_stays_as_it_is(tmp_path, who):
         assert file is None or file.read() == b"\xff" * 5000
     assert (path.stat().st_ino == was) == (who == "nobody")
     assert_same_tensors(safetensors.torch.load_file(path), {"t": torch.arange(9)})
+
+
+def test_the_digest_of_a_large_model_takes_little_memory(tmp_path):
+    path = tmp_path / "large.safetensors"
+    layout = Layout.of([("w", "U8", (256 << 20,))])
+    with FileSink(path, layout) as sink:
+        sink.finish()
+    tracemalloc.start()
+    try:
+        body_digest(FileSource(path))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        path.unlink()
+    assert peak < 4 << 20

@@ -2,101 +2,45 @@
 
 import pytest
 import torch
-from support import IN_FILES, as_bytes, assert_same_tensors, every_kind, tensor
+from support import as_bytes
 
 from flstream.errors import CheckpointError, LayoutError
 from flstream.model.checkpoint import FileSource, write_checkpoint
-from flstream.model.copy import copy
-from flstream.model.fitted import Differences, Fitted
+from flstream.model.composed import ComposedSource
+from flstream.model.fitted import Differences, fitted
 from flstream.model.memory import MemoryBody
-from flstream.model.selected import SelectedSource
 from flstream.model.source import Scratch, views_of
 
-KINDS = {**every_kind(IN_FILES), "F32.long": tensor("F32", (501,)), "I16.odd": tensor("I16", (7,))}
 
-
-class NotedScratch(Scratch):
-    """Notes what was taken of it."""
-
-    def __init__(self):
-        super().__init__()
-        self.taken = []
-
-    def take(self, size):
-        self.taken.append(size)
-        return super().take(size)
-
-
-def received(source):
-    into = MemoryBody.allocate(source.layout)
-    copy(source, into, step=48)
-    return into.tensors
+def parts_of(source, names):
+    return {name: (source, source.layout.by_name[name]) for name in names}
 
 
 def test_what_lies_in_memory_is_not_copied():
     tensors = {name: torch.arange(100.0) + len(name) for name in ("a", "bb", "ccc")}
-    source = SelectedSource.of(MemoryBody.of(tensors), ["ccc", "a"])
-    scratch = NotedScratch()
-    views = views_of(source, 0, 800, scratch)
-    assert (len(views), scratch.taken) == (2, [])
+    source = ComposedSource.of(parts_of(MemoryBody.of(tensors), ["ccc", "a"]))
+    views = source.in_place(0, 800)
+    assert len(views) == 2
     tensors["a"][3] = -1
     assert b"".join(views) == as_bytes(tensors["a"]) + as_bytes(tensors["ccc"])
-    assert "tensor 'a' was changed" in source.changed(0, 16)
-    assert source.changed(400, 800) is None
+    assert "tensor 'a' was changed" in source.changed()
 
 
 def test_neighbours_in_a_file_are_read_at_once_and_a_change_of_it_is_told_of(tmp_path):
     tensors = {f"{number:03}": torch.full((5,), float(number)) for number in range(100)}
     write_checkpoint(tmp_path / "m", MemoryBody.of(tensors))
-    names = list(tensors)
-    source = SelectedSource.of(FileSource(tmp_path / "m"), [*names[:40], *names[60:]])
-    assert len(views_of(source, 0, source.layout.nbytes, Scratch())) == 2
-    assert source.extent is None
+    file, reads, names = FileSource(tmp_path / "m"), [], list(tensors)
+    source = ComposedSource.of(parts_of(file, [*names[:40], *names[60:]]))
+    read = file.read
+    file.read = lambda *where: (reads.append(where), read(*where))
+    assert values_of(source, 4096) == {
+        name: as_bytes(tensors[name]) for name in source.layout.names
+    }
+    assert len(reads) == 2
+    assert source.changed() is None
     with (tmp_path / "m").open("r+b") as file:
         file.write(b"junk")
-    assert "was changed after it was opened" in source.changed(0, 10)
-
-
-def test_one_range_of_a_file_has_its_place_there_and_digests_of_its_own(tmp_path):
-    write_checkpoint(tmp_path / "m", MemoryBody.of(KINDS))
-    file = FileSource(tmp_path / "m", immutable=True)
-    source = SelectedSource.of(file, ["F32.long"])
-    place = file.layout.by_name["F32.long"].start
-    assert source.extent is not None
-    extent, theirs = source.extent(16, 32), file.extent(place + 16, place + 32)
-    assert (extent.fd, extent.offset, extent.immutable) == (theirs.fd, theirs.offset, True)
-    extent.digests.note(16, 32, 5)
-    assert source.extent(0, 16).digests.get(16, 32) == 5
-    assert theirs.digests.get(16, 32) is None
-
-
-def test_a_tied_name_selects_the_tensor_under_the_name_that_is_asked_for():
-    weight = torch.arange(12.0)
-    body = MemoryBody.of({"wte": weight, "head": weight, "bias": torch.ones(3)})
-    assert body.layout.aliases == {"wte": "head"}
-    alone = SelectedSource.of(body, ["wte", "bias"])
-    assert (set(alone.layout.by_name), alone.layout.aliases) == ({"wte", "bias"}, {})
-    assert_same_tensors(received(alone), {"wte": weight, "bias": torch.ones(3)})
-    both = SelectedSource.of(body, ["wte", "head"])
-    assert (both.layout.aliases, both.layout.nbytes) == ({"wte": "head"}, 48)
-    assert both.layout.is_canonical
-    arrived = received(both)
-    assert arrived["wte"] is arrived["head"]
-
-
-@pytest.mark.parametrize(
-    ("names", "sentence"),
-    [
-        ([], "no tensor is selected; name one at least"),
-        (["F32.matrix", "F32.scalar", "F32.matrix"], "'F32.matrix' is selected twice; name it"),
-        (["F32.matrx"], r"there is no tensor 'F32.matrx'; did you mean 'F32\.matrix'\?"),
-        (["nowhere to be found"], "there is no tensor 'nowhere to be found'; name one of its"),
-        (["\n" + "x" * 10_000], r"there is no tensor '\\+nx{900}"),
-    ],
-)
-def test_names_that_cannot_be_selected_are_named(names, sentence):
-    with pytest.raises(LayoutError, match=sentence):
-        SelectedSource.of(MemoryBody.of(KINDS), names)
+    assert "was changed after it was opened" in source.changed()
 
 
 def values_of(source, step=32):
@@ -110,11 +54,11 @@ def values_of(source, step=32):
     return {spec.name: body[spec.start : spec.stop] for spec in source.layout.tensors}
 
 
-def fitted(model, given, **options):
+def fit(model, given, **options):
     made = MemoryBody.of(model)
     keeps = options.pop("keeps", False)
     source = MemoryBody.of(given)
-    return Fitted(made.layout, source, "the file", made if keeps else None, **options)
+    return fitted(made.layout, source, "the file", made if keeps else None, **options)
 
 
 def bytes_of(tensor):
@@ -123,7 +67,7 @@ def bytes_of(tensor):
 
 def test_integers_that_do_not_fit_are_refused():
     with pytest.raises(CheckpointError, match="'w'"):
-        values_of(fitted({"w": torch.empty(2, dtype=torch.int8)}, {"w": torch.tensor([1, 300])}))
+        values_of(fit({"w": torch.empty(2, dtype=torch.int8)}, {"w": torch.tensor([1, 300])}))
 
 
 def test_values_come_in_the_models_order_and_dtypes():
@@ -139,7 +83,7 @@ def test_values_come_in_the_models_order_and_dtypes():
         "c": torch.empty((), dtype=torch.float32),
         "d": torch.empty(0),
     }
-    found = values_of(fitted(model, given))
+    found = values_of(fit(model, given))
     assert found == {name: bytes_of(given[name].to(model[name].dtype)) for name in model}
 
 
@@ -147,10 +91,10 @@ def test_values_come_in_the_models_order_and_dtypes():
 def test_a_value_that_a_dtype_does_not_have_is_refused_unless_it_may_be_rounded(dtype):
     given, model = {"w": torch.tensor([1.0, 1 / 3, float("nan")])}, {"w": torch.empty(3).to(dtype)}
     with pytest.raises(CheckpointError, match=r"tensor 'w' of the file is F32, .* model.strict"):
-        values_of(fitted(model, given))
-    assert values_of(fitted(model, given, rounds=True))["w"] == bytes_of(given["w"].to(dtype))
+        values_of(fit(model, given))
+    assert values_of(fit(model, given, rounds=True))["w"] == bytes_of(given["w"].to(dtype))
     given["w"] = torch.tensor([1.0, -0.0, float("nan")])
-    assert values_of(fitted(model, given))["w"] == bytes_of(given["w"].to(dtype))
+    assert values_of(fit(model, given))["w"] == bytes_of(given["w"].to(dtype))
 
 
 @pytest.mark.parametrize("names", [["wte"], ["head"], ["wte", "head"]])
@@ -160,7 +104,7 @@ def test_a_tied_tensor_may_be_under_any_of_its_names(names):
     value = torch.arange(12.0).reshape(4, 3)
     # Under both names, the file has two copies.
     given = {"bias": torch.ones(2), **{name: value.clone() for name in names}}
-    source = fitted(model, given)
+    source = fit(model, given)
     assert values_of(source) == {"bias": bytes_of(given["bias"]), "head": bytes_of(value)}
     assert source.layout.aliases == {"wte": "head"}
 
@@ -169,7 +113,7 @@ def test_copies_of_a_tied_tensor_that_differ_are_refused():
     weight = torch.empty(4, 3)
     given = {"wte": torch.zeros(4, 3), "head": torch.ones(4, 3)}
     with pytest.raises(CheckpointError, match="different values for 'head' and 'wte'"):
-        values_of(fitted({"wte": weight, "head": weight}, given))
+        values_of(fit({"wte": weight, "head": weight}, given))
 
 
 def test_what_differs_is_listed_by_kind():
@@ -180,7 +124,7 @@ def test_what_differs_is_listed_by_kind():
         **{f"x{n}": torch.zeros(1) for n in range(9)},
     }
     with pytest.raises(LayoutError) as refusal:
-        fitted(model, given)
+        fit(model, given)
     assert str(refusal.value) == (
         "the file lacks 1 tensor ('c') of the model; it has 9 tensors ('x0', 'x1', 'x2', 'x3', "
         "'x4' and 4 more) that the model lacks; it has 1 tensor ('b') in another shape"
@@ -197,7 +141,7 @@ def test_names_that_differ_by_a_prefix_are_pointed_out():
 def test_what_a_file_lacks_may_be_kept_from_the_model():
     model = {"body": torch.ones(40), "head": torch.full((3, 2), 7.0), "new": torch.tensor(5)}
     given = {"body": torch.arange(40.0), "head": torch.zeros(9, 2), "gone": torch.zeros(1)}
-    found = values_of(fitted(model, given, keeps=True))
+    found = values_of(fit(model, given, keeps=True))
     assert found == {
         "body": bytes_of(given["body"]),
         "head": bytes_of(model["head"]),

@@ -11,28 +11,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import COMPLEX, as_bytes, assert_same_tensors, body_of, every_kind, tensor
+from support import as_bytes, assert_same_tensors, body_of, tensor
 from torch import nn
 
 from flstream.errors import LayoutError
 from flstream.model.copy import copy
+from flstream.model.dense import HostTensor
 from flstream.model.dtypes import BY_CODE, torch_dtype
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout, parse_header
-from flstream.model.memory import BufferSource, MemoryBody
+from flstream.model.memory import MemoryBody
 from flstream.model.source import Scratch, views_of
-from flstream.model.staging import Strided
-
-
-@given(st.data())
-def test_the_views_of_any_range_are_the_bytes_of_that_range(data):
-    body = MemoryBody.of(every_kind())
-    whole = b"".join(as_bytes(body.tensors[spec.name]) for spec in body.layout.tensors)
-    start = data.draw(st.integers(0, len(whole)))
-    stop = data.draw(st.integers(start, len(whole)))
-    assert b"".join(body.views(start, stop)) == whole[start:stop]
-    buffer = BufferSource(body.layout, memoryview(whole))
-    assert b"".join(buffer.views(start, stop)) == whole[start:stop]
 
 
 @pytest.mark.parametrize("framework", ["pytorch", "numpy"])
@@ -124,6 +113,7 @@ def freed():
         (np.zeros(2, "f4,i4"), "'w' has dtype .* each of its fields"),
         (np.array([None]), "'w' has dtype object.* other values in meta"),
         (np.zeros(2, np.longdouble), "'w' has dtype float128.*convert it to one of float64"),
+        (torch.zeros(2, dtype=torch.complex128), r"'w' is complex128, .*\.to\(torch\.complex64\)"),
         (np.ma.masked_array([1.0], [True]), r"'w' is masked.*\.filled"),
         (freed(), "'w'"),
         (Elsewhere(torch.ones(3)), "'w' is a Elsewhere, whose values do not lie in one"),
@@ -196,16 +186,6 @@ def test_a_name_that_no_header_can_carry_is_refused(name, sentence):
         MemoryBody.of({"fine": torch.zeros(1), name: torch.zeros(1)})
 
 
-def test_ranges_beyond_4_gib_are_those_of_the_tensor():
-    size = (5 << 30) + 5
-    body = MemoryBody.of({"w": torch.empty(size, dtype=torch.uint8), "z": torch.arange(4)})
-    body.tensors["w"][-5:] = torch.arange(1, 6)  # of the rest, no page is ever touched
-    start = body.layout.by_name["w"].stop - 3
-    assert b"".join(body.views(start, start + 3)) == bytes([3, 4, 5])
-    (view,) = body.views(start - (1 << 30), start)
-    assert len(view) == 1 << 30
-
-
 def machine_memory():
     return psutil.virtual_memory().total + psutil.swap_memory().total
 
@@ -255,7 +235,7 @@ def test_new_memory_keeps_the_order_that_a_file_of_another_tool_has():
 @st.composite
 def strided(draw: st.DrawFn) -> np.ndarray:
     """An array of any shape, seen in any order, with steps of any sign, and expanded."""
-    dtype = draw(st.sampled_from(["u1", "i2", "f4", "f8", "c8", "c16", "?"]))
+    dtype = draw(st.sampled_from(["u1", "i2", "f4", "f8", "c8", "?"]))
     shape = draw(st.lists(st.integers(1, 40), min_size=1, max_size=4).filter(_small))
     count = int(np.prod(shape))
     raw = np.random.default_rng(count).integers(0, 256, count * np.dtype(dtype).itemsize, np.uint8)
@@ -278,13 +258,13 @@ def _small(shape: list[int]) -> bool:
 @given(strided(), st.data())
 def test_any_range_of_any_strided_array_is_that_range_of_its_elements_in_order(array, data):
     due = np.ascontiguousarray(array).tobytes()
-    piece = Strided(array)
-    assert len(piece) == len(due)
+    view = HostTensor("U8", array)
+    assert view.nbytes == len(due)
     start = data.draw(st.integers(0, len(due) - 1))
     stop = data.draw(st.integers(start + 1, len(due)))
-    room = memoryview(bytearray(piece.room(start, stop)))
-    assert bytes(piece.gather(start, stop, room)) == due[start:stop]
-    assert len(room) <= stop - start + 2 * (array.itemsize - 1)
+    room = bytearray(stop - start)
+    view.read(start, stop, memoryview(room))
+    assert room == due[start:stop]
 
 
 @pytest.mark.parametrize("code", BY_CODE)
@@ -294,8 +274,8 @@ def test_every_dtype_keeps_every_bit_when_it_is_gathered(code):
     raw = torch.arange(256 * 6 * size, dtype=torch.int64).mul(2654435761).div(997).to(torch.uint8)
     if code == "BOOL":
         raw &= 1
-    if code in COMPLEX:
-        value = raw.view(torch.float32 if code == "C64" else torch.float64).view(torch_dtype(code))
+    if code == "C64":
+        value = raw.view(torch.float32).view(torch_dtype(code))
     else:
         value = raw.view(torch_dtype(code))
     value = value.reshape(-1, 6)
@@ -319,7 +299,7 @@ def test_tiles_cover_every_element_once(value):
     body = MemoryBody.of({"w": value})
     if body.layout.nbytes > 1 << 30:
         due = as_bytes(value[:3])[6:70]
-        assert b"".join(body.views((9 << 29) + 6, (9 << 29) + 70)) == due
+        assert b"".join(views_of(body, (9 << 29) + 6, (9 << 29) + 70, Scratch())) == due
         return
     due = np.ascontiguousarray(value).tobytes()
     for step in (16, 4096, 12_000, len(due)):
@@ -327,23 +307,6 @@ def test_tiles_cover_every_element_once(value):
         for start, stop in body.layout.ranges(step):
             found += b"".join(views_of(body, start, stop, scratch))
         assert found == due
-
-
-def test_a_range_over_many_tensors_gathers_only_those_that_need_it_in_one_room():
-    class NotedScratch(Scratch):
-        def take(self, size):
-            taken.append(size)
-            return super().take(size)
-
-    taken = []
-    straight, turned = tensor("F32", (9, 7), 1), tensor("F32", (9, 7), 2).t()
-    body = MemoryBody.of({"a": straight, "b": turned, "c": turned[:, ::2], "d": straight.clone()})
-    whole = body_of(body)
-    first, *_ = views = views_of(body, 8, len(whole) - 8, NotedScratch())
-    assert b"".join(views) == whole[8:-8]
-    assert len(taken) == 1
-    place = np.frombuffer(first, np.uint8).__array_interface__["data"][0]
-    assert place == straight.data_ptr() + 8
 
 
 def test_a_tensor_that_is_not_contiguous_is_never_copied_whole():

@@ -13,38 +13,34 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from support import IN_FILES, as_bytes, body_of, every_kind, tensor
+from support import as_bytes, body_of, every_kind, tensor
 
 from flstream.aggregation.ahead import WriteBehind
-from flstream.errors import CheckpointError, LayoutError
+from flstream.errors import LayoutError
 from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
+from flstream.model.composed import ComposedSource
 from flstream.model.copy import copy
-from flstream.model.digests import BodyDigest, ChunkDigester, body_digest
+from flstream.model.digests import BodyDigest, body_digest
 from flstream.model.dtypes import BY_CODE
-from flstream.model.fitted import Arranged
 from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
-from flstream.model.selected import SelectedSource
-from flstream.model.source import Scratch, Sink, Source, views_of
+from flstream.model.source import Scratch, Sink, Source, in_place, views_of
 from flstream.model.unnamed_file import UnnamedFile
-from flstream.streaming.receiver import Receiver, StreamSettings
-from flstream.streaming.remote import RemoteSource
+from flstream.streaming.download import RemoteSource
+from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
-from flstream.transport.sockets import pipe
+from flstream.streaming.settings import StreamSettings
+from flstream.transport.channel import pipe
 
 CHUNK = 4096
-SETTINGS = StreamSettings(chunk_size=CHUNK, request_size=4 * CHUNK, window=2, request_timeout=30)
+SETTINGS = StreamSettings(chunk_size=CHUNK)
 State = Mapping[str, torch.Tensor]
 
 # Of types that NumPy and files have, since these are among the formats; longer than comes with the
 # layout.
 STATE: State = {
-    **{
-        name: t
-        for name, t in every_kind(IN_FILES).items()
-        if BY_CODE[name.split(".")[0]].numpy_name
-    },
+    **{name: t for name, t in every_kind().items() if BY_CODE[name.split(".")[0]].numpy_name},
     "F32.large": tensor("F32", (150, 200)),
     "I16.odd": tensor("I16", (4099,)),
 }
@@ -83,15 +79,6 @@ def file(state: State, place: Place) -> Source:
     return FileSource(place.folder / "m.safetensors")
 
 
-def finished(state: State, place: Place) -> Source:
-    body = MemoryBody.of(state)
-    digester = ChunkDigester(body.layout.nbytes, CHUNK)
-    path = place.folder / "m.safetensors"
-    sink = place.stack.enter_context(FileSink(path, body.layout, {"a": "b"}, digester=digester))
-    copy(body, sink)
-    return sink.finish()
-
-
 def shards(state: State, place: Place) -> Source:
     where = {}
     for number in range(3):
@@ -121,22 +108,19 @@ def saved(state: State, place: Place) -> Source:
 
 
 def arranged(state: State, place: Place) -> Source:
-    return Arranged(shards(state, place))
+    return ComposedSource.arranged(shards(state, place))
 
 
-def selected(state: State, place: Place) -> Source:
+def composed(state: State, place: Place) -> Source:
     """Every other tensor of a file, and the others of two bodies in memory."""
     names = sorted(state)
     sources: list[Source] = [
         part({name: state[name] for name in names[number::3]}, place)
         for number, part in enumerate((file, strided, buffer))
     ]
-    return SelectedSource([(each, spec) for each in sources for spec in each.layout.tensors])
-
-
-def selected_file(state: State, place: Place) -> Source:
-    source = file(state, place)
-    return SelectedSource.of(source, list(source.layout.by_name))
+    return ComposedSource.of(
+        {spec.name: (each, spec) for each in sources for spec in each.layout.tensors}
+    )
 
 
 def remote(state: State, place: Place) -> Source:
@@ -153,13 +137,11 @@ SOURCES: dict[str, Callable[[State, Place], Source]] = {
     "strided memory": strided,
     "buffer": buffer,
     "file": file,
-    "finished file": finished,
     "shards": shards,
     "compressed Fortran npz": compressed,
     "torch": saved,
     "arranged": arranged,
-    "selected": selected,
-    "selected of a file": selected_file,
+    "composed": composed,
     "remote": remote,
 }
 
@@ -176,10 +158,6 @@ def new_file(layout: Layout, place: Place, **how: object) -> tuple[Sink, Written
     sink = FileSink(place.folder / "out.safetensors", layout, **how)  # type: ignore[arg-type]
     place.stack.enter_context(sink)
     return sink, lambda: body_of(sink.finish()) if layout.nbytes else b""
-
-
-def digested(layout: Layout, place: Place) -> tuple[Sink, Written]:
-    return new_file(layout, place, digester=ChunkDigester(layout.nbytes, CHUNK))
 
 
 def bare(layout: Layout, place: Place) -> tuple[Sink, Written]:
@@ -220,7 +198,7 @@ def unnamed(layout: Layout, place: Place) -> tuple[Sink, Written]:
 
 SINKS: dict[str, Callable[[Layout, Place], tuple[Sink, Written]]] = {
     "memory": existing,
-    "digested file": digested,
+    "file": new_file,
     "volatile file": lambda layout, place: new_file(layout, place, durable=False),
     "bare file": bare,
     "resumed file": resumed,
@@ -268,47 +246,20 @@ class TestSources:
         codes = {name: (name.split(".")[0], tuple(value.shape)) for name, value in STATE.items()}
         assert {spec.name: (spec.dtype, spec.shape) for spec in source.layout.tensors} == codes
 
-    def test_it_is_read_from_front_to_back(self, source):
-        scratch, read = Scratch(), b""
-        for start, stop in source.layout.ranges(2 * CHUNK):
-            read += b"".join(views_of(source, start, stop, scratch))
-        assert read == due(source.layout, STATE)
-
-    def test_random_access_gives_any_range_again_and_again(self, source, place):
-        service = place.stack.enter_context(DownloadService())
-        if not source.random_access:
+    def test_any_range_is_read_again_and_again(self, source):
+        if isinstance(source, RemoteSource):  # is read once
             with pytest.raises(ValueError, match="goes on at byte 0"):
                 views_of(source, CHUNK, 2 * CHUNK, Scratch())
-            with pytest.raises(ValueError, match="copy it into a file or memory first"):
-                service.offer(source, ["site-1"])
             return
         whole, scratch = due(source.layout, STATE), Scratch()
         for start, stop in ranges_of(source.layout) * 2:
             assert b"".join(views_of(source, start, stop, scratch)) == whole[start:stop]
-        service.offer(source, ["site-1"]).abort("enough")
 
-    def test_an_extent_is_where_the_bytes_lie_in_the_file(self, source):
-        if source.extent is None:
-            return
+    def test_what_is_shown_in_place_is_what_is_read(self, source):
         whole = due(source.layout, STATE)
         for start, stop in ranges_of(source.layout):
-            fd, offset, digests, immutable = source.extent(start, stop)
-            assert immutable == getattr(source, "immutable", False)
-            assert os.pread(fd, stop - start, offset) == whole[start:stop]
-            assert digests is source.extent(0, 1).digests
-        fd, offset, *_ = source.extent(0, 1)
-        os.truncate(f"/proc/self/fd/{fd}", offset + 100)
-        assert source.extent(0, 100).offset == offset
-        with pytest.raises(CheckpointError, match="ends at byte 100 of its tensors"):
-            source.extent(50, 101)
-
-    def test_delivery_puts_each_byte_into_the_sink_once(self, source):
-        if source.deliver is None:
-            return
-        sink, ranges = MemoryBody.allocate(source.layout), []
-        source.deliver(sink, lambda start, stop: ranges.append((start, stop)))
-        assert body_of(sink) == due(source.layout, STATE)
-        assert_covers(ranges, source.layout.nbytes)
+            views = in_place(source, start, stop)
+            assert views is None or b"".join(views) == whole[start:stop]
 
     @pytest.mark.parametrize("name", SOURCES)
     def test_a_body_without_a_byte_is_copied_too(self, name, place):
@@ -325,11 +276,10 @@ WHOLE = due(BODY.layout, STATE)
 
 @pytest.mark.parametrize("name", SINKS)
 class TestSinks:
-    def test_ranges_in_any_order_where_there_is_random_access(self, name, place):
+    def test_ranges_come_in_any_order(self, name, place):
         sink, written = SINKS[name](BODY.layout, place)
         ranges = partition(len(WHOLE), 1)
-        if sink.random_access:
-            random.Random(2).shuffle(ranges)
+        random.Random(2).shuffle(ranges)
         for start, stop in ranges:
             left = memoryview(WHOLE)[start:stop]
             for view in sink.views(start, stop):
@@ -346,10 +296,10 @@ class TestSinks:
 
     def test_another_layout_is_refused_by_the_tensor_that_differs(self, name, place):
         sink, _ = SINKS[name](BODY.layout, place)
-        # What an earlier attempt left is there to be verified.
-        assert sink.resumed == (name == "resumed file")
-        if sink.resumed:
-            assert b"".join(sink.written(0, 3 * CHUNK)) == b"\5" * 2 * CHUNK + bytes(CHUNK)
+        if name == "resumed file":  # what an earlier attempt left is there to be verified
+            there = bytearray(3 * CHUNK)
+            sink.read(0, len(there), memoryview(there))
+            assert there == b"\5" * 2 * CHUNK + bytes(CHUNK)
         other = MemoryBody.of({**STATE, "I16.odd": tensor("I16", (4, 1))})
         with pytest.raises(LayoutError, match=r"what site-3 offers does not fit .* 'I16\.odd'"):
             copy(other, sink, origin="site-3")
@@ -367,17 +317,6 @@ def test_any_source_is_copied_into_any_sink_with_the_digest_of_the_bytes_in_orde
     assert_covers(ranges, source.layout.nbytes)
 
 
-def test_a_resumed_file_gets_only_the_chunks_that_it_lacks(place):
-    with FileSink(place.folder / "out.safetensors", BODY.layout, resume=True) as first:
-        first.write(0, memoryview(WHOLE)[: 5 * CHUNK])
-    sink, written = new_file(BODY.layout, place, resume=True)
-    source = remote(STATE, place)
-    copy(source, sink)
-    assert written() == WHOLE
-    assert isinstance(source, RemoteSource)
-    assert source.cost.bytes == len(WHOLE) - 5 * CHUNK
-
-
 def test_in_what_is_arranged_the_first_of_tied_names_stands_for_the_tensor():
     tensors = [("w", "F32", (3,)), ("b", "U8", (5,)), ("none", "F16", (0,))]
     ties = {"a": "w", "x": "w", "ones": "none"}
@@ -386,7 +325,7 @@ def test_in_what_is_arranged_the_first_of_tied_names_stands_for_the_tensor():
         specs.append(spec._replace(start=offset, stop=offset + spec.nbytes))
         offset += spec.nbytes
     given = BufferSource(Layout(specs, ties), memoryview(random.Random(4).randbytes(offset)))
-    source = Arranged(given)
+    source = ComposedSource.arranged(given)
     assert source.layout.is_canonical
     assert source.layout.aliases == {"w": "a", "x": "a"}
     assert [spec.name for spec in source.layout.tensors] == ["a", "none", "ones", "b"]

@@ -47,8 +47,8 @@ MUTATIONS = (
     Mutation("aggregation/mean.py", "weight = 1.0\n", "weight = weight\n", "aggregation"),
     Mutation(
         "aggregation/clipping.py",
-        "return [min(1.0, most / norm) if norm else 1.0 for norm in norms]",
-        "return [most / norm if norm else 1.0 for norm in norms]",
+        "scales = [min(1.0, most / norm) if norm else 1.0 for norm in norms]",
+        "scales = [most / norm if norm else 1.0 for norm in norms]",
         "aggregation",
     ),
     Mutation(
@@ -187,14 +187,14 @@ MUTATIONS = (
         "transport",
     ),
     Mutation(
-        "transport/emulated_link.py",
-        "return math.inf if rate is None else rate / 8",
-        "return math.inf if rate is None else rate",
+        "transport/link.py",
+        "math.inf if bits is None else bits / 8 for",
+        "math.inf if bits is None else bits for",
         "transport",
     ),
     # Codecs and filters.
     Mutation(
-        "codecs/topk.py",
+        "codecs/sparse.py",
         "if not (places[1:] > places[:-1]).all():",
         "if not (places[1:] >= places[:-1]).all():",
         "codecs",
@@ -205,7 +205,7 @@ MUTATIONS = (
         "lambda group: Quantised(8, group),\n",
         BITS,
     ),
-    Mutation("filters/gaussian.py", "self.sigma * block.normals()", "block.normals()", BITS),
+    Mutation("filters/built_in.py", "sigma * block.normals()", "block.normals()", BITS),
     # What people write and read.
     Mutation("units.py", "units[name] = 1024**power", "units[name] = 1000**power", "test_units.py"),
     Mutation("cli/status.py", "FAILED = 1", "FAILED = 2", "cli"),
@@ -223,7 +223,10 @@ MUTATIONS = (
     ),
     Mutation("client/proximal.py", "total * (mu / 2)", "total * mu", BITS),
     Mutation(
-        "transport/emulated_link.py", "self._free_at - _AHEAD_SECONDS", "self._free_at", "transport"
+        "transport/link.py",
+        "delay = (1 + 2 * lost) * (latency",
+        "delay = (1 + lost) * (latency",
+        "transport",
     ),
     Mutation(
         "model/layout.py",

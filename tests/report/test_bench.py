@@ -17,8 +17,8 @@ MIB, GIB = 1 << 20, 1 << 30
 def figures(seconds, server):
     return Figures(
         seconds=seconds, download=2.0, train=0.5, upload_and_fold=2.0, checkpoint=0.1,
-        down_bytes=2 * GIB, up_bytes=GIB, requests=1060, rate=0.75 * GIB, server_over_idle=server,
-        client_over_idle=GIB, total_pss=3 * GIB, wall_seconds=30.0,
+        down_bytes=2 * GIB, up_bytes=GIB, direct_bytes=GIB, requests=1060, rate=0.75 * GIB,
+        server_over_idle=server, client_over_idle=GIB, total_pss=3 * GIB, wall_seconds=30.0,
     )  # fmt: skip
 
 
@@ -52,10 +52,10 @@ def test_the_table_has_every_figure_and_fits_the_terminal(width):
     assert max(map(len, lines)) <= width
     assert "\x1b[" not in text
     cells = " ".join(line.removeprefix("file").strip() for line in lines if line[:5] == "file ")
-    moved = "12.00 3.00 2 GiB 1 GiB" + (" 1,060 768 MiB/s" if width > 40 else "")
+    moved = "12.00 3.00 2 GiB 1 GiB" + (" 1 GiB 1,060 768 MiB/s" if width > 40 else "")
     assert " ".join(cells.split()) == f"{moved} 16.2 MiB 1 GiB 3 GiB"
     sentences = " ".join(text.split())
-    assert ("not shown at this width: requests, rate" in sentences) is (width == 40)
+    assert ("not shown at this width: direct, requests, rate" in sentences) is (width == 40)
     assert "A model of 1 GiB, 2 clients: medians of 3 runs" in sentences
     assert "native: not run: needs about 41 GiB, 21 GiB available" in sentences
     assert "file: failed: the server process died" in sentences

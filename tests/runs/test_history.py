@@ -27,7 +27,6 @@ from flstream.telemetry.events import (
     SitePhaseChanged,
     Transfer,
     Warned,
-    encode_event,
     encode_lines,
 )
 
@@ -166,7 +165,7 @@ def test_a_run_cut_off_anywhere_goes_on_after_any_effect_and_adds_up_alike(
                 log.write(event)
         if is_cut_in_a_line and count < len(sitting):
             with path.open("ab") as file:
-                file.write(encode_event(sitting[count])[:20])
+                file.write(encode_lines([sitting[count]])[:20])
     found, whole = read_history(path), folded(events)
     summaries = [results(summarize(each)) for each in (found, whole)]
     warnings = [set(each.pop("warnings")) for each in summaries]

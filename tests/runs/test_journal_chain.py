@@ -10,7 +10,7 @@ from flstream.report.run_record import read_run
 from flstream.runs.journal import Journal, read_history
 from flstream.runs.resume import plan_resume, take_up
 from flstream.telemetry.event_log import EventLog
-from flstream.telemetry.events import Warned, checks_of, decode_event, encode_event
+from flstream.telemetry.events import Warned, checks_of, decode_event, encode_lines
 
 Lines = list[bytes]
 
@@ -34,7 +34,7 @@ def rewritten(lines: Lines, place: int) -> Lines:
     event.time += 1
     checks = checks_of(lines[place])
     assert checks is not None
-    return [*lines[:place], encode_event(event, checks.follows) + b"\n", *lines[place + 1 :]]
+    return [*lines[:place], encode_lines([event], checks.follows), *lines[place + 1 :]]
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from flstream.runs.model_files import OPTIMIZER, body_file
 from flstream.runs.retention import Retention, stored_rounds, superseded
 from flstream.runs.run_directory import RunDirectory
-from flstream.runs.small_files import temporary_of
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def test_the_last_ones_the_best_and_all_later_ones_stay(rounds, last, keep, best
 
 @pytest.mark.parametrize("keep", [1, 2, 5])
 def test_a_run_never_has_more_than_the_kept_ones_the_best_and_the_next(run, keep):
-    retention = Retention(run, keep, 0)
+    retention = Retention(run, keep)
     most, best = 0, None
     fill(run, 0)
     for number in range(1, 13):
@@ -78,24 +77,8 @@ def test_what_goes_goes_whole(run, rounds, states, keep, settled, own, gone, lef
     fill(run, *rounds, states=states)
     assert sorted(stored_rounds(run)) == sorted(rounds)
     options = {} if own is None else {"own": own}
-    assert Retention(run, keep, 0, [OPTIMIZER]).settle(*settled, **options) == (gone, [])
+    assert Retention(run, keep, [OPTIMIZER]).settle(*settled, **options) == (gone, [])
     assert there(run) == names(run, *left, states=set(states) & set(left))
-
-
-def test_what_may_go_becomes_the_file_that_the_next_round_writes(run):
-    fill(run, 0, 1, 2, states=(0, 1, 2))
-    was = run.checkpoint(1).stat().st_ino, run.optimizer_state(1).stat().st_ino
-    assert Retention(run, 1, 3, [OPTIMIZER]).settle(2, None).rounds == [0, 1]
-    space = temporary_of(run.checkpoint(3)), temporary_of(run.optimizer_state(3))
-    assert tuple(path.stat().st_ino for path in space) == was
-    kept = names(run, 2, states=[2])
-    assert there(run) == sorted([*(path.name for path in space), *kept])
-    # After the last round nothing is left for a next one.
-    for path in space:
-        path.unlink()
-    fill(run, 3)
-    assert Retention(run, 1, 3, [OPTIMIZER]).settle(3, None).rounds == [2]
-    assert there(run) == names(run, 3)
 
 
 def test_models_that_were_not_their_rounds_last_go_with_what_belongs_to_them(run):
@@ -104,12 +87,8 @@ def test_models_that_were_not_their_rounds_last_go_with_what_belongs_to_them(run
     files = [path for step in steps for path in (body_file(step, OPTIMIZER), step)]
     for path in files:
         path.write_text("step")
-    was = steps[3].stat().st_ino
-    assert Retention(run, 2, 9).settle(2, None, in_use=files[:4], steps=files) == ([], [])
-    # The last of them is what the next model is written to.
-    space = temporary_of(run.checkpoint(3))
-    assert space.stat().st_ino == was
-    assert there(run) == sorted([*(p.name for p in [*files[:4], space]), *names(run, 1, 2)])
+    assert Retention(run, 2).settle(2, None, in_use=files[:4], steps=files) == ([], [])
+    assert there(run) == sorted([*(path.name for path in files[:4]), *names(run, 1, 2)])
 
 
 STRANGE = [
@@ -130,7 +109,7 @@ def test_files_of_other_names_links_and_folders_stay_and_what_they_lead_to(run, 
     fill(run, 2, 3, 4)
     run.publish(run.checkpoint(3), run.final_model)
     run.optimizer_state(2).symlink_to(outside)
-    assert Retention(run, 1, 0, [OPTIMIZER]).settle(4, None) == ([2, 3], [])
+    assert Retention(run, 1, [OPTIMIZER]).settle(4, None) == ([2, 3], [])
     assert outside.read_text() == "mine"
     assert run.final_model.read_text() == "model"
     assert there(run) == sorted([*STRANGE, *names(run, 0, 1, 4, states=[2])])
@@ -141,7 +120,7 @@ def test_a_folder_that_is_a_link_is_not_entered(run, tmp_path):
     run.checkpoints.rename(elsewhere)
     run.checkpoints.symlink_to(elsewhere)
     fill(run, 0, 1, 2)
-    retention = Retention(run, 1, 0)
+    retention = Retention(run, 1)
     rounds, [warning] = retention.settle(2, None)
     assert rounds == []
     assert "checkpoints cannot be searched: Not a directory" in warning
@@ -151,7 +130,7 @@ def test_a_folder_that_is_a_link_is_not_entered(run, tmp_path):
 
 def test_a_file_that_cannot_be_removed_is_warned_of_once_and_tried_again(run, monkeypatch):
     fill(run, 0, 1, 2, states=(0, 1, 2))
-    retention = Retention(run, 1, 0, [OPTIMIZER])
+    retention = Retention(run, 1, [OPTIMIZER])
 
     def refuse(name, *, dir_fd):
         raise PermissionError(1, "Operation not permitted")

@@ -23,8 +23,8 @@ from flstream.model.memory import BufferSource
 from flstream.server import tasks as module
 from flstream.server.tasks import TaskSpec, ask
 from flstream.server.worker_monitor import SiteLost
-from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.service import DownloadService
+from flstream.streaming.settings import StreamSettings
 
 LAYOUT = Layout.of([("w", "F32", (4,))])
 SECONDS = 10.0
@@ -89,7 +89,8 @@ def give(script, service, monkeypatch):
 
 def context(worker, service):
     """As much of a server as a task takes."""
-    return SimpleNamespace(service=service, pool=worker)
+    job = SimpleNamespace(streaming=SimpleNamespace(maps=False))
+    return SimpleNamespace(service=service, pool=worker, job=job)
 
 
 def trained(*sites):

@@ -14,9 +14,10 @@ from flstream.model.memory import MemoryBody
 from flstream.model.source import Scratch, views_of
 from flstream.server.collected_updates import UpdateCollection
 from flstream.server.update_files import UpdateFiles
-from flstream.streaming.receiver import Receiver, StreamSettings
+from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
-from flstream.transport.sockets import SocketChannel
+from flstream.streaming.settings import StreamSettings
+from flstream.transport.channel import Channel
 
 BODY = MemoryBody.of(
     {
@@ -40,8 +41,8 @@ def offering():
     """A worker, as far as its updates go, and what puts one on offer there."""
     ours, theirs = socket.socketpair()
     with DownloadService() as service:
-        service.attach(SocketChannel(theirs, "server"), receiver="server")
-        worker = SimpleNamespace(up=Receiver(SocketChannel(ours, "worker-1"), "worker-1"))
+        service.attach(Channel(theirs, "server"), receiver="server")
+        worker = SimpleNamespace(up=Receiver(Channel(ours, "worker-1"), "worker-1"))
         yield worker, lambda source=BODY: service.offer(source, ["server"])
         ours.close()
 
@@ -73,7 +74,7 @@ def test_an_update_is_fetched_into_a_file_beside_which_lies_what_its_site_said(
     assert ref.wait(20).status == "finished"
     assert files(update_files) == ["site-1.answer", "site-1.safetensors"]
     assert (update.cost.bytes, update.cost.chunks) == (400_008, 7)
-    folded = update.update
+    folded = update.source(1 << 20)
     facts = (folded.site, folded.weight, folded.params_type, folded.partial)
     assert facts == ("site-1", 3.0, "DIFF", True)
 
@@ -83,7 +84,7 @@ def test_what_an_earlier_server_fetched_is_recovered_with_all_that_was_said(fetc
     found = again.recover(["site-1", "site-2", "site-3"])
     assert list(found) == ["site-1", "site-2"]
     assert found["site-2"].answer == answer("site-2")
-    body = found["site-2"].update.open()
+    body = found["site-2"].source(1 << 20).open()
     assert body_of(body) == body_of(BODY)
     assert b"".join(views_of(body, 0, 4096, Scratch())) == body_of(BODY)[:4096]
     # What was trained from another model is not taken up.

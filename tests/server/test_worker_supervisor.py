@@ -28,7 +28,9 @@ class Outfit:
 
         def start(name):
             process = self.engine.start(name)
-            return WorkerHandle(name, process, self.service, self.abort, is_linked=False)
+            return WorkerHandle(
+                name, process, self.service, self.abort, is_linked=False, is_direct=False
+            )
 
         self.pool = WorkerPool(names, own, start, self.abort, 20.0)
 

@@ -59,6 +59,7 @@ def test_numpy_arrays_take_the_same_road_with_their_own_chunk_size(jobs):
     params = {name: value + np.ones_like(value) for name, value in params.items()}
     """, before="import numpy as np")  # fmt: skip
     how = ["train.exchange_format=numpy", "streaming.np_download_chunk_size=1024"]
+    how += ["engine.type=local", "streaming.direct=off"]
     run = finished(jobs.run(script, "rounds=1", *how, QUIET))
     chunks, transfer = 2 * -(-run.summary.model.bytes // 1024), run.summary.transfer
     assert (transfer.down.chunks, transfer.up.chunks) == (chunks, chunks)

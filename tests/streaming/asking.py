@@ -6,14 +6,13 @@ from harness import Harness
 from support import tensor
 
 from flstream.model.memory import MemoryBody
-from flstream.streaming.incoming import PacketReader
 from flstream.streaming.refs import Ref
 from flstream.streaming.wire import (
     MESSAGE,
-    NOBODY,
     VERSION,
     Header,
     Hello,
+    PacketReader,
     Refused,
     Reply,
     Request,
@@ -44,36 +43,37 @@ class Asker:
         return self._number
 
     def send(self, *requests: Request) -> None:
-        self.send_bytes(b"".join(pack_message(each, each.token) for each in requests))
+        self.send_bytes(b"".join(map(pack_message, requests)))
 
     def send_bytes(self, data: bytes | bytearray) -> None:
         self.channel.send([memoryview(data)], Deadline(10))
 
     def header(self) -> Header:
         """The header of the service's next packet; what is left of the one before is skipped."""
-        return self.packets.header(self)
+        return self.packets.header(self.wait)
+
+    def payload(self, header: Header) -> bytearray:
+        """The payload of a packet."""
+        data = bytearray(header.length)
+        assert self.packets.payload([memoryview(data)], self.wait)
+        return data
 
     def wait(self) -> None:
-        assert self.channel.wait(10), "the service says nothing"
-
-    def check(self) -> None:
-        """Nothing calls a test off."""
+        assert self.channel.wait(Deadline(10)), "the service says nothing"
 
 
 def reply_to(asker: Asker, number: int) -> Reply:
     """The service's message about a request, past all that comes before it."""
     while True:
         header = asker.header()
-        if header.kind == MESSAGE and header.request == number and header.token != NOBODY:
-            payload = bytearray(header.length)
-            asker.packets.payload([memoryview(payload)], asker)
-            return decode_reply(bytes(payload), "server")
+        if header.kind == MESSAGE and header.number == number:
+            return decode_reply(asker.payload(header), "server")
 
 
 def ask(asker: Asker, request: Request) -> Reply:
     """Send a request, and get the service's message about it."""
     asker.send(request)
-    return reply_to(asker, request.request)
+    return reply_to(asker, request.number)
 
 
 def refusal(asker: Asker, request: Request) -> str:

@@ -7,9 +7,10 @@ from contextlib import ExitStack, closing, contextmanager
 from packet_relay import Passing, Relay
 
 from flstream.model.memory import MemoryBody
-from flstream.streaming.download import download
-from flstream.streaming.receiver import Receiver, StreamSettings
+from flstream.streaming.download import RemoteSource, download
+from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
+from flstream.streaming.settings import StreamSettings
 from flstream.streaming.wire import (
     ENCODED,
     FRAME,
@@ -21,12 +22,9 @@ from flstream.streaming.wire import (
     decode_reply,
     decode_request,
 )
-from flstream.transport.channel import Channel
-from flstream.transport.sockets import SocketChannel, pipe
+from flstream.transport.channel import Channel, pipe
 
-QUICK = StreamSettings(
-    chunk_size=4096, request_size=16384, window=2, request_timeout=30, ping_after=0.05
-)
+QUICK = StreamSettings(chunk_size=4096, request_timeout=30, ping_after=0.05)
 
 OnFrame = Callable[[Header, bytearray], None]
 OnReply = Callable[[Reply, bytearray], None]
@@ -85,21 +83,21 @@ class Harness:
         self._stack = stack
         self.service = stack.enter_context(DownloadService())
 
-    def channel(self, name: str = "site-1", *, lends: bool = True) -> Channel:
+    def channel(self, name: str = "site-1", *, direct: bool = False) -> Channel:
         """The receiver's end of a pipe whose other end the service serves."""
-        ours, theirs = pipe("server", name, lends=lends)
+        ours, theirs = pipe("server", name, direct=direct)
         self._stack.enter_context(closing(theirs))
         self.service.attach(ours, name)
         return theirs
 
-    def socket(self, name: str, *, lends: bool = False) -> socket.socket:
+    def socket(self, name: str) -> socket.socket:
         """The other end of a channel, on which anything may be said."""
         ours, theirs = socket.socketpair()
-        self.service.attach(SocketChannel(ours, name, lends=lends), name)
+        self.service.attach(Channel(ours, name), name)
         return self._stack.enter_context(theirs)
 
-    def receiver(self, name: str = "site-1") -> Receiver:
-        return Receiver(self.channel(name), "server")
+    def receiver(self, name: str = "site-1", *, direct: bool = False) -> Receiver:
+        return Receiver(self.channel(name, direct=direct), "server")
 
     def watched(
         self, on_frame: OnFrame = leave, *, on_reply: OnReply = leave, returns: bool = True
@@ -107,14 +105,14 @@ class Harness:
         """A receiver whose packets are noted, and which comes back when its connection breaks."""
         watch = Watch(on_frame, on_reply)
 
-        def connect() -> SocketChannel:
+        def connect() -> Channel:
             watch.connections += 1
             serves, far = socket.socketpair()
             near, ours = socket.socketpair()
             # The service keeps a receiver for a while that may come back.
-            self.service.attach(SocketChannel(serves, "site-1", beats=returns), "site-1")
+            self.service.attach(Channel(serves, "site-1", beats=returns), "site-1")
             self._stack.callback(Relay(near, far, watch).close)
-            return self._stack.enter_context(closing(SocketChannel(ours, "server")))
+            return self._stack.enter_context(closing(Channel(ours, "server")))
 
         return Receiver(connect(), "server", connect=connect if returns else None), watch
 
@@ -128,4 +126,4 @@ def open_harness() -> Iterator[Harness]:
 
 def fetch(receiver: Receiver, token: bytes, settings: StreamSettings = QUICK) -> MemoryBody:
     """Download into new memory."""
-    return download(receiver, token, settings, MemoryBody.allocate)[0]
+    return download(RemoteSource(receiver, token, settings), MemoryBody.allocate)

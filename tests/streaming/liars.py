@@ -11,8 +11,7 @@ from contextlib import suppress
 from queue import Queue
 from typing import Any
 
-import msgspec
-from stranger import FRAME, NOBODY, VERSION, exactly, message, packed, read_packet
+from packets import FRAME, VERSION, exactly, message, packed, read_packet
 
 NBYTES = 100_000
 # What frames of liars have.
@@ -68,8 +67,7 @@ RECEIVERS = (
 
 def greeting(version: int = VERSION) -> bytes:
     """What either side says first."""
-    fields = {"version": version, "instance": os.urandom(16), "capabilities": []}
-    return message("Hello", 0, NOBODY, **fields)
+    return message("Hello", 0, version=version, instance=os.urandom(16))
 
 
 def layout_of(*entries: tuple[str, int, int]) -> bytes:
@@ -122,7 +120,7 @@ class Sender(Liar):
         case: str,
         *,
         nbytes: int = NBYTES,
-        again: bytes = message("Pong", 999_999, NOBODY, request=999_999, requests=[]),
+        again: bytes = message("Pong", 999_999),
         layout: bytes = b"",
         reason: str = "no",
     ) -> None:
@@ -139,8 +137,7 @@ class Sender(Liar):
 
     def _requests(self) -> Iterator[dict[str, Any]]:
         while True:
-            packet = read_packet(lambda count: exactly(self._sock, count), 0)
-            yield {**msgspec.msgpack.decode(packet.payload), "token": packet.token}
+            yield read_packet(self._sock).message
 
     def _packets(self) -> Iterator[bytes]:
         case = self._case
@@ -152,27 +149,26 @@ class Sender(Liar):
             yield b"FLST" * 100
         if case != "no greeting":
             yield greeting(9 if case == "another version" else VERSION)
-        waiting: list[int] = []
+        under_way = 0
         for asked in self._requests():
-            name, number, token = asked["type"], asked.get("request", 0), asked["token"]
+            name, number = asked["type"], asked.get("number", 0)
             match name:
                 case "Open":
-                    yield from self._opened(number, token)
-                    waiting.append(number)
+                    yield from self._opened(number)
                 case "Ping" if case == "a change at the end":
-                    yield message("Refused", number, token, request=number, reason="it was changed")
-                case "Ping" if case != "patience":
-                    yield message("Pong", number, token, request=number, requests=[])
+                    yield message("Refused", number, reason="it was changed")
                 case "Ping":
-                    yield message("Pong", number, token, request=number, requests=waiting)
+                    yield message("Pong", number, answering=under_way)
                 case "Fetch":
-                    waiting.append(number)
+                    under_way = number
                     yield from self._frames(asked)
+                case "Close" if case == "a change at the end":
+                    yield message("Refused", number, reason="it was changed")
                 case "Close":
                     self.told.put((asked["ok"], asked["reason"]))
-                    yield message("Closed", number, token, request=number)
+                    yield message("Closed", number)
 
-    def _opened(self, number: int, token: bytes) -> Iterator[bytes]:
+    def _opened(self, number: int) -> Iterator[bytes]:
         layouts = {
             "a layout that is none": b"[" * 10_000,
             "a layout with a hole": layout_of(("v", 0, 10), ("w", 20, NBYTES + 10)),
@@ -182,41 +178,42 @@ class Sender(Liar):
         if self._case == "patience":
             return
         if self._case == "no message":
-            yield packed(1, number, token, 0, b"\xc1")
+            yield packed(1, number, 0, b"\xc1")
         if self._case == "a refusal":
-            yield message("Refused", number, token, request=number, reason=self._reason)
+            yield message("Refused", number, reason=self._reason)
         while self._case == "chatter":
             yield self._again
         content = layouts.get(self._case, self._layout)
         size = 17 if self._case == "chunks of an odd length" else 0
         order = [1] if self._case == "names in no order" else []
-        fields = {"request": number, "layout": content, "chunk_size": size, "order": order}
-        yield message("Opened", number, token, **fields)
+        yield message("Opened", number, layout=content, chunk_size=size, order=order)
 
     def _frames(self, asked: dict[str, Any]) -> Iterator[bytes]:
-        number, token = asked["request"], asked["token"]
+        number, size = asked["number"], asked["chunk_size"]
         while self._case == "late chatter":
             yield self._again
-        for start in range(asked["start"], asked["stop"], asked["chunk_size"]):
-            data = bytes(min(asked["chunk_size"], asked["stop"] - start))
-            frame = packed(FRAME, number, token, start, data)
-            match self._case:
-                case "bytes of elsewhere":
-                    yield packed(FRAME, number, token, start + 16, data)
-                case "too few bytes":
-                    yield packed(FRAME, number, token, start, data[:-16])
-                case "too many bytes":
-                    yield packed(FRAME, number, token, start, data + data)
-                case "bytes twice":
-                    yield frame + frame
-                case "bytes that never match":
-                    yield frame[:-1] + b"\1"
-                case "bytes of nobody":
-                    yield packed(FRAME, number, os.urandom(16), start, data)
-                case "encoded bytes unasked":
-                    yield packed(3, number, token, start, data[:100])
-                case _:
-                    yield frame
+        for first, last in asked["ranges"]:
+            for start in range(first, last, size):
+                yield self._frame(number, start, bytes(min(size, last - start)))
+
+    def _frame(self, number: int, start: int, data: bytes) -> bytes:
+        frame = packed(FRAME, number, start, data)
+        match self._case:
+            case "bytes of elsewhere":
+                return packed(FRAME, number, start + 16, data)
+            case "too few bytes":
+                return packed(FRAME, number, start, data[:-16])
+            case "too many bytes":
+                return packed(FRAME, number, start, data + data)
+            case "bytes twice":
+                return frame + frame
+            case "bytes that never match":
+                return frame[:-9] + b"\1" + frame[-8:]
+            case "bytes of nobody":
+                return packed(FRAME, number + 1, start, data)
+            case "encoded bytes unasked":
+                return packed(3, number, start, data[:100])
+        return frame
 
 
 class Receiver(Liar):
@@ -236,12 +233,11 @@ class Receiver(Liar):
 
     def _said(self) -> bytes:
         def fetch(start: int = 0, stop: int = 48_000, chunk_size: int = 4096) -> bytes:
-            fields = {"start": start, "stop": stop, "chunk_size": chunk_size, "urgent": False}
-            return message("Fetch", 1, self._token, token=self._token, request=1, **fields)
+            ranges = [(start, stop)]
+            return message("Fetch", 1, token=self._token, ranges=ranges, chunk_size=chunk_size)
 
         def close(ok: bool, reason: str) -> bytes:
-            fields = {"token": self._token, "request": 9, "ok": ok, "reason": reason}
-            return message("Close", 9, self._token, **fields)
+            return message("Close", 9, token=self._token, ok=ok, reason=reason)
 
         match self._case:
             case "silence" | "an end":
@@ -253,9 +249,9 @@ class Receiver(Liar):
             case "another version":
                 return greeting(9)
             case "no message":
-                return greeting() + packed(1, 1, self._token, 0, b"\xc1")
+                return greeting() + packed(1, 1, 0, b"\xc1")
             case "an answer":
-                return greeting() + message("Pong", 1, self._token, request=1, requests=[])
+                return greeting() + message("Pong", 1)
             case "a damaged request":
                 return greeting() + fetch()[:-1] + b"?"
             case "bytes beyond the end":

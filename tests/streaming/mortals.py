@@ -18,7 +18,7 @@ from typing import Any
 if __name__ == "__main__":
     from flstream.errors import FlstreamError
     from flstream.model.checkpoint import FileSource
-    from flstream.streaming import Receiver, SocketChannel, StreamSettings, api
+    from flstream.streaming import Channel, Receiver, StreamSettings, api
     from flstream.streaming.service import DownloadService
 
 
@@ -67,7 +67,7 @@ def _send(end: socket.socket, say: Any, path: str, dies_at: int | None) -> None:
 
     with DownloadService() as service:
         ref = service.offer(Dying(Path(path)), ["site-1"])
-        service.attach(SocketChannel(end, "site-1"), "site-1")
+        service.attach(Channel(end, "site-1"), "site-1")
         say(ref.id)
         outcome = ref.wait(30)
     say([outcome.status, outcome.reason])
@@ -82,7 +82,7 @@ def _receive(
         if dies_at is not None and done > dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    receiver = Receiver(SocketChannel(end, "server"), "server")
+    receiver = Receiver(Channel(end, "server"), "server")
     how = StreamSettings(chunk_size=chunk_size)
     try:
         status, _ = api.download_file(

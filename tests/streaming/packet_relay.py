@@ -14,9 +14,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Literal, NamedTuple
 
-from stranger import HEADER, MESSAGE, BrokenError, exactly, packed
+from packets import (
+    FIELDS,
+    HEADER_BYTES,
+    MESSAGE,
+    TRAILER_BYTES,
+    BrokenError,
+    exactly,
+    packed,
+)
 
-HEADER_BYTES = 64
 # The handshake of a connection over TCP: see docs/protocol.md.
 HANDSHAKE_BYTES = {"up": (64, 32), "down": (32, 32)}
 
@@ -30,23 +37,21 @@ class Passing(NamedTuple):
     Attributes:
         way: Its direction.
         kind: Its kind, as its header has it.
-        request: Number of its request.
+        number: Number of its request.
         start: Offset of its first byte in the body, for a frame.
-        token: Token of its ref.
         data: All of its bytes.
     """
 
     way: Way
     kind: int
-    request: int
+    number: int
     start: int
-    token: bytes
     data: bytes
 
     @property
     def payload(self) -> bytes:
-        """What comes after the header."""
-        return self.data[HEADER_BYTES:]
+        """What comes between the header and the digest."""
+        return self.data[HEADER_BYTES:-TRAILER_BYTES]
 
 
 class CutError(Exception):
@@ -151,11 +156,11 @@ def _taken(arrived: bytearray, way: Way) -> list[Passing]:
     """Take the whole packets out of what has arrived."""
     packets = []
     while len(arrived) >= HEADER_BYTES:
-        _, _, kind, _, request, token, start, length, _, _ = HEADER.unpack(arrived[:56])
-        size = HEADER_BYTES + length
+        _, _, kind, number, start, length = FIELDS.unpack(arrived[: FIELDS.size])
+        size = HEADER_BYTES + length + TRAILER_BYTES
         if len(arrived) < size:
             break
-        packets.append(Passing(way, kind, request, start, token, bytes(arrived[:size])))
+        packets.append(Passing(way, kind, number, start, bytes(arrived[:size])))
         del arrived[:size]
     return packets
 
@@ -169,9 +174,8 @@ def flipped(data: bytes, place: int = HEADER_BYTES) -> bytes:
 
 def lie(packet: Passing, **fields: object) -> bytes:
     """A packet with other content, and with digests that say that this is right."""
-    what = {name: getattr(packet, name) for name in ("kind", "request", "token", "start")}
-    what |= {"payload": packet.payload, **fields}
-    return packed(*(what[name] for name in ("kind", "request", "token", "start", "payload")))
+    what = {name: getattr(packet, name) for name in ("kind", "number", "start", "payload")}
+    return packed(**{**what, **fields})
 
 
 class Harm(NamedTuple):
@@ -268,6 +272,6 @@ def _lied(lie_of: str, packet: Passing, rng: random.Random) -> bytes:
         case "shortened":
             return lie(packet, payload=packet.payload[: rng.randrange(len(packet.payload) + 1)])
         case "renumbered":
-            return lie(packet, request=packet.request + rng.randrange(1, 5))
+            return lie(packet, number=packet.number + rng.randrange(1, 5))
         case _:
             return lie(packet, kind=rng.choice([1, 2, 3, 4]))

@@ -1,18 +1,10 @@
 """A receiver that was written from docs/protocol.md alone, and knows nothing of flstream.
 
-It fetches one thing into a file, and prints what it has seen as JSON::
-
-    python stranger.py tcp HOST:PORT KEY RUN TOKEN OUT
-    python stranger.py fd DESCRIPTOR TOKEN OUT
-
-Tensors make a safetensors file, and a payload the ``repr`` of its value. No layout says which of
-them it is; the options do.
+Direct reads and encoded frames, which a receiver has to allow, are left out.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import hashlib
 import hmac
 import json
@@ -20,126 +12,109 @@ import os
 import select
 import socket
 import struct
-import sys
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from threading import Event, Lock, Thread
 from typing import Any, NamedTuple
 
 import msgspec
-import xxhash
+from packets import (
+    FIELDS,
+    FRAME,
+    HEADER_BYTES,
+    MESSAGE,
+    VERSION,
+    BrokenError,
+    digest,
+    exactly,
+    message,
+)
 
-VERSION, MESSAGE, FRAME = 2, 1, 2
-NOBODY = bytes(16)
-HEADER = struct.Struct("<4sBB2sI16sQQQ4s")
-NUMBER = struct.Struct("<Q")
 LAST_NUMBER = 4294967295
-LONGEST_MESSAGE = 16 << 20
-DIGESTED_AT_ONCE = 16 << 20
-SIZES = {"eager": 65536, "chunk-size": 65536, "request-size": 262144}
-WINDOW, TIMEOUT, PING_AFTER, PING_TIMEOUT, BEAT_AFTER = 4, 60.0, 1.0, 5.0, 2.0
-NUMPY = {f"{kind}{8 * size}": f"{kind.lower()}{size}" for kind in "IUF" for size in (1, 2, 4, 8)}
-NUMPY |= {"BOOL": "?", "C64": "c8", "C128": "c16"}
-WORDS: dict[str, Callable[[Any], object]] = {
-    "complex": lambda parts: complex(*parts),
-    "set": set,
-    "frozenset": frozenset,
-    "torch.Size": tuple,
-}
-
-
-class BrokenError(Exception):
-    """The connection is of no more use; another one may be."""
+LONGEST_FRAME, LONGEST_MESSAGE, MOST_RANGES, REPETITIONS = 1 << 30, 12 << 20, 32768, 5
+PING_AFTER, PING_TIMEOUT, BEAT_AFTER, RETURN_TIMEOUT, TIMEOUT = 1.0, 5.0, 2.0, 10.0, 60.0
+NOBODY = bytes(16)
+ENTRY = ("dtype", "shape", "data_offsets")
+Range = tuple[int, int]
 
 
 class FailedError(Exception):
     """The download cannot succeed."""
 
 
+class RefusedError(FailedError):
+    """The sender says so."""
+
+
 class Packet(NamedTuple):
-    """What comes over a connection, after its header was found sound."""
+    """A packet that has arrived with a sound header; `sound` is whether its payload is, too."""
 
     kind: int
-    request: int
-    token: bytes
+    number: int
     start: int
-    digest: int
     payload: bytes
+    sound: bool
 
     @property
-    def sound(self) -> bool:
-        return xxhash.xxh3_64_intdigest(self.payload) == self.digest
+    def content(self) -> dict[str, Any]:
+        """The map of a message."""
+        if not self.sound:
+            raise BrokenError("a message that does not match its digest")
+        content: dict[str, Any] = msgspec.msgpack.decode(self.payload)
+        return content
 
 
-def packed(kind: int, request: int, token: bytes, start: int, payload: bytes) -> bytes:
-    """Return the bytes of a packet."""
-    digest = xxhash.xxh3_64_intdigest(payload)
-    fields = (VERSION, kind, bytes(2), request, token, start, len(payload), digest, bytes(4))
-    header = HEADER.pack(b"FLST", *fields)
-    return header + NUMBER.pack(xxhash.xxh3_64_intdigest(header)) + payload
+def greeting(instance: bytes = b"", version: int = VERSION) -> bytes:
+    """Return the bytes of the packet with which each side begins."""
+    return message("Hello", 0, version=version, instance=instance)
 
 
-def message(name: str, request: int, token: bytes, /, **fields: object) -> bytes:
-    """Return the bytes of a packet with a message."""
-    content = {"type": name, **fields}
-    return packed(MESSAGE, request, token, 0, msgspec.msgpack.encode(content))
-
-
-def read_packet(read: Callable[[int], bytes], longest_frame: int) -> Packet:
+def read_packet(read: Callable[[int], bytes]) -> Packet:
     """Read a packet, of which `read` returns as many bytes as it is asked for."""
-    header = read(64)
-    if xxhash.xxh3_64_intdigest(header[:56]) != NUMBER.unpack(header[56:])[0]:
-        raise BrokenError("a header that does not match its digest")
-    fields = HEADER.unpack(header[:56])
-    magic, version, kind, _, request, token, start, length, digest, _ = fields
+    header = read(HEADER_BYTES)
+    magic, version, kind, number, start, length = FIELDS.unpack(header[: FIELDS.size])
+    if magic != b"FLST" or digest(header[: FIELDS.size]) != header[FIELDS.size :]:
+        raise BrokenError("no sound header")
     if version != VERSION:
         raise FailedError(f"the sender speaks version {version}")
-    longest = {MESSAGE: LONGEST_MESSAGE, FRAME: longest_frame}.get(kind, -1)
-    if magic != b"FLST" or length > longest:
+    longest = {MESSAGE: LONGEST_MESSAGE, FRAME: LONGEST_FRAME}
+    if length > longest.get(kind, -1):
         raise BrokenError("a header that makes no sense")
-    return Packet(kind, request, token, start, digest, read(length))
+    payload = read(length)
+    return Packet(kind, number, start, payload, read(8) == digest(payload))
 
 
-def dial(address: str, key: bytes, run: str, role: bytes = b"receiver") -> socket.socket:
+# TCP.
+def introduction(key: bytes, role: bytes = b"receiver") -> bytes:
+    """Return the 64 bytes with which who dials begins."""
+    name = hashlib.sha256(b"flstream token" + key).digest()[:8]
+    return b"FLSA\x01\0\0\0" + role.ljust(16, b"\0") + name + os.urandom(32)
+
+
+def proof(key: bytes, side: bytes, own: bytes, theirs: bytes, run: str = "") -> bytes:
+    """Return what only a side with the key can know."""
+    text = b"flstream 1 " + side + b"\0" + own + theirs + run.encode()
+    return hmac.digest(key, text, "sha256")
+
+
+def dial(address: str, key: bytes, run: str = "", role: bytes = b"receiver") -> socket.socket:
     """Connect over TCP, and prove on both sides that the key is known."""
     host, _, port = address.rpartition(":")
     sock = socket.create_connection((host, int(port)), timeout=5)
     try:
-        name = hashlib.sha256(b"flstream token" + key).digest()[:8]
-        own = b"FLSA\x01\0\0\0" + role.ljust(16, b"\0") + name + os.urandom(32)
+        own = introduction(key, role)
         sock.sendall(own)
         theirs = exactly(sock, 32)
-
-        def proof(side: bytes) -> bytes:
-            text = b"flstream 1 " + side + b"\0" + own + theirs + run.encode()
-            return hmac.digest(key, text, "sha256")
-
-        sock.sendall(proof(b"dials"))
-        if not hmac.compare_digest(exactly(sock, 32), proof(b"accepts")):
+        sock.sendall(proof(key, b"dials", own, theirs, run))
+        if not hmac.compare_digest(exactly(sock, 32), proof(key, b"accepts", own, theirs, run)):
             raise FailedError("who listens there does not know the key")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        probes = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in probes.items():
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        sock.settimeout(None)
     except BaseException:
         sock.close()
         raise
-    sock.settimeout(None)
     return sock
-
-
-def exactly(sock: socket.socket, count: int) -> bytes:
-    """Receive so many bytes."""
-    data = b""
-    while len(data) < count:
-        more = sock.recv(count - len(data))
-        if not more:
-            raise BrokenError("the connection has ended")
-        data += more
-    return data
 
 
 class Tensor(NamedTuple):
@@ -148,384 +123,275 @@ class Tensor(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     data: bytes
-    name: str = ""
+    name: str
     framework: str = ""
 
 
-def tensors_of(header: bytes, body: bytes) -> dict[str, Tensor]:
-    """Return the tensors of a layout, and then the further names of tied ones."""
-    layout = json.loads(header)
-    tied = json.loads(layout.pop("__metadata__", {}).get("flstream.tied", "{}"))
-    tensors = {}
-    for name, entry in layout.items():
-        start, stop = entry["data_offsets"]
-        tensors[name] = Tensor(entry["dtype"], tuple(entry["shape"]), body[start:stop], name)
-    return tensors | {name: tensors[own] for name, own in tied.items()}
+class Body:
+    """The body of an `opened` message, in frames of at most `chunk_size` bytes; 0 is any."""
+
+    def __init__(self, opened: dict[str, Any], chunk_size: int) -> None:
+        self.entries = json.loads(opened["layout"])
+        tied = json.loads(self.entries.pop("__metadata__", {}).get("flstream.tied", "{}"))
+        self.size = 0
+        for entry in self.entries.values():
+            start, stop = entry["data_offsets"]
+            if start != self.size or stop < start or set(entry) != {*ENTRY}:
+                raise FailedError("a layout with a hole")
+            self.size = stop
+        self.entries |= {name: self.entries[tied[name]] for name in sorted(tied)}
+        names = list(self.entries)
+        order = opened.get("order") or range(len(names))
+        if sorted(order) != [*range(len(names))]:
+            raise FailedError("names in no order")
+        self.names = [names[place] for place in order]
+        self.chunk_size = min(filter(None, (chunk_size, opened.get("chunk_size", 0))), default=0)
+        self.data = bytearray(self.size)
+        self.missing = [(0, self.size)] if self.size else []
+        self.expected: dict[int, int] = {}
+        self.damaged: Counter[int] = Counter()
+
+    def tensors(self) -> dict[str, Tensor]:
+        tensors = {}
+        for name in self.names:
+            dtype, shape, place = (self.entries[name][field] for field in ENTRY)
+            tensors[name] = Tensor(dtype, tuple(shape), bytes(self.data[slice(*place)]), name)
+        return tensors
+
+    def keep(self, had: bytes, block: int, digests: bytes) -> None:
+        """Keep the blocks of an earlier attempt that have the same digests."""
+        self.data[: len(had)] = had[: self.size]
+        blocks = cut([(0, self.size)], block)
+        theirs = [digests[at : at + 8] for at in range(0, len(digests), 8)]
+        pairs = zip(blocks, theirs, strict=True)
+        self.missing = [at for at, mark in pairs if digest(bytes(self.data[slice(*at)])) != mark]
+
+    def ask(self) -> list[Range]:
+        """Return ranges to be fetched, whose frames are expected from now on."""
+        ranges, self.missing = self.missing[:MOST_RANGES], self.missing[MOST_RANGES:]
+        self.expected = dict(cut(ranges, self.chunk_size or self.size))
+        return ranges
+
+    def lose(self) -> None:
+        self.missing += self.expected.items()
+        self.expected = {}
+
+    def take(self, frame: Packet) -> None:
+        """Put the next frame where it belongs."""
+        start, stop = next(iter(self.expected.items()), (-1, -1))
+        place = frame.kind, frame.start, frame.start + len(frame.payload)
+        if place != (FRAME, start, stop):
+            raise BrokenError("not the next frame of the last request")
+        del self.expected[start]
+        if frame.sound:
+            self.data[start:stop] = frame.payload
+            return
+        self.missing.append((start, stop))
+        self.damaged[start] += 1
+        if self.damaged[start] > REPETITIONS:
+            raise FailedError("a frame that arrives damaged again and again")
 
 
-def read_file(path: str | Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file."""
-    data = Path(path).read_bytes()
-    end = 8 + NUMBER.unpack(data[:8])[0]
-    return tensors_of(data[8:end], data[end:])
+def cut(ranges: Iterable[Range], step: int) -> list[Range]:
+    return [(at, min(at + step, end)) for start, end in ranges for at in range(start, end, step)]
+
+
+class Stranger:
+    """A receiver, which makes one request or download after another.
+
+    It connects again where a connection breaks, if it `returns`, as over TCP. `on_packet` gives
+    what arrives in the place of each packet.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], socket.socket],
+        returns: bool = False,
+        on_packet: Callable[[Packet], Packet | None] = lambda packet: packet,
+    ) -> None:
+        self.connect, self.returns, self.on_packet = connect, returns, on_packet
+        self.instance, self.token = os.urandom(16), NOBODY
+        self.connections = self.number = 0
+        self.awaited = self.fetching = self.pinged = -1  # Numbers of requests.
+        self.useful = time.monotonic()
+        self.asked: list[str] = []
+        self.body: Body | None = None
+        self.sending, self.ended = Lock(), Event()
+        self.greet()
+        if returns:
+            Thread(target=self._beat, daemon=True).start()
+
+    def close(self) -> None:
+        self.ended.set()
+        self.sock.close()
+
+    def greet(self) -> None:
+        sock = self.connect()
+        self.greeted = self.waits = False
+        self.due = time.monotonic() + PING_AFTER
+        self.connections += 1
+        with self.sending:  # No beat goes first.
+            self.sock = sock
+            sock.sendall(greeting(self.instance))
+
+    def _beat(self) -> None:
+        while not self.ended.wait(BEAT_AFTER):
+            with suppress(OSError):
+                self.send(message("Ping", 0, token=NOBODY))
+
+    def insist(self, attempt: Callable[[], Any]) -> Any:
+        """Make an attempt over one connection after another."""
+        self.useful = time.monotonic()
+        while True:
+            try:
+                if self.sock.fileno() < 0:
+                    self.greet()
+                return attempt()
+            except (BrokenError, OSError) as broken:
+                self.sock.close()
+                if self.body is not None:
+                    self.body.lose()
+                if not self.returns or time.monotonic() - self.useful > RETURN_TIMEOUT:
+                    raise FailedError(f"the connection broke: {broken}") from broken
+            time.sleep(0.05)
+
+    def send(self, data: bytes) -> None:
+        with self.sending:
+            self.sock.sendall(data)
+
+    def ask(self, name: str, /, **fields: object) -> int:
+        """Send a request, and return its number."""
+        self.number, self.pinged = self.number % LAST_NUMBER + 1, -1
+        self.asked.append(name)
+        # A reader passes over fields that it does not know.
+        self.send(message(name, self.number, unheard_of=[1], **fields))
+        return self.number
+
+    def call(self, name: str, /, **fields: object) -> Any:
+        """Send a request, again over each new connection, and return its answer."""
+        return self.insist(lambda: self.answer(self.ask(name, **fields)))
+
+    def answer(self, number: int) -> dict[str, Any]:
+        """Return the message that answers a request; what comes before it is passed over."""
+        self.awaited = number
+        while True:
+            packet = self.step()
+            if packet is not None and (packet.kind, packet.number) == (MESSAGE, number):
+                self.useful = time.monotonic()
+                return packet.content
+
+    def read(self, count: int) -> bytes:
+        """Receive so many bytes; ask meanwhile whether the sender lives."""
+        data = bytearray()
+        while len(data) < count:
+            now = time.monotonic()
+            if now - self.useful > TIMEOUT:
+                raise FailedError("nothing of use has come in time")
+            if select.select([self.sock], [], [], max(0, self.due - now))[0]:
+                if not (more := self.sock.recv(min(count - len(data), 1 << 20))):
+                    raise BrokenError("the connection has ended")
+                data += more
+                self.waits, self.due = False, time.monotonic() + PING_AFTER
+            elif self.waits:
+                raise BrokenError("the sender is silent")
+            else:
+                self.pinged = self.ask("Ping", token=self.token)
+                self.waits, self.due = True, now + PING_TIMEOUT
+        return bytes(data)
+
+    def step(self) -> Packet | None:
+        """Return the next packet; none for one that is dealt with here."""
+        packet = self.on_packet(read_packet(self.read))
+        if packet is None or (packet.kind != MESSAGE and self.greeted):
+            return packet
+        content = packet.content if packet.kind == MESSAGE else {"type": "a frame"}
+        pinged = self.pinged if self.body is not None else -1
+        open_numbers = self.awaited, self.fetching, pinged
+        if not self.greeted and content["type"] != "Hello":
+            raise BrokenError("no greeting")
+        if content["type"] == "Hello":
+            self.greeted = True
+        elif content["type"] == "Refused" and packet.number in open_numbers:
+            raise RefusedError(content["reason"])
+        elif packet.number != pinged:
+            return packet
+        elif self.body is not None and content.get("answering", 0) != self.fetching:
+            self.body.lose()
+        return None
+
+    def open(self, token: bytes, had: bytes = b"", chunk_size: int = 65536, eager: int = 0) -> Body:
+        """Learn what a ref has on offer; a short body is then on its way."""
+        self.token, self.body = token, None
+        how = {"chunk_size": chunk_size, "digests": bool(had), "eager": eager}
+        opened = self.call("Open", token=token, **how)
+        self.body = body = Body(opened, chunk_size)
+        if had:
+            body.keep(had, opened["block"], opened["digests"])
+        elif body.size <= eager and (chunk_size or not body.chunk_size):
+            self.fetching = self.number
+            body.ask()
+        return body
+
+    def fill(self) -> None:
+        """Fetch what is missing until nothing is."""
+        body = self.body
+        assert body is not None
+        while body.expected or body.missing:
+            if not body.expected:
+                how = {"ranges": body.ask(), "chunk_size": body.chunk_size}
+                self.fetching = self.ask("Fetch", token=self.token, **how)
+            packet = self.step()
+            if packet is not None and packet.number == self.fetching:
+                body.take(packet)
+                self.useful = time.monotonic()
+
+    def download(self, token: bytes, **options: Any) -> dict[str, Tensor]:
+        """Fetch all, and close the ref."""
+        try:
+            body = self.open(token, **options)
+            self.insist(self.fill)
+            self.call("Close", token=token, ok=True)
+        except FailedError as failure:
+            with suppress(FailedError, BrokenError, OSError):
+                self.answer(self.ask("Close", token=token, ok=False, reason=str(failure)))
+            raise
+        return body.tensors()
+
+
+# Payloads.
+WORDS: dict[str, Callable[[Any], object]] = {
+    "int": lambda text: int(text, 16),
+    "complex": lambda parts: complex(*parts),
+    "torch.Size": lambda data: struct.unpack(f"<{len(data) // 8}q", data),
+    "scalar": tuple,
+}
 
 
 def payload_of(tensors: dict[str, Tensor]) -> object:
     """Return the value of a payload; its tensors are those of the body, by name."""
-    if list(tensors) == ["piece"]:
-        structure, saved = msgspec.msgpack.decode(tensors["piece"].data)
-        pieces = {}
-        for name, data in saved.items():
-            end = 8 + NUMBER.unpack(data[:8])[0]
-            [(inner, tensor)] = tensors_of(data[8:end], data[end:]).items()
-            if inner != "t":  # Bytes, of the dtype that they are named after.
-                tensor = tensor._replace(dtype=inner, shape=tensor.shape[:-1])
-            pieces[name] = tensor
-        tensors = pieces
-    else:
-        structure = tensors["message"].data
-    if isinstance(structure, bytes):
-        structure = msgspec.msgpack.decode(structure)
-    version, nodes = structure
-    if version != 1:
-        raise FailedError(f"a payload of version {version}")
-    rest = iter(nodes)
-    value = value_of(rest, tensors)
-    if next(rest, rest) is not rest:
+    nodes = iter(msgspec.msgpack.decode(tensors["message"].data))
+    value = value_of(nodes, tensors)
+    if next(nodes, nodes) is not nodes:
         raise FailedError("a payload with nodes of no use")
     return value
 
 
 def value_of(nodes: Iterator[Any], tensors: dict[str, Tensor]) -> object:
     """Return the value that the next nodes stand for."""
-    match next(nodes):
-        case ["c", "list" | "tuple" as kind, int(size)]:
-            values = [value_of(nodes, tensors) for _ in range(size)]
-            return values if kind == "list" else tuple(values)
-        case ["c", "dict" | "odict" as kind, int(size)]:
-            pairs = [(next(nodes), value_of(nodes, tensors)) for _ in range(size)]
-            return dict(pairs) if kind == "dict" else OrderedDict(pairs)
-        case ["d", str(word)] if word in WORDS:
-            return WORDS[word](value_of(nodes, tensors))
-        case ["t", str(name), str(framework)]:
-            return tensors[name]._replace(name=name, framework=framework)
-        case ["s", str(dtype), bytes(data)]:
-            import numpy as np  # Only here: it takes longer to import than most downloads.
-
-            return np.frombuffer(data, NUMPY[dtype])[0]
-        case ["i", bytes(data)]:
-            return int.from_bytes(data, "little", signed=True)
-        case ["b", bytes(data)]:
-            return data
-        case list() as node:
-            raise FailedError(f"a payload with the unknown node {node!r}")
-        case plain:
-            return plain
-
-
-class Body:
-    """What arrives, in a file of its own until all of it is there."""
-
-    def __init__(self, how: argparse.Namespace, opened: dict[str, Any]) -> None:
-        self.path, self.header, self.payload = Path(how.out), opened["layout"], how.payload
-        layout = json.loads(self.header)
-        layout.pop("__metadata__", None)
-        ends = [entry["data_offsets"] for entry in layout.values()]
-        self.size = max((stop for _, stop in ends), default=0)
-        starts = [0, *(stop for _, stop in ends)]
-        if any(start != before for (start, _), before in zip(ends, starts, strict=False)):
-            raise FailedError("a layout with a hole")
-        names = list(tensors_of(self.header, b""))
-        self.names = [names[place] for place in opened.get("order") or range(len(names))]
-        self.chunk_size = min(how.chunk_size, opened.get("chunk_size") or how.chunk_size)
-        self.missing = set(range(0, self.size, self.chunk_size or self.size or 1))
-        self.damaged: dict[int, int] = {}
-        self.part = self.path.with_name(self.path.name + ".part")
-        self.earlier = self.part.exists()
-        self.prefix = NUMBER.pack(len(self.header)) + self.header
-        self.file = open(self.part, "r+b" if self.earlier else "w+b")  # noqa: SIM115
-        self.file.truncate(len(self.prefix) + self.size)
-        self.put(-len(self.prefix), self.prefix)
-
-    def put(self, start: int, data: bytes) -> None:
-        self.file.seek(len(self.prefix) + start)
-        self.file.write(data)
-
-    def get(self, start: int, stop: int) -> bytes:
-        self.file.seek(len(self.prefix) + start)
-        return self.file.read(stop - start)
-
-    def finish(self) -> None:
-        if self.payload:
-            value = payload_of(tensors_of(self.header, self.get(0, self.size)))
-            self.file.seek(0)
-            self.file.truncate()
-            self.file.write(repr(value).encode())
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.file.close()
-        self.part.rename(self.path)
-
-
-@dataclass
-class Asked:
-    """A request that is not wholly answered; frames from `at` to `stop` are to come."""
-
-    since: float
-    at: int = 0
-    stop: int = 0
-
-
-class Stranger:
-    """A receiver of one thing, over one connection after another."""
-
-    def __init__(self, dial: Callable[[], socket.socket], how: argparse.Namespace) -> None:
-        self.dial, self.how, self.instance = dial, how, os.urandom(16)
-        self.beats = BEAT_AFTER if how.kind == "tcp" else float("inf")
-        self.number = 0
-        self.ref = bytes.fromhex(how.token)
-        self.part: dict[str, object] | None = None
-        if how.names:
-            self.part = {"of": self.ref, "names": json.loads(how.names)}
-        elif how.specs:
-            self.part = {"of": NOBODY, "specs": json.loads(how.specs)}
-        self.token = os.urandom(16) if self.part else self.ref
-        self.body: Body | None = None
-        self.at_once, self.finished = False, False
-        self.seen: dict[str, Any] = {"connections": 0, "bytes": 0, "damaged": 0}
-        self.open_connection()
-
-    # The connection.
-    def open_connection(self) -> None:
-        self.sock, self.greeted, self.pinged = self.dial(), False, False
-        self.asked: dict[int, Asked] = {}
-        self.answers: dict[int, dict[str, Any]] = {}
-        self.due = time.monotonic() + PING_AFTER
-        self.next_beat = time.monotonic() + self.beats
-        self.seen["connections"] += 1
-        fields = {"version": VERSION, "instance": self.instance, "capabilities": ["unheard-of"]}
-        self.sock.sendall(message("Hello", 0, NOBODY, **fields))
-
-    def ask(self, name: str, **fields: object) -> int:
-        """Send a request, and return its number."""
-        self.number = self.number % LAST_NUMBER + 1
-        self.asked[self.number] = Asked(time.monotonic())
-        # A reader passes over fields that it does not know.
-        fields = {"token": self.token, "request": self.number, "unheard_of": [1], **fields}
-        self.sock.sendall(message(name, self.number, self.token, **fields))
-        return self.number
-
-    def call(self, name: str, **fields: object) -> dict[str, Any]:
-        """Send a request, and return its answer."""
-        number = self.ask(name, **fields)
-        while number not in self.answers:
-            self.step()
-        return self.answers.pop(number)
-
-    def read(self, count: int) -> bytes:
-        """Receive so many bytes; send pings and beats meanwhile."""
-        data = bytearray()
-        while len(data) < count:
-            now = time.monotonic()
-            if now >= self.next_beat:
-                beat = message("Ping", 0, NOBODY, token=NOBODY, request=0)
-                self.sock.sendall(beat)
-                self.next_beat = now + self.beats
-            if now >= self.due:
-                if self.pinged:
-                    raise BrokenError("the sender is silent")
-                self.ask("Ping")
-                self.pinged, self.due = True, now + PING_TIMEOUT
-            if any(now - asked.since > TIMEOUT for asked in self.asked.values()):
-                raise FailedError("a request was not answered in time")
-            wait = max(0, min(self.due, self.next_beat) - now)
-            if select.select([self.sock], [], [], wait)[0]:
-                more = self.sock.recv(min(count - len(data), 1 << 20))
-                if not more:
-                    raise BrokenError("the connection has ended")
-                data += more
-                self.pinged, self.due = False, time.monotonic() + PING_AFTER
-        return bytes(data)
-
-    def step(self) -> None:
-        """Read a packet, and do what follows from it."""
-        packet = read_packet(self.read, 1 << 30)
-        if packet.kind == FRAME and self.greeted:
-            return self.take(packet)
-        if not packet.sound:
-            raise BrokenError("a message that does not match its digest")
-        content = msgspec.msgpack.decode(packet.payload)
-        name, number = content["type"], packet.request
-        if not self.greeted:
-            if name != "Hello":
-                raise BrokenError("no greeting")
-            if content["version"] != VERSION:
-                raise FailedError(f"the sender speaks version {content['version']}")
-            self.greeted = True
-        elif packet.token != self.token or number not in self.asked:
-            return None
-        elif name == "Refused":
-            raise FailedError(content["reason"])
-        else:
-            if name == "Pong":
-                before = list(self.asked)[: list(self.asked).index(number)]
-                if set(before) - {0, *content["requests"]}:
-                    raise BrokenError("an answer was lost")
-            del self.asked[number]
-            self.answers[number] = content
-        return None
-
-    def close(self) -> None:
-        """Close what is open."""
-        self.sock.close()
-        if self.body is not None:
-            self.body.file.close()
-
-    # The download.
-    def take(self, frame: Packet) -> None:
-        """Put a frame where it belongs."""
-        asked, body = self.asked.get(frame.request), self.body
-        if asked is None or body is None or frame.token != self.token:
-            return
-        native = not body.chunk_size
-        length = min(body.chunk_size, asked.stop - asked.at)
-        if frame.start != asked.at or (len(frame.payload) != length and not native):
-            raise BrokenError("not the next frame of its request")
-        asked.at = asked.stop if native else asked.at + length
-        if asked.at == asked.stop:
-            del self.asked[frame.request]
-        if frame.start not in body.missing:
-            return
-        if not frame.sound:
-            self.seen["damaged"] += 1
-            body.damaged[frame.start] = body.damaged.get(frame.start, 0) + 1
-            if body.damaged[frame.start] > 5:
-                raise FailedError("a chunk that arrives damaged again and again")
-            self.fetch(frame.start, body.size if native else frame.start + length, urgent=True)
-            return
-        start = 8 + NUMBER.unpack(frame.payload[:8])[0] if native else 0
-        body.put(frame.start, frame.payload[start:])
-        body.missing.remove(frame.start)
-        self.useful, self.delay = time.monotonic(), 0.0
-        self.seen["bytes"] += len(frame.payload) - start
-
-    def fetch(self, start: int, stop: int, urgent: bool = False) -> None:
-        assert self.body is not None
-        size = self.body.chunk_size
-        number = self.ask("Fetch", start=start, stop=stop, chunk_size=size, urgent=urgent)
-        self.asked[number].at, self.asked[number].stop = start, stop
-
-    def open(self) -> Body:
-        """Learn the layout, with a small body."""
-        eager = self.how.eager if self.how.chunk_size else 0
-        fields = {"eager": eager, "chunk_size": self.how.chunk_size}
-        opened = self.call("Open", **fields, part=self.part)
-        number = self.number
-        self.body = body = Body(self.how, opened)
-        if 0 < body.size <= eager:
-            self.asked[number] = Asked(time.monotonic(), 0, body.size)
-            while body.missing and number in self.asked:
-                self.step()
-            self.at_once = not body.missing
-        return body
-
-    def resume(self, body: Body) -> None:
-        """Count those chunks as arrived that an earlier attempt has left in the file."""
-        body.earlier = False
-        step = max(1, DIGESTED_AT_ONCE // body.chunk_size) * body.chunk_size
-        for start in range(0, body.size, step):
-            stop = min(start + step, body.size)
-            fields = {"start": start, "stop": stop, "chunk_size": body.chunk_size}
-            digests = self.call("Digest", **fields)["digests"]
-            for place, chunk in enumerate(range(start, stop, body.chunk_size)):
-                data = body.get(chunk, min(chunk + body.chunk_size, stop))
-                if xxhash.xxh3_64_intdigest(data) == NUMBER.unpack_from(digests, 8 * place)[0]:
-                    body.missing.discard(chunk)
-
-    def fetch_missing(self, body: Body) -> None:
-        """Keep the window full until nothing is missing."""
-        waiting = sorted(body.missing)
-        chunk_size = body.chunk_size or body.size
-        while body.missing:
-            while waiting and len(self.asked) < WINDOW:
-                start = stop = waiting[0]
-                while waiting and waiting[0] == stop:
-                    if stop > start and stop + chunk_size - start > self.how.request_size:
-                        break
-                    stop = min(waiting.pop(0) + chunk_size, body.size)
-                self.fetch(start, stop)
-            self.step()
-
-    def attempt(self) -> None:
-        """Do what is left to be done over this connection."""
-        body = self.body or self.open()
-        if body.earlier and body.chunk_size and body.missing:
-            self.resume(body)
-        if not self.finished:
-            self.fetch_missing(body)
-            if not self.at_once:
-                self.call("Ping")
-            body.finish()
-            self.finished = True
-            self.seen["names"] = body.names
-        self.call("Close", ok=True, reason="")
-
-    def download(self) -> dict[str, Any]:
-        """Fetch it all, over as many connections as that takes."""
-        self.useful, self.delay = time.monotonic(), 0.0
-        while True:
-            try:
-                if self.sock.fileno() < 0:
-                    self.open_connection()
-                self.attempt()
-                return self.seen
-            except FailedError as failure:
-                with contextlib.suppress(FailedError, BrokenError, OSError):
-                    if self.greeted:
-                        self.call("Close", ok=False, reason=str(failure))
-                raise
-            except (BrokenError, OSError) as broken:
-                self.sock.close()
-                again = self.how.kind == "tcp" and time.monotonic() - self.useful < 10
-                if not again:
-                    if self.finished:
-                        return self.seen
-                    raise FailedError(f"the connection broke: {broken}") from broken
-            select.select([], [], [], self.delay)
-            self.delay = min(1.0, 2 * self.delay or 0.05)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command, and return its exit status."""
-    parser = argparse.ArgumentParser(description="Fetch one thing.")
-    kinds = parser.add_subparsers(dest="kind", required=True)
-    tcp, pair = kinds.add_parser("tcp"), kinds.add_parser("fd")
-    for name in ("address", "key", "run"):
-        tcp.add_argument(name)
-    pair.add_argument("descriptor", type=int)
-    for kind in (tcp, pair):
-        kind.add_argument("token")
-        kind.add_argument("out")
-        kind.add_argument("--names", help="JSON: the names of the tensors that are wanted")
-        kind.add_argument("--specs", help="JSON: [[name, round, tags], ...]")
-        kind.add_argument("--payload", action="store_true")
-        for option, value in SIZES.items():
-            kind.add_argument(f"--{option}", type=int, default=value)
-    how = parser.parse_args(arguments)
-
-    def connect() -> socket.socket:
-        if how.kind == "fd":
-            return socket.socket(fileno=how.descriptor)
-        return dial(how.address, bytes.fromhex(how.key), how.run)
-
-    try:
-        with contextlib.closing(Stranger(connect, how)) as receiver:
-            print(json.dumps(receiver.download()))
-    except (FailedError, BrokenError, OSError) as failure:
-        print(f"{type(failure).__name__}: {failure}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    node = next(nodes)
+    if not isinstance(node, msgspec.msgpack.Ext):
+        return node
+    code, data = node.code, bytes(node.data)
+    size = range(int.from_bytes(data, "little")) if code < 6 else ()
+    if code in (4, 5):
+        pairs = [(value_of(nodes, tensors), value_of(nodes, tensors)) for _ in size]
+        return dict(pairs) if code == 4 else OrderedDict(pairs)
+    if code < 4:
+        return (list, tuple, set, frozenset)[code]([value_of(nodes, tensors) for _ in size])
+    if code == 6:
+        return data
+    if code in (7, 8):
+        return tensors[data.decode()]._replace(framework=("numpy", "pytorch")[code - 7])
+    if code == 9 and data.decode() in WORDS:
+        return WORDS[data.decode()](value_of(nodes, tensors))
+    raise FailedError(f"a payload with the unknown node {node!r}")

@@ -39,15 +39,12 @@ from nightly_cases import first_and_nightly
 from packet_relay import ALL_FAULTS, LIES, Harm, Relay, Script
 from support import as_bytes
 
+from flstream.codecs import frames
 from flstream.codecs.cast import Cast
-from flstream.codecs.coded_frames import decoder_for, encoder_for
-from flstream.codecs.delta import Delta
-from flstream.codecs.frame_codec import FrameCodec
+from flstream.codecs.frames import FrameCodec
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.quantised import Quantised
-from flstream.codecs.shuffle import Shuffle
-from flstream.codecs.ternary import Ternary
-from flstream.codecs.topk import TopK
+from flstream.codecs.sparse import Ternary, TopK
 from flstream.codecs.zstd import Zstd
 from flstream.errors import FlstreamError, LayoutError, RefusedError, StreamingError
 from flstream.job.link import NetworkLink
@@ -55,13 +52,12 @@ from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.copy import copy
 from flstream.model.mapped import MappedModel
 from flstream.model.memory import MemoryBody
-from flstream.streaming import DownloadService, Receiver, Ref, SocketChannel, StreamSettings, api
-from flstream.streaming.download import AtHand, download
-from flstream.transport.channel import Channel
-from flstream.transport.link_relay import LinkRelay
+from flstream.streaming import Channel, DownloadService, Receiver, Ref, StreamSettings, api
+from flstream.streaming.download import RemoteSource, download
+from flstream.transport.link import LinkRelay
 from flstream.transport.tcp import dial
 
-FRAMES = FrameCodec((Delta(), Shuffle()), Zstd(), "zstd")
+FRAMES = FrameCodec(("delta", "shuffle"), Zstd(), "zstd")
 LOSSY = {
     "bf16": Cast("bf16"),
     "int8": Quantised(8, 256),
@@ -69,11 +65,7 @@ LOSSY = {
     "ternary": Ternary(0.04),
 }
 WAYS = ("tcp", "pair", "link")
-IN_MEMORY, IN_FILES, PAYLOADS = (
-    ("tensors", "arrays"),
-    ("file", "mapped"),
-    ("payload", "in one piece"),
-)
+IN_MEMORY, IN_FILES = ("tensors", "arrays"), ("file", "mapped")
 SELECTED = ["steps", "w"]
 REFUSALS = ("withdrawn", "for others", "invented", "changed", "cut short", "settled", "misfit")
 # A hang is one after this time. Whatever ends, ends within a second or two.
@@ -154,13 +146,13 @@ class Site:
         else:
             serves, far = socket.socketpair()
             near, ours = socket.socketpair()
-            machine.service.attach(SocketChannel(serves, self.name), self.name)
+            machine.service.attach(Channel(serves, self.name), self.name)
         self._relays.append(Relay(near, far, self.script))
         if machine.way == "link":
             link = NetworkLink(up=2e8, down=2e8, latency=0.001, jitter=0.001, loss=0.01)
             self._links.append(LinkRelay({self.name: link}, 1, self.name))
             return self._links[-1].channel(ours, "server", "data")
-        return SocketChannel(ours, "server", beats=machine.way == "tcp")
+        return Channel(ours, "server", beats=machine.way == "tcp")
 
     def come_back(self) -> None:
         """Come back after an error, as another process would."""
@@ -255,13 +247,12 @@ class Transfers(RuleBasedStateMachine):
                 ref = self.service.offer(source, names, **options)
             case "encoded":
                 body, base = MemoryBody.of(tensors), MemoryBody.of(model(size, 0))
-                encoder = encoder_for(FRAMES, body.layout, {"known": base})
+                encoder = frames.encoder_for(FRAMES, body.layout, {"known": base})
                 ref = self.service.offer(body, names, encoder=encoder, **options)
                 return Offered(ref, bits_of(tensors), size, base)
-            case "payload" | "in one piece":
-                native = kind == "in one piece"
+            case "payload":
                 value = {"model": tensors, "round": self.version}
-                ref = api.add_payload(self.service, value, names, native=native, **options)
+                ref = api.add_payload(self.service, value, names, **options)
             case _:
                 codec = LossyCodec(LOSSY[kind], kind, ())
                 source = MemoryBody.of(tensors)
@@ -278,10 +269,11 @@ class Transfers(RuleBasedStateMachine):
         if offered.codec is not None:
 
             def decode(remote: Any) -> Any:
-                return offered.codec.decode(remote, offered.layout, how.frame_size or 16)
+                return offered.codec.decode(remote, offered.layout)
 
-            body, _ = download(receiver, offered.ref.token, how, MemoryBody.allocate, decode=decode)
-            return bits_of(body.tensors)
+            remote = RemoteSource(receiver, offered.ref.token, how)
+            return bits_of(download(remote, MemoryBody.allocate, decode=decode).tensors)
+        decoder_for, held = None, None
         match sink:
             case "memory":
                 return bits_of(api.download_tensors(receiver, token, settings=how)[1])
@@ -306,12 +298,17 @@ class Transfers(RuleBasedStateMachine):
                 path.unlink()
                 return bits_of(body.tensors)
             case "decoded":
-                decoder = decoder_for(FRAMES, offered.base, "known")
-                here = AtHand(lambda _: None, decoder_for=decoder)
+                decoder_for = frames.decoder_for(FRAMES, offered.base, "known")
             case _:  # what this process has of it already need not come
-                held, how = self.held, replace(how, reuse=True)
-                here = AtHand(lambda sink: held)
-        body, _ = download(receiver, offered.ref.token, how, MemoryBody.allocate, at_hand=here)
+                held = self.held
+        remote = RemoteSource(
+            receiver,
+            offered.ref.token,
+            how,
+            digests=held is not None,
+            decoder_for=decoder_for,
+        )
+        body = download(remote, MemoryBody.allocate, held=lambda _: held)
         self.held = body
         return bits_of(body.tensors)
 
@@ -340,7 +337,7 @@ class Transfers(RuleBasedStateMachine):
         due = offered.bits
         if sink == "selected" and kind in (*IN_MEMORY, *IN_FILES):  # of others all comes
             due = {name: due[name] for name in SELECTED}
-        how = StreamSettings(chunk_size, 32_768, 2, 20.0)
+        how = StreamSettings(chunk_size, 20.0)
         if not are_mended(harms):  # something may never come
             how = replace(how, ping_after=0.03, ping_timeout=0.3)
         if kind in LOSSY and not chunk_size:  # what is decoded comes in frames
@@ -349,7 +346,7 @@ class Transfers(RuleBasedStateMachine):
             sink = "decoded"
 
         def fetch(site: Site) -> Bits:
-            if kind in PAYLOADS:
+            if kind == "payload":
                 value = api.download_payload(site.receiver, offered.ref.id, settings=how)[1]
                 assert value["round"] == self.version
                 return bits_of(value["model"])
@@ -395,7 +392,7 @@ class Transfers(RuleBasedStateMachine):
     transfer_memory = rule(kind=st.sampled_from(IN_MEMORY), planned=TRANSFERS)(transfer)
     transfer_file = rule(kind=st.sampled_from(IN_FILES), planned=TRANSFERS)(transfer)
     transfer_coded = rule(kind=st.sampled_from(["encoded", *LOSSY]), planned=TRANSFERS)(transfer)
-    transfer_payload = rule(kind=st.sampled_from(PAYLOADS), planned=TRANSFERS)(transfer)
+    transfer_payload = rule(kind=st.just("payload"), planned=TRANSFERS)(transfer)
 
     @rule(
         case=st.sampled_from(REFUSALS),
@@ -446,8 +443,8 @@ class Transfers(RuleBasedStateMachine):
         """A sender that does not keep to the rules costs its receiver an error that names it."""
         ours, theirs = socket.socketpair()
         liar = liars.Sender(theirs, case)
-        receiver = Receiver(SocketChannel(ours, "liar"), "liar")
-        how = StreamSettings(4096, 16_384, 2, 20.0)
+        receiver = Receiver(Channel(ours, "liar"), "liar")
+        how = StreamSettings(4096, 20.0)
         if case in liars.WAITED_FOR:
             how = replace(how, request_timeout=0.2, ping_after=0.05, ping_timeout=0.1)
         path = self.folder / "lied.safetensors"
@@ -482,7 +479,7 @@ class Transfers(RuleBasedStateMachine):
     def serve_a_receiver(self, case: str) -> None:
         """A receiver that does not keep to the rules is refused or lost, and delays nobody."""
         ours, theirs = socket.socketpair()
-        self.service.attach(SocketChannel(ours, "liar"), "liar")
+        self.service.attach(Channel(ours, "liar"), "liar")
         stalls = {} if case == "an honest one" else {"stall_timeout": 0.1}
         ref = self.offered("tensors", "large", ["liar"], **stalls).ref
         offered, other = self.offered("tensors", "large", ["site-2"]), self.sites[1]
@@ -517,7 +514,7 @@ class Transfers(RuleBasedStateMachine):
         if role == "send":
             reports = self.zygote.start(role, theirs, path=str(path), dies_at=dies_at)
             token = mortals.report_of(reports)
-            with Receiver(SocketChannel(ours, "mortal"), "mortal") as receiver:
+            with Receiver(Channel(ours, "mortal"), "mortal") as receiver:
 
                 def fetch() -> Bits:
                     api.download_file(receiver, token, copied, settings=StreamSettings(chunk_size))
@@ -527,7 +524,7 @@ class Transfers(RuleBasedStateMachine):
             reason = str(outcome)
             ended = mortals.report_of(reports)
         else:
-            self.service.attach(SocketChannel(ours, "mortal"), "mortal")
+            self.service.attach(Channel(ours, "mortal"), "mortal")
             ref = api.add_file(self.service, path, ["mortal"])
             how = {"token": ref.id, "path": str(copied), "chunk_size": chunk_size}
             reports = self.zygote.start(role, theirs, dies_at=dies_at, **how)
@@ -631,7 +628,8 @@ def machine(zygote):
 @first_and_nightly("kind", ["tensors", "file", "int8", "payload"])
 @pytest.mark.parametrize("fault", ALL_FAULTS)
 def test_each_fault_is_borne_over_connections_that_come_back(machine, kind, fault):
-    for hit in (("down", True, 4), ("down", False, 1), ("up", False, 2)):
+    requests = [("up", False, place) for place in range(2 if kind == "int8" else 3)]
+    for hit in (("down", True, 4), ("down", False, 1), *requests):
         harm = Harm(fault, *hit, seed=len(fault))
         machine.transfer(kind, Transfer("large", "memory", 4096, [harm]))
         assert machine.hits == [harm]

@@ -10,11 +10,11 @@ from flstream.errors import ChannelClosedError
 from flstream.job.link import NetworkLink
 from flstream.model.memory import MemoryBody
 from flstream.server.stream_settings import stream_settings
-from flstream.streaming.download import download
+from flstream.streaming.download import RemoteSource, download
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.streaming.settings import StreamSettings
-from flstream.transport.link_relay import emulated_pipe
+from flstream.transport.link import emulated_pipe
 
 
 def fetch(link, nbytes, settings):
@@ -24,7 +24,7 @@ def fetch(link, nbytes, settings):
         service.attach(server, "site-1")
         ref = service.offer(MemoryBody.of({"w": sent}), ["site-1"])
         with Receiver(site, "server") as receiver:
-            body, _ = download(receiver, ref.token, settings, MemoryBody.allocate)
+            body = download(RemoteSource(receiver, ref.token, settings), MemoryBody.allocate)
             assert np.array_equal(body.tensors["w"], sent)
 
 

@@ -16,11 +16,12 @@ from flstream.streaming import (
     StartToken,
     add_tensors,
     connect,
-    deadlines,
+    connection,
     download_tensors,
     listen,
 )
 from flstream.streaming import receiver as receiver_module
+from flstream.streaming import service as service_module
 from flstream.streaming.wire import VERSION, Hello, Open, pack_message
 from flstream.transport.channel import Deadline
 from flstream.transport.tcp import TcpListener, dial
@@ -36,7 +37,7 @@ def tcp():
 
 
 def test_a_receiver_stays_declared_for_a_while_after_its_last_connection(tcp, monkeypatch):
-    monkeypatch.setattr(deadlines, "RECONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(service_module, "RECONNECT_SECONDS", 0.5)
     service, listener = tcp
     key = listener.admit("site-1")
     ref, alone = (add_tensors(service, MODEL, names) for names in (["site-1", "x"], ["site-1"]))
@@ -59,15 +60,15 @@ def test_a_receiver_stays_declared_for_a_while_after_its_last_connection(tcp, mo
 def test_a_receiver_that_gives_no_sign_of_life_is_dropped_and_one_that_beats_is_not(
     tcp, monkeypatch
 ):
-    monkeypatch.setattr(deadlines, "SILENT_SECONDS", 0.6)
-    monkeypatch.setattr(deadlines, "RECONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "SILENT_SECONDS", 0.6)
+    monkeypatch.setattr(service_module, "RECONNECT_SECONDS", 0.1)
     monkeypatch.setattr(receiver_module, "BEAT_SECONDS", 0.1)
     service, listener = tcp
     keys = [listener.admit(name) for name in ("beats", "hangs")]
     refs = [add_tensors(service, MODEL, [name]) for name in ("beats", "hangs")]
     hangs = dial(listener.address, keys[1], "sender")
     greeting = pack_message(Hello(VERSION, b"x"))
-    open_it = pack_message(Open(refs[1].token, 1), refs[1].token)
+    open_it = pack_message(Open(refs[1].token, 1))
     hangs.send([memoryview(greeting + open_it)], Deadline(5))
     with connect(listener.address, keys[0]) as receiver:
         download_tensors(receiver, bytes(16), optional=True)
@@ -84,7 +85,7 @@ def test_a_receiver_that_is_let_go_leaves_no_thread(tcp, monkeypatch):
     receiver = connect(listener.address, listener.admit("site-1"))
     beats = [each for each in threading.enumerate() if each.name == "beats"]
     assert beats
-    channel = receiver.incoming._channel
+    channel = receiver.channel
     del receiver
     gc.collect()
     for each in beats:
@@ -137,8 +138,6 @@ def test_a_receiver_whose_sender_was_away_for_long_comes_back_with_it(monkeypatc
         receiver = connect(address, key)
         download_tensors(receiver, bytes(16), optional=True)
     assert download_tensors(receiver, bytes(16), optional=True)[0].code == "sender gone"
-    receiver._tried_at -= 60
-    receiver._failing_since -= 60
     with DownloadService() as service, listen(service, address) as listener, receiver:
         listener.admit("site-1", token=key)
         ref = add_tensors(service, MODEL, ["site-1"])

@@ -1,28 +1,29 @@
-"""A ref settles once, by a quorum or when all are done, and lets go of its tensors."""
+"""A ref settles once, when all are done, and lets go of its tensors; a quorum may be waited for."""
 
 import gc
 import re
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 import torch
-from asking import MODEL, NBYTES, Asker, refusal
+from asking import MODEL, Asker, refusal
 from harness import QUICK, fetch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import assert_same_tensors
+from support import assert_same_tensors, tensor
 
 from flstream.errors import RefusedError
 from flstream.model.memory import MemoryBody
 from flstream.streaming.api import download_tensors
+from flstream.streaming.download import RemoteSource
 from flstream.streaming.refs import Outcome, Ref
-from flstream.streaming.remote import RemoteSource
-from flstream.streaming.wire import FRAME, MESSAGE, Fetch, Open
+from flstream.streaming.wire import FRAME, Fetch, Open, Ping
 
 NAMES = ["site-1", "site-2", "site-3"]
+LARGE = {"w": tensor("U8", (32 << 20,))}
+LARGE_BYTES = 32 << 20
 
 
 def test_a_ref_settles_once_and_keeps_its_first_outcome():
@@ -55,26 +56,31 @@ def closings(draw):
 
 
 @given(closings())
-def test_a_ref_settles_with_the_first_word_that_decides_it(drawn):
+def test_a_quorum_is_certain_with_the_first_word_that_decides_it(drawn):
     quorum, said = drawn
     settled = []
     receivers = [name for name, _ in said]
-    ref = Ref(MemoryBody.of(MODEL), receivers, after_settled=settled.append, quorum=quorum)
+    ref = Ref(MemoryBody.of(MODEL), receivers, after_settled=settled.append)
     have, failed = 0, []
     for number, (name, failure) in enumerate(said, 1):
         ref.receiver_done(name, failure)
         ref.receiver_done(name, None if failure else "changed its mind")  # the first word counts
-        if settled and ref.deliveries[name].closed_at is None:
-            continue  # it was late
         have += failure is None
         failed += [name] if failure is not None else []
-        if quorum is None:
-            status = None if number < len(said) else "aborted" if failed else "finished"
-        elif have >= quorum:
+        if quorum is not None and have >= quorum:
             status = "finished"
+        elif quorum is not None and len(said) - len(failed) < quorum:
+            status = "aborted"
+        elif number < len(said):
+            status = "waiting"
         else:
-            status = "aborted" if len(said) - len(failed) < quorum else None
-        assert (ref.outcome and ref.outcome.status) == status
+            status = "aborted" if failed else "finished"
+        outcome = ref.wait(0, quorum)
+        # Once all are done it has settled, whoever waits for how many.
+        if number == len(said) and quorum is not None:
+            status = "aborted" if failed else "finished"
+        assert outcome.status == status
+        assert bool(settled) == (number == len(said))
     assert settled == [ref]
     assert ref.source is None
     if ref.outcome.ok:
@@ -88,32 +94,41 @@ def test_a_ref_settles_with_the_first_word_that_decides_it(drawn):
 
 @pytest.mark.parametrize("quorum", [0, -1, 4, True, 1.0, "2"])
 def test_a_quorum_that_cannot_be_had_is_refused(harness, quorum):
+    ref = harness.service.offer(MemoryBody.of(MODEL), NAMES)
     with pytest.raises(ValueError, match=rf"a quorum of {quorum!r} cannot be had of 3 receivers"):
-        harness.service.offer(MemoryBody.of(MODEL), NAMES, quorum=quorum)
-    with pytest.raises(ValueError, match="cannot be had of 1 receivers"):
-        harness.service.offer(MemoryBody.of(MODEL), ["site-1", "site-1"], quorum=2)
+        ref.wait(0, quorum)
 
 
-def test_who_is_still_fetching_when_the_quorum_is_there_is_refused_the_rest(harness):
-    ref = harness.service.offer(MemoryBody.of(MODEL), NAMES, quorum=2)
-    receiver = harness.receiver("site-2")
-    late = RemoteSource(receiver, ref.token, replace(QUICK, window=1))
-    part = memoryview(bytearray(NBYTES))
-    late.receive(0, 16384, [part[:16384]])
-    for name in ("site-1", "site-3"):
-        assert_same_tensors(fetch(harness.receiver(name), ref.token).tensors, MODEL)
+def test_a_ref_stays_on_offer_to_those_beyond_a_quorum(harness):
+    ref = harness.service.offer(MemoryBody.of(MODEL), NAMES)
+    for name in NAMES[:2]:
+        assert ref.wait(0, 2).status == "waiting"
+        fetch(harness.receiver(name), ref.token)
+    assert ref.wait(30, 2).ok
+    assert ref.outcome is None
+    assert_same_tensors(fetch(harness.receiver(NAMES[2]), ref.token).tensors, MODEL)
     assert ref.wait(30).ok
+
+
+def test_who_is_still_fetching_when_the_offer_is_withdrawn_is_refused_the_rest(harness):
+    ref = harness.service.offer(MemoryBody.of(LARGE), NAMES)
+    receiver = harness.receiver("site-2")
+    late = RemoteSource(receiver, ref.token, QUICK)
+    part = memoryview(bytearray(LARGE_BYTES))
+    late.read(0, 16384, part[:16384])
+    ref.abort("enough of them have it")
     with pytest.raises(RefusedError, match="settled"):
-        late.receive(16384, NBYTES, [part[16384:]])
+        late.read(16384, LARGE_BYTES, part[16384:])
+    late.leave()
     # Its channel is none the worse for it.
     again = harness.service.offer(MemoryBody.of(MODEL), ["site-2"])
     assert_same_tensors(fetch(receiver, again.token).tensors, MODEL)
 
 
 def test_a_quorum_that_takes_too_long_is_told_of_and_stays_on_offer():
-    ref = Ref(MemoryBody.of(MODEL), NAMES, quorum=2)
+    ref = Ref(MemoryBody.of(MODEL), NAMES)
     ref.receiver_done("site-1", None)
-    outcome = ref.wait(0.01)
+    outcome = ref.wait(0.01, 2)
     assert outcome.status == "waiting"
     reason = outcome.reason
     assert reason.startswith("fewer than 2 of 3 receivers, without site-2 (sent 0 B of 117.2 KiB,")
@@ -128,17 +143,17 @@ def test_a_ref_has_settled_even_if_its_callback_interrupts_who_settled_it():
         settled.append(ref.outcome.status)
         raise KeyboardInterrupt
 
-    ref = Ref(MemoryBody.of(MODEL), NAMES, after_settled=interrupt, quorum=1)
+    ref = Ref(MemoryBody.of(MODEL), ["site-1"], after_settled=interrupt)
     with pytest.raises(KeyboardInterrupt):
         ref.receiver_done("site-1", None)
-    ref.receiver_done("site-2", "too late")
+    ref.receiver_done("site-1", "too late")
     ref.abort("too late")
     assert ref.wait(0) == Outcome("finished")
     assert settled == ["finished"]
-    assert ref.deliveries["site-2"].failure is None
+    assert ref.deliveries["site-1"].failure is None
 
 
-@pytest.mark.parametrize("ending", ["finished", "by a part", "aborted"])
+@pytest.mark.parametrize("ending", ["finished", "by a selection", "aborted"])
 def test_a_settled_ref_lets_go_of_its_tensors(harness, ending):
     weight = torch.zeros(5000)
     storage = weakref.ref(weight.untyped_storage())
@@ -151,7 +166,7 @@ def test_a_settled_ref_lets_go_of_its_tensors(harness, ending):
     if ending == "aborted":
         ref.abort("enough")
     else:
-        names = ["w"] if ending == "by a part" else None
+        names = ["w"] if ending == "by a selection" else None
         download_tensors(receiver, ref.token, select=names)
     assert ref.wait(30).ok == (ending != "aborted")
     # An answer to this says that the service's thread is through with all that came before.
@@ -169,16 +184,16 @@ def test_a_settled_ref_lets_go_of_its_tensors_though_a_frame_of_it_is_on_its_way
     del weight
     receiver, other = Asker(harness.channel()), Asker(harness.channel())
     # The frame is longer than what the kernel takes, and nobody, or hardly anybody, reads it.
-    for number in (1, 2):
-        receiver.send(Fetch(ref.token, number, 0, 16 << 20, 16 << 20))
+    receiver.send(Fetch(ref.token, 1, [(0, 16 << 20)], 16 << 20))
     while receiver.header().kind != FRAME:
         pass
-    receiver.packets.payload([memoryview(bytearray(takes))], receiver)
+    receiver.packets._fill([memoryview(bytearray(takes))], receiver.wait)
+    while harness.service._connections[0]._waiting:  # the header, which goes with the first bytes
+        pass
     ref.abort("enough")
-    for number in (1, 2):
-        assert "not on offer" in refusal(other, Open(ref.token, number))
+    assert "not on offer" in refusal(other, Open(ref.token, 1))
     gc.collect()
     kept = storage() is not None  # not in the assertion, which would print every byte of it
     assert not kept
     # The frame ends where it should, so that what comes after it is found at once.
-    assert receiver.header().kind == MESSAGE
+    assert "not on offer" in refusal(receiver, Ping(ref.token, 2))

@@ -1,11 +1,10 @@
 """What is damaged on the way is fetched again, and only that; after a break, what is missing is."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from harness import QUICK, fetch, flip
-from support import assert_same_tensors, tensor
+from support import assert_same_tensors, body_of, tensor
 
 from flstream.errors import (
     AbortedError,
@@ -14,10 +13,10 @@ from flstream.errors import (
 )
 from flstream.model.memory import MemoryBody
 from flstream.streaming import receiver as receiver_module
-from flstream.streaming.download import download
-from flstream.streaming.receiver import Receiver, StreamSettings
-from flstream.streaming.remote import RemoteSource
-from flstream.streaming.wire import HEADER_BYTES, Fetch, Ping, Refused
+from flstream.streaming.download import RemoteSource, download
+from flstream.streaming.receiver import Receiver
+from flstream.streaming.settings import StreamSettings
+from flstream.streaming.wire import HEADER_BYTES, Close, Fetch, Open, Ping, Refused
 from flstream.telemetry.events import Transfer
 from flstream.transport.channel import Signal
 
@@ -34,18 +33,65 @@ def test_a_frame_that_is_damaged_is_fetched_again_and_only_it(harness, turn, pla
 
     receiver, watch = harness.watched(on_frame, returns=returns)
     ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    sink, stats = download(receiver, ref.token, QUICK, MemoryBody.allocate)
-    assert_same_tensors(sink.tensors, MODEL)
+    remote = RemoteSource(receiver, ref.token, QUICK)
+    assert_same_tensors(download(remote, MemoryBody.allocate).tensors, MODEL)
     assert ref.wait(30).ok
     start = 4096 * (turn - 1)
     stop = min(start + 4096, ALL)
-    again = [each for each in watch.requests if isinstance(each, Fetch) and each.urgent]
-    assert [(each.start, each.stop) for each in again] == [(start, stop)]
+    asked = [each.ranges for each in watch.requests if isinstance(each, Fetch)]
+    assert asked == [[(0, ALL)], [(start, stop)]]
     sent = [frame.start for frame in watch.frames]
-    assert sorted(sent) == sorted([*range(0, ALL, 4096), start])
-    assert stats == Transfer(ALL, 9, FRAMES, 1, stats.seconds)
+    assert sent == [*range(0, ALL, 4096), start]
+    assert remote.cost == Transfer(ALL, 2, FRAMES, 1, remote.cost.seconds)
     assert ref.deliveries["site-1"].bytes == ALL + stop - start
     assert watch.connections == 1
+
+
+def test_who_reads_from_front_to_back_has_a_damaged_frame_at_once(harness):
+    def third(header, packet):
+        if len(watch.frames) == 3:
+            flip(packet)
+
+    receiver, watch = harness.watched(third)
+    body = MemoryBody.of(MODEL)
+    ref = harness.service.offer(body, ["site-1"])
+    remote = RemoteSource(receiver, ref.token, QUICK)
+    got, step = bytearray(), 5000  # neither a frame nor a multiple of one
+    for start, stop in body.layout.ranges(step):
+        into = bytearray(stop - start)
+        remote.read(start, stop, memoryview(into))
+        got += into
+    remote.close()
+    assert got == body_of(body)
+    asked = [each.ranges for each in watch.requests if isinstance(each, Fetch)]
+    assert asked == [[(0, ALL)], [(8192, ALL)]]
+    assert ref.wait(30).ok
+
+
+def test_a_frame_that_is_lost_is_missed_at_once_and_the_rest_fetched_again(harness):
+    def lose(header, packet):
+        if len(watch.frames) == 3:
+            packet.clear()
+
+    receiver, watch = harness.watched(lose)
+    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    assert_same_tensors(fetch(receiver, ref.token).tensors, MODEL)
+    assert watch.connections == 2
+    assert watch.requests[-2].ranges == [(8192, ALL)]
+
+
+def test_the_last_frame_that_is_lost_is_missed_by_a_ping(harness):
+    def lose(header, packet):
+        if len(watch.frames) == FRAMES:
+            packet.clear()
+
+    receiver, watch = harness.watched(lose)
+    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    assert_same_tensors(fetch(receiver, ref.token).tensors, MODEL)
+    assert watch.connections == 1
+    kinds = [type(each) for each in watch.requests]
+    assert kinds == [Open, Fetch, Ping, Fetch, Close]
+    assert watch.requests[3].ranges == [(4096 * (FRAMES - 1), ALL)]
 
 
 def test_a_refusal_that_is_lost_is_given_again_to_a_ping(harness):
@@ -62,12 +108,12 @@ def test_a_refusal_that_is_lost_is_given_again_to_a_ping(harness):
     remote = RemoteSource(receiver, ref.token, QUICK)
     ref.abort("enough")
     with pytest.raises(RefusedError, match="settled"):
-        remote.receive_whole()
+        remote.read(0, ALL, memoryview(bytearray(ALL)))
     assert pings()
 
 
-def test_damage_all_over_a_model_is_repaired_without_more_requests_than_a_sender_takes(harness):
-    tensors = {"w": tensor("U8", (32_000,))}
+def test_damage_all_over_a_model_is_repaired_by_one_more_request(harness):
+    tensors = {"w": tensor("U8", (80_000,))}
     seen = set()
 
     def every_other(header, packet):
@@ -77,10 +123,10 @@ def test_damage_all_over_a_model_is_repaired_without_more_requests_than_a_sender
 
     receiver, watch = harness.watched(every_other)
     ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
-    how = StreamSettings(chunk_size=16, request_size=32_000, request_timeout=30)
-    sink, stats = download(receiver, ref.token, how, MemoryBody.allocate)
-    assert_same_tensors(sink.tensors, tensors)
-    assert (stats.retries, stats.chunks, len(watch.frames)) == (1000, 2000, 3000)
+    remote = RemoteSource(receiver, ref.token, StreamSettings(16, 30.0))
+    assert_same_tensors(download(remote, MemoryBody.allocate).tensors, tensors)
+    cost = remote.cost
+    assert (cost.requests, cost.retries, cost.chunks, len(watch.frames)) == (2, 1, 5000, 7500)
 
 
 @pytest.mark.parametrize("ends", ["time", "abort"])
@@ -122,21 +168,19 @@ def test_downloads_of_several_threads_share_a_connection_also_one_that_breaks(ha
     assert watch.connections == (3 if breaks else 1)
 
 
-def test_a_download_that_is_called_off_does_not_hold_up_another_of_its_connection(harness):
-    receiver = harness.receiver()
+def test_a_download_that_is_called_off_does_not_hold_up_the_next_of_its_connection(harness):
+    receiver, abort = harness.receiver(), Signal()
     large = {"w": tensor("U8", (4 << 20,))}
     refs = [harness.service.offer(MemoryBody.of(large), ["site-1"]) for _ in range(2)]
-    abort, begun = Signal(), threading.Event()
 
     def stop_half_way(start, _stop):
         if start == 1 << 20:
             abort.set()
-            begun.set()
 
-    how = QUICK, MemoryBody.allocate, stop_half_way, None, abort
-    with ThreadPoolExecutor(1) as executor:
-        called_off = executor.submit(download, receiver, refs[0].token, *how)
-        assert begun.wait(30)
-        assert_same_tensors(fetch(receiver, refs[1].token).tensors, large)
-        assert isinstance(called_off.exception(30), AbortedError)
+    with pytest.raises(AbortedError):
+        download(
+            RemoteSource(receiver, refs[0].token, QUICK, abort), MemoryBody.allocate, stop_half_way
+        )
+    assert_same_tensors(fetch(receiver, refs[1].token).tensors, large)
+    assert "called off" in refs[0].wait(10).reason
     abort.close()

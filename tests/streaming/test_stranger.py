@@ -1,385 +1,330 @@
 """The protocol as its page has it: a receiver that knows nothing of flstream gets what is sent."""
 
-import ast
-import io
-import json
+import itertools
 import socket
-import sys
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
-from functools import cached_property
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import stranger
 import torch
-from packet_relay import CutError, Passing, Relay
-from safetensors.torch import save_file
-from stranger import FRAME, NOBODY, Packet, Tensor
+from packets import FRAME, MESSAGE, BrokenError, exactly, message, packed
+from stranger import FailedError, Packet, RefusedError, Stranger
 from support import as_bytes, every_kind
 
 from flstream.model.dtypes import code_of
-from flstream.streaming import (
-    DownloadService,
-    Ref,
-    SocketChannel,
-    TcpListener,
-    add_file,
-    add_payload,
-    add_tensors,
-    listen,
-)
+from flstream.streaming import Channel, DownloadService, Ref, add_payload, add_tensors, listen
 
-SECONDS = 30
-CHUNK = 4096
-SIZES = ("--chunk-size", str(CHUNK), "--request-size", str(2 * CHUNK), "--eager", "0")
-SITE = "site-1"
+SECONDS, SITE, OTHER = 30, "site-1", "site-2"
+CHUNK, BLOCK = 4096, 64 << 10
 FAR = {"far": torch.arange(20 * CHUNK // 4, dtype=torch.float32)}
-"""A body of 20 chunks."""
-
-Change = Callable[[int, Packet, bytes], bytes]
-
-
-class Told(NamedTuple):
-    """What a stranger has said: its exit status, what it saw, and why it failed."""
-
-    status: int
-    seen: dict[str, object]
-    reason: str
-
-
-def told(*arguments: object) -> Told:
-    """Have a stranger do something in this process, of which it knows nothing either."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        status = stranger.main([*map(str, arguments)])
-    return Told(status, json.loads(out.getvalue() or "{}"), err.getvalue())
-
-
-class Tap:
-    """Something between strangers and their senders, which sees and changes what they send.
-
-    Args:
-        change: Returns what becomes of the bytes of a packet: told the connection's number, from 1
-            on. Less than it had is the last of the connection.
-    """
-
-    def __init__(self, change: Change | None = None) -> None:
-        self.change = change or (lambda connection, packet, raw: raw)
-        self.log: list[tuple[int, str, Packet]] = []
-        self.relays: list[Relay] = []
-
-    def all(self, name: str, connection: int | None = None) -> list[Packet]:
-        """The frames that were sent, or one kind of message."""
-        return [p for c, n, p in self.log if n == name and connection in (None, c)]
-
-    def join(self, receiver: socket.socket, sender: socket.socket, *, has_proofs: bool) -> None:
-        connection = len(self.relays) + 1
-
-        def on_packet(passing: Passing) -> list[bytes]:
-            raw = passing.data
-            packet = stranger.read_packet(io.BytesIO(raw).read, 1 << 30)
-            self.log.append((connection, named(packet), packet))
-            changed = self.change(connection, packet, raw)
-            if len(changed) < len(raw):
-                raise CutError(changed)
-            return [changed]
-
-        self.relays.append(Relay(receiver, sender, on_packet, has_handshake=has_proofs))
-
-    def pair(self, service: DownloadService, site: str) -> socket.socket:
-        """Serve a pair through this, and return the stranger's end."""
-        near, receiver = socket.socketpair()
-        far, sender = socket.socketpair()
-        service.attach(SocketChannel(far, site), site)
-        self.join(receiver, sender, has_proofs=False)
-        return near
-
-    def listen(self, address: str) -> str:
-        """Pass connections over TCP on, and return the address for them."""
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        host, _, port = address.rpartition(":")
-
-        def accept() -> None:
-            with suppress(OSError):
-                while True:
-                    receiver = self.listener.accept()[0]
-                    sender = socket.create_connection((host, int(port)))
-                    self.join(receiver, sender, has_proofs=True)
-
-        self.accepting = Thread(target=accept)
-        self.accepting.start()
-        return "127.0.0.1:" + str(self.listener.getsockname()[1])
-
-    def close(self) -> None:
-        if hasattr(self, "listener"):
-            self.listener.shutdown(socket.SHUT_RDWR)
-            self.accepting.join(SECONDS)
-            self.listener.close()
-        for relay in self.relays:
-            relay.close()
-
-
-def content_of(packet: Packet) -> dict[str, Any]:
-    content: dict[str, Any] = msgspec.msgpack.decode(packet.payload)
-    return content
-
-
-def named(packet: Packet) -> str:
-    return "frame" if packet.kind == FRAME else content_of(packet)["type"]
+STARTS = [*range(0, 20 * CHUNK, CHUNK)]
+"""Where the frames of `FAR` begin."""
+Change = Callable[[Packet], Packet | None] | None
 
 
 class Sender:
-    """A service, and strangers that fetch from it.
+    """A service, and strangers that fetch from it."""
 
-    Args:
-        folder: Folder for what they fetch.
-        stack: Closes what is opened.
-    """
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, stack: ExitStack) -> None:
         self.stack = stack
         self.service = stack.enter_context(DownloadService())
-        self.out = folder / "out"
+        self.listener = stack.enter_context(listen(self.service, "127.0.0.1:0", "run"))
+        # What has come to the strangers: the number of the connection, and the first byte.
+        self.frames: list[tuple[int, int]] = []
 
-    def tap(self, change: Change | None = None) -> Tap:
-        tap = Tap(change)
-        self.stack.callback(tap.close)
-        return tap
+    def pair(self, site: str = SITE) -> socket.socket:
+        near, far = socket.socketpair()
+        near.settimeout(SECONDS)
+        self.service.attach(Channel(far, site), site)
+        return self.stack.enter_context(near)
 
-    def pair(self, ref: Ref | str, *options: str, tap: Tap | None = None, site: str = SITE) -> Told:
-        """Have a stranger fetch over a socket pair, and forget it."""
-        if tap is None:
-            near, far = socket.socketpair()
-            self.service.attach(SocketChannel(far, site), site)
-        else:
-            near = tap.pair(self.service, site)
-        return told("fd", near.detach(), ref, self.out, *options)
+    def stranger(self, site: str = SITE, way: str = "pair", change: Change = None) -> Stranger:
+        """A receiver that is connected; `change` gives what comes in the place of a packet."""
 
-    @cached_property
-    def listener(self) -> TcpListener:
-        return self.stack.enter_context(listen(self.service, "127.0.0.1:0"))
+        def on_packet(packet: Packet) -> Packet | None:
+            if packet.kind != MESSAGE:
+                self.frames.append((receiver.connections, packet.start))
+            return change(packet) if change is not None else packet
 
-    def tcp(self, ref: Ref, *options: str, tap: Tap | None = None) -> Told:
-        """Have a stranger fetch over TCP."""
-        address = self.listener.address if tap is None else tap.listen(self.listener.address)
-        return told("tcp", address, self.listener.admit(SITE), "", ref, self.out, *options)
+        address, key = self.listener.address, self.listener.admit(site).key
+        ways = {"pair": lambda: self.pair(site), "tcp": lambda: stranger.dial(address, key, "run")}
+        receiver = Stranger(ways[way], way == "tcp", on_packet)
+        self.stack.callback(receiver.close)
+        return receiver
+
+    def offer(self, tensors: Mapping[str, torch.Tensor], *sites: str, **options: Any) -> Ref:
+        return add_tensors(self.service, tensors, sites or [SITE], **options)
+
+    def far(self, way: str = "pair", change: Change = None) -> tuple[Stranger, Ref]:
+        """A receiver, and 20 frames that are on offer to it."""
+        return self.stranger(SITE, way, change), self.offer(FAR)
 
 
 @pytest.fixture
-def sender(tmp_path: Path) -> Iterator[Sender]:
+def sender() -> Iterator[Sender]:
     with ExitStack() as stack:
-        yield Sender(tmp_path, stack)
+        yield Sender(stack)
 
 
-def assert_same(path: Path, due: Mapping[str, torch.Tensor]) -> None:
-    given = stranger.read_file(path)
-    assert set(given) == set(due)
-    for name, tensor in due.items():
-        assert given[name].dtype == code_of(tensor, name), name
-        assert given[name].shape == tuple(tensor.shape), name
-        assert given[name].data == as_bytes(tensor), name
+def assert_same(received: dict[str, stranger.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    bits = [(name, code_of(t, name), tuple(t.shape), as_bytes(t)) for name, t in expected.items()]
+    assert [(name, *tensor[:3]) for name, tensor in received.items()] == bits
+
+
+def said_to(sock: socket.socket) -> Iterator[Packet]:
+    with suppress(BrokenError):
+        while True:
+            yield stranger.read_packet(lambda count: exactly(sock, count))
+
+
+def nth_frame(*numbers: int) -> Callable[[Packet], bool]:
+    count = itertools.count(1)
+    return lambda packet: packet.kind != MESSAGE and next(count) in numbers
 
 
 def test_the_stranger_imports_nothing_of_flstream() -> None:
-    tree = ast.parse(Path(stranger.__file__).read_text())
-    modules = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            modules |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level
-            modules.add(str(node.module).partition(".")[0])
-    assert modules - sys.stdlib_module_names == {"msgspec", "numpy", "xxhash"}
+    lines = Path(stranger.__file__).read_text().splitlines()
+    assert not [line for line in lines if "import" in line.split() and "flstream" in line]
 
 
 # What is fetched.
-@pytest.mark.parametrize("way", ["pair", "tcp"])
-@pytest.mark.parametrize(
-    "options", [(), SIZES, ("--chunk-size", "0")], ids=["usual", "small", "native"]
-)
-def test_a_model_of_every_dtype_arrives_to_the_bit(
-    sender: Sender, way: str, options: tuple[str, ...]
-) -> None:
-    tensors = {**every_kind(), **FAR}
-    ref = add_tensors(sender.service, tensors, [SITE])
-    told = getattr(sender, way)(ref, *options)
-    assert told.status == 0, told.reason
-    assert ref.wait(SECONDS).ok
-    assert_same(sender.out, tensors)
-    assert told.seen["bytes"] == sum(tensor.nbytes for tensor in tensors.values())
-
-
-def test_tied_and_empty_tensors_arrive_once_and_in_the_order_in_which_the_sender_has_them(
-    sender: Sender,
-) -> None:
-    shared = torch.arange(6.0)
-    tensors = {
-        "last": torch.ones(3, dtype=torch.uint8),
-        "tied": shared,
-        "empty": torch.empty(0, 3),
-        "also tied": shared,
-        "first": torch.ones(2, dtype=torch.float64),
-        "again": shared,
-    }
-    ref = add_tensors(sender.service, tensors, [SITE])
-    told = sender.pair(ref)
-    assert told.status == 0, told.reason
-    assert told.seen["names"] == list(tensors)
-    assert told.seen["bytes"] == 3 + shared.nbytes + 16
-    assert_same(sender.out, tensors)
-
-
-def test_a_part_by_names_has_these_alone_and_closes_the_ref(sender: Sender) -> None:
-    shared = torch.arange(5.0)
-    tensors = {**FAR, "tied": shared, "own": shared, "b": torch.ones(3, dtype=torch.bfloat16)}
-    ref = add_tensors(sender.service, tensors, [SITE])
-    told = sender.pair(ref, "--names", json.dumps(["b", "tied", "own"]), *SIZES)
-    assert told.status == 0, told.reason
-    assert ref.wait(SECONDS).ok
-    assert told.seen["names"] == ["b", "tied", "own"]
-    assert told.seen["bytes"] == shared.nbytes + 6
-    assert_same(sender.out, {name: tensors[name] for name in ("tied", "own", "b")})
-
-
-def test_specs_are_looked_up_by_round_and_tags_and_close_nothing(sender: Sender) -> None:
-    old, new = (
-        {"a": torch.full((3,), value), "b": torch.full((2,), value)} for value in (1.0, 2.0)
-    )
-    old_ref = add_tensors(sender.service, old, [SITE], round=1, tags=["trained", "x"])
-    new_ref = add_tensors(sender.service, new, [SITE], round=2, tags=["trained"])
-    add_tensors(sender.service, new, ["site-2"], round=3)
-    tap = sender.tap()
-    specs = [["b", 2, ["trained"]], ["a", 1, ["x", "trained"]]]
-    told = sender.pair(NOBODY.hex(), "--specs", json.dumps(specs), tap=tap)
-    assert told.status == 0, told.reason
-    assert len(tap.all("Closed")) == 1
-    assert told.seen["names"] == ["b", "a"]
-    assert_same(sender.out, {"b": new["b"], "a": old["a"]})
-    failed = sender.pair(NOBODY.hex(), "--specs", json.dumps([["a", 3, []]]))
-    assert (failed.status, "'a' of round 3" in failed.reason) == (1, True)
-    # Neither was closed by the receiver: what ended them is that it is gone.
-    assert "ended" in old_ref.wait(SECONDS).reason
-    assert "ended" in new_ref.wait(SECONDS).reason
-
-
-SHARED = torch.arange(3, dtype=torch.bfloat16)
-PAYLOAD = {
-    "list": [1, -2.5, None, True, "text", b"\0bytes", (), [], {}],
-    "bounds": [2**63 - 1, -(2**63), 2**64 - 1, 2**64, -(2**63) - 1, 2**100, -(2**100)],
-    "twice": (SHARED, SHARED),
-    "float": [float("inf"), 5e-324],
-    -5: {"a": {"b": {2**40: OrderedDict([("z", 1), ("a", np.arange(6).reshape(2, 3))])}}},
-    "complex": [1 + 2j, complex("inf")],
-    "sets": [{1, 2.5, "three", b"4"}, frozenset({(1, 2)}), set()],
-    "scalars": [np.float16(0.5), np.bool_(True), np.uint64(7), np.complex128(1j)],
-    "size": torch.Size([2, 3]),
-    "C128": torch.ones(2, 3, dtype=torch.complex128),
-    "F8_E8M0": torch.ones(3).to(torch.float8_e8m0fnu),
-    "scalar": torch.tensor(7),
-    "empty": np.empty((0, 2), np.uint8),
+WHOLE = {
+    "usual": ({}, 2),
+    "small": ({"chunk_size": CHUNK}, 21),
+    "in one": ({"chunk_size": 0}, 1),
+    "eager": ({"chunk_size": CHUNK, "eager": 1 << 20}, 21),
+    "eager in one": ({"chunk_size": 0, "eager": 1 << 20}, 1),
 }
 
 
-def as_sent(value: object, sent: dict[int, Tensor], path: str = "payload") -> object:
-    """The value as a stranger has it: tensors as their bytes, under the path of the first place."""
-    if isinstance(value, torch.Tensor | np.ndarray):
-        tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-        framework = "numpy" if tensor is not value else "pytorch"
-        code, shape = code_of(tensor, path), tuple(tensor.shape)
-        found = Tensor(code, shape, as_bytes(tensor), path, framework)
-        return sent.setdefault(id(value), found)
-    if isinstance(value, dict):
-        pairs = {k: as_sent(v, sent, f"{path}[{json.dumps(k)}]") for k, v in value.items()}
-        return type(value)(pairs)
-    if isinstance(value, list | tuple):
-        items = [as_sent(item, sent, f"{path}[{place}]") for place, item in enumerate(value)]
-        return items if isinstance(value, list) else tuple(items)
-    return value
+@pytest.mark.parametrize("how", WHOLE)
+@pytest.mark.parametrize("way", ["pair", "tcp"])
+def test_a_model_arrives_to_the_bit_in_order(sender: Sender, way: str, how: str) -> None:
+    shared, (options, count) = torch.arange(6.0), WHOLE[how]
+    tensors = {"tied": shared, **every_kind(), "again": shared, **FAR, "a": shared}
+    receiver = sender.stranger(way=way)
+    for state in (tensors, {"none": torch.empty(0, 3)}):
+        ref = sender.offer(state)
+        assert_same(receiver.download(ref.token, **options), state)
+        assert ref.wait(SECONDS).ok
+    fetches = [] if how.startswith("eager") else ["Fetch"]
+    assert receiver.asked == ["Open", *fetches, "Close", "Open", "Close"]
+    assert len(sender.frames) == count
 
 
-@pytest.mark.parametrize("native", [False, True], ids=["streamed", "in one piece"])
-def test_a_payload_arrives_with_all_that_it_holds(sender: Sender, native: bool) -> None:
-    ref = add_payload(sender.service, PAYLOAD, [SITE], native=native)
-    told = sender.pair(ref, "--payload")
-    assert told.status == 0, told.reason
-    names = {"np": np, "Tensor": Tensor, "OrderedDict": OrderedDict, "inf": float("inf")}
-    value = eval(sender.out.read_text(), names | {"nan": float("nan"), "infj": complex("infj")})
-    due = as_sent(PAYLOAD, {})
-    assert value == due
-    assert repr(value["scalars"]) == repr(PAYLOAD["scalars"])
-    assert list(value) == list(PAYLOAD)
+def test_ranges_are_fetched_alone_in_frames_that_the_sender_allows(sender: Sender) -> None:
+    receiver = sender.stranger()
+    ref = sender.offer(FAR, max_chunk_size=CHUNK)
+    for eager in (0, 1 << 20):
+        body = receiver.open(ref.token, chunk_size=0, eager=eager)
+    body.missing = [(2 * CHUNK - 2, 4 * CHUNK), (1, 18)]
+    receiver.fill()
+    assert [start for _, start in sender.frames] == [2 * CHUNK - 2, 3 * CHUNK - 2, 4 * CHUNK - 2, 1]
+    expected = bytearray(as_bytes(FAR["far"]))
+    expected[0:1], expected[18 : 2 * CHUNK - 2] = bytes(1), bytes(2 * CHUNK - 20)
+    assert body.data == expected[: 4 * CHUNK] + bytes(16 * CHUNK)
+
+
+def test_refs_are_found_by_labels_and_stay_on_offer(sender: Sender) -> None:
+    receiver = sender.stranger()
+    sender.pair(OTHER)
+    first = sender.offer(FAR, round=1, tags=["trained", "x"])
+    second = sender.offer(FAR, SITE, OTHER, round=1, tags=["x", "trained"])
+    report = sender.offer(FAR, round=1, report=True)
+    sender.offer(FAR, OTHER, round=2)
+    labels = [(1, ["x", "trained"], False), (1, ["x"], False), (1, [], True), (2, [], False)]
+    for _ in range(2):
+        tokens = receiver.call("Find", labels=labels)["tokens"]
+        assert tokens == [[first.token, second.token], [], [report.token], []]
+        receiver.open(first.token)
+        receiver.fill()
+    assert first.wait(0).status == "waiting"
+
+
+def test_a_payload_arrives_with_all_that_it_holds(sender: Sender) -> None:
+    tensor, array = torch.arange(3, dtype=torch.bfloat16), np.arange(6).reshape(2, 3)
+    plain = {
+        "list": [1, -2.5, None, True, "text", b"\0bytes", (), [], {}],
+        "bounds": [2**63 - 1, -(2**63), 2**64 - 1, 2**64, -(2**63) - 1, 2**100, -(2**100)],
+        "sets": [{2.5}, {b"4"}, frozenset({(1, 2)}), set(), complex("inf+1j")],
+        -5: {"a": OrderedDict([("z", 1), ("a", {2**40: 5e-324})])},
+    }
+    receiver = sender.stranger()
+    value = plain | {"t": (tensor, [tensor, array, torch.Size([2, 3]), np.float16(0.5)])}
+    ref = add_payload(sender.service, value, [SITE])
+    received = stranger.payload_of(receiver.download(ref.token))
+    shared = stranger.Tensor("BF16", (3,), as_bytes(tensor), 'payload["t"][0]', "pytorch")
+    single = stranger.Tensor("I64", (2, 3), array.tobytes(), 'payload["t"][1][1]', "numpy")
+    expected = plain | {"t": (shared, [shared, single, (2, 3), ("F16", b"\0\x38")])}
+    assert repr(received) == repr(expected)  # Types as well, and the order of keys.
+
+
+def test_half_a_file_is_found_by_its_digests_and_the_rest_fetched(sender: Sender) -> None:
+    tensors = {"w": torch.arange(10 * BLOCK // 4 + 5, dtype=torch.float32)}
+    had = bytearray(as_bytes(tensors["w"])[: 7 * BLOCK + 99])
+    had[3 * BLOCK + 1] ^= 1
+    receiver, ref = sender.stranger(), sender.offer(tensors)
+    assert_same(receiver.download(ref.token, had=bytes(had), eager=1 << 30), tensors)
+    assert [start // BLOCK for _, start in sender.frames] == [3, 7, 8, 9, 10]
 
 
 # What goes wrong.
-def nth_frame(number: int, change: Callable[[bytes], bytes], of: int = 1) -> Change:
-    """What changes one frame of a connection."""
-    frames: Counter[int] = Counter()
+def test_a_damaged_frame_is_fetched_again_alone_and_not_without_end(sender: Sender) -> None:
+    strikes, always = nth_frame(3, 9, 20, 22), nth_frame(3, *range(21, 26))
+    receiver, ref = sender.far(change=lambda it: it._replace(sound=not strikes(it)))
+    assert_same(receiver.download(ref.token, chunk_size=CHUNK), FAR)
+    again = [STARTS[place] for place in (2, 8, 19, 8)]
+    receiver, ref = sender.far(change=lambda it: it._replace(sound=not always(it)))
+    with pytest.raises(FailedError, match="damaged again"):
+        receiver.download(ref.token, chunk_size=CHUNK)
+    assert "damaged again" in ref.wait(SECONDS).reason
+    assert [at for _, at in sender.frames] == STARTS + again + STARTS + [STARTS[2]] * 5
 
-    def changed(connection: int, packet: Packet, raw: bytes) -> bytes:
-        frames[connection] += packet.kind == FRAME
-        here = packet.kind == FRAME and (connection, frames[connection]) == (of, number)
-        return change(raw) if here else raw
 
-    return changed
+def test_what_was_lost_is_found_by_a_ping(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stranger, "PING_AFTER", 0.05)
+    lost = nth_frame(19, 20)
+    receiver, ref = sender.far(change=lambda packet: None if lost(packet) else packet)
+    assert_same(receiver.download(ref.token, chunk_size=CHUNK), FAR)
+    assert receiver.asked == ["Open", "Fetch", "Ping", "Fetch", "Close"]
+    assert [start for _, start in sender.frames] == STARTS + STARTS[18:]
 
 
-@pytest.mark.parametrize("left", [0, 30, 64 + 100], ids=["between", "in a header", "in a frame"])
-def test_after_a_cut_only_what_is_missing_comes_again(sender: Sender, left: int) -> None:
-    ref = add_tensors(sender.service, FAR, [SITE])
-    tap = sender.tap(nth_frame(8, lambda raw: raw[:left]))
-    told = sender.tcp(ref, *SIZES, tap=tap)
-    assert told.status == 0, told.reason
+@pytest.mark.parametrize("eager", [0, 1 << 20])
+def test_after_a_break_only_what_is_missing_comes_again(sender: Sender, eager: int) -> None:
+    breaks = nth_frame(8, 17)
+
+    def cut(packet: Packet) -> Packet:
+        if breaks(packet):
+            raise BrokenError
+        return packet
+
+    receiver, ref = sender.far("tcp", cut)
+    assert_same(receiver.download(ref.token, chunk_size=CHUNK, eager=eager), FAR)
     assert ref.wait(SECONDS).ok
-    assert_same(sender.out, FAR)
-    assert told.seen["connections"] == 2
-    assert len(tap.all("Open")) == 1
-    first, second = tap.all("Hello", 1), tap.all("Hello", 2)
-    instances = [{content_of(hello)["instance"] for hello in hellos} for hellos in (first, second)]
-    assert instances[0] & instances[1] - {b""}
-    frames = [packet.start for packet in tap.all("frame", 1)[:7] + tap.all("frame", 2)]
-    assert sorted(frames) == list(range(0, 20 * CHUNK, CHUNK))
+    assert (receiver.connections, receiver.asked.count("Open")) == (3, 1)
+    assert (sender.frames.pop(16), sender.frames.pop(7)) == ((2, STARTS[15]), (1, STARTS[7]))
+    assert sender.frames == [(1 + (at >= 7) + (at >= 15), STARTS[at]) for at in range(20)]
 
 
-def test_a_file_goes_on_where_it_was_broken_off_and_damage_to_it_is_found(
-    sender: Sender, tmp_path: Path
-) -> None:
-    save_file(FAR, tmp_path / "model")
-    ref = add_file(sender.service, tmp_path / "model", [SITE, "site-2"])
-    tap = sender.tap(nth_frame(12, lambda raw: raw[:99]))
-    told = sender.pair(ref, *SIZES, tap=tap)
-    assert (told.status, "broke" in told.reason, sender.out.exists()) == (1, True, False)
-    part = tmp_path / "out.part"
-    damaged = bytearray(part.read_bytes())
-    damaged[-20 * CHUNK + 3 * CHUNK] ^= 1
-    part.write_bytes(damaged)
-
-    tap = sender.tap()
-    told = sender.pair(ref, *SIZES, tap=tap, site="site-2")
-    assert told.status == 0, told.reason
-    assert_same(sender.out, FAR)
-    missing = [3 * CHUNK, *range(11 * CHUNK, 20 * CHUNK, CHUNK)]
-    assert sorted(packet.start for packet in tap.all("frame")) == missing
+def test_a_request_ends_the_one_before_it(sender: Sender) -> None:
+    size = 64 << 20  # More than the sockets hold.
+    receiver, small = sender.far()
+    ref = sender.offer({"w": torch.zeros(size, dtype=torch.uint8)})
+    receiver.open(ref.token, eager=size - 1)
+    assert receiver.call("Ping", token=ref.token)["answering"] == 0
+    for name in ("Open", "Fetch", "Close"):
+        fetch = receiver.ask("Fetch", token=ref.token, ranges=[(0, size)], chunk_size=BLOCK)
+        assert receiver.call("Ping", token=ref.token)["answering"] == fetch
+        receiver.ask(name, token=small.token, ranges=[(0, 16)], chunk_size=16, ok=True)
+        assert receiver.call("Ping", token=ref.token)["answering"] in (0, receiver.number - 1)
+    assert len(sender.frames) < 1500  # Of 3,072.
 
 
-def test_what_is_not_on_offer_or_changes_fails_with_the_reason_of_the_sender(
-    sender: Sender,
-) -> None:
-    assert "not on offer" in sender.pair("ab" * 16).reason
-    tensors = {"far": FAR["far"].clone()}
+def test_a_ref_settles_once_and_what_comes_late_is_refused(sender: Sender) -> None:
+    receiver, other = sender.stranger(), sender.stranger(OTHER)
+    token = (ref := sender.offer(FAR, SITE, OTHER)).token
+    for _ in range(2):
+        receiver.call("Close", token=token, ok=True)
+        receiver.call("Ping", token=token)
+    other.call("Close", token=token, ok=False, reason="no\x1b[2J")
+    outcome = ref.wait(SECONDS)
+    assert (outcome.status, outcome.reason) == ("aborted", "site-2: no\\x1b[2J")
+    for name in ("Close", "Ping"):
+        receiver.call(name, token=token, ok=True)
+    for late, name in ((receiver, "Open"), (other, "Close")):
+        with pytest.raises(RefusedError, match="settled"):
+            late.call(name, token=token, ok=True)
+    for strange in (bytes(range(16)), sender.offer(FAR).token):
+        for name in ("Open", "Ping", "Close"):
+            with pytest.raises(RefusedError, match="not on offer"):
+                other.call(name, token=strange, ok=True)
 
-    def change(connection: int, packet: Packet, raw: bytes) -> bytes:
-        if named(packet) == "Ping":
-            tensors["far"].add_(1)
-        return raw
 
-    ref = add_tensors(sender.service, tensors, ["site-2"])
-    told = sender.pair(ref, *SIZES, tap=sender.tap(change), site="site-2")
-    assert (told.status, "'far'" in told.reason) == (1, True)
-    assert not ref.wait(SECONDS).ok
-    assert not sender.out.exists()
+@pytest.mark.parametrize("name", ["Ping", "Close"])
+def test_a_change_is_named_to_who_pings_or_closes(sender: Sender, name: str) -> None:
+    receiver, tensors = sender.stranger(), {"far": FAR["far"].clone()}
+    ref = sender.offer(tensors)
+    receiver.open(ref.token)
+    tensors["far"].add_(1)
+    with pytest.raises(RefusedError, match="'far'"):
+        receiver.call(name, token=ref.token, ok=True)
+    assert name == "Ping" or "'far'" in ref.wait(SECONDS).reason
+
+
+def test_a_receiver_that_comes_back_ends_its_earlier_connection_alone(sender: Sender) -> None:
+    another, (receiver, ref) = sender.stranger(way="tcp"), sender.far("tcp")
+    receiver.call("Ping", token=ref.token)
+    with receiver.sock as earlier:
+        receiver.greet()
+        earlier.settimeout(5)  # A silent one would be closed after 10 s.
+        assert not [*said_to(earlier)]
+    another.call("Ping", token=ref.token)
+    receiver.send(stranger.greeting(b"another"))  # Which is passed over, like a beat.
+    receiver.send(message("Ping", 0, token=bytes(16)))
+    receiver.number = stranger.LAST_NUMBER - 1  # After which comes 1 again.
+    assert_same(receiver.download(ref.token), FAR)
+    assert (receiver.connections, another.connections, receiver.number) == (2, 1, 2)
+
+
+# Hostile receivers.
+HELLO, RANGE = stranger.greeting(), {"token": bytes(16), "chunk_size": 16}
+PING = message("Ping", 7, token=bytes(16))
+CLOSED = {
+    "version 2": b"FLST\2\1\0\0" + bytes(56) + msgspec.msgpack.encode({"type": "Hello"}),
+    "a later version": stranger.greeting(version=4),
+    "no greeting": PING,
+    "noise": bytes(range(256)) * 16,
+    "a damaged header": HELLO + PING[:12] + b"\1" + PING[13:],
+    "a damaged message": HELLO + PING[:-1] + bytes([PING[-1] ^ 1]),
+    "a frame": HELLO + packed(FRAME, 7, 0, PING[36:-8]),
+    "a kind that is none": HELLO + packed(4, 7, 0, PING[36:-8]),
+    "a message of a sender": HELLO + message("Pong", 1),
+    "a missing field": HELLO + message("Open", 1),
+    "a long message": HELLO + message("Ping", 1, **RANGE, x=bytes(1 << 20)),
+    "many labels": HELLO + message("Find", 1, labels=[(0, [], False)] * 1025),
+    "many ranges": HELLO + message("Fetch", 1, **RANGE, ranges=[(0, 16)] * 32_769),
+    "a beat that opens": HELLO + message("Open", 0, **RANGE),
+}
+
+
+@pytest.mark.parametrize("case", CLOSED)
+def test_who_breaks_the_protocol_loses_this_connection_alone(sender: Sender, case: str) -> None:
+    receiver, ref = sender.far()
+    sock = sender.pair()
+    with suppress(ConnectionError):  # Where it has not read all of that.
+        sock.sendall(CLOSED[case])
+        assert all(packet.content["type"] == "Hello" for packet in said_to(sock))
+    assert_same(receiver.download(ref.token), FAR)
+
+
+def test_what_cannot_be_fetched_is_refused(sender: Sender) -> None:
+    receiver, ref = sender.far()
+    spans = (16, 16), (16, 0), (-16, 16), (0, 20 * CHUNK + 1)
+    for span, size in [((32, 64), n) for n in (17, -16, 1 << 31, 0)] + [(at, 16) for at in spans]:
+        with pytest.raises(RefusedError):
+            receiver.call("Fetch", token=ref.token, ranges=[(0, 16), span], chunk_size=size)
+    assert not sender.frames
+
+
+def test_who_cannot_prove_a_key_for_this_is_closed_without_a_word(sender: Sender) -> None:
+    key, place = sender.listener.admit(SITE).key, sender.listener.address
+    for wrong in ((bytes(32), "run"), (key, "another"), (key, "run", b"worker")):
+        with pytest.raises(BrokenError):
+            stranger.dial(place, *wrong)
+    own, first = stranger.introduction(key), b""
+    for replayed in (False, True):
+        with socket.create_connection(("127.0.0.1", int(place[10:])), SECONDS) as sock:
+            sock.sendall(own)
+            theirs = exactly(sock, 32)
+            first = first or stranger.proof(key, b"dials", own, theirs, "run")
+            sock.sendall(first)
+            expected = stranger.proof(key, b"accepts", own, theirs, "run")
+            assert sock.recv(32) == (b"" if replayed else expected)
+    assert sender.listener.strangers == 4

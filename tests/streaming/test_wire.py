@@ -10,11 +10,14 @@ from flstream.streaming.wire import (
     ENCODED,
     FRAME,
     HEADER_BYTES,
+    MAX_RANGES,
     MESSAGE,
     TOKEN_BYTES,
+    TRAILER_BYTES,
     VERSION,
     Close,
     Fetch,
+    Find,
     Header,
     Open,
     Ping,
@@ -28,13 +31,12 @@ from flstream.streaming.wire import (
 tokens = st.binary(min_size=TOKEN_BYTES, max_size=TOKEN_BYTES)
 numbers = st.integers(0, 2**32 - 1)
 offsets = st.integers(0, 2**63 - 1)
-digests = st.integers(0, 2**64 - 1)
-headers = st.builds(
-    Header, st.sampled_from([MESSAGE, FRAME, ENCODED]), numbers, tokens, offsets, offsets, digests
-)
+ranges = st.lists(st.tuples(offsets, offsets), min_size=1, max_size=5)
+headers = st.builds(Header, st.sampled_from([MESSAGE, FRAME, ENCODED]), numbers, offsets, offsets)
 requests = st.one_of(
     st.builds(Open, tokens, numbers),
-    st.builds(Fetch, tokens, numbers, offsets, offsets, offsets, st.booleans()),
+    st.builds(Fetch, tokens, numbers, ranges, offsets, st.booleans()),
+    st.builds(Find, numbers, st.lists(st.tuples(numbers, st.lists(st.text()), st.booleans()))),
     st.builds(Ping, tokens, numbers),
     st.builds(Close, tokens, numbers, st.booleans(), st.text()),
 )
@@ -76,14 +78,14 @@ def test_junk_for_a_message_gives_only_protocol_errors(junk):
 
 @given(requests, st.integers(0, 1 << 16), st.binary(min_size=1, max_size=4))
 def test_a_damaged_message_gives_a_request_or_a_protocol_error(request, place, damage):
-    payload = bytearray(pack_message(request, bytes(16))[HEADER_BYTES:])
+    payload = bytearray(pack_message(request)[HEADER_BYTES:-TRAILER_BYTES])
     place %= len(payload)
     payload[place : place + len(damage)] = damage
     try:
         read = decode_request(bytes(payload), "peer")
     except ProtocolError:
         return
-    pack_message(Refused(read.request, "no"), read.token)
+    pack_message(Refused(read.number, "no"))
 
 
 @pytest.mark.parametrize(
@@ -94,8 +96,14 @@ def test_a_damaged_message_gives_a_request_or_a_protocol_error(request, place, d
         msgspec.msgpack.encode(Refused(1, "no")),
         # No answer could carry these numbers.
         *(msgspec.msgpack.encode(Open(bytes(16), number)) for number in (-1, 2**32, 2**63)),
+        msgspec.msgpack.encode(Ping(bytes(15), 1)),
+        msgspec.msgpack.encode(Fetch(bytes(16), 1, [], 16)),
+        msgspec.msgpack.encode(Fetch(bytes(16), 1, [(0, 16)] * (MAX_RANGES + 1), 16)),
     ],
-    ids=["text that is not UTF-8", "arrays without end", "a reply", "-1", "2^32", "2^63"],
+    ids=[
+        *("text that is not UTF-8", "arrays without end", "a reply", "-1", "2^32", "2^63"),
+        *("a short token", "no range", "too many ranges"),
+    ],
 )
 def test_a_payload_that_is_no_request_is_refused(payload):
     with pytest.raises(ProtocolError):

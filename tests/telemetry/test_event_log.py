@@ -25,7 +25,6 @@ from flstream.telemetry.events import (
     Transfer,
     checks_of,
     decode_event,
-    encode_event,
     encode_lines,
 )
 
@@ -56,7 +55,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     if origin in (list, Sequence):
         return st.lists(values(args[0]), max_size=3)
     return st.builds(
-        kind, **{each.name: values(each.type) for each in msgspec.structs.fields(kind)}
+        kind, **{field.name: values(field.type) for field in msgspec.structs.fields(kind)}
     )
 
 
@@ -65,29 +64,28 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
 @given(st.data())
 def test_an_event_comes_back_as_it_was_from_one_line(kind, data):
     event = data.draw(values(kind))
-    line = encode_event(event)
-    assert b"\n" not in line
+    [line] = encode_lines([event]).splitlines()
     assert decode_event(line) == event
 
 
 def test_a_flipped_bit_changes_no_event_in_silence():
     event = Evaluated(round=3, metrics={"loss": 0.98}, seconds=1.5, down=Transfer(), version=3)
-    line = encode_event(event)
+    line = encode_lines([event])
     for place in range(8 * len(line)):
         flipped = bytearray(line)
         flipped[place // 8] ^= 1 << place % 8
         try:
-            found = decode_event(bytes(flipped))
+            decoded = decode_event(bytes(flipped))
         except ValueError:
             continue
-        assert found == event, flipped
+        assert decoded == event, flipped
 
 
 def test_a_line_ends_with_the_check_of_the_line_before_and_its_own():
     events = [RunFinished(status="stopped", error=text) for text in ("", "why", "}")]
     first, second, third = encode_lines(events).splitlines()
-    assert first == encode_event(events[0])
-    assert third == encode_event(events[2], json.loads(second)["check"].encode())
+    assert first + b"\n" == encode_lines(events[:1])
+    assert third + b"\n" == encode_lines(events[2:], json.loads(second)["check"].encode())
     assert checks_of(first) == (NO_CHECK, json.loads(second)["follows"].encode())
     assert checks_of(second[-60:] + b"\n") == checks_of(second)
     plain = {key: value for key, value in json.loads(second).items() if key != "check"}
@@ -187,15 +185,12 @@ def test_a_line_that_a_full_disk_takes_half_of_is_taken_back(tmp_path):
     assert decode_event(line).error == ""
 
 
-def test_whole_lines_come_numbered_and_a_torn_last_one_does_not(tmp_path):
+def test_whole_lines_come_numbered_and_a_torn_last_one_does_not(tmp_path, monkeypatch):
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"one\ntwo\nthr")
-    lines = WholeLines(path, 10)
+    lines = WholeLines(path)
     assert [(lines.number, line) for line in lines] == [(1, b"one\n"), (2, b"two\n")]
-    # One that is too long comes in pieces, until more is allowed.
-    path.write_bytes(b"0123456789\n0123456789\n")
-    lines, found = WholeLines(path, 6), []
-    for line in lines:
-        found.append(line)
-        lines.most = 20 if len(found) == 2 else lines.most
-    assert found == [b"012345", b"6789\n", b"0123456789\n"]
+    # One that is too long comes in pieces.
+    monkeypatch.setattr("flstream.telemetry.event_log._MOST_BYTES", 6)
+    path.write_bytes(b"0123456789\n")
+    assert list(WholeLines(path)) == [b"012345", b"6789\n"]

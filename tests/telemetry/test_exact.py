@@ -1,4 +1,4 @@
-"""What the journal keeps of an effect comes back as it was, whatever JSON makes of it."""
+"""The journal restores the result of an effect exactly."""
 
 import math
 
@@ -24,16 +24,16 @@ values = st.recursive(
 
 @given(values)
 def test_a_value_comes_back_exactly(value):
-    found = decode_exact(encode_exact(value))
-    assert found == value
-    assert repr(found) == repr(value)  # which tells 1 from True and 1.0
+    decoded = decode_exact(encode_exact(value))
+    assert decoded == value
+    assert repr(decoded) == repr(value)  # which tells 1 from True and 1.0
 
 
 def test_a_nan_and_a_numpy_scalar_come_back():
     assert math.isnan(decode_exact(encode_exact({"loss": math.nan}))["loss"])
-    found = decode_exact(encode_exact(np.float32(0.1)))
-    assert type(found) is np.float32
-    assert found == np.float32(0.1)
+    decoded = decode_exact(encode_exact(np.float32(0.1)))
+    assert type(decoded) is np.float32
+    assert decoded == np.float32(0.1)
 
 
 def test_what_cannot_be_kept_and_an_unknown_kind_are_refused():

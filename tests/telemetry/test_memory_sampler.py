@@ -71,6 +71,7 @@ def test_the_peak_of_a_child_is_seen_after_it_gave_the_memory_back_and_ended(tmp
         process.stdin.write(b"go\n")
         process.stdin.flush()
         assert process.stdout.readline() == b"freed\n"
+        sampler._reads_at = 0.0
         sampler._tick()
         assert sampler.current_rss()["child"] > 0
         process.communicate(b"end\n")
@@ -87,7 +88,14 @@ def test_the_peak_of_a_child_is_seen_after_it_gave_the_memory_back_and_ended(tmp
     samples = [msgspec.json.decode(line, type=Sample) for line in path.read_bytes().splitlines()]
     assert {sample.process for sample in samples} == {"child", "this"}
     assert all(sample.rss > 0 for sample in samples if sample.process == "this")
-    assert next(each for each in samples if each.process == "child").uss is not None
+    assert any(sample.uss for sample in samples if sample.process == "child")
+
+
+def tick(sampler, *, reads):
+    """Tick with or without a reading of USS and PSS, and return the peaks."""
+    sampler._reads_at = sampler._may_read_at = 0.0 if reads else math.inf
+    sampler._tick()
+    return sampler.peak_total_pss, sampler.peaks()["this"].peak_uss
 
 
 def test_what_a_process_shares_with_one_forked_since_it_was_read_is_not_counted_twice():
@@ -95,18 +103,28 @@ def test_what_a_process_shares_with_one_forked_since_it_was_read_is_not_counted_
     sampler.watch("this", os.getpid())
     with mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
         block.write(b"1" * 64 * MIB)
-        sampler._tick()
-        before = sampler.peak_total_pss
-        sampler._watched["this"]._next_growing_read = math.inf
+        before, _ = tick(sampler, reads=True)
         with fork() as pid:
             sampler.watch("fork", pid)
-            sampler._tick()
-            rough = sampler.peak_total_pss
-            sampler._watched["this"]._next_growing_read = 0.0
-            sampler._tick()
-            after = sampler.peak_total_pss
-    assert rough > before + 32 * MIB  # but that is all there is to tell until it is read again
-    assert before <= after < before + 32 * MIB
+            for reads in (False, True):
+                assert before <= tick(sampler, reads=reads)[0] < before + 32 * MIB
+
+
+def test_between_two_readings_growth_counts_but_for_pages_of_files(tmp_path):
+    path = tmp_path / "checkpoint"
+    path.write_bytes(b"1" * 64 * MIB)
+    sampler = MemorySampler()
+    sampler.watch("this", os.getpid())
+    before = tick(sampler, reads=True)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as pages:
+        assert pages[:: mmap.PAGESIZE].count(b"1") == 64 * MIB // mmap.PAGESIZE
+        mapped = tick(sampler, reads=False)
+    with mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
+        block.write(b"1" * 64 * MIB)
+        grown = tick(sampler, reads=False)
+    for less, between, more in zip(before, mapped, grown, strict=True):
+        assert less <= between < less + 16 * MIB
+        assert less + 48 * MIB < more < less + 80 * MIB
 
 
 def test_what_a_process_says_of_itself_counts_if_it_is_more():
@@ -121,13 +139,13 @@ def test_what_a_process_says_of_itself_counts_if_it_is_more():
         assert sampler.peaks() == before
         sampler.note("site-1", peak_rss=700)
     assert (before["site-1"].idle_rss, before["site-1"].peak_rss) == (10, 500)
-    assert [each.peak_rss for each in sampler.peaks().values()] == [700]
+    assert [peak.peak_rss for peak in sampler.peaks().values()] == [700]
 
 
 def test_a_peak_over_idle_is_never_below_nothing():
     peaks = [ProcessMemory(idle_rss=idle, peak_rss=peak) for idle, peak in
              [(100, 130), (100, 90), (0, 90)]]  # fmt: skip
-    assert [each.over_idle for each in peaks] == [30, 0, 0]
+    assert [peak.over_idle for peak in peaks] == [30, 0, 0]
     assert MIB < own_rss() <= own_peak_rss() + MIB
 
 
@@ -150,16 +168,16 @@ def test_others_count_with_a_process_as_long_as_they_live():
 
 def test_what_nodes_took_together_counts_and_not_what_one_took_that_came_later():
     sampler = MemorySampler()
-    here = sampler.peak_total_pss
+    local = sampler.peak_total_pss
     sampler.take("one", NodeMemory([Sample(1.0, "site-1", 50)], {}, 100))
     sampler.take("two", NodeMemory([Sample(1.0, "site-2", 60)], {}, 200))
-    assert sampler.peak_total_pss - here == 300
+    assert sampler.peak_total_pss - local == 300
     sampler.forget("two")
     # The same machine, which has come again.
     sampler.take("two-2", NodeMemory([Sample(2.0, "site-2", 60)], {}, 150))
-    assert sampler.peak_total_pss - here == 300
+    assert sampler.peak_total_pss - local == 300
     assert sampler.nodes == {"one": 100, "two": 200, "two-2": 150}
-    assert {name: each.node for name, each in sampler.peaks().items()} == {
+    assert {name: peak.node for name, peak in sampler.peaks().items()} == {
         "site-1": "one",
         "site-2": "two-2",
     }

@@ -1,4 +1,4 @@
-"""What a process runs on, as it is noted beside a run and beside figures."""
+"""The description of the machine and of the software versions."""
 
 import os
 import sys
@@ -8,12 +8,12 @@ from flstream.telemetry.machine import Machine, this_machine
 
 
 def test_the_machine_and_the_versions_are_those_of_this_process():
-    here = this_machine()
-    assert here.versions["flstream"] == flstream.__version__
-    assert here.versions["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert {"torch", "safetensors"} <= here.versions.keys()
-    assert here.cores == len(os.sched_getaffinity(0))
-    assert here.memory > 1 << 20
+    machine = this_machine()
+    assert machine.versions["flstream"] == flstream.__version__
+    assert machine.versions["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert {"torch", "safetensors"} <= machine.versions.keys()
+    assert machine.cores == len(os.sched_getaffinity(0))
+    assert machine.memory > 1 << 20
 
 
 def test_for_people_memory_is_rounded_and_python_has_its_name():

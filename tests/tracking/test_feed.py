@@ -8,7 +8,7 @@ from recording import BEGAN, Fed, evaluated, finished, logged, resumed, started,
 
 from flstream.telemetry.events import (
     SiteLog,
-    encode_event,
+    encode_lines,
 )
 
 
@@ -64,13 +64,13 @@ def test_a_round_that_is_done_again_has_its_last_points_alone(fed):
 
 def test_a_torn_last_line_is_left_for_later_and_a_damaged_one_an_error(fed):
     fed.write(*started())
-    line = encode_event(logged(1.0, 1))
+    line = encode_lines([logged(1.0, 1)])
     with fed.run.events.open("ab") as file:
         file.write(line[:50])
     fed.feed.catch_up()
     assert fed.tracker.points == []
     with fed.run.events.open("ab") as file:
-        file.write(line[50:] + b"\n")
+        file.write(line[50:])
     fed.feed.catch_up()
     assert fed.tracker.values("site-1", "k") == [(1, 1.0)]
     with fed.run.events.open("ab") as file:

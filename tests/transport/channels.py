@@ -1,25 +1,21 @@
 """The channels there are. A new one is a function and a line in :data:`CHANNELS`."""
 
-import errno
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from queue import Queue
-from unittest.mock import patch
 
 from flstream.job.link import NetworkLink
-from flstream.transport.link_relay import LinkRelay
-from flstream.transport.sockets import SocketChannel, pipe
-from flstream.transport.splice import Pages
+from flstream.transport.channel import Channel, pipe
+from flstream.transport.link import LinkRelay
 from flstream.transport.tcp import TcpListener, dial
 
-Ends = tuple[SocketChannel, SocketChannel]
+Ends = tuple[Channel, Channel]
 
 
 @contextmanager
 def tcp() -> Iterator[Ends]:
     """The ends of an authenticated connection, once each has the other's proof."""
-    accepted: Queue[SocketChannel] = Queue()
+    accepted: Queue[Channel] = Queue()
     with TcpListener("127.0.0.1:0", lambda channel, _: accepted.put(channel)) as listener:
         site = dial(listener.address, listener.admit("site-1"), "server")
         server = accepted.get(timeout=10)
@@ -36,18 +32,6 @@ def pipes() -> Iterator[Ends]:
 
 
 @contextmanager
-def pipes_that_copy() -> Iterator[Ends]:
-    """The same on a system that hands over no pages."""
-    refused = OSError(errno.ENOSYS, "not here")
-    with (
-        patch.object(Pages, "splice_some", side_effect=refused),
-        patch.object(os, "sendfile", side_effect=refused),
-        pipes() as ends,
-    ):
-        yield ends
-
-
-@contextmanager
 def linked() -> Iterator[Ends]:
     """A TCP connection over an emulated link, which is fast and loses packets."""
     link = NetworkLink(up=1e9, down=1e9, latency=0.001, jitter=0.001, loss=0.01)
@@ -61,7 +45,6 @@ def linked() -> Iterator[Ends]:
 
 CHANNELS: dict[str, Callable[[], AbstractContextManager[Ends]]] = {
     "pipe": pipes,
-    "pipe without splice": pipes_that_copy,
     "tcp": tcp,
     "link": linked,
 }

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flstream.errors import AbortedError, ChannelClosedError, DeadlineError, FlstreamError
-from flstream.transport.channel import Deadline, Signal
-from flstream.transport.splice import Pages
+from flstream.transport.channel import Deadline, Signal, pipe
 
 every_channel = pytest.mark.parametrize("connect", CHANNELS.values(), ids=CHANNELS)
 
@@ -93,7 +92,7 @@ def test_a_peer_that_takes_nothing_is_a_deadline_error_that_names_it(ends):
 def test_a_deadline_that_is_over_still_takes_what_is_there(ends, seconds):
     server, site = ends
     server.send([memoryview(b"abcd")], Deadline(seconds))
-    assert site.wait(5)
+    assert site.wait(Deadline(5))
     assert receive(site, 4, seconds) == b"abcd"
 
 
@@ -125,7 +124,7 @@ def test_a_signal_wakes_whoever_waits_for_the_peer(ends, signal, call):
             if call == "receive":
                 receive(site, 1, None, signal)
             else:
-                site.wait(3600, signal)
+                site.wait(Deadline(3600), signal)
         except FlstreamError as error:
             raised.append(error)
 
@@ -139,12 +138,12 @@ def test_a_signal_wakes_whoever_waits_for_the_peer(ends, signal, call):
 
 def test_waiting_says_whether_there_is_something_to_receive(ends):
     server, site = ends
-    assert site.wait(0.01) is False
+    assert site.wait(Deadline(0.01)) is False
     server.send([memoryview(b"x")], Deadline(1))
-    assert site.wait(5) is True
+    assert site.wait(Deadline(5)) is True
     assert receive(site, 1) == b"x"
     server.close()
-    assert site.wait(5) is True  # the end is something, too
+    assert site.wait(Deadline(5)) is True  # the end is something, too
 
 
 def test_sending_and_receiving_some_never_wait(ends):
@@ -154,34 +153,52 @@ def test_sending_and_receiving_some_never_wait(ends):
     while count := server.send_some([memoryview(bytes(1 << 16))]):
         total += count
     assert total > 1 << 16
-    assert site.wait(5)
+    assert site.wait(Deadline(5))
     buffer = bytearray(1 << 16)
     assert 0 < site.receive_some([memoryview(buffer)]) <= len(buffer)
 
 
-def test_lent_memory_and_files_arrive_as_they_are(ends, tmp_path):
-    server, site = ends
-    data = os.urandom(5 << 20)
-    (tmp_path / "file").write_bytes(data)
-    views = [memoryview(data)[at : at + 70_001] for at in range(0, len(data), 70_001)]
-    sent = 0
-    with (tmp_path / "file").open("rb") as file:
-        pages = Pages(views)
-        while pages.left:
-            count = server.lend_some(pages)
-            assert receive(site, count) == data[sent : sent + count]
-            sent += count
-        sent = 0
-        while sent < len(data):
-            count = server.send_file_some(file.fileno(), sent, len(data) - sent, immutable=True)
-            assert receive(site, count) == data[sent : sent + count]
-            sent += count
+@pytest.fixture
+def direct_ends():
+    server, site = pipe("server", "site-1", direct=True)
+    yield server, site
+    server.close()
+    site.close()
 
 
-def test_a_file_that_became_shorter_goes_on_as_zeros(ends, tmp_path):
-    server, site = ends
-    (tmp_path / "file").write_bytes(b"only this")
+def test_a_file_is_handed_over_with_a_message(direct_ends, tmp_path):
+    server, site = direct_ends
+    (tmp_path / "file").write_bytes(b"content")
     with (tmp_path / "file").open("rb") as file:
-        assert server.send_file_some(file.fileno(), 5, 100, immutable=True) == 4
-        assert server.send_file_some(file.fileno(), 9, 96, immutable=True) == 96
-    assert receive(site, 100) == b"this" + bytes(96)
+        server.send([memoryview(b"here")], Deadline(5), [file.fileno()])
+    assert receive(site, 4) == b"here"
+    fd = site.take_descriptor()
+    assert os.pread(fd, 100, 0) == b"content"
+    assert not os.get_inheritable(fd)
+    os.close(fd)
+    with pytest.raises(ChannelClosedError, match="server handed no descriptor over"):
+        site.take_descriptor()
+
+
+def test_files_that_nobody_takes_are_closed(direct_ends):
+    server, site = direct_ends
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        server.send([memoryview(b"x")], Deadline(5), [server.fileno()])
+        receive(site, 1)
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    site.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+def test_a_process_says_who_it_is(direct_ends):
+    server, site = direct_ends
+    server.send([memoryview(b"x")], Deadline(5))
+    receive(site, 1)
+    assert site.peer_pid == os.getpid()
+    ordinary, other = pipe("server", "site-1")
+    other.send([memoryview(b"x")], Deadline(5))
+    receive(ordinary, 1)
+    assert ordinary.peer_pid is None
+    ordinary.close()
+    other.close()

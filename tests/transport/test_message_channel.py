@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flstream.errors import ChannelClosedError, DeadlineError, ProtocolError
-from flstream.transport.channel import Deadline
+from flstream.transport.channel import Deadline, pipe
 from flstream.transport.messages import MessageChannel
-from flstream.transport.sockets import pipe
 
 
 class Greeting(msgspec.Struct, tag=True, frozen=True):

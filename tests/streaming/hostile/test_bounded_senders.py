@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from liars import greeting
 from nightly_cases import first_and_nightly
-from stranger import message
+from packets import message
 
 from flstream.streaming.api import add_arrays, download_arrays
-from flstream.streaming.receiver import StreamSettings
+from flstream.streaming.settings import StreamSettings
 
 MIB = 1 << 20
 QUICK = StreamSettings(chunk_size=MIB, request_timeout=60)
@@ -30,42 +30,36 @@ def honest(harness):
     return download
 
 
-def request(name, number, token, **fields):
-    return message(name, number, token, token=token, request=number, **fields)
-
-
-def fetch(number, token, nbytes, chunk_size, *, urgent=False):
-    fields = {"start": 0, "stop": nbytes, "chunk_size": chunk_size, "urgent": urgent}
-    return request("Fetch", number, token, **fields)
+def fetch(number, token, nbytes, chunk_size, count=1):
+    ranges = [(0, nbytes)] * count
+    return message("Fetch", number, token=token, ranges=ranges, chunk_size=chunk_size)
 
 
 def close(number, token, *, ok=False):
-    return request("Close", number, token, ok=ok, reason="no")
+    return message("Close", number, token=token, ok=ok)
 
 
-def opens(number, token, nbytes):
-    return request("Open", number, token, eager=0, chunk_size=0)
+def opens(number, token, *, digests=False):
+    return message("Open", number, token=token, digests=digests)
 
 
-def digests(number, token, nbytes, chunk_size=16 * MIB):
-    stop = min(nbytes, chunk_size * (1 << 12))
-    return request("Digest", number, token, start=0, stop=stop, chunk_size=chunk_size)
-
-
-def gathers(number, token, nbytes):
-    return fetch(2 * number, token, nbytes, nbytes, urgent=True) + close(2 * number + 1, token)
+def ping(number, token):
+    return message("Ping", number, token=token)
 
 
 ATTACKS = {
-    "layouts": opens,
-    "digests": digests,
-    "one frame that is called off": gathers,
-    "digests of 16 bytes": lambda *args: digests(*args, chunk_size=16),
-    "frames of 16 bytes": lambda n, token, nbytes: fetch(n, token, nbytes, 16, urgent=True),
-    "pings": lambda n, token, _: request("Ping", n, token),
+    "layouts": lambda n, token, _: opens(n, token),
+    "digests": lambda n, token, _: opens(n, token, digests=True),
+    "one frame that is called off": lambda n, token, nbytes: (
+        fetch(2 * n, token, nbytes, nbytes) + close(2 * n + 1, bytes(16))
+    ),
+    "frames of 16 bytes": lambda n, token, nbytes: fetch(n, token, nbytes, 16),
+    "ranges": lambda n, token, nbytes: fetch(n, token, nbytes, 16, count=10_000),
+    "labels": lambda n, token, _: message("Find", n, labels=[(n, [], False)] * 1000),
+    "pings": lambda n, token, _: ping(n, token),
     "closings": lambda n, token, _: close(n, bytes(16), ok=True),
-    "beats": lambda n, token, _: b"FLST" * 10_000 + request("Ping", n, token),
-    "greetings": lambda n, token, _: bytes(MIB) + request("Ping", n, token),
+    "beats": lambda n, token, _: b"FLST" * 10_000 + ping(n, token),
+    "greetings": lambda n, token, _: bytes(MIB) + ping(n, token),
 }
 
 

@@ -17,7 +17,7 @@ from flstream.streaming.api import (
     download_payload,
     download_tensors,
 )
-from flstream.streaming.receiver import StreamSettings
+from flstream.streaming.settings import StreamSettings
 
 MIB = 1 << 20
 QUICK = StreamSettings(chunk_size=1 << 16, request_timeout=30)

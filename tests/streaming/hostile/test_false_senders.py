@@ -7,15 +7,14 @@ from contextlib import contextmanager
 import liars
 import pytest
 from nightly_cases import first_and_nightly
-from stranger import FRAME, message, packed
+from packets import FRAME, message, packed
 
 from flstream.errors import ProtocolError
-from flstream.streaming import exchange
+from flstream.streaming import receiver as receiver_module
 from flstream.streaming.api import download_arrays, download_file
-from flstream.streaming.limits import DEFAULT_LIMITS, Limits
-from flstream.streaming.receiver import Receiver, StreamSettings
-from flstream.transport.channel import Signal
-from flstream.transport.sockets import SocketChannel
+from flstream.streaming.receiver import Receiver
+from flstream.streaming.settings import DEFAULT_LIMITS, Limits, StreamSettings
+from flstream.transport.channel import Channel, Signal
 
 MIB = 1 << 20
 TOKEN = bytes(range(16))
@@ -28,7 +27,7 @@ def receiver_of(case, *, limits=DEFAULT_LIMITS, abort=None, **options):
     ours, theirs = socket.socketpair()
     sender = liars.Sender(theirs, case, **options)
     try:
-        with Receiver(SocketChannel(ours, "liar"), "liar", abort, limits) as receiver:
+        with Receiver(Channel(ours, "liar"), "liar", abort, limits) as receiver:
             yield receiver, sender
     finally:
         sender.close()
@@ -113,9 +112,9 @@ def test_a_body_is_as_long_as_its_receiver_allows(tmp_path):
 @pytest.mark.parametrize("chunk_size", [MIB, 64 * MIB], ids=["between", "in the middle of"])
 def test_an_abort_ends_a_download_whose_bytes_keep_coming(chunk_size):
     nbytes, taken, abort = 64 * MIB, [], Signal()
-    how = StreamSettings(chunk_size, request_size=nbytes, ping_timeout=60)
+    how = StreamSettings(chunk_size, ping_timeout=60)
     with receiver_of("the truth", abort=abort, nbytes=nbytes) as (receiver, _):
-        channel = receiver.incoming._channel
+        channel = receiver.channel
         receive_some = channel.receive_some
 
         def counting(views):
@@ -132,22 +131,19 @@ def test_an_abort_ends_a_download_whose_bytes_keep_coming(chunk_size):
 
 
 ENDLESS = {
-    "a frame of a number not asked for": packed(FRAME, 99, TOKEN, 4096, bytes(4096)),
-    "a frame of another token": packed(FRAME, 2, bytes(16), 0, bytes(4096)),
-    "an empty frame of another token": packed(FRAME, 2, bytes(16), 0, b""),
-    "what it opened": message(
-        "Opened", 1, TOKEN, request=1, layout=liars.layout_of(("w", 0, liars.NBYTES))
-    ),
-    "a refusal of something else": message("Refused", 0, TOKEN, request=0, reason="no"),
-    "what waits": message("Pong", 9, TOKEN, request=9, requests=[2, 3]),
-    "a message of another token": message("Closed", 2, bytes(16), request=2),
+    "a frame of a number not asked for": packed(FRAME, 99, 4096, bytes(4096)),
+    "an empty frame of a number not asked for": packed(FRAME, 99, 0, b""),
+    "what it opened": message("Opened", 99, layout=liars.layout_of(("w", 0, liars.NBYTES))),
+    "a refusal of something else": message("Refused", 99, reason="no"),
+    "what is sent": message("Pong", 99, fetch=3),
+    "that it is closed": message("Closed", 99),
 }
 
 
 @pytest.mark.parametrize("again", ENDLESS.values(), ids=ENDLESS)
 @pytest.mark.parametrize("case", ["chatter", "late chatter"])
 def test_a_sender_that_goes_on_without_end_is_given_up(case, again, monkeypatch):
-    monkeypatch.setattr(exchange, "_MOST_REPEATED", 1 << 18)
+    monkeypatch.setattr(receiver_module, "_MOST_REPEATED", 1 << 18)
     with (
         receiver_of(case, again=again) as (receiver, _),
         pytest.raises(ProtocolError, match="liar repeats itself"),

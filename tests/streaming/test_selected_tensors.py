@@ -1,11 +1,10 @@
-"""Parts: some tensors of an offer, or of all that is on offer, and nothing else is sent."""
+"""Some tensors of an offer, or of all that is on offer: nothing else is sent."""
 
 import threading
 from collections import OrderedDict
 
 import pytest
 import torch
-from asking import Asker, ask, refusal
 from harness import QUICK
 from support import assert_same_tensors, tensor
 
@@ -21,7 +20,6 @@ from flstream.streaming import (
     download_specs,
     download_tensors,
 )
-from flstream.streaming.wire import Close, Closed, Open, Opened, Part
 
 MODEL = OrderedDict(
     (name, tensor(code, shape, seed=len(name)))
@@ -57,7 +55,7 @@ def test_what_was_selected_arrives_and_nothing_else_is_sent(harness, tmp_path, n
 @pytest.mark.parametrize(
     ("names", "sentence"),
     [
-        (["z.wight"], "there is no tensor 'z.wight'; did you mean 'z.weight'?"),
+        (["z.wight"], "tensor 'z.wight' is not among what server offers; did you mean 'z.weight'"),
         (["a.half", "a.half"], "tensor 'a.half' is selected twice"),
         ([], "no tensor is selected"),
     ],
@@ -66,12 +64,10 @@ def test_a_selection_that_cannot_be_had_is_refused_with_the_name(harness, names,
     ref = add_tensors(harness.service, MODEL, ["site-1"])
     with pytest.raises(RefusedError, match=sentence):
         download_tensors(harness.receiver(), ref.id, select=names)
-    # The ref is still on offer.
-    assert download_tensors(harness.receiver(), ref.id)[0].ok
-    assert ref.wait(10).ok
+    assert "site-1: " in ref.wait(10).reason
 
 
-def test_parts_are_for_those_the_whole_is_for(harness):
+def test_tensors_are_for_those_that_the_ref_is_for(harness):
     ref = add_tensors(harness.service, MODEL, ["site-1"], round=1)
     stranger = harness.receiver("stranger")
     for refused in (
@@ -81,23 +77,6 @@ def test_parts_are_for_those_the_whole_is_for(harness):
         with pytest.raises(RefusedError, match="on offer"):
             refused()
     assert ref.outcome is None
-
-
-def test_the_end_of_the_whole_is_that_of_its_parts(harness):
-    ref = add_tensors(harness.service, MODEL, ["site-1"])
-    asker, token = Asker(harness.channel()), bytes(range(16))
-    part = Part(ref.token, ["a.half"])
-    assert isinstance(ask(asker, Open(token, 1, part=part)), Opened)
-    # Asked again, as over a new connection, it is the same part.
-    assert isinstance(ask(asker, Open(token, 2, part=part)), Opened)
-    ref.abort("no more")
-    assert "not on offer" in refusal(asker, Open(token, 3))
-    assert "not on offer" in refusal(asker, Open(token, 4, part=part))
-    # A token that is in use stands for nothing else.
-    ref = add_tensors(harness.service, MODEL, ["site-1", "site-2"])
-    assert isinstance(ask(asker, Open(ref.token, 5, part=Part(ref.token, ["a.half"]))), Opened)
-    assert ask(asker, Close(ref.token, 6, True, "")) == Closed(6)
-    assert ref.deliveries["site-1"].has_it
 
 
 def test_tensors_are_looked_up_by_name_round_and_tags_over_all_that_is_on_offer(harness):
@@ -114,16 +93,16 @@ def test_tensors_are_looked_up_by_name_round_and_tags_over_all_that_is_on_offer(
         status, got = download_specs(harness.receiver(), specs)
         assert list(got) == ["loss", "b.weight", "w"]
         assert torch.equal(got["b.weight"], MODEL["b.weight"])
-        assert status.cost.requests == 1
+        assert status.cost.requests == 3  # one for each of the refs
     assert old.outcome is None
     for spec, sentence in [
         (TensorSpec("w", 3, ("trained",)), "no tensor 'w' of round 3 and the tags trained is on"),
         (TensorSpec("b.weight", 3, ("trained",)), "no tensor 'b.weight' of round 3"),
-        (TensorSpec("w"), "no tensor 'w' of round 0 is on offer here"),
+        (TensorSpec("w"), "no tensor 'w' of round 0 is on offer by server"),
     ]:
         with pytest.raises(RefusedError, match=sentence):
             download_specs(harness.receiver(), [spec])
-    with pytest.raises(RefusedError, match="tensor 'w' is selected twice"):
+    with pytest.raises(ValueError, match="two specs have the same name"):
         download_specs(harness.receiver(), [specs[2]] * 2)
     old.abort("round 2 is over")
     with pytest.raises(RefusedError, match="no tensor 'w' of round 2"):
@@ -174,16 +153,23 @@ def test_what_is_no_spec_is_refused_before_it_is_sent(harness, spec):
         download_specs(harness.receiver(), [spec])
 
 
-def test_more_names_than_a_request_has_room_for_are_refused_here(harness):
-    receiver = harness.receiver()
-    ref = add_tensors(harness.service, MODEL, ["site-1"])
-    for names, sentence in [
-        ([f"{'n' * 110}{number}" for number in range(9_990)], "take more than the 1048576 bytes"),
-        ([str(number) for number in range(10_001)], "more than 10000 tensors are selected"),
-    ]:
-        with pytest.raises(RefusedError, match=sentence):
-            download_tensors(receiver, ref.id, select=names)
-    assert download_tensors(receiver, ref.id)[0].ok
+def test_tensors_of_a_report_are_others_than_those_of_a_model(harness):
+    service = harness.service
+    add_tensors(service, {"w": torch.zeros(3)}, ["site-1"], round=1)
+    add_tensors(service, {"w": torch.ones(3)}, ["site-1"], round=1, report=True)
+    for report in (False, True):
+        got = download_specs(harness.receiver(), [TensorSpec("w", 1, (), report)])[1]
+        assert got["w"].tolist() == [float(report)] * 3
+
+
+def test_more_ranges_than_a_request_has_are_fetched_by_several(harness):
+    names = [f"{number:05}" for number in range(70_000)]
+    model = {name: torch.tensor(number) for number, name in enumerate(names)}
+    ref = add_tensors(harness.service, model, ["site-1"])
+    chosen = names[::2]
+    status, got = download_tensors(harness.receiver(), ref.id, select=chosen)
+    assert (list(got), status.cost.requests) == (chosen, 2)
+    assert [int(value) for value in got.values()] == list(range(0, 70_000, 2))
 
 
 @pytest.mark.parametrize(

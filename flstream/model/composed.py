@@ -1,0 +1,140 @@
+"""Tensors of other sources as a body of their own, of which nothing is copied."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from typing import Generic, NamedTuple, Self, TypeVar
+
+from flstream.model.header import TensorInfo
+from flstream.model.layout import Layout
+from flstream.model.source import Source, change_of, in_place
+
+PartT = TypeVar("PartT")
+Place = tuple[Source, TensorInfo]
+"""A source, and one of its tensors."""
+
+
+class Segment(NamedTuple, Generic[PartT]):
+    """A range of a body that is one range of a part of it.
+
+    Attributes:
+        start: Offset in bytes of its first byte in the body.
+        stop: Offset in bytes after its last byte there.
+        part: The part.
+        offset: Offset in bytes of its first byte in the part.
+    """
+
+    start: int
+    stop: int
+    part: PartT
+    offset: int
+
+
+class Segments(Generic[PartT]):
+    """The segments of a body, in order."""
+
+    def __init__(self) -> None:
+        self._all: list[Segment[PartT]] = []
+        self._starts: list[int] = []
+
+    def add(self, spec: TensorInfo, part: PartT, offset: int) -> None:
+        """Add the next tensor of the body, which begins in a part at ``offset``."""
+        last = self._all[-1] if self._all else None
+        if not spec.nbytes:
+            return
+        if (
+            last is not None
+            and last.part is part
+            and last.offset + last.stop - last.start == offset
+        ):
+            self._all[-1] = last._replace(stop=spec.stop)
+        else:
+            self._all.append(Segment(spec.start, spec.stop, part, offset))
+            self._starts.append(spec.start)
+
+    def cut(self, start: int, stop: int) -> Iterator[Segment[PartT]]:
+        """Yield the segments in ``[start, stop)``, cut at its ends."""
+        for index in range(max(bisect_right(self._starts, start) - 1, 0), len(self._all)):
+            segment = self._all[index]
+            if segment.start >= stop:
+                return
+            first, last = max(segment.start, start), min(segment.stop, stop)
+            if first < last:
+                yield Segment(first, last, segment.part, segment.offset + first - segment.start)
+
+    @property
+    def parts(self) -> list[PartT]:
+        """The parts, each once."""
+        return list({id(segment.part): segment.part for segment in self._all}.values())
+
+
+class ComposedSource:
+    """Tensors of one or several sources as one source.
+
+    Attributes:
+        layout: Layout of the body.
+
+    Args:
+        layout: Layout of the body.
+        places: The place of each of its tensors, by name, where it has the same bytes.
+    """
+
+    def __init__(self, layout: Layout, places: Mapping[str, Place]) -> None:
+        self.layout = layout
+        self._segments = Segments[Source]()
+        for spec in layout.tensors:
+            source, info = places[spec.name]
+            self._segments.add(spec, source, info.start)
+
+    @classmethod
+    def of(cls, places: Mapping[str, Place], ties: Mapping[str, str] | None = None) -> Self:
+        """Compose tensors in the order of :meth:`Layout.of`.
+
+        Args:
+            places: The place of each tensor, by the name that it gets.
+            ties: Names of tensors by their further names.
+
+        Raises:
+            LayoutError: A name cannot be written into a header.
+        """
+        entries = ((name, info.dtype, info.shape) for name, (_, info) in places.items())
+        return cls(Layout.of(entries, ties), places)
+
+    @classmethod
+    def arranged(cls, source: Source) -> Self:
+        """Compose all tensors of a source in the order of :meth:`Layout.of`.
+
+        Of tied names the first in alphabetical order stands for the tensor. Empty tensors share no
+        bytes, so ties between them are dropped.
+        """
+        places: dict[str, Place] = {}
+        ties: dict[str, str] = {}
+        for name, names in source.layout.all_names.items():
+            info = source.layout.by_name[name]
+            first, *others = sorted(names)
+            places[first] = source, info
+            if info.nbytes:
+                ties |= dict.fromkeys(others, first)
+            else:
+                places |= dict.fromkeys(others, (source, info))
+        return cls.of(places, ties)
+
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Read the bytes ``[start, stop)``, each segment from its source."""
+        for first, last, source, offset in self._segments.cut(start, stop):
+            source.read(offset, offset + last - first, into[first - start : last - start])
+
+    def in_place(self, start: int, stop: int) -> list[memoryview] | None:
+        """Return the bytes ``[start, stop)`` in place; None if a source has some not in memory."""
+        views: list[memoryview] = []
+        for first, last, source, offset in self._segments.cut(start, stop):
+            own = in_place(source, offset, offset + last - first)
+            if own is None:
+                return None
+            views += own
+        return views
+
+    def changed(self) -> str | None:
+        """Return what the first source to have changed says of it."""
+        return next((flaw for flaw in map(change_of, self._segments.parts) if flaw), None)

@@ -1,0 +1,73 @@
+"""Packets as docs/protocol.md has them, made and read by hand, without flstream."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any, NamedTuple
+
+import msgspec
+import xxhash
+
+VERSION = 3
+MESSAGE, FRAME, ENCODED = 1, 2, 3
+# magic, version, kind, number, start, length; then their digest
+FIELDS = struct.Struct("<4sBB2xIQQ")
+HEADER_BYTES, TRAILER_BYTES = FIELDS.size + 8, 8
+
+
+class BrokenError(Exception):
+    """The other side has ended, or sent what is no packet."""
+
+
+class Packet(NamedTuple):
+    """A packet, with all of its bytes."""
+
+    kind: int
+    number: int
+    start: int
+    data: bytes
+
+    @property
+    def payload(self) -> bytes:
+        return self.data[HEADER_BYTES:-TRAILER_BYTES]
+
+    @property
+    def message(self) -> dict[str, Any]:
+        return msgspec.msgpack.decode(self.payload)
+
+
+def digest(data: bytes) -> bytes:
+    return xxhash.xxh3_64_intdigest(data).to_bytes(8, "little")
+
+
+def packed(kind: int, number: int, start: int, payload: bytes) -> bytes:
+    """A whole packet."""
+    fields = FIELDS.pack(b"FLST", VERSION, kind, number, start, len(payload))
+    return fields + digest(fields) + payload + digest(payload)
+
+
+def message(name: str, number: int, **fields: Any) -> bytes:
+    """A whole packet for a message; its number is a field of it, but for a greeting."""
+    content = {"type": name, **({} if name == "Hello" else {"number": number}), **fields}
+    return packed(MESSAGE, number, 0, msgspec.msgpack.encode(content))
+
+
+def exactly(sock: socket.socket, count: int) -> bytes:
+    """So many bytes of a socket."""
+    data = bytearray()
+    while len(data) < count:
+        more = sock.recv(min(count - len(data), 1 << 20))
+        if not more:
+            raise BrokenError
+        data += more
+    return bytes(data)
+
+
+def read_packet(sock: socket.socket) -> Packet:
+    """The next packet of a socket."""
+    head = exactly(sock, HEADER_BYTES)
+    magic, _, kind, number, start, length = FIELDS.unpack(head[:-8])
+    if magic != b"FLST" or digest(head[:-8]) != head[-8:]:
+        raise BrokenError
+    return Packet(kind, number, start, head + exactly(sock, length + TRAILER_BYTES))
