@@ -18,7 +18,7 @@ from flstream.errors import (
 )
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody, Params
-from flstream.model.source import OnRange, Source
+from flstream.model.source import Source
 from flstream.streaming.download import RemoteSource, SinkT, download
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.selection import TensorSpec, download_selected, find_refs
@@ -64,7 +64,7 @@ class DownloadOptions(TypedDict, total=False):
     """Options of a download, with the names of NVFlare's guide where it has them.
 
     Attributes:
-        settings: Sizes, window and timeouts together; by default, those of ``StreamSettings()``.
+        settings: Sizes and timeouts together; by default, those of ``StreamSettings()``.
         max_chunk_size: Bytes of the longest chunk, a multiple of 16, in place of that of the
             settings.
         per_request_timeout: Seconds in which the sender has to answer one request, likewise.
@@ -196,7 +196,7 @@ def _status_of(
 
 
 class _Watch(Generic[SinkT]):
-    """A sink, and the functions that are told what is in it.
+    """Tells the caller of a download what has come.
 
     Args:
         sink_for: Makes the sink.
@@ -213,21 +213,32 @@ class _Watch(Generic[SinkT]):
         self._make = sink_for
         self._on_progress = options.get("on_progress")
         self._on_tensors = on_tensors
-        self._watchers: list[OnRange] = []
+        self._done = 0
 
     def sink_for(self, layout: Layout) -> SinkT:
         """Make the sink."""
-        sink = self._make(layout)
-        if self._on_progress is not None:
-            self._watchers.append(_Progress(layout, self._on_progress))
-        if self._on_tensors is not None:
-            self._watchers.append(_Arrivals(sink, self._on_tensors))
-        return sink
+        self._sink: Any = self._make(layout)
+        self._missing = {spec.name: spec.nbytes for spec in layout.tensors}
+        self._empty = [name for name, nbytes in self._missing.items() if not nbytes]
+        return self._sink
 
     def on_range(self, start: int, stop: int) -> None:
         """Tell of a range that is in the sink."""
-        for watcher in self._watchers:
-            watcher(start, stop)
+        layout: Layout = self._sink.layout
+        self._done += stop - start
+        if self._on_progress is not None:
+            self._on_progress(self._done, layout.nbytes)
+        if self._on_tensors is None:
+            return
+        complete, self._empty = self._empty, []
+        for spec in layout.overlapping(start, stop):
+            self._missing[spec.name] -= min(spec.stop, stop) - max(spec.start, start)
+            if not self._missing[spec.name]:
+                complete.append(spec.name)
+        tensors = self._sink.tensors
+        whole = {name: tensors[name] for name in complete if name in tensors}
+        if whole:
+            self._on_tensors(whole)
 
 
 def token_of(ref_id: str | bytes) -> bytes:
@@ -288,36 +299,3 @@ def _code_of(error: StreamingError) -> Code:
         ChannelClosedError: "sender gone",
     }
     return codes.get(type(error), "failed")
-
-
-class _Progress:
-    """Adds up the bytes received."""
-
-    def __init__(self, layout: Layout, on_progress: OnProgress) -> None:
-        self._on_progress = on_progress
-        self._done, self._all = 0, layout.nbytes
-
-    def __call__(self, start: int, stop: int) -> None:
-        self._done += stop - start
-        self._on_progress(self._done, self._all)
-
-
-class _Arrivals:
-    """Reports tensors as soon as all their bytes have arrived."""
-
-    def __init__(self, sink: Any, on_tensors: OnTensors) -> None:
-        self._on_tensors = on_tensors
-        self._sink = sink
-        self._left = {spec.name: spec.nbytes for spec in sink.layout.tensors}
-        self._empty = [name for name, nbytes in self._left.items() if not nbytes]
-
-    def __call__(self, start: int, stop: int) -> None:
-        done, self._empty = self._empty, []
-        for spec in self._sink.layout.overlapping(start, stop):
-            self._left[spec.name] -= min(spec.stop, stop) - max(spec.start, start)
-            if not self._left[spec.name]:
-                done.append(spec.name)
-        tensors = self._sink.tensors
-        whole = {name: tensors[name] for name in done if name in tensors}
-        if whole:
-            self._on_tensors(whole)
