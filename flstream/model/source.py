@@ -75,8 +75,14 @@ def change_of(source: Source) -> str | None:
 
     A source says that with a method ``changed()``, if it has one.
     """
-    found = getattr(source, "changed", None)
-    return None if found is None else cast(str | None, found())
+    changed = getattr(source, "changed", None)
+    if changed is None:
+        return None
+    try:
+        change = changed()
+    except Exception as error:  # of the user's code
+        return f"whether it was changed cannot be told: {type(error).__name__}: {error}"
+    return None if not change else change if isinstance(change, str) else "it was changed"
 
 
 def views_of(source: Source, start: int, stop: int, scratch: Scratch) -> Sequence[memoryview]:

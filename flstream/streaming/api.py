@@ -244,12 +244,7 @@ def download_specs(
         raise ValueError("two specs have the same name; ask for one of them at a time")
 
     def sink_for(layout: Layout) -> MemoryBody:
-        if into is None:
-            return MemoryBody.allocate(layout, framework)
-        targets = MemoryBody.over(into).tensors
-        return MemoryBody.of(
-            {name: targets[name] for name in layout.names if name in targets}, writable=True
-        )
+        return MemoryBody.allocate(layout, framework) if into is None else _part_of(into, layout)
 
     return fetch_specs(receiver, wanted, sink_for, options, on_tensors)
 
@@ -412,6 +407,15 @@ def _names(select: Collection[str] | None) -> list[str] | None:
     return list(select)
 
 
+def _part_of(into: torch.nn.Module | Params, layout: Layout) -> MemoryBody:
+    """Return the memory of the selected tensors among those that a caller has given."""
+    body = MemoryBody.over(into)
+    lacking = next((name for name in layout.names if name not in body.tensors), None)
+    if lacking is not None:
+        raise LayoutError(f"tensor {lacking!r} is selected, and into has none of that name")
+    return body.part(layout)
+
+
 def _sound(spec: TensorSpec) -> TensorSpec:
     """Refuse a spec that could not be sent."""
     try:
@@ -434,9 +438,9 @@ def _tensors(
     select: list[str] | None = None,
 ) -> tuple[Status, Params]:
     def sink_for(layout: Layout) -> MemoryBody:
-        if into is not None:
-            return MemoryBody.over(into)
-        return MemoryBody.allocate(layout, framework)
+        if into is None:
+            return MemoryBody.allocate(layout, framework)
+        return MemoryBody.over(into) if select is None else _part_of(into, layout)
 
     status, body, names = fetch(receiver, ref_id, sink_for, options, on_tensors, select=select)
     return status, {} if body is None else {name: body.tensors[name] for name in names}

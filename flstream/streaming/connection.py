@@ -9,8 +9,10 @@ from __future__ import annotations
 import select
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -45,6 +47,8 @@ SILENT_SECONDS = 10.0
 _PIECE_BYTES = 1 << 20
 # A piece made of more tensors than this is gathered first: handing views to the kernel costs more.
 _MOST_VIEWS = 128
+# Seconds after which it is looked again whether a receiver has taken anything.
+_LOOK_SECONDS = 0.25
 # Bytes of the longest frame that is encoded.
 _MOST_ENCODED_BYTES = 8 << 20
 # Filler for the rest of a frame whose ref has settled.
@@ -83,6 +87,11 @@ class Connection:
         self._fetch: wire.Fetch | None = None
         self._frames: Iterator[tuple[int, int]] = iter(())
         self._encoder: FrameEncoder | None = None
+        self._next: wire.Request | None = None  # what came while something took long
+        self._delivery: Delivery | None = None  # for which the last frame was sent
+        # Refs whose place this connection was told, and which it has not closed: what it read there
+        # is sound only as long as they are on offer.
+        self._placed: set[bytes] = set()
         self._thread = threading.Thread(
             target=self._serve, name=f"sends to {receiver}", daemon=True
         )
@@ -105,7 +114,7 @@ class Connection:
         try:
             self._post(wire.Hello(wire.VERSION))
             while True:
-                if self._fetch is None or self._has_input():
+                if self._fetch is None or self._next is not None or self._has_input():
                     self._take(self._request())
                 else:
                     self._send_frame(self._fetch)
@@ -126,6 +135,9 @@ class Connection:
         return self._packets.has_more or self.channel.wait(Deadline(0.0))
 
     def _request(self) -> wire.Request | wire.Hello:
+        if self._next is not None:
+            request, self._next = self._next, None
+            return request
         header = self._packets.header(self._wait_for_input)
         if header.kind != wire.MESSAGE or header.length > wire.MAX_REQUEST_BYTES:
             raise BrokenStreamError(f"{self.receiver} sent {header.length} bytes, no request")
@@ -182,17 +194,20 @@ class Connection:
                     self._begin(request, ref, source)
         except (ChannelClosedError, ProtocolError):
             raise
-        except FlstreamError as error:  # such as a file that became shorter
-            self._refuse(request, str(error))
+        except Exception as error:  # such as a file that became shorter, or a defect of a source
+            self._refuse(request, _reason(error))
 
     def _open(self, request: wire.Open, ref: Ref, source: Source) -> None:
         layout, digests = source.layout, b""
         place, descriptors = None, list[int]()
         encoder = ref.options.get("encoder")  # which is for fewer bytes, so frames are sent
         if request.digests:
-            digests = ref.digests.take(source, self._scratch, lambda: self._attend(request))
+            digest_of = partial(self._digest_of_block, ref)
+            digests = ref.digests.take(digest_of, lambda: self._attend(request))
         if request.direct and self.channel.direct and layout.nbytes and not encoder:
             place, descriptors = place_of(source)
+        if place is not None:
+            self._placed.add(request.token)
         is_eager = place is None and not digests and 0 < layout.nbytes <= request.eager
         size = min(request.chunk_size, ref.max_chunk_size or request.chunk_size)
         header, most = layout.plain_header[8:], ref.max_chunk_size
@@ -205,11 +220,15 @@ class Connection:
             whole = [(0, layout.nbytes)]
             self._begin(wire.Fetch(ref.token, request.number, whole, size), ref, source)
 
+    def _digest_of_block(self, ref: Ref, start: int, stop: int) -> int:
+        with ref.deliveries[self.receiver].reading:
+            return wire.digest_of(views_of(_source_of(ref), start, stop, self._scratch))
+
     def _attend(self, meanwhile: wire.Open) -> None:
         """Look at what the receiver says while something takes long: only that it waits, or ends.
 
         Raises:
-            ChannelClosedError: It has given up.
+            RefusedError: It has given up, by a request that is to be answered next.
         """
         while self._has_input():
             request = self._request()
@@ -217,7 +236,8 @@ class Connection:
                 if request.number:
                     self._post(wire.Pong(request.number, meanwhile.number))
             elif not isinstance(request, wire.Hello):
-                raise ChannelClosedError("it gave up what it was to be told")
+                self._next = request
+                raise RefusedError("another request took its place")
 
     def _begin(self, fetch: wire.Fetch, ref: Ref, source: Source) -> None:
         flaw = self._flaw(fetch, source.layout.nbytes, ref.max_chunk_size or wire.MAX_CHUNK_BYTES)
@@ -251,9 +271,10 @@ class Connection:
             delivery, source = ref.deliveries[self.receiver], ref.source
             failure = None if source is None else change_of(source)
             ref.receiver_done(self.receiver, failure if request.ok else quotable(request.reason))
-            # Another thread may be settling the ref: then this came too late to count.
-            if request.ok and not delivery.has_it:
-                self._refuse(request, delivery.failure or ref.settled.reason)
+            # Another thread may be settling the ref: then this came too late to count. Or it was
+            # fetched again, after a first success.
+            if request.ok and (failure is not None or not delivery.has_it):
+                self._refuse(request, failure or delivery.failure or ref.settled.reason)
                 return
         # Of a settled ref it may be a repeat, because the answer was lost.
         elif request.ok and not self._has(request.token):
@@ -261,12 +282,14 @@ class Connection:
             late = settled.reason if settled is not None else "this ref is not on offer"
             self._refuse(request, late)
             return
+        self._placed.discard(request.token)
         self._post(wire.Closed(request.number))
 
     def _has(self, token: bytes) -> bool:
         """Whether the receiver has closed a ref with success that has settled since."""
         settled = self._service.settled.get(token)
-        return settled is not None and self.receiver in settled.have
+        is_had = settled is not None and self.receiver in settled.have
+        return is_had and token not in self._placed
 
     # What is sent.
 
@@ -306,12 +329,15 @@ class Connection:
 
     def _wait_for_room(self) -> None:
         """Wait until the receiver takes more, however long, as long as it says that it lives."""
-        while True:
-            unread = self.channel.unread if self.channel.beats else 0
-            silent = Deadline(SILENT_SECONDS if self.channel.beats else None)
-            if self.channel.wait(silent, events=select.POLLOUT):
-                return
-            if self.channel.unread == unread:  # nor has it said anything
+        sign, since = None, time.monotonic()
+        # There is room only once most of what waits was taken, which may take a slow one long.
+        while not self.channel.wait(Deadline(_LOOK_SECONDS), events=select.POLLOUT):
+            latest, now = (self.channel.untaken, self.channel.unread), time.monotonic()
+            if latest != sign:
+                sign, since = latest, now
+                if self._delivery is not None:
+                    self._delivery.active_at = now
+            elif self.channel.beats and now - since > SILENT_SECONDS:
                 raise ChannelClosedError(f"it gave no sign of life for {SILENT_SECONDS:g} s")
 
     def _send_frame(self, fetch: wire.Fetch) -> None:
@@ -326,14 +352,14 @@ class Connection:
             self._fetch = None
             self._refuse(fetch, "the ref settled before this was sent")
             return
-        delivery = ref.deliveries[self.receiver]
+        delivery = self._delivery = ref.deliveries[self.receiver]
         try:
             length = self._send_range(fetch, ref, delivery, *place)
         except (ChannelClosedError, ProtocolError):
             raise
-        except FlstreamError as error:  # such as a file that became shorter
+        except Exception as error:  # such as a file that became shorter, or a defect of a source
             self._fetch = None
-            self._refuse(fetch, str(error))
+            self._refuse(fetch, _reason(error))
             return
         delivery.chunks += 1
         delivery.bytes += length
@@ -364,7 +390,7 @@ class Connection:
             end = min(begin + _PIECE_BYTES, stop)
             try:
                 piece = self._piece(ref, delivery, begin, end, digest)
-            except FlstreamError:
+            except Exception:
                 self._send_zeros(stop - begin)  # a frame that has begun is to have an end
                 self._waiting.append(memoryview(wire.pack_digest(~digest.intdigest() % 2**64)))
                 raise
@@ -391,6 +417,7 @@ class Connection:
                 return start, stop, None
             data = self._scratch.take(stop - start)
             source.read(start, stop, data)
+            delivery.active_at = time.monotonic()  # to read may have taken long
         if views is None:
             digest.update(data)
         return start, stop, data
@@ -449,6 +476,14 @@ class Connection:
         if encoded is None or len(encoded.data) + HEAD_BYTES >= stop - start:
             return None
         return memoryview(pack_head(digest, encoded) + encoded.data)
+
+
+def _reason(error: Exception) -> str:
+    """Return the clause that a receiver is told of an error, with a traceback of a defect here."""
+    if isinstance(error, FlstreamError):
+        return str(error)
+    traceback.print_exception(error)
+    return f"what is on offer cannot be read: {type(error).__name__}: {error}"
 
 
 @contextmanager

@@ -76,6 +76,7 @@ class FileReader:
         self.fd = fd
         self.offset = offset
         if os.fstat(fd).st_size < offset + nbytes:
+            os.close(fd)
             raise ProtocolError(f"a file of fewer than {offset + nbytes} bytes was handed over")
 
     def read(self, start: int, into: Sequence[memoryview]) -> None:

@@ -8,6 +8,7 @@ itself where it can: see :mod:`flstream.streaming.direct`.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -129,11 +130,13 @@ class RemoteSource:
         digests: Whether the digests of all blocks are to come with the layout, for :meth:`reuse`.
         decoder_for: Makes what gives frames back that the sender has encoded; None to have them as
             they are.
+        is_kept: Whether the ref stays on offer to this receiver, which is never done with it.
 
     Attributes:
         layout: Layout of the sender.
         names: Names of the tensors and aliases in the order in which the sender lists them.
         peer: Name of the sender.
+        is_kept: As given.
 
     Raises:
         StreamingError: The sender refused, fell silent, or is gone.
@@ -149,7 +152,9 @@ class RemoteSource:
         eager: bool = True,
         digests: bool = False,
         decoder_for: DecoderFor | None = None,
+        is_kept: bool = False,
     ) -> None:
+        self.is_kept = is_kept
         self.peer = receiver.peer
         self._settings = settings
         self._began = time.monotonic()
@@ -167,7 +172,8 @@ class RemoteSource:
         self._frames: _Frames | None = None
         self._later: list[Range] = []
         self._exchange = Exchange(receiver, token, settings, abort)
-        self._exchange.due = self._first_missing
+        me = weakref.ref(self)  # no cycle, which would keep a model until the next collection
+        self._exchange.due = lambda: "anything" if (it := me()) is None else it._first_missing()
         try:
             self._open(receiver, eager=eager, digests=digests)
             self._decoder = None if decoder_for is None else decoder_for(self.layout)
@@ -178,7 +184,7 @@ class RemoteSource:
     def _open(self, receiver: Receiver, *, eager: bool, digests: bool) -> None:
         exchange, size = self._exchange, self._settings.chunk_size
         most = MOST_EAGER_BYTES if size and eager and not digests else 0
-        direct = receiver.channel.direct and bool(size)
+        direct = receiver.channel.direct and self._settings.direct and bool(size)
         request = wire.Open(exchange.token, exchange.next_number(), most, size, digests, direct)
         exchange.fetching = request.number
         opened = exchange.ask(request, wire.Opened)
@@ -539,17 +545,17 @@ class RemoteSource:
         self._exchange.end()
 
     def fail(self, error: BaseException) -> None:
-        """Inform the sender that the download has failed, without waiting for its answer."""
+        """Inform the sender that the download has failed, unless the ref stays on offer."""
+        self._close_reader()
+        if self.is_kept:
+            self.leave()
+            return
         reason = str(error)
         if not isinstance(error, FlstreamError):  # of a function of the user's, perhaps
             reason = f"{type(error).__name__}: {error}"
-        exchange = self._exchange
-        exchange.renew(_close_seconds(self._settings))
+        # What is on its way is skipped, up to the answer: in a frame, the sender looks at nothing.
         with suppress(StreamingError):
-            exchange.send(
-                wire.Close(exchange.token, exchange.next_number(), False, quotable(reason))
-            )
-        self.leave()
+            _close(self._exchange, self._settings, quotable(reason), self._exchange.wind_up())
 
     def _close_reader(self) -> None:
         reader, self._reader = self._reader, None
@@ -574,8 +580,6 @@ def download(
     held: Callable[[SinkT], Source | None] | None = None,
     decode: Callable[[RemoteSource], Source] | None = None,
     wanted: Sequence[Range] | None = None,
-    *,
-    is_kept: bool = False,
 ) -> SinkT:
     """Copy a remote source into a sink, and report its end to the sender.
 
@@ -592,7 +596,6 @@ def download(
             to back; None for what is sent.
         wanted: Ranges of the body that are received into the sink, in the places of the body; None
             for all.
-        is_kept: Whether the ref stays on offer to this receiver, which is not done with it.
 
     Returns:
         The sink, filled and finished.
@@ -613,14 +616,14 @@ def download(
             remote.deliver(sink, on_range, wanted)
         else:
             copy(body, sink, on_range=on_range, origin=remote.peer)
-        if finish is not None or is_kept:
+        if finish is not None or remote.is_kept:
             remote.confirm()
         if finish is not None:
             finish(sink)
     except BaseException as error:
         remote.fail(error)
         raise
-    if is_kept:
+    if remote.is_kept:
         remote.leave()
         return sink
     # It refuses if the bytes are not what it offered, or come too late. If it cannot be informed,
@@ -653,11 +656,14 @@ def _close_seconds(settings: StreamSettings) -> float:
     return min(max(_CLOSE_SECONDS, settings.ping_timeout), settings.request_timeout)
 
 
-def _close(exchange: Exchange, settings: StreamSettings, failure: str) -> None:
+def _close(exchange: Exchange, settings: StreamSettings, failure: str, waits: bool = True) -> None:
     exchange.renew(_close_seconds(settings))
     request = wire.Close(exchange.token, exchange.next_number(), not failure, failure)
     try:
-        exchange.ask(request, wire.Closed)
+        if waits:
+            exchange.ask(request, wire.Closed)
+        else:
+            exchange.send(request)
     finally:
         exchange.end()
 

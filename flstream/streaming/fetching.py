@@ -152,7 +152,7 @@ def fetch_specs(
         missing = {spec.tensor_name: spec for spec in specs}
         tensors, cost = dict[str, Any](), Transfer()
         for token in dict.fromkeys(chain.from_iterable(refs.values())):
-            remote = RemoteSource(receiver, token, settings, signal, eager=False)
+            remote = RemoteSource(receiver, token, settings, signal, eager=False, is_kept=True)
             names = [
                 name
                 for name, spec in missing.items()
@@ -160,9 +160,7 @@ def fetch_specs(
             ]
             if names:
                 watch = _Watch(sink_for, options, on_tensors)
-                sink = download_selected(
-                    remote, names, watch.sink_for, watch.on_range, is_kept=True
-                )
+                sink = download_selected(remote, names, watch.sink_for, watch.on_range)
                 tensors |= {name: sink.tensors[name] for name in names}
                 missing = {name: spec for name, spec in missing.items() if name not in names}
             remote.leave()
@@ -273,6 +271,8 @@ def settings_of(options: DownloadOptions) -> StreamSettings:
     signal = options.get("abort_signal")
     if signal is not None and not (hasattr(signal, "fileno") and hasattr(signal, "is_set")):
         raise ValueError(f"abort_signal is {signal!r}; give a flstream.streaming.Signal()")
+    if options.get("on_progress") is not None and not callable(options.get("on_progress")):
+        raise ValueError(f"on_progress is {options.get('on_progress')!r}; give a function")
     if "max_chunk_size" in options:
         settings = replace(settings, chunk_size=options["max_chunk_size"])
     if "per_request_timeout" in options:

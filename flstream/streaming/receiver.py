@@ -41,6 +41,8 @@ _BESIDE_LAYOUT = 4 << 20
 _PACKET_COST = 1 << 10
 # Bytes beyond the body after which a sender that keeps repeating itself is given up.
 _MOST_REPEATED = 256 << 20
+# Bytes of a download that has failed that are read to tell the sender of it.
+_MOST_SKIPPED = 16 << 20
 
 Connect = Callable[[], Channel]
 """Function that makes a new connection to the same sender."""
@@ -100,7 +102,6 @@ class Receiver:
     def _take(self, channel: Channel) -> None:
         self.channel = channel
         self.packets = wire.PacketReader(channel, self.peer)
-        self.has_greeted = False  # the sender, on this connection
         self._greeting = self._hello
 
     def begin(self, exchange: Exchange, seconds: float) -> None:
@@ -246,6 +247,7 @@ class Exchange:
         token: As given.
         peer: Name of the sender.
         due: Describes what the sender is still to send, for messages.
+        packets: What arrives on the present connection.
         is_over: Whether nothing more is read for it.
         was_lost: Whether what was asked for is not to come: the connection broke since, or the
             sender says that it has sent all.
@@ -274,14 +276,10 @@ class Exchange:
         self._timeout = settings.request_timeout
         self._deadline = Deadline(self._timeout)
         self._ping = self._asked = 0
+        self._is_failing = False
         self._repeated, self._most_repeated = 0, _MOST_REPEATED
         receiver.begin(self, settings.request_timeout)
-        self._channel = receiver.channel
-
-    @property
-    def packets(self) -> wire.PacketReader:
-        """What arrives on the present connection."""
-        return self._receiver.packets
+        self._channel, self.packets = receiver.channel, receiver.packets
 
     @property
     def is_here(self) -> bool:
@@ -300,6 +298,16 @@ class Exchange:
 
     def __del__(self) -> None:
         self._receiver.end()
+
+    def wind_up(self) -> bool:
+        """Prepare for telling the sender of a failure: no signal ends that, nor a new connection.
+
+        Returns:
+            Whether little enough is on its way to wait for the answer behind it.
+        """
+        self._aborts, self._is_failing = [], True
+        self._repeated, self._most_repeated = 0, _MOST_SKIPPED
+        return self.packets.left <= _MOST_SKIPPED
 
     def next_number(self) -> int:
         """Return a new number for a request."""
@@ -351,9 +359,11 @@ class Exchange:
         Raises:
             StreamingError: There is none to be had.
         """
+        if self._is_failing:
+            raise error
         seconds = self._deadline.left or 0.0
         self._receiver.reconnect(self._channel, error, seconds, self._aborts)
-        self._channel = self._receiver.channel
+        self._channel, self.packets = self._receiver.channel, self._receiver.packets
         self._ping, self.was_lost = 0, True
 
     def header(self) -> wire.Header:
@@ -363,17 +373,17 @@ class Exchange:
             StreamingError: It does not come, or is none.
         """
         self.check()
-        if not self._receiver.has_greeted:
-            header = self._receiver.packets.header(self.wait)
+        if not self.packets.has_greeted:
+            header = self.packets.header(self.wait)
             if header.kind != wire.MESSAGE or header.length > wire.MAX_REQUEST_BYTES:
                 raise BrokenStreamError(f"{self.peer} did not greet")
-            payload = self._receiver.packets.message(header, wire.MAX_REQUEST_BYTES, self.wait)
+            payload = self.packets.message(header, wire.MAX_REQUEST_BYTES, self.wait)
             hello = wire.decode_reply(payload, self.peer)
             if not isinstance(hello, wire.Hello):
                 raise BrokenStreamError(f"{self.peer} did not greet")
             wire.expect_version(hello.version, self.peer)
-            self._receiver.has_greeted = True
-        return self._receiver.packets.header(self.wait)
+            self.packets.has_greeted = True
+        return self.packets.header(self.wait)
 
     def message(self, header: wire.Header) -> wire.Reply | None:
         """Read the message behind a header.
@@ -386,7 +396,7 @@ class Exchange:
             RefusedError: The sender refuses to go on.
         """
         most = self._receiver.limits.layout_bytes + _BESIDE_LAYOUT
-        payload = self._receiver.packets.message(header, most, self.wait)
+        payload = self.packets.message(header, most, self.wait)
         self.count_useless(header.length)
         reply = wire.decode_reply(payload, self.peer)
         if isinstance(reply, wire.Hello):

@@ -205,7 +205,7 @@ class Ref:
                 no longer possible; the ref stays on offer to the others. None is all of them.
 
         Raises:
-            ValueError: The quorum is no such number.
+            ValueError: The quorum or the timeout is no such number.
         """
         if quorum is not None and (
             type(quorum) is not int or not 1 <= quorum <= len(self.deliveries)
@@ -214,6 +214,8 @@ class Ref:
                 f"a quorum of {quorum!r} cannot be had of {len(self.deliveries)} receivers; it "
                 "must be a whole number from 1 to theirs, or None for all of them"
             )
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout == timeout):
+            raise ValueError(f"a timeout of {timeout!r}; give seconds, or None for no limit")
         with waiting(), self._changed:
             self._changed.wait_for(lambda: self._decided(quorum) is not None, timeout)
             late = f"{self._late(quorum)} done within {timeout} s"
@@ -280,7 +282,9 @@ class Ref:
             return None
         now, waits = time.monotonic(), []
         for name, delivery in self.deliveries.items():
-            if delivery.closed_at is None:
+            if delivery.closed_at is None and delivery.reading.locked():
+                waits.append(timeout)  # the sender is slow, and not the receiver
+            elif delivery.closed_at is None:
                 seconds = delivery.active_at + timeout - now
                 if seconds > 0:
                     waits.append(seconds)
@@ -328,14 +332,14 @@ class Ref:
 def _check(options: OfferOptions) -> None:
     expect_options(options, OfferOptions)
     size, tags = options.get("max_chunk_size"), options.get("tags", ())
-    on_settled = options.get("on_settled")
     if (seconds := options.get("stall_timeout")) is not None:
         expect_seconds("stall_timeout", seconds)
     if size is not None and (type(size) is not int or size < ALIGNMENT or size % ALIGNMENT):
         raise ValueError(f"max_chunk_size is {size!r}; give a multiple of {ALIGNMENT} bytes")
-    if on_settled is not None and not callable(on_settled):
-        raise ValueError(f"on_settled is {on_settled!r}; give a function")
-    if type(options.get("round", 0)) is not int:
+    for name in ("on_settled", "encoder"):
+        if options.get(name) is not None and not callable(options.get(name)):
+            raise ValueError(f"{name} is {options.get(name)!r}; give a function")
+    if type(options.get("round", 0)) is not int or abs(options.get("round", 0)) >= 2**63:
         raise ValueError(f"round is {options['round']!r}; give a whole number")
     if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
         raise ValueError(f"tags are {tags!r}; give a list of texts")

@@ -56,12 +56,11 @@ class BlockDigests:
         self._found = array("Q")
         self._taking = threading.Lock()
 
-    def take(self, source: Source, scratch: Scratch, meanwhile: Callable[[], None]) -> bytes:
+    def take(self, digest_of: Callable[[int, int], int], meanwhile: Callable[[], None]) -> bytes:
         """Return the xxh3-64 of each block, eight bytes each, little-endian.
 
         Args:
-            source: The body.
-            scratch: Buffer for reading.
+            digest_of: Returns the digest of a range.
             meanwhile: Called now and then, as long as this takes.
 
         Raises:
@@ -75,7 +74,7 @@ class BlockDigests:
                     if start >= self._nbytes:
                         break
                     stop = min(start + self.block, self._nbytes)
-                    self._found.append(_digest(source, start, stop, scratch))
+                    self._found.append(digest_of(start, stop))
             meanwhile()
         return self._found.tobytes()
 

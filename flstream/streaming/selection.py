@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Generic, NamedTuple
 
 from flstream.errors import ProtocolError, RefusedError
+from flstream.model.copy import expect_fit
 from flstream.model.layout import Layout
 from flstream.model.source import OnRange
 from flstream.streaming import wire
@@ -142,8 +143,6 @@ def download_selected(
     names: Sequence[str],
     sink_for: Callable[[Layout], SinkT],
     on_range: OnRange | None = None,
-    *,
-    is_kept: bool = False,
 ) -> SinkT:
     """Copy some tensors of a remote source into a sink: see :func:`~.download.download`.
 
@@ -152,7 +151,6 @@ def download_selected(
         names: Names of the tensors.
         sink_for: Makes the sink in memory, given the layout of these tensors.
         on_range: Called with each range of their own body that is in the sink.
-        is_kept: Whether the ref stays on offer to this receiver.
 
     Raises:
         RefusedError: There is no such tensor, a name is there twice, or there is none.
@@ -169,14 +167,12 @@ def download_selected(
             if on_range is not None:
                 on_range(*piece)
 
-    target = download(
-        remote,
-        lambda whole: _SelectedSink(sink_for(selection.layout), selection, whole),
-        on_piece,
-        wanted=selection.ranges,
-        is_kept=is_kept,
-    )
-    return target.sink
+    def whole_sink(whole: Layout) -> _SelectedSink[SinkT]:
+        sink = sink_for(selection.layout)
+        expect_fit(selection.layout, sink, remote.peer)
+        return _SelectedSink(sink, selection, whole)
+
+    return download(remote, whole_sink, on_piece, wanted=selection.ranges).sink
 
 
 def find_refs(

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Self, Unpack
 
 from flstream.errors import LayoutError
+from flstream.model.layout import Layout
 from flstream.model.source import Source
 from flstream.streaming.connection import Connection
 from flstream.streaming.receiver import RECONNECT_SECONDS
@@ -67,8 +68,10 @@ class DownloadService:
 
         Raises:
             LayoutError: There are more tensors, or longer names, than a layout may have.
-            ValueError: A timeout or a size makes no sense, or the receivers are one text.
+            ValueError: It is no source, an option makes no sense, or the receivers are one text.
         """
+        if not isinstance(getattr(source, "layout", None), Layout) or not hasattr(source, "read"):
+            raise ValueError(f"a {type(source).__name__} is no source, with layout and read()")
         count, header = len(source.layout.tensors), len(source.layout.plain_header)
         if header > self._limits.layout_bytes or count > self._limits.layout_tensors:
             raise LayoutError(
@@ -119,6 +122,8 @@ class DownloadService:
             mine = [other for other in self._connections if other.receiver == receiver]
             self._connections = [other for other in self._connections if other not in mine]
             self._lost.pop(receiver, None)
+            if (timer := self._timers.pop(receiver, None)) is not None:
+                timer.cancel()
             refs = self._offered_to(receiver)
         for other in mine:
             other.close()
@@ -244,7 +249,7 @@ class DownloadService:
         timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), call)
         timer.daemon = True
         with self._lock:
-            if self._is_closed:
+            if self._is_closed or (isinstance(about, Ref) and about.outcome is not None):
                 return
             if (earlier := self._timers.pop(about, None)) is not None:
                 earlier.cancel()

@@ -318,14 +318,23 @@ class PacketReader:
     Args:
         channel: Channel that carries the bytes.
         peer: Name of who sends, for messages.
+
+    Attributes:
+        has_greeted: Whether its greeting was read.
     """
 
     def __init__(self, channel: Channel, peer: str) -> None:
+        self.has_greeted = False
         self._channel = channel
         self._peer = peer
         self._left = 0
         self._ahead = bytearray()
         self._following = memoryview(bytearray(_AHEAD_BYTES))
+
+    @property
+    def left(self) -> int:
+        """Number of bytes of the present packet that are still to come."""
+        return self._left
 
     @property
     def has_more(self) -> bool:
@@ -342,7 +351,12 @@ class PacketReader:
             self._fill([memoryview(bytearray(min(self._left, _SKIPPED_BYTES)))], wait)
         head = memoryview(bytearray(HEADER_BYTES))
         self._left = HEADER_BYTES
-        self._fill([head], wait)
+        try:
+            self._fill([head], wait)
+        except BaseException:  # the payload that follows is told by all of it alone
+            self._ahead[:0] = head[: HEADER_BYTES - self._left]
+            self._left = 0
+            raise
         header = Header.parse(head, self._peer)
         self._left = header.length + TRAILER_BYTES
         return header

@@ -219,7 +219,15 @@ class Channel:
     @property
     def unread(self) -> int:
         """Number of bytes that have arrived and were not received."""
-        data = fcntl.ioctl(self.fileno(), termios.FIONREAD, bytes(4))
+        return self._count(termios.FIONREAD)
+
+    @property
+    def untaken(self) -> int:
+        """Number of bytes that were sent and the peer has not taken, as the kernel counts them."""
+        return self._count(termios.TIOCOUTQ)
+
+    def _count(self, what: int) -> int:
+        data = fcntl.ioctl(self.fileno(), what, bytes(4))
         return int(struct.unpack("i", data)[0])
 
     def send(
@@ -276,10 +284,10 @@ class Channel:
         Raises:
             AbortedError: A flag is set.
         """
-        if self.fileno() < 0:
+        fd, poll = self.fileno(), select.poll()
+        if fd < 0:
             raise self._gone()
-        poll = select.poll()
-        poll.register(self.fileno(), events)
+        poll.register(fd, events)
         for abort in aborts:
             poll.register(abort.fileno(), select.POLLIN)
         is_ready = deadline.poll(poll, most)

@@ -3,12 +3,13 @@
 import errno
 import os
 import socket
+from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
-from harness import QUICK
+from harness import QUICK, fetch
 from packets import message, read_packet
 from support import body_of
 
@@ -156,7 +157,7 @@ SPANS = {
 @pytest.mark.parametrize("place", [*SPANS, "a short file", "no file"])
 def test_a_place_that_cannot_be_is_refused(place, tmp_path):
     ours, theirs = socket.socketpair()
-    channel = Channel(theirs, "server", direct=True)
+    before, channel = open_files(), Channel(theirs, "server", direct=True)
     (tmp_path / "short").write_bytes(b"short")
     with ours, Receiver(channel, "server") as receiver, (tmp_path / "short").open("rb") as file:
         header = BODY.layout.plain_header[8:]
@@ -169,6 +170,7 @@ def test_a_place_that_cannot_be_is_refused(place, tmp_path):
         with pytest.raises((ProtocolError, ChannelClosedError)):
             RemoteSource(receiver, bytes(16), QUICK)
         assert [read_packet(ours).message["type"] for _ in range(3)] == ["Hello", "Open", "Close"]
+    assert open_files() == before - 2  # the pair
 
 
 def test_memory_that_is_not_there_is_asked_for_as_frames():
@@ -185,3 +187,43 @@ def test_memory_that_is_not_there_is_asked_for_as_frames():
         assert remote.cost.direct == 0
         kinds = [read_packet(ours).message["type"] for _ in range(3)]
     assert kinds == ["Hello", "Open", "Fetch"]
+
+
+def test_settings_may_ask_for_frames(harness):
+    ref = harness.service.offer(BODY, ["site-1"])
+    how = replace(QUICK, direct=False)
+    remote = RemoteSource(harness.receiver(direct=True), ref.token, how)
+    assert body_of(download(remote, MemoryBody.allocate)) == body_of(BODY)
+    assert remote.cost.direct == 0
+
+
+@pytest.mark.parametrize("by", ["another receiver", "another connection of the same one"])
+def test_what_is_read_after_its_owner_had_it_back_does_not_count(harness, by):
+    """A receiver that has a ref fetches it again, and it settles meanwhile."""
+    model = {"a": torch.ones(5 * MIB), "b": torch.ones(5 * MIB)}
+    names = ["site-1", "site-2"] if by == "another receiver" else ["site-1"]
+    ref = harness.service.offer(MemoryBody.of(model), names)
+    receiver, other = (harness.receiver(name, direct=True) for name in ("site-1", names[-1]))
+    if by == "another receiver":
+        fetch(receiver, ref.token)
+
+    def settle(start, stop):
+        if ref.outcome is None:
+            fetch(other, ref.token)
+            assert ref.wait(10).ok
+            model["b"].fill_(9)  # the ref has settled: its owner may
+
+    remote = RemoteSource(receiver, ref.token, QUICK)
+    with pytest.raises(RefusedError):
+        download(remote, MemoryBody.allocate, settle)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_change_is_refused_also_when_a_receiver_fetches_again(harness, direct):
+    model = {"a": torch.ones(5 * MIB), "b": torch.ones(5 * MIB)}
+    ref = harness.service.offer(MemoryBody.of(model), ["site-1", "site-2"])
+    receiver = harness.receiver(direct=direct)
+    fetch(receiver, ref.token)
+    remote = RemoteSource(receiver, ref.token, QUICK)
+    with pytest.raises(RefusedError, match="'b' was changed"):
+        download(remote, MemoryBody.allocate, lambda start, stop: model["b"].add_(1))

@@ -8,9 +8,9 @@ import pytest
 import torch
 from asking import MODEL, NBYTES, Asker, ask, offer, refusal, reply_to
 from harness import QUICK, fetch
-from support import assert_same_tensors, tensor
+from support import assert_same_tensors, body_of, tensor
 
-from flstream.errors import ChannelClosedError, LayoutError
+from flstream.errors import ChannelClosedError, LayoutError, RefusedError
 from flstream.model.memory import MemoryBody
 from flstream.streaming.download import RemoteSource
 from flstream.streaming.refs import Outcome
@@ -138,8 +138,7 @@ def test_closing_the_service_aborts_what_is_on_offer_and_its_receivers_see_the_e
         remote.read(0, NBYTES, memoryview(bytearray(NBYTES)))
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_service_that_meets_a_defect_ends_its_channels_instead_of_falling_silent(harness):
+def test_a_source_that_fails_is_refused_with_its_error_and_all_else_is_served(harness, capfd):
     class Defective(MemoryBody):
         def in_place(self, start, stop):
             raise MemoryError
@@ -147,13 +146,12 @@ def test_a_service_that_meets_a_defect_ends_its_channels_instead_of_falling_sile
     body = MemoryBody.of(MODEL)
     views = dict.fromkeys(MODEL, memoryview(b""))
     ref = harness.service.offer(Defective(body.layout, MODEL, views), ["site-1"])
-    with pytest.raises(ChannelClosedError):
-        fetch(harness.receiver(), ref.token)
-    assert ref.wait(30).reason == "site-1: the sender failed: MemoryError: "
-    assert offer(harness, "site-1").outcome.status == "aborted"
-    for thread in threading.enumerate():
-        if thread.name == "sends to site-1":
-            thread.join()  # what it has to say of its defect belongs here
+    receiver = harness.receiver()
+    with pytest.raises(RefusedError, match=r"what is on offer cannot be read: MemoryError"):
+        fetch(receiver, ref.token)
+    assert "MemoryError" in ref.wait(30).reason
+    assert "in_place" in capfd.readouterr().err  # whose defect it is
+    assert body_of(fetch(receiver, offer(harness, "site-1").token)) == body_of(MemoryBody.of(MODEL))
 
 
 def test_a_service_can_be_closed_while_it_is_being_woken():
