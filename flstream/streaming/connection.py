@@ -204,7 +204,7 @@ class Connection:
         if request.digests:
             digest_of = partial(self._digest_of_block, ref)
             digests = ref.digests.take(digest_of, lambda: self._attend(request))
-        if request.direct and self.channel.direct and layout.nbytes and not encoder:
+        if request.direct and self.channel.direct and layout.nbytes > request.eager and not encoder:
             place, descriptors = place_of(source)
         if place is not None:
             self._placed.add(request.token)
