@@ -61,10 +61,6 @@ class RefusedError(StreamingError):
     """A request that the sender refused; the message includes the sender's reason."""
 
 
-class SourceChangedError(StreamingError):
-    """Tensors or a file that were changed while they were on offer."""
-
-
 class AbortedError(StreamingError):
     """A transfer that was cancelled by this process."""
 

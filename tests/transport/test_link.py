@@ -7,6 +7,7 @@ import threading
 from contextlib import closing
 
 import pytest
+from emulated import emulated_pipe
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,6 @@ from flstream.transport.link import (
     Flow,
     Line,
     LinkRelay,
-    emulated_pipe,
 )
 
 MIB = 1 << 20
