@@ -51,7 +51,7 @@ _CLOSE_SECONDS = 5.0
 # 1 GB. Larger ones are not cached, so that the cache stays small beside a receiver's buffers.
 _MOST_KEPT_BYTES = 2 << 20
 
-Range = tuple[int, int]
+Range = wire.Range
 Place = Callable[[int, int], Sequence[memoryview]]
 """Function that returns the views for the bytes of a range."""
 
@@ -101,16 +101,10 @@ class _Frames:
 
     def missing(self) -> list[Range]:
         """Return what has not come, or not sound."""
-        missing: list[Range] = []
         later = list(self.ranges[self._index :])
         if self.due is not None:
             later[0] = self.due[0], later[0][1]
-        for start, stop in [*self._damaged, *later]:
-            if missing and missing[-1][1] == start:
-                missing[-1] = missing[-1][0], stop
-            else:
-                missing.append((start, stop))
-        return missing
+        return wire.merged([*self._damaged, *later])
 
 
 class RemoteSource:

@@ -85,8 +85,8 @@ class Receiver:
         self._connect = connect
         self._hello = wire.pack_message(wire.Hello(wire.VERSION, secrets.token_bytes(16)))
         self._number = 0
-        self._turn = threading.Condition()
-        self._under_way: weakref.ref[Exchange] | None = None
+        self._turn = threading.Lock()
+        self._whose: int | None = None  # thread
         self._sending = threading.RLock()
         # Since when connections have broken without anything of use from one.
         self._failing_since: float | None = None
@@ -104,35 +104,29 @@ class Receiver:
         self.packets = wire.PacketReader(channel, self.peer)
         self._greeting = self._hello
 
-    def begin(self, exchange: Exchange, seconds: float) -> None:
+    def begin(self, seconds: float) -> None:
         """Wait for the turn of a download.
 
         Raises:
-            DeadlineError: Another one is under way, and takes longer.
+            RefusedError: This thread has another one under way.
+            DeadlineError: That of another thread takes longer.
         """
-        with self._turn:
-            present = self._under_way() if self._under_way is not None else None
-            if present is not None and not present.is_over and present.is_here:
-                raise RefusedError(
-                    f"another download from {self.peer} is under way on this connection, which "
-                    "carries one at a time; end it first"
-                )
-            if not self._turn.wait_for(lambda: self._is_free, min(seconds, threading.TIMEOUT_MAX)):
-                raise DeadlineError(
-                    f"another download from {self.peer} is under way, and a connection carries one "
-                    "at a time; let it end, or connect a second time"
-                )
-            self._under_way = weakref.ref(exchange)
-
-    @property
-    def _is_free(self) -> bool:
-        present = self._under_way() if self._under_way is not None else None
-        return present is None or present.is_over
+        if self._whose == threading.get_ident():
+            raise RefusedError(
+                f"another download from {self.peer} is under way on this connection, which carries "
+                "one at a time; end it first"
+            )
+        if not self._turn.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+            raise DeadlineError(
+                f"another download from {self.peer} is under way, and a connection carries one at "
+                "a time; let it end, or connect a second time"
+            )
+        self._whose = threading.get_ident()
 
     def end(self) -> None:
-        """Have others look whether it is their turn."""
-        with self._turn:
-            self._turn.notify_all()
+        """Give the turn to the next download."""
+        self._whose = None
+        self._turn.release()
 
     def next_number(self) -> int:
         """Return a new number for a request: from 1 up, and after the largest one from 1 again."""
@@ -248,7 +242,6 @@ class Exchange:
         peer: Name of the sender.
         due: Describes what the sender is still to send, for messages.
         packets: What arrives on the present connection.
-        is_over: Whether nothing more is read for it.
         was_lost: Whether what was asked for is not to come: the connection broke since, or the
             sender says that it has sent all.
         fetching: Number of the request that frames are to come for; 0 for none.
@@ -267,10 +260,9 @@ class Exchange:
         self.token = token
         self.peer = receiver.peer
         self.due: Callable[[], str] = lambda: "anything"
-        self.is_over = self.was_lost = False
+        self.was_lost = False
         self.fetching = 0
         self._receiver = receiver
-        self._thread = threading.get_ident()
         self._settings = settings
         self._aborts = [signal for signal in (receiver.abort, abort) if signal is not None]
         self._timeout = settings.request_timeout
@@ -278,13 +270,10 @@ class Exchange:
         self._ping = self._asked = 0
         self._is_failing = False
         self._repeated, self._most_repeated = 0, _MOST_REPEATED
-        receiver.begin(self, settings.request_timeout)
+        self._is_over = True
+        receiver.begin(settings.request_timeout)
+        self._is_over = False
         self._channel, self.packets = receiver.channel, receiver.packets
-
-    @property
-    def is_here(self) -> bool:
-        """Whether it is this thread's."""
-        return self._thread == threading.get_ident()
 
     def renew(self, seconds: float | None = None) -> None:
         """Start the time again, with another limit if one is given."""
@@ -293,11 +282,12 @@ class Exchange:
 
     def end(self) -> None:
         """Read nothing more for it, so that another download has its turn."""
-        self.is_over = True
-        self._receiver.end()
+        if not self._is_over:
+            self._is_over = True
+            self._receiver.end()
 
     def __del__(self) -> None:
-        self._receiver.end()
+        self.end()  # of a source that was let go of
 
     def wind_up(self) -> bool:
         """Prepare for telling the sender of a failure: no signal ends that, nor a new connection.

@@ -12,10 +12,9 @@ import time
 from array import array
 from collections.abc import Callable
 
-import xxhash
-
 from flstream.errors import ProtocolError
 from flstream.model.source import Scratch, Source, views_of
+from flstream.streaming.wire import digest_of, merged
 
 _BLOCK_BYTES = 64 << 10
 # Most digests of a body: those of 16 GiB in blocks of 64 KiB, in 2 MiB.
@@ -96,19 +95,9 @@ def same_blocks(source: Source, block: int, digests: bytes, peer: str) -> list[t
     if len(digests) != -(-nbytes // block) * 8:
         raise ProtocolError(f"{peer} sent {len(digests)} bytes of digests for {nbytes} of a body")
     theirs = array("Q", digests)
-    ranges: list[tuple[int, int]] = []
-    for index, start in enumerate(range(0, nbytes, block)):
-        stop = min(start + block, nbytes)
-        if _digest(source, start, stop, scratch) == theirs[index]:
-            if ranges and ranges[-1][1] == start:
-                ranges[-1] = ranges[-1][0], stop
-            else:
-                ranges.append((start, stop))
-    return ranges
-
-
-def _digest(source: Source, start: int, stop: int, scratch: Scratch) -> int:
-    state = xxhash.xxh3_64()
-    for view in views_of(source, start, stop, scratch):
-        state.update(view)
-    return state.intdigest()
+    pieces = ((start, min(start + block, nbytes)) for start in range(0, nbytes, block))
+    return merged(
+        (start, stop)
+        for (start, stop), digest in zip(pieces, theirs, strict=True)
+        if digest_of(views_of(source, start, stop, scratch)) == digest
+    )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from itertools import islice
 from typing import Generic, NamedTuple
 
 from flstream.errors import ProtocolError, RefusedError
+from flstream.model.composed import Segments
 from flstream.model.copy import expect_fit
+from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
 from flstream.model.source import OnRange
 from flstream.streaming import wire
@@ -40,14 +41,6 @@ class TensorSpec(NamedTuple):
     tags: tuple[str, ...] = ()
     report: bool = False
     require_lossless: bool = False
-
-
-class _Span(NamedTuple):
-    """A tensor's bytes in the body of a ref, and where they go."""
-
-    start: int
-    stop: int
-    target: int
 
 
 class Selection:
@@ -89,28 +82,17 @@ class Selection:
         self.layout = Layout.of(
             ((n, info.dtype, info.shape) for n, info in chosen.items() if n not in ties), ties
         )
-        spans = [
-            _Span(*chosen[spec.name][3:], spec.start) for spec in self.layout.tensors if spec.nbytes
-        ]
-        self._spans = sorted(spans)
-        self._starts = [span.start for span in self._spans]
-        self.ranges: list[Range] = []
-        for span in self._spans:
-            if self.ranges and self.ranges[-1][1] == span.start:
-                self.ranges[-1] = self.ranges[-1][0], span.stop
-            else:
-                self.ranges.append((span.start, span.stop))
+        own = [(chosen[spec.name], spec) for spec in self.layout.tensors if spec.nbytes]
+        own.sort(key=lambda pair: pair[0].start)
+        self._segments: Segments[TensorInfo] = Segments()
+        for info, spec in own:
+            self._segments.add(info, spec, spec.start)
+        self.ranges = wire.merged((info.start, info.stop) for info, _ in own)
 
     def pieces(self, start: int, stop: int) -> Iterator[Range]:
         """Yield the ranges of the tensors' own body for a range of the whole one."""
-        for index in range(max(bisect_right(self._starts, start) - 1, 0), len(self._spans)):
-            span = self._spans[index]
-            if span.start >= stop:
-                return
-            first, last = max(span.start, start), min(span.stop, stop)
-            moved = span.target - span.start
-            if first < last:
-                yield first + moved, last + moved
+        for segment in self._segments.cut(start, stop):
+            yield segment.offset, segment.offset + segment.stop - segment.start
 
 
 class _SelectedSink(Generic[SinkT]):

@@ -47,6 +47,9 @@ _AHEAD_BYTES = 4 << 10
 # Bytes of a payload of no use that are read at a time.
 _SKIPPED_BYTES = 1 << 20
 
+Range = tuple[int, int]
+"""Bytes ``[start, stop)`` of a body."""
+
 # Largest number that a packet's header holds. A larger one, copied into an answer, would not fit.
 Number = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 _Token = Annotated[bytes, msgspec.Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
@@ -304,6 +307,17 @@ def _decoded(
         raise ProtocolError(
             f"{peer} sent a message that cannot be read: {quotable(str(error))}"
         ) from error
+
+
+def merged(ranges: Iterable[Range]) -> list[Range]:
+    """Return ranges that come in order, those that touch as one."""
+    found: list[Range] = []
+    for start, stop in ranges:
+        if found and found[-1][1] == start:
+            found[-1] = found[-1][0], stop
+        else:
+            found.append((start, stop))
+    return found
 
 
 Wait = Callable[[], None]
