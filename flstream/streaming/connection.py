@@ -302,11 +302,12 @@ class Connection:
     def _post(self, message: wire.Reply | wire.Hello, descriptors: Sequence[int] = ()) -> None:
         """Send a message, and all that waits before it."""
         if descriptors:
-            self._flush()  # they go with the first byte of a call
-        self._waiting.append(memoryview(wire.pack_message(message)))
-        self._flush(descriptors)
+            self._send()  # they go with the first byte of a call
+        self._send(memoryview(wire.pack_message(message)), descriptors=descriptors)
 
-    def _flush(self, descriptors: Sequence[int] = ()) -> None:
+    def _send(self, *data: memoryview, descriptors: Sequence[int] = ()) -> None:
+        """Send what waits, and then bytes that stay as they are meanwhile, at least one a view."""
+        self._waiting += data
         while self._waiting:
             count = self.channel.send_some(self._waiting, descriptors)
             if count:
@@ -314,18 +315,29 @@ class Connection:
             else:
                 self._wait_for_room()
 
-    def _push(self, data: memoryview) -> int:
-        """Send what waits, and then of some bytes what the channel takes; or wait for room.
+    def _send_in_place(self, ref: Ref, delivery: Delivery, start: int, stop: int) -> None:
+        """Send what waits, and then a range of a body in memory, as long as that is on offer."""
+        while start < stop:
+            waits = sum(map(len, self._waiting))
+            with delivery.reading:
+                source = ref.source
+                views = None if source is None else in_place(source, start, stop)
+                if views is not None:
+                    count = self.channel.send_some([*self._waiting, *views])
+            if views is None:  # its owner has the memory back: the receiver finds the frame damaged
+                self._send_zeros(stop - start)
+                return
+            del views, source  # not to keep a tensor alive while the receiver rests
+            self._waiting = advance(self._waiting, min(count, waits))
+            start += max(count - waits, 0)
+            if not count:
+                self._wait_for_room()
 
-        Returns:
-            The number of these bytes that were sent, which may be 0.
-        """
-        waits = sum(map(len, self._waiting))
-        count = self.channel.send_some([*self._waiting, data])
-        if not count:
-            self._wait_for_room()
-        self._waiting = advance(self._waiting, min(count, waits))
-        return max(count - waits, 0)
+    def _send_zeros(self, count: int) -> None:
+        while count:
+            zeros = _ZEROS[:count]
+            self._send(zeros)
+            count -= len(zeros)
 
     def _wait_for_room(self) -> None:
         """Wait until the receiver takes more, however long, as long as it says that it lives."""
@@ -344,7 +356,7 @@ class Connection:
         """Send the next frame of the request, if there is one."""
         place = next(self._frames, None)
         if place is None:
-            self._flush()
+            self._send()
             self._fetch = None
             return
         ref = self._service.ref(fetch.token, self.receiver)
@@ -369,99 +381,61 @@ class Connection:
         self, fetch: wire.Fetch, ref: Ref, delivery: Delivery, start: int, stop: int
     ) -> int:
         """Send a frame for a range, and return the length of its payload."""
-        if self._encoder is not None and stop - start <= _MOST_ENCODED_BYTES:
-            encoded = self._encoded(self._encoder, ref, delivery, start, stop)
-            if encoded is not None:
-                header = wire.Header(wire.ENCODED, fetch.number, start, len(encoded))
-                self._send_bytes(header, encoded)
-                return len(encoded)
+        whole = None
         header = wire.Header(wire.FRAME, fetch.number, start, stop - start)
         if fetch.chunk_size == 0:
             whole = memoryview(bytearray(stop - start))
             with delivery.reading:
                 _source_of(ref).read(start, stop, whole)
-            self._send_bytes(header, whole)
+        elif self._encoder is not None and stop - start <= _MOST_ENCODED_BYTES:
+            whole = self._encoded(self._encoder, ref, delivery, start, stop)
+            if whole is not None:
+                header = wire.Header(wire.ENCODED, fetch.number, start, len(whole))
+        if whole is not None:
+            self._waiting.append(memoryview(header.pack()))
+            self._send(whole)
+            self._waiting.append(memoryview(wire.pack_digest(wire.digest_of([whole]))))
             return len(whole)
         digest = xxhash.xxh3_64()
-        first = self._piece(ref, delivery, start, min(start + _PIECE_BYTES, stop), digest)
-        self._waiting.append(memoryview(header.pack()))
-        self._send_piece(*first, ref, delivery)
-        for begin in range(start + _PIECE_BYTES, stop, _PIECE_BYTES):
+        for begin in range(start, stop, _PIECE_BYTES):
             end = min(begin + _PIECE_BYTES, stop)
             try:
                 piece = self._piece(ref, delivery, begin, end, digest)
             except Exception:
-                self._send_zeros(stop - begin)  # a frame that has begun is to have an end
-                self._waiting.append(memoryview(wire.pack_digest(~digest.intdigest() % 2**64)))
+                if begin > start:  # a frame that has begun is to have an end, if a damaged one
+                    self._send_zeros(stop - begin)
+                    self._waiting.append(memoryview(wire.pack_digest(~digest.intdigest() % 2**64)))
                 raise
-            self._send_piece(*piece, ref, delivery)
+            if begin == start:
+                self._waiting.append(memoryview(header.pack()))
+            if piece is None:
+                self._send_in_place(ref, delivery, begin, end)
+            else:
+                self._send(piece)
         self._waiting.append(memoryview(wire.pack_digest(digest.intdigest())))
         return stop - start
 
     def _piece(
         self, ref: Ref, delivery: Delivery, start: int, stop: int, digest: xxhash.xxh3_64
-    ) -> tuple[int, int, memoryview | None]:
+    ) -> memoryview | None:
         """Digest a piece of the body, which is read here unless it can be sent from its place.
 
         Returns:
-            Its range, and its bytes; None if they are to be sent from where they are.
+            Its bytes; None if they are to be sent from where they are.
         """
         with delivery.reading:
-            source = ref.source
-            if source is None:
-                return start, stop, None
+            source = _source_of(ref)
             views = in_place(source, start, stop)
             for view in views or ():
                 digest.update(view)
             if views is not None and len(views) <= _MOST_VIEWS:
-                return start, stop, None
+                return None
             data = self._scratch.take(stop - start)
             source.read(start, stop, data)
             delivery.active_at = time.monotonic()  # to read may have taken long
         if views is None:
             digest.update(data)
-        return start, stop, data
-
-    def _send_piece(
-        self, start: int, stop: int, data: memoryview | None, ref: Ref, delivery: Delivery
-    ) -> None:
-        while start < stop:
-            if data is not None:
-                count = self._push(data)
-                data = data[count:]
-            else:
-                count = self._push_in_place(ref, delivery, start, stop)
-            start += count
-
-    def _push_in_place(self, ref: Ref, delivery: Delivery, start: int, stop: int) -> int:
-        """Send what the channel takes of a range in memory, as long as that is on offer."""
-        waits, views = sum(map(len, self._waiting)), None
-        with delivery.reading:
-            source = ref.source
-            if source is not None:
-                views = in_place(source, start, stop)
-            if views is not None:
-                count = self.channel.send_some([*self._waiting, *views])
-        if views is None:  # its owner has the memory back: the receiver finds the frame damaged
-            self._send_zeros(stop - start)
-            return stop - start
-        del views, source  # not to keep a tensor alive while the receiver rests
-        self._waiting = advance(self._waiting, min(count, waits))
-        if not count:
-            self._wait_for_room()
-        return max(count - waits, 0)
-
-    def _send_bytes(self, header: wire.Header, data: memoryview) -> None:
-        """Send a frame whose payload is here."""
-        self._waiting.append(memoryview(header.pack()))
-        digest = wire.digest_of([data])
-        while len(data):
-            data = data[self._push(data) :]
-        self._waiting.append(memoryview(wire.pack_digest(digest)))
-
-    def _send_zeros(self, count: int) -> None:
-        while count:
-            count -= self._push(_ZEROS[:count])
+        return data
 
     def _encoded(
         self, encoder: FrameEncoder, ref: Ref, delivery: Delivery, start: int, stop: int
