@@ -2,6 +2,7 @@
 
 import math
 import os
+import time
 
 import pytest
 from workers_support import ThreadEngine
@@ -132,6 +133,9 @@ def test_workers_that_are_replaced_leave_nothing_behind_in_the_server(outfit):
     for hand in replaced:
         assert hand.was_let_go()
         hand.close()
+    until = time.monotonic() + 30  # the thread of each connection ends by itself
+    while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < until:
+        time.sleep(0.01)
     assert len(os.listdir("/proc/self/fd")) == before
     # Nor is anything kept of their names, of which there is one for each that was ever started.
     team.pool.close()
