@@ -103,6 +103,30 @@ class FileReader:
         os.close(self.fd)
 
 
+class _Spans:
+    """Consecutive pieces of a body, wherever they lie in a process's memory.
+
+    Args:
+        spans: Addresses and lengths in bytes, in order.
+    """
+
+    def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
+        self._addresses = [address for address, _ in spans]
+        self._starts = [0, *accumulate(length for _, length in spans)]
+        self.nbytes = self._starts[-1]
+
+    def buffers(self, start: int, count: int) -> ctypes.Array[_Buffer]:
+        """Return where bytes lie: ``count`` of them, or those in as many pieces as a call takes."""
+        index = bisect_right(self._starts, start) - 1
+        buffers: list[_Buffer] = []
+        while count and len(buffers) < _MOST_BUFFERS:
+            inside = start - self._starts[index]
+            length = min(self._starts[index + 1] - start, count)
+            buffers.append(_Buffer(self._addresses[index] + inside, length))
+            start, count, index = start + length, count - length, index + 1
+        return (_Buffer * len(buffers))(*buffers)
+
+
 class MemoryReader:
     """Reads a body from the memory of another process.
 
@@ -116,14 +140,11 @@ class MemoryReader:
     """
 
     def __init__(self, pid: int, spans: Sequence[tuple[int, int]], nbytes: int) -> None:
-        lengths = [length for _, length in spans]
-        addresses = [address for address, _ in spans]
-        sound = all(0 < number < 2**63 for number in chain(lengths, addresses))
-        if not sound or sum(lengths) != nbytes:
-            raise ProtocolError(f"memory of {sum(lengths)} bytes is said to have {nbytes}")
+        said = sum(length for _, length in spans)
+        if said != nbytes or not all(0 < number < 2**63 for number in chain.from_iterable(spans)):
+            raise ProtocolError(f"memory of {said} bytes is said to have {nbytes}")
         self._pid = pid
-        self._addresses = addresses
-        self._starts = [0, *accumulate(lengths)]
+        self._theirs = _Spans(spans)
 
     def read(self, start: int, into: Sequence[memoryview]) -> None:
         """Fill views with the bytes from ``start`` on.
@@ -131,29 +152,15 @@ class MemoryReader:
         Raises:
             OSError: The kernel does not allow it, the process has ended, or it has no such memory.
         """
-        for view in into:
-            address, done = _address(view), 0
-            while done < len(view):
-                theirs = self._theirs(start + done, min(len(view) - done, _MOST_BYTES))
-                wanted = sum(buffer.length for buffer in theirs)
-                ours = _Buffer(address + done, wanted)
-                count = _libc.process_vm_readv(self._pid, ours, 1, theirs, len(theirs), 0)
-                if count <= 0:
-                    code = ctypes.get_errno()
-                    raise OSError(code, os.strerror(code))
-                done += count
-            start += len(view)
-
-    def _theirs(self, start: int, count: int) -> ctypes.Array[_Buffer]:
-        """Return where the next bytes lie: ``count`` of them, or those of as many pieces as go."""
-        index = bisect_right(self._starts, start) - 1
-        buffers: list[_Buffer] = []
-        while count and len(buffers) < _MOST_BUFFERS:
-            inside = start - self._starts[index]
-            length = min(self._starts[index + 1] - start, count)
-            buffers.append(_Buffer(self._addresses[index] + inside, length))
-            start, count, index = start + length, count - length, index + 1
-        return (_Buffer * len(buffers))(*buffers)
+        ours, done = _Spans([(_address(view), len(view)) for view in into]), 0
+        while done < ours.nbytes:
+            theirs = self._theirs.buffers(start + done, min(ours.nbytes - done, _MOST_BYTES))
+            wanted = ours.buffers(done, min(ours.nbytes - done, _MOST_BYTES))
+            count = _libc.process_vm_readv(self._pid, wanted, len(wanted), theirs, len(theirs), 0)
+            if count <= 0:
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code))
+            done += count
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
