@@ -4,7 +4,6 @@ import os
 
 import numpy as np
 import pytest
-from emulated import emulated_pipe
 from journal_support import a_job
 
 from flstream.errors import ChannelClosedError
@@ -15,6 +14,7 @@ from flstream.streaming.download import RemoteSource, download
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.streaming.settings import StreamSettings
+from flstream.transport.link import emulated_pipe
 
 
 def fetch(link, nbytes, settings):

@@ -7,7 +7,6 @@ import threading
 from contextlib import closing
 
 import pytest
-from emulated import emulated_pipe
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from flstream.transport.link import (
     Flow,
     Line,
     LinkRelay,
+    emulated_pipe,
 )
 
 MIB = 1 << 20
