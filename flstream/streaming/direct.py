@@ -140,9 +140,9 @@ class MemoryReader:
     """
 
     def __init__(self, pid: int, spans: Sequence[tuple[int, int]], nbytes: int) -> None:
-        said = sum(length for _, length in spans)
-        if said != nbytes or not all(0 < number < 2**63 for number in chain.from_iterable(spans)):
-            raise ProtocolError(f"memory of {said} bytes is said to have {nbytes}")
+        stated = sum(length for _, length in spans)
+        if stated != nbytes or not all(0 < number < 2**63 for number in chain.from_iterable(spans)):
+            raise ProtocolError(f"memory of {stated} bytes is said to have {nbytes}")
         self._pid = pid
         self._theirs = _Spans(spans)
 
