@@ -15,13 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from flstream.client.messages import MODEL, Answered, Received, SiteAnswer, Task
+from flstream.client.messages import MODEL, Answered, SiteAnswer, Task
 from flstream.client.session import Session, current
 from flstream.client.worker import Worker
 from flstream.errors import StreamingError
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.layout import Layout
 from flstream.model.source import Scratch, views_of
+from flstream.streaming.download import download
 
 _STEP = 2 << 20
 
@@ -47,9 +48,9 @@ def serve(worker: Worker, task: Task, path: Path) -> None:
         def sink_for(layout: Layout) -> FileSink:
             return stack.enter_context(closing(FileSink(path, layout, durable=False)))
 
-        sink, cost = worker.fetch(task.bodies, sink_for)
-        source = sink.finish()
-    worker.send(Received(task.effect, cost))
+        remote, _ = worker.open(task.bodies)
+        source = download(remote, sink_for).finish()
+    worker.received(task.effect, remote.cost)
     (site,) = task.sites
     add(source, site.index + 1)
     # Opened anew: a source is not to change after it was opened.

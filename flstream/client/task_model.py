@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from flstream.client.context import SiteContext
 from flstream.client.fl_model import FLModel
 from flstream.client.joined_bodies import JoinedBodies
-from flstream.client.messages import MODEL, Received, Task
+from flstream.client.messages import MODEL, Task
 from flstream.client.meta import unpack_meta
+from flstream.client.model_form import ModelForm
 from flstream.client.site_filters import SiteFilters
 from flstream.client.watched import WatchedValues
 from flstream.client.worker import KnownModel, Worker
@@ -21,6 +23,7 @@ from flstream.model.memory import BufferSource, Framework, MemoryBody, Params
 from flstream.model.order import in_order
 from flstream.model.source import Source
 from flstream.model.unnamed_file import UnnamedFile
+from flstream.streaming.download import download
 from flstream.telemetry.events import Transfer
 
 if TYPE_CHECKING:
@@ -113,12 +116,16 @@ class TaskModel:
         """
         if self.task.mapped and not self._is_kept:
             tensors = self._received_mapped(into, place)
-        elif into is not None:
-            tensors = self._received_into(self._existing(into), site)
-        elif place is not None:
-            tensors = self._received_into(self._placed(place), site)
         else:
-            tensors = self._received_into(self._new, site)
+            sink_for: SinkFor = self._new
+            if into is not None:
+                sink_for = self._existing(into)
+            elif place is not None:
+                sink_for = self._placed(place)
+            if self._is_kept:
+                tensors = self._copied(sink_for, site)
+            else:
+                tensors = self._fetch(lambda layout: sink_for(layout, layout)).tensors
         assert self.joined is not None
         tensors, bodies = self.joined.taken_apart(tensors, self._framework)
         if into is None and self.layout is not None:
@@ -137,35 +144,36 @@ class TaskModel:
             seen: Function that returns where code will see it, if that is another place; memory
                 that it has received a model into before has what need not be sent.
         """
-
-        def held(body: BodyT) -> Source | None:
-            if body.is_used:
-                return body
-            base = self._worker.base.source
-            if base is not None or seen is None:
-                return base
-            place = seen(body.layout)
-            return place if place.is_used else None
-
         sink_for = _same_for_all_attempts(sink_for)
         while True:
             task = self.task
             try:
-                body, cost = self._worker.fetch(task.bodies, sink_for, task.host, held)
+                remote, form = self._worker.open(task.bodies, task.host)
+                held = partial(self._at_hand, form, seen)
+                body: BodyT = download(remote, sink_for, held=held, decode=form.decode)
                 break
             except StreamingError as error:
                 if not task.host:
                     raise
                 self.task = self._worker.fetch_again(task, str(error))
         self._take(body.layout)
-        self._worker.send(Received(self.task.effect, cost))
+        self._worker.received(self.task.effect, remote.cost)
         return body
+
+    def _at_hand(
+        self, form: ModelForm, seen: Callable[[Layout], MemoryBody] | None, body: BodyT
+    ) -> Source | None:
+        """Return what may have some of a model's bytes, in the form in which these come."""
+        source = body if body.is_used else self._worker.base.source
+        if source is None and seen is not None and (place := seen(body.layout)).is_used:
+            source = place
+        return form.encoded(source)
 
     def _map(self) -> MappedModel:
         self._mapped = self._worker.map(self.task.bodies[MODEL])
         self._take(self._mapped.layout)
         cost = Transfer(reused=self._mapped.layout.nbytes)
-        self._worker.send(Received(self.task.effect, cost))
+        self._worker.received(self.task.effect, cost)
         return self._mapped
 
     def copied_bytes(self) -> int:
@@ -250,9 +258,8 @@ class TaskModel:
         model.copy_into(body)
         return body.tensors
 
-    def _received_into(self, sink_for: SinkFor, site: SiteContext) -> Params:
-        if not self._is_kept:
-            return self._fetch(lambda layout: sink_for(layout, layout)).tensors
+    def _copied(self, sink_for: SinkFor, site: SiteContext) -> Params:
+        """Return a copy of the received model, as the site's filters leave it."""
         place = _same_for_all_attempts(lambda layout: sink_for(layout, layout))
         model = self._arrived(place)
         seen = self._filters.received(model, site)

@@ -15,6 +15,7 @@ from flstream.client.messages import (
     FromWorker,
     HostLost,
     Ready,
+    Received,
     Stop,
     Task,
     ToWorker,
@@ -30,7 +31,7 @@ from flstream.model.mapped import MappedModel
 from flstream.model.reuse import ModelMemory
 from flstream.model.source import Source
 from flstream.streaming.coding import EncoderFor
-from flstream.streaming.download import RemoteSource, SinkT, download
+from flstream.streaming.download import RemoteSource
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.refs import Ref
 from flstream.streaming.service import DownloadService
@@ -170,27 +171,19 @@ class Worker:
         """Send a message to the server."""
         self._control.send(message)
 
-    def fetch(
-        self,
-        bodies: Mapping[str, bytes],
-        sink_for: Callable[[Layout], SinkT],
-        host: str = "",
-        held: Callable[[SinkT], Source | None] = lambda _: None,
-    ) -> tuple[SinkT, Transfer]:
-        """Download a model, as far as it is not here already.
+    def open(self, bodies: Mapping[str, bytes], host: str = "") -> tuple[RemoteSource, ModelForm]:
+        """Open a model that is on offer, which is to be downloaded next.
 
         Args:
             bodies: Token of each body on offer, by its name: the model's, and the layout's where
                 the model comes encoded.
-            sink_for: Function that returns the sink for a layout.
             host: Name of the peer that offers it; empty for the server.
-            held: Function that returns a source that may have some of its bytes, given the sink.
 
         Returns:
-            The filled sink, and the cost of the download.
+            What is sent, and the form in which that is the model.
 
         Raises:
-            StreamingError: The model did not arrive.
+            StreamingError: It cannot be opened.
         """
         receiver = self._down
         if host:
@@ -209,12 +202,13 @@ class Worker:
             digests=streaming.reuse and self._has_received,
             decoder_for=None if host else decoder,
         )
-        sink = download(
-            remote, sink_for, held=lambda sink: form.encoded(held(sink)), decode=form.decode
-        )
+        return remote, form
+
+    def received(self, effect: int, cost: Transfer) -> None:
+        """Let the server know that the model of a task has arrived, and what that cost."""
         self._has_received = True
-        self._fetching = remote.cost.seconds if streaming.reuse else 0.0
-        return sink, remote.cost
+        self._fetching = cost.seconds if self.info.streaming.reuse else 0.0
+        self.send(Received(effect, cost))
 
     def map(self, token: bytes) -> MappedModel:
         """Map a model's checkpoint, which the server hands over.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flstream.model.layout import Layout as Layout
     from flstream.model.source import Source as Source
+    from flstream.streaming.api import Status as Status
     from flstream.streaming.api import add_arrays as add_arrays
     from flstream.streaming.api import add_blob as add_blob
     from flstream.streaming.api import add_file as add_file
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from flstream.streaming.api import download_specs as download_specs
     from flstream.streaming.api import download_tensors as download_tensors
     from flstream.streaming.api import listen as listen
-    from flstream.streaming.fetching import Status as Status
     from flstream.streaming.payload import Decomposer as Decomposer
     from flstream.streaming.payload import Registry as Registry
     from flstream.streaming.payload import default_registry as default_registry
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 # Loaded when they are first used: who needs one of them is not to wait for the others.
 _MODULES = {
-    "streaming.api": "add_arrays add_blob add_file add_payload add_tensors connect download_arrays "
-    "download_blob download_file download_payload download_specs download_tensors listen",
-    "streaming.fetching": "Status",
+    "streaming.api": "Status add_arrays add_blob add_file add_payload add_tensors connect "
+    "download_arrays download_blob download_file download_payload download_specs download_tensors "
+    "listen",
     "streaming.payload": "Decomposer Registry default_registry",
     "streaming.receiver": "Receiver",
     "streaming.refs": "Outcome Ref",

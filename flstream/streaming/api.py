@@ -23,20 +23,32 @@ A payload is any nested structure with tensors in it, such as an ``FLModel``: se
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import ExitStack
+import traceback
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
 import msgspec
 import numpy as np
 
-from flstream.errors import CheckpointError, LayoutError
+from flstream.errors import (
+    AbortedError,
+    ChannelClosedError,
+    CheckpointError,
+    DeadlineError,
+    LayoutError,
+    RefusedError,
+    StreamingError,
+)
 from flstream.model.checkpoint import FileSink, FileSource, open_blob
 from flstream.model.layout import Layout
 from flstream.model.memory import Framework, MemoryBody, Params
-from flstream.streaming.fetching import DownloadOptions, OnTensors, Status, fetch, fetch_specs
+from flstream.model.source import Sink, Source
+from flstream.streaming.download import RemoteSource, SinkT, download
 from flstream.streaming.payload import (
     Registry,
     default_registry,
@@ -47,14 +59,74 @@ from flstream.streaming.payload import (
 )
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.refs import OfferOptions, Ref
-from flstream.streaming.selection import TensorSpec
+from flstream.streaming.selection import Selection, TensorSpec, find_refs, ranges_of
 from flstream.streaming.service import DownloadService
-from flstream.streaming.settings import DEFAULT_LIMITS, Limits
+from flstream.streaming.settings import DEFAULT_LIMITS, Limits, StreamSettings, expect_options
+from flstream.streaming.wire import TOKEN_BYTES, Range
+from flstream.telemetry.events import Transfer
+from flstream.text import quotable
 from flstream.transport.channel import AbortSignal
 from flstream.transport.tcp import StartToken, TcpListener, dial
 
 if TYPE_CHECKING:
     import torch
+
+ResultT = TypeVar("ResultT")
+Code = Literal["ok", "refused", "timed out", "aborted", "sender gone", "failed"]
+_CODES: dict[type[StreamingError], Code] = {
+    RefusedError: "refused",
+    DeadlineError: "timed out",
+    AbortedError: "aborted",
+    ChannelClosedError: "sender gone",
+}
+
+
+class Status(NamedTuple):
+    """How a download ended.
+
+    Attributes:
+        code: ``ok``, or the kind of failure.
+        reason: Sentence that says why; empty if the code is ``ok``.
+        cost: Bytes, requests, chunks, retries and seconds; zeros unless the code is ``ok``.
+    """
+
+    code: Code
+    reason: str = ""
+    cost: Transfer = Transfer()
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything arrived and is sound."""
+        return self.code == "ok"
+
+
+OnProgress = Callable[[int, int], None]
+"""Function called with the bytes received so far, which never decrease, and the bytes in all."""
+
+OnTensors = Callable[[Mapping[str, Any]], None]
+"""Function called with the tensors that a chunk completed: each once, empty ones with the first."""
+
+
+class DownloadOptions(TypedDict, total=False):
+    """Options of a download, with the names of NVFlare's guide where it has them.
+
+    Attributes:
+        settings: Sizes and timeouts together; by default, those of ``StreamSettings()``.
+        max_chunk_size: Bytes of the longest chunk, a multiple of 16, in place of that of the
+            settings.
+        per_request_timeout: Seconds in which the sender has to answer one request, likewise.
+        abort_signal: Signal that cancels the download, from any thread.
+        optional: Whether a failure is reported by the status alone, with no value, instead of
+            raised.
+        on_progress: Called with the number of bytes received so far and in all.
+    """
+
+    settings: StreamSettings | None
+    max_chunk_size: int
+    per_request_timeout: float
+    abort_signal: AbortSignal | None
+    optional: bool
+    on_progress: OnProgress | None
 
 
 def add_tensors(
@@ -176,7 +248,7 @@ def download_tensors(
             memory.
         select: Names of the tensors that are wanted; None for all. Nothing else is sent.
         on_tensors: Called with tensors as soon as all their bytes have arrived.
-        options: See :class:`~flstream.streaming.fetching.DownloadOptions`.
+        options: See :class:`~flstream.streaming.api.DownloadOptions`.
 
     Returns:
         How the download ended, and the tensors by name, in the order in which they were offered or
@@ -187,8 +259,7 @@ def download_tensors(
         StreamingError: The download failed, and is not ``optional``.
         LayoutError: ``into`` does not fit the offer, or cannot be written to.
     """
-    names = _names(select)
-    return _tensors(receiver, ref_id, into, "pytorch", on_tensors, options, names)
+    return _tensors(receiver, ref_id, into, "pytorch", select, on_tensors, options)
 
 
 def download_arrays(
@@ -207,8 +278,7 @@ def download_arrays(
         LayoutError: ``into`` does not fit the offer, or cannot be written to, or NumPy lacks the
             type of a tensor; the message names it.
     """
-    names = _names(select)
-    return _tensors(receiver, ref_id, into, "numpy", on_tensors, options, names)
+    return _tensors(receiver, ref_id, into, "numpy", select, on_tensors, options)
 
 
 def download_specs(
@@ -240,13 +310,37 @@ def download_specs(
         StreamingError: The download failed otherwise, and is not ``optional``.
     """
     wanted = [_sound(spec) for spec in specs]
-    if len({spec.tensor_name for spec in wanted}) < len(wanted):
+    missing = {spec.tensor_name: spec for spec in wanted}
+    if len(missing) < len(wanted):
         raise ValueError("two specs have the same name; ask for one of them at a time")
+    settings, signal = _settings_of(options), options.get("abort_signal")
 
-    def sink_for(layout: Layout) -> MemoryBody:
-        return MemoryBody.allocate(layout, framework) if into is None else _part_of(into, layout)
+    def attempt() -> tuple[Params, Transfer]:
+        refs = find_refs(receiver, wanted, settings, signal)
+        found, cost = dict[str, Any](), Transfer()
+        for token in dict.fromkeys(chain.from_iterable(refs.values())):
+            remote = RemoteSource(receiver, token, settings, signal, eager=False, is_kept=True)
+            names = [
+                name
+                for name, spec in missing.items()
+                if token in refs[spec] and remote.layout.find(name) is not None
+            ]
+            if names:
+                sink_for = _selecting(names, into, framework, receiver.peer)
+                sink = _copied(remote, sink_for, options, on_tensors, wanted=ranges_of)
+                found.update((name, sink.tensors[name]) for name in names if missing.pop(name))
+            remote.leave()
+            cost += remote.cost
+        for spec in missing.values():
+            tags = f" and the tags {', '.join(sorted(spec.tags))}" if spec.tags else ""
+            raise RefusedError(
+                f"no tensor {quotable(spec.tensor_name)!r} of round {spec.round_number}{tags} is "
+                f"on offer by {receiver.peer}; check its round and tags"
+            )
+        return {spec.tensor_name: found[spec.tensor_name] for spec in wanted}, cost
 
-    return fetch_specs(receiver, wanted, sink_for, options, on_tensors)
+    status, tensors = _status_of(attempt, options)
+    return status, tensors or {}
 
 
 def download_file(
@@ -264,8 +358,8 @@ def download_file(
         ref_id: The ref's ``id``, or its ``token``.
         path: Path of the file.
         resume: Whether to keep the bytes of a failed download in ``<path>.tmp``, and to continue it
-            the next time. Each chunk of an earlier attempt is compared with the offer by its
-            digest; only those that are missing or differ are fetched.
+            the next time. Each 64 KiB of an earlier attempt are compared with the offer by their
+            digest; only what is missing or differs is fetched.
         options: As for :func:`download_tensors`.
 
     Returns:
@@ -331,18 +425,22 @@ def download_payload(
         LayoutError: ``into`` does not fit the offer, or cannot be written to, or there is not
             enough memory; the message names the path.
     """
+    value: Any = None
 
     def sink_for(layout: Layout) -> MemoryBody:
         targets = {} if into is None else pack(into, registry)[1]
         return payload_memory(layout, targets, framework, receiver.peer)
 
-    values: list[Any] = []
-
     def finish(body: MemoryBody) -> None:
-        values.append(value_of(body, registry))
+        nonlocal value
+        value = value_of(body, registry)
 
-    status, body, _ = fetch(receiver, ref_id, sink_for, options, on_tensors, finish)
-    return status, None if body is None else values[0]
+    def attempt() -> tuple[Any, Transfer]:
+        remote = _opened(receiver, ref_id, options)
+        _copied(remote, sink_for, options, on_tensors, finish)
+        return value, remote.cost
+
+    return _status_of(attempt, options)
 
 
 def listen(service: DownloadService, address: str, run: str = "") -> TcpListener:
@@ -399,23 +497,6 @@ def _offer_by_name(
     return service.offer(MemoryBody.of(tensors), receivers, **options)
 
 
-def _names(select: Collection[str] | None) -> list[str] | None:
-    if select is None:
-        return None
-    if isinstance(select, str) or not all(isinstance(name, str) for name in select):
-        raise ValueError(f"select is {select!r}; give a list of names")
-    return list(select)
-
-
-def _part_of(into: torch.nn.Module | Params, layout: Layout) -> MemoryBody:
-    """Return the memory of the selected tensors among those that a caller has given."""
-    body = MemoryBody.over(into)
-    lacking = next((name for name in layout.names if name not in body.tensors), None)
-    if lacking is not None:
-        raise LayoutError(f"tensor {lacking!r} is selected, and into has none of that name")
-    return body.part(layout)
-
-
 def _sound(spec: TensorSpec) -> TensorSpec:
     """Refuse a spec that could not be sent."""
     try:
@@ -433,17 +514,46 @@ def _tensors(
     ref_id: str | bytes,
     into: torch.nn.Module | Params | None,
     framework: Framework,
+    select: Collection[str] | None,
     on_tensors: OnTensors | None,
     options: DownloadOptions,
-    select: list[str] | None = None,
 ) -> tuple[Status, Params]:
-    def sink_for(layout: Layout) -> MemoryBody:
-        if into is None:
-            return MemoryBody.allocate(layout, framework)
-        return MemoryBody.over(into) if select is None else _part_of(into, layout)
+    if isinstance(select, str) or not all(isinstance(name, str) for name in select or ()):
+        raise ValueError(f"select is {select!r}; give a list of names")
 
-    status, body, names = fetch(receiver, ref_id, sink_for, options, on_tensors, select=select)
-    return status, {} if body is None else {name: body.tensors[name] for name in names}
+    def whole(layout: Layout) -> MemoryBody:
+        return MemoryBody.allocate(layout, framework) if into is None else MemoryBody.over(into)
+
+    def attempt() -> tuple[Params, Transfer]:
+        remote = _opened(receiver, ref_id, options, eager=select is None)
+        if select is None:
+            names, sink = remote.names, _copied(remote, whole, options, on_tensors)
+        else:
+            names = list(select)
+            sink_for = _selecting(names, into, framework, receiver.peer)
+            sink = _copied(remote, sink_for, options, on_tensors, wanted=ranges_of)
+        return {name: sink.tensors[name] for name in names}, remote.cost
+
+    status, tensors = _status_of(attempt, options)
+    return status, tensors or {}
+
+
+def _selecting(
+    names: Sequence[str], into: torch.nn.Module | Params | None, framework: Framework, peer: str
+) -> Callable[[Layout], MemoryBody]:
+    """Return what makes the sink for some of a layout's tensors, in new memory or what is given."""
+
+    def sink_for(whole: Layout) -> MemoryBody:
+        selection = Selection(whole, names, peer)
+        if into is None:
+            return selection.placed(MemoryBody.allocate(selection.layout, framework))
+        body = MemoryBody.over(into)
+        lacking = next((name for name in names if name not in body.tensors), None)
+        if lacking is not None:
+            raise LayoutError(f"tensor {lacking!r} is selected, and into has none of that name")
+        return selection.placed(body.part(selection.layout))
+
+    return sink_for
 
 
 def _file(
@@ -454,21 +564,150 @@ def _file(
     bare: bool,
     options: DownloadOptions,
 ) -> tuple[Status, Path | None]:
-    with ExitStack() as stack:
+    def attempt() -> tuple[Path, Transfer]:
         is_begun = resume and os.path.exists(f"{path}.tmp")
+        with ExitStack() as stack:
 
-        def sink_for(layout: Layout) -> FileSink:
-            if bare and layout.names != ["blob"]:
-                raise CheckpointError(
-                    f"what {receiver.peer} offers are tensors, no blob; fetch it by download_file"
-                )
-            return stack.enter_context(FileSink(path, layout, resume=resume, bare=bare))
+            def sink_for(layout: Layout) -> FileSink:
+                if bare and layout.names != ["blob"]:
+                    raise CheckpointError(
+                        f"what {receiver.peer} offers are tensors, no blob; fetch it by "
+                        "download_file"
+                    )
+                return stack.enter_context(FileSink(path, layout, resume=resume, bare=bare))
 
-        def earlier(sink: FileSink) -> FileSink | None:
-            return sink if sink.resumed else None
+            def held(sink: FileSink) -> FileSink | None:
+                return sink if sink.resumed else None
 
-        held = earlier if is_begun else None
-        status, sink, _ = fetch(
-            receiver, ref_id, sink_for, options, finish=FileSink.finish, held=held
+            remote = _opened(receiver, ref_id, options, digests=is_begun)
+            _copied(remote, sink_for, options, None, FileSink.finish, held)
+        return path, remote.cost
+
+    return _status_of(attempt, options)
+
+
+def _opened(
+    receiver: Receiver,
+    ref_id: str | bytes,
+    options: DownloadOptions,
+    *,
+    eager: bool = True,
+    digests: bool = False,
+) -> RemoteSource:
+    settings, signal = _settings_of(options), options.get("abort_signal")
+    token = _token_of(ref_id)
+    return RemoteSource(receiver, token, settings, signal, eager=eager, digests=digests)
+
+
+def _copied(
+    remote: RemoteSource,
+    sink_for: Callable[[Layout], SinkT],
+    options: DownloadOptions,
+    on_tensors: OnTensors | None,
+    finish: Callable[[SinkT], object] | None = None,
+    held: Callable[[SinkT], Source | None] | None = None,
+    wanted: Callable[[SinkT], Sequence[Range]] | None = None,
+) -> SinkT:
+    """Download into a sink, and tell the caller what has come: see :func:`~.download.download`."""
+    watch = _Watch(options.get("on_progress"), on_tensors)
+
+    def watched(layout: Layout) -> SinkT:
+        sink = sink_for(layout)
+        watch.begin(sink)
+        return sink
+
+    return download(remote, watched, watch.on_range, finish, held, wanted=wanted)
+
+
+class _Watch:
+    """Tells the caller of a download what has come.
+
+    Args:
+        on_progress: Told of the number of bytes; None for nobody.
+        on_tensors: Told of tensors that are whole; None for nobody.
+    """
+
+    def __init__(self, on_progress: OnProgress | None, on_tensors: OnTensors | None) -> None:
+        self._on_progress = on_progress
+        self._on_tensors = on_tensors
+        self._done = 0
+
+    def begin(self, sink: Sink) -> None:
+        """Take note of what is to come."""
+        self._sink: Any = sink
+        self._missing = {spec.name: spec.nbytes for spec in sink.layout.tensors}
+        self._nbytes = sum(self._missing.values())
+        self._empty = [name for name, nbytes in self._missing.items() if not nbytes]
+
+    def on_range(self, start: int, stop: int) -> None:
+        """Tell of a range that is in the sink."""
+        self._done += stop - start
+        if self._on_progress is not None:
+            self._on_progress(self._done, self._nbytes)
+        if self._on_tensors is None:
+            return
+        complete, self._empty = self._empty, []
+        for spec in self._sink.layout.overlapping(start, stop):
+            self._missing[spec.name] -= min(spec.stop, stop) - max(spec.start, start)
+            if not self._missing[spec.name]:
+                complete.append(spec.name)
+        tensors = self._sink.tensors
+        whole = {name: tensors[name] for name in complete if name in tensors}
+        if whole:
+            self._on_tensors(whole)
+
+
+def _status_of(
+    attempt: Callable[[], tuple[ResultT, Transfer]], options: DownloadOptions
+) -> tuple[Status, ResultT | None]:
+    """Make an attempt, and return how it ended, and its result."""
+    try:
+        result, cost = attempt()
+    except StreamingError as error:
+        if not options.get("optional"):
+            raise
+        return Status(_CODES.get(type(error), "failed"), str(error)), None
+    except Exception as error:
+        # An error that is kept, such as for a report, would keep the tensors that had come.
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if frame.f_globals.get("__name__", "").startswith("flstream."):
+                with suppress(RuntimeError):  # the function is still running
+                    frame.clear()
+        raise
+    return Status("ok", cost=cost), result
+
+
+def _token_of(ref_id: str | bytes) -> bytes:
+    token: object = ref_id
+    if isinstance(ref_id, str):
+        with suppress(ValueError):
+            token = bytes.fromhex(ref_id)
+    if not isinstance(token, bytes) or len(token) != TOKEN_BYTES:
+        size = f"{len(token)} bytes" if isinstance(token, bytes) else f"a {type(token).__name__}"
+        raise RefusedError(
+            f"a ref's token has {TOKEN_BYTES} bytes, or {2 * TOKEN_BYTES} hexadecimal digits, and "
+            f"this is {size}; hand on ref.id as it is"
         )
-    return status, path if sink is not None else None
+    return token
+
+
+def _settings_of(options: DownloadOptions) -> StreamSettings:
+    """Return the settings of a download with its options.
+
+    Raises:
+        ValueError: An option makes no sense.
+    """
+    expect_options(options, DownloadOptions)
+    settings = options.get("settings") or StreamSettings()
+    if not isinstance(settings, StreamSettings):
+        raise ValueError(f"settings is {settings!r}; give StreamSettings, or None")
+    signal = options.get("abort_signal")
+    if signal is not None and not (hasattr(signal, "fileno") and hasattr(signal, "is_set")):
+        raise ValueError(f"abort_signal is {signal!r}; give a flstream.streaming.Signal()")
+    if options.get("on_progress") is not None and not callable(options.get("on_progress")):
+        raise ValueError(f"on_progress is {options.get('on_progress')!r}; give a function")
+    if "max_chunk_size" in options:
+        settings = replace(settings, chunk_size=options["max_chunk_size"])
+    if "per_request_timeout" in options:
+        settings = replace(settings, request_timeout=options["per_request_timeout"])
+    return settings

@@ -142,7 +142,7 @@ class Connection:
         if header.kind != wire.MESSAGE or header.length > wire.MAX_REQUEST_BYTES:
             raise BrokenStreamError(f"{self.receiver} sent {header.length} bytes, no request")
         payload = self._packets.message(header, wire.MAX_REQUEST_BYTES, self._wait_for_input)
-        return wire.decode_request(payload, self.receiver)
+        return wire.decode(wire.REQUESTS, payload, self.receiver)
 
     def _wait_for_input(self) -> None:
         silent = Deadline(SILENT_SECONDS if self.channel.beats else None)

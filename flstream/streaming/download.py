@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -34,6 +35,7 @@ from flstream.streaming.direct import FileReader, MemoryReader
 from flstream.streaming.receiver import BROKEN, Exchange, Receiver
 from flstream.streaming.reuse import same_blocks
 from flstream.streaming.settings import DEFAULT_LIMITS, Limits, StreamSettings
+from flstream.streaming.wire import Range
 from flstream.telemetry.events import Transfer
 from flstream.text import quotable
 from flstream.transport.channel import AbortSignal
@@ -43,68 +45,16 @@ MOST_EAGER_BYTES = 64 << 10
 
 # Times that one chunk is fetched again before the download fails: more failures are not by chance.
 _MOST_REPAIRS = 5
-# Bytes of what is at hand that are copied at a time.
+# Bytes that are copied, or read directly, at a time where frames have no length.
 _STEP_BYTES = 2 << 20
-# Seconds that a receiver waits for the sender to confirm that the download is closed.
-_CLOSE_SECONDS = 5.0
 # The header of 10,000 tensors has 1 MiB, and parsing it takes a fifth as long as receiving their
 # 1 GB. Larger ones are not cached, so that the cache stays small beside a receiver's buffers.
 _MOST_KEPT_BYTES = 2 << 20
 
-Range = wire.Range
 Place = Callable[[int, int], Sequence[memoryview]]
 """Function that returns the views for the bytes of a range."""
 
 SinkT = TypeVar("SinkT", bound=Sink)
-
-
-class _Frames:
-    """The frames of one request, which come in order.
-
-    Args:
-        ranges: Ranges of the body that were asked for.
-        size: Length of a frame in bytes; the last one of a range may be shorter. 0 is one for all.
-
-    Attributes:
-        ranges: As given.
-        due: Range of the next frame; None once all have come.
-    """
-
-    def __init__(self, ranges: Sequence[Range], size: int) -> None:
-        self.ranges = ranges
-        self._size = size
-        self._index = 0
-        self._damaged: list[Range] = []
-        self.due: Range | None = self._from(ranges[0][0])
-
-    def _from(self, start: int) -> Range:
-        stop = self.ranges[self._index][1]
-        return start, min(start + self._size, stop) if self._size else stop
-
-    def advance(self, *, is_sound: bool) -> None:
-        """Record that the next frame has come."""
-        assert self.due is not None
-        if not is_sound:
-            self._damaged.append(self.due)
-        stop = self.due[1]
-        if stop < self.ranges[self._index][1]:
-            self.due = self._from(stop)
-        else:
-            self._index += 1
-            is_over = self._index == len(self.ranges)
-            self.due = None if is_over else self._from(self.ranges[self._index][0])
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all frames have come, sound."""
-        return self.due is None and not self._damaged
-
-    def missing(self) -> list[Range]:
-        """Return what has not come, or not sound."""
-        later = list(self.ranges[self._index :])
-        if self.due is not None:
-            later[0] = self.due[0], later[0][1]
-        return wire.merged([*self._damaged, *later])
 
 
 class RemoteSource:
@@ -150,7 +100,7 @@ class RemoteSource:
     ) -> None:
         self.is_kept = is_kept
         self.peer = receiver.peer
-        self._settings = settings
+        self._size = settings.chunk_size
         self._began = time.monotonic()
         self._ended: float | None = None
         self._bytes = self._chunks = self._requests = self._repairs = 0
@@ -162,36 +112,36 @@ class RemoteSource:
         self._at_hand: Source | None = None
         self._scratch = Scratch()
         self._reader: FileReader | MemoryReader | None = None
-        # The request under way, and what is to be asked for after it.
-        self._frames: _Frames | None = None
+        # What is to come, from front to back: of the present request, after that, and once more.
+        self._due: deque[Range] = deque()
         self._later: list[Range] = []
+        self._damaged: list[Range] = []
         self._exchange = Exchange(receiver, token, settings, abort)
         me = weakref.ref(self)  # no cycle, which would keep a model until the next collection
         self._exchange.due = lambda: "anything" if (it := me()) is None else it._first_missing()
         try:
-            self._open(receiver, eager=eager, digests=digests)
+            is_direct = receiver.channel.direct and settings.direct and bool(self._size)
+            most = MOST_EAGER_BYTES if self._size and eager and not digests else 0
+            self._open(receiver, most, digests, is_direct)
             self._decoder = None if decoder_for is None else decoder_for(self.layout)
         except BaseException as error:
             self.fail(error)
             raise
 
-    def _open(self, receiver: Receiver, *, eager: bool, digests: bool) -> None:
-        exchange, size = self._exchange, self._settings.chunk_size
-        most = MOST_EAGER_BYTES if size and eager and not digests else 0
-        direct = receiver.channel.direct and self._settings.direct and bool(size)
-        request = wire.Open(exchange.token, exchange.next_number(), most, size, digests, direct)
-        exchange.fetching = request.number
-        opened = exchange.ask(request, wire.Opened)
+    def _open(self, receiver: Receiver, most: int, digests: bool, is_direct: bool) -> None:
+        exchange = self._exchange
+        number = exchange.fetching = receiver.next_number()
+        request = wire.Open(exchange.token, number, most, self._size, digests, is_direct)
+        opened = self._opened = exchange.ask(request, wire.Opened)
         exchange.was_lost = False  # of a connection that broke: the answer came on another
         self.layout = layout_of_header(opened.layout, self.peer, receiver.limits)
         self.names = _in_order(self.layout.names, opened.order, self.peer)
         if opened.chunk_size % ALIGNMENT:
             raise ProtocolError(f"{self.peer} sends chunks of {opened.chunk_size} bytes, not of 16")
-        self._size = min(size, opened.chunk_size or size)
-        self._opened = opened
+        self._size = min(self._size, opened.chunk_size or self._size)
         nbytes = self.layout.nbytes
         exchange.allow(nbytes)
-        match opened.place if direct else None:
+        match opened.place if is_direct else None:
             case wire.InFile(offset):
                 fd = receiver.channel.take_descriptor()
                 self._reader = FileReader(fd, offset, nbytes)
@@ -200,7 +150,7 @@ class RemoteSource:
                     raise ProtocolError(f"{self.peer} offers its memory without saying who it is")
                 self._reader = MemoryReader(receiver.channel.peer_pid, spans, nbytes)
         if self._reader is None and 0 < nbytes <= most:
-            self._frames = _Frames([(0, nbytes)], self._size)
+            self._due.append((0, nbytes))
             self._requests += 1
         else:
             exchange.fetching = 0
@@ -208,15 +158,13 @@ class RemoteSource:
     @property
     def cost(self) -> Transfer:
         """Cost of the download so far, or in all once it is closed."""
-        seconds = (self._ended or time.monotonic()) - self._began
-        reused = sum(stop - start for start, stop in self._have)
         return Transfer(
             self._bytes + self._direct,
             self._requests,
             self._chunks,
             self._repairs,
-            seconds,
-            reused,
+            (self._ended or time.monotonic()) - self._began,
+            sum(stop - start for start, stop in self._have),
             self._encoded,
             self._with_base,
             self._direct,
@@ -241,10 +189,9 @@ class RemoteSource:
             FlstreamError: The source cannot be read.
         """
         opened = self._opened
-        if not opened.block or source.layout != self.layout or self._reader is not None:
-            return
-        self._have = same_blocks(source, opened.block, opened.digests, self.peer)
-        self._at_hand = source
+        if opened.block and source.layout == self.layout and self._reader is None:
+            self._have = same_blocks(source, opened.block, opened.digests, self.peer)
+            self._at_hand = source
 
     def begin(self) -> None:
         """Ask for all that is missing, which then comes while something else is done.
@@ -252,7 +199,7 @@ class RemoteSource:
         Raises:
             StreamingError: The sender is gone.
         """
-        if self._frames is None and self._reader is None and self.layout.nbytes:
+        if not self._due and self._reader is None:
             self._request(self._missing_from(0))
 
     # Receiving.
@@ -268,38 +215,37 @@ class RemoteSource:
             raise ValueError(f"a download goes on at byte {self._cursor}, not at {start}")
         if self._reader is not None and self._read_directly(start, [into]):
             self._cursor = stop
-            return
-        while len(into):
+        while self._cursor < stop:
+            room = into[self._cursor - start :]
             if not self._rest:
-                self._read_frame(into)
-            count = min(len(into), len(self._rest))
-            if count:
-                into[:count] = self._rest[:count]
-                self._rest, into = self._rest[count:], into[count:]
+                self._read_frame(room)
+            else:
+                count = min(len(room), len(self._rest))
+                room[:count], self._rest = self._rest[:count], self._rest[count:]
                 self._cursor += count
-            else:  # it was received in place
-                into = into[len(into) - (stop - self._cursor) :]
 
     def _read_frame(self, into: memoryview) -> None:
         """Receive the next frame: in place if there is room for all of it, else beside."""
         cursor = self._cursor
         for first, last in self._have:
             if first <= cursor < last and self._at_hand is not None:
-                stop = min(last, cursor + len(into))
-                self._at_hand.read(cursor, stop, into[: stop - cursor])
-                self._cursor = stop
+                self._cursor = min(last, cursor + len(into))
+                self._at_hand.read(cursor, self._cursor, into[: self._cursor - cursor])
                 return
-        if self._frames is None:
+        if not self._due and not self._later:
             self._request(self._missing_from(cursor))
-        assert self._frames is not None
-        assert self._frames.due is not None
-        stop = self._frames.due[1]
-        is_in_place = stop - cursor <= len(into)
-        target = into[: stop - cursor] if is_in_place else memoryview(bytearray(stop - cursor))
-        while self._take(lambda _start, _stop: [target], in_order=True) is None:
-            continue
-        if is_in_place:
-            self._cursor = stop
+        target = into
+
+        def place(start: int, stop: int) -> list[memoryview]:
+            nonlocal target
+            length = stop - start
+            target = into[:length] if length <= len(into) else memoryview(bytearray(length))
+            return [target]
+
+        frame = self._take(place, in_order=True)
+        assert frame is not None
+        if len(target) <= len(into):
+            self._cursor = frame[1]
         else:
             self._rest = target
 
@@ -320,25 +266,23 @@ class RemoteSource:
         """
         if wanted is None:
             expect_fit(self.layout, sink, self.peer)
-        for start, stop in _cut(self._have, _STEP_BYTES):
+            wanted = self._missing_from(0)
+        for piece in _cut(self._have, _STEP_BYTES):
             if self._at_hand is not None and cast(object, self._at_hand) is not sink:
-                views = views_of(self._at_hand, start, stop, self._scratch)
-                scatter(views, sink.views(start, stop))
-            _commit(sink, on_range, start, stop)
-        todo = self._missing_from(0) if wanted is None else list(wanted)
-        pieces = _cut(todo, self._size or _STEP_BYTES)
+                scatter(views_of(self._at_hand, *piece, self._scratch), sink.views(*piece))
+            _commit(sink, on_range, *piece)
+        pieces = _cut(wanted, self._size or _STEP_BYTES)
         while self._reader is not None:
-            if (piece := next(pieces, None)) is None:
+            if (due := next(pieces, None)) is None:
                 return
-            if self._read_directly(piece[0], sink.views(*piece)):
-                _commit(sink, on_range, *piece)
+            if self._read_directly(due[0], sink.views(*due)):
+                _commit(sink, on_range, *due)
             else:
-                todo = [piece, *pieces]
-        if self._frames is None:
-            self._request(todo)
-        while self._frames is not None:
-            if (frame := self._take(sink.views)) is not None:
-                _commit(sink, on_range, *frame)
+                wanted = wire.merged([due, *pieces])
+        if not self._due:
+            self._request(wanted)
+        while (frame := self._take(sink.views)) is not None:
+            _commit(sink, on_range, *frame)
 
     def _read_directly(self, start: int, into: Sequence[memoryview]) -> bool:
         """Read bytes without the sender; return False if that is not to be, from here on."""
@@ -364,87 +308,79 @@ class RemoteSource:
             start = max(start, last)
         return missing
 
-    def _request(self, ranges: list[Range]) -> None:
-        """Ask for ranges, or for as many as a request may have.
-
-        Raises:
-            StreamingError: The sender is gone.
-        """
-        self._frames = _Frames(ranges[: wire.MAX_RANGES], self._size) if ranges else None
-        self._later = ranges[wire.MAX_RANGES :]
-        while self._frames is not None:
-            try:
-                self._send_fetch(self._frames)
-                return
-            except BROKEN as error:
-                self._exchange.recover(error)
-
-    def _send_fetch(self, frames: _Frames) -> None:
+    def _request(self, ranges: Sequence[Range]) -> None:
+        """Ask for ranges, or for as many as a request may have; if that fails, they are lost."""
         exchange, decoder = self._exchange, self._decoder if self._size else None
+        self._damaged, self._later = [], list(ranges[wire.MAX_RANGES :])
+        self._due = deque(ranges[: wire.MAX_RANGES])
+        if not self._due:
+            return
         exchange.fetching, exchange.was_lost = exchange.next_number(), False
         self._requests += 1
         base = "" if decoder is None else decoder.base
-        exchange.send(
-            wire.Fetch(
-                exchange.token,
-                exchange.fetching,
-                list(frames.ranges),
-                self._size,
-                decoder is not None,
-                base,
+        wanted, is_encoded = list(self._due), decoder is not None
+        try:
+            exchange.send(
+                wire.Fetch(exchange.token, exchange.fetching, wanted, self._size, is_encoded, base)
             )
-        )
+        except BROKEN as error:
+            exchange.recover(error)
 
     def _take(self, place: Place, *, in_order: bool = False) -> Range | None:
-        """Receive a packet; return the range of its frame if that is wanted, and sound.
+        """Receive the next sound frame; return its range, or None if there is nothing to come.
 
         Args:
             place: Returns the views for a range; called again if its bytes came damaged.
             in_order: Whether what comes damaged is needed before what follows it.
         """
-        frames, exchange = self._frames, self._exchange
-        assert frames is not None
-        try:
-            if exchange.was_lost or frames.due is None:
-                self._request_again(frames)
-                return None
-            header = exchange.header()
-            if header.kind == wire.MESSAGE:
-                exchange.message(header)
-                return None
-            if header.number != exchange.fetching:
-                exchange.count_useless(header.length)  # of a request that was given up
-                return None
-            start, stop = frames.due
-            if header.start != start:
-                raise BrokenStreamError(
-                    f"{self.peer} sent bytes from {header.start} on, where those from {start} on "
-                    "were to come next"
-                )
-            views = place(start, stop)
-            if header.kind == wire.ENCODED:
-                is_sound = self._decode(header, views, stop)
-            elif header.length == stop - start:
-                is_sound = exchange.packets.payload(views, exchange.wait)
+        exchange = self._exchange
+        while self._due or self._damaged or self._later:
+            try:
+                if exchange.was_lost or not self._due:
+                    # Nothing more will come of earlier requests.
+                    self._repairs += exchange.was_lost or bool(self._damaged)
+                    self._request(wire.merged([*self._damaged, *self._due, *self._later]))
+                    continue
+                header = exchange.header()
+                if header.kind == wire.MESSAGE:
+                    exchange.message(header)
+                    continue
+                if header.number != exchange.fetching:
+                    exchange.count_useless(header.length)  # of a request that was given up
+                    continue
+                start, last = self._due[0]
+                stop = min(start + self._size, last) if self._size else last
+                if header.start != start:
+                    raise BrokenStreamError(
+                        f"{self.peer} sent bytes from {header.start} on, where those from {start} "
+                        "on were to come next"
+                    )
+                views = place(start, stop)
+                if header.kind == wire.ENCODED:
+                    is_sound = self._decode(header, views, stop)
+                elif header.length == stop - start:
+                    is_sound = exchange.packets.payload(views, exchange.wait)
+                else:
+                    raise BrokenStreamError(
+                        f"{self.peer} sent {header.length} bytes for a frame of {stop - start}"
+                    )
+            except BROKEN as error:
+                exchange.recover(error)
+                continue
+            if stop < last:
+                self._due[0] = stop, last
             else:
-                raise BrokenStreamError(
-                    f"{self.peer} sent {header.length} bytes for a frame of {stop - start}"
-                )
-        except BROKEN as error:
-            exchange.recover(error)
-            return None
-        frames.advance(is_sound=is_sound)
-        if not is_sound:
+                self._due.popleft()
+            if is_sound:
+                exchange.of_use()
+                self._bytes += header.length
+                self._chunks += 1
+                if not (self._due or self._damaged or self._later):
+                    exchange.fetching = 0
+                return start, stop
             self._count_damage(start, stop)
-            exchange.was_lost = exchange.was_lost or in_order
-            return None
-        exchange.of_use()
-        self._bytes += header.length
-        self._chunks += 1
-        if frames.is_done:
-            exchange.fetching = 0
-            self._request(self._later)
-        return start, stop
+            exchange.was_lost |= in_order
+        return None
 
     def _decode(self, header: wire.Header, views: Sequence[memoryview], stop: int) -> bool:
         """Receive an encoded frame into its place; return whether it is what was encoded.
@@ -462,10 +398,9 @@ class RemoteSource:
         try:
             data = payload[HEAD_BYTES:]
             self._decoder.decode(data, out, header.start, stop, has_base=has_base)
+            is_sound = wire.digest_of([out]) == digest
         except FlstreamError:  # of a codec, or of a file with a model: the bytes come without
             is_sound = False
-        else:
-            is_sound = wire.digest_of([out]) == digest
         if not is_sound:
             self._decoder = None
             self._exchange.was_lost = True  # what follows is not asked for encoded
@@ -476,19 +411,13 @@ class RemoteSource:
         self._with_base += stop - header.start if has_base else 0
         return True
 
-    def _request_again(self, frames: _Frames) -> None:
-        """Ask anew for what is missing: nothing more will come of earlier requests."""
-        missing, later = frames.missing(), self._later
-        self._repairs += 1
-        self._request(missing)
-        self._later = [*self._later, *later]
-
     def _count_damage(self, start: int, stop: int) -> None:
-        """Count a frame that came damaged.
+        """Note a frame that came damaged.
 
         Raises:
             IntegrityError: It has too often.
         """
+        self._damaged.append((start, stop))
         self._attempts[start] = self._attempts.get(start, 0) + 1
         if self._attempts[start] > _MOST_REPAIRS:
             raise IntegrityError(
@@ -499,7 +428,7 @@ class RemoteSource:
 
     def _first_missing(self) -> str:
         """Describe the first bytes that have not come, for the message of an error."""
-        missing = self._frames.missing() if self._frames is not None else ()
+        missing = [*self._damaged, *self._due]
         if not missing:
             return "anything"
         start = missing[0][0]
@@ -531,7 +460,7 @@ class RemoteSource:
         """
         self._ended = time.monotonic()
         self._close_reader()
-        _close(self._exchange, self._settings, failure)
+        self._exchange.close(failure)
 
     def leave(self) -> None:
         """Take nothing more of what comes, so that the ref can be fetched again."""
@@ -542,14 +471,12 @@ class RemoteSource:
         """Inform the sender that the download has failed, unless the ref stays on offer."""
         self._close_reader()
         if self.is_kept:
-            self.leave()
+            self._exchange.end()
             return
-        reason = str(error)
-        if not isinstance(error, FlstreamError):  # of a function of the user's, perhaps
-            reason = f"{type(error).__name__}: {error}"
-        # What is on its way is skipped, up to the answer: in a frame, the sender looks at nothing.
+        is_ours = isinstance(error, FlstreamError)  # and not of a function of the user's
+        reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
         with suppress(StreamingError):
-            _close(self._exchange, self._settings, quotable(reason), self._exchange.wind_up())
+            self._exchange.give_up(quotable(reason))
 
     def _close_reader(self) -> None:
         reader, self._reader = self._reader, None
@@ -573,7 +500,7 @@ def download(
     finish: Callable[[SinkT], object] | None = None,
     held: Callable[[SinkT], Source | None] | None = None,
     decode: Callable[[RemoteSource], Source] | None = None,
-    wanted: Sequence[Range] | None = None,
+    wanted: Callable[[SinkT], Sequence[Range]] | None = None,
 ) -> SinkT:
     """Copy a remote source into a sink, and report its end to the sender.
 
@@ -588,8 +515,7 @@ def download(
         held: Returns a source that may have some of the bytes, given the sink, which it may be.
         decode: Returns what is copied into the sink, given what is sent, which is read from front
             to back; None for what is sent.
-        wanted: Ranges of the body that are received into the sink, in the places of the body; None
-            for all.
+        wanted: Returns the ranges of the body that the sink is for; None for all.
 
     Returns:
         The sink, filled and finished.
@@ -607,7 +533,7 @@ def download(
         if source is not None:
             remote.reuse(source)
         if body is remote:
-            remote.deliver(sink, on_range, wanted)
+            remote.deliver(sink, on_range, None if wanted is None else wanted(sink))
         else:
             copy(body, sink, on_range=on_range, origin=remote.peer)
         if finish is not None or remote.is_kept:
@@ -642,24 +568,7 @@ def close_ref(
     Raises:
         StreamingError: The sender cannot be informed, or does not agree.
     """
-    _close(Exchange(receiver, token, settings), settings, failure)
-
-
-def _close_seconds(settings: StreamSettings) -> float:
-    """Seconds that the answer to a close may take, which is as short as that to a ping."""
-    return min(max(_CLOSE_SECONDS, settings.ping_timeout), settings.request_timeout)
-
-
-def _close(exchange: Exchange, settings: StreamSettings, failure: str, waits: bool = True) -> None:
-    exchange.renew(_close_seconds(settings))
-    request = wire.Close(exchange.token, exchange.next_number(), not failure, failure)
-    try:
-        if waits:
-            exchange.ask(request, wire.Closed)
-        else:
-            exchange.send(request)
-    finally:
-        exchange.end()
+    Exchange(receiver, token, settings).close(failure)
 
 
 def layout_of_header(header: bytes, peer: str, limits: Limits = DEFAULT_LIMITS) -> Layout:

@@ -35,6 +35,8 @@ BROKEN = (ChannelClosedError, BrokenStreamError)
 _NOBODY = bytes(wire.TOKEN_BYTES)
 _LARGEST_NUMBER = 2**32 - 1
 _LONGEST_BACKOFF = 1.0
+# Seconds that a receiver waits for the sender to confirm that a download is closed.
+_CLOSE_SECONDS = 5.0
 # Bytes of an answer to an open that are not the layout: digests, places in memory.
 _BESIDE_LAYOUT = 4 << 20
 # Bytes as which a packet counts beside its payload, however short: to read it takes as long.
@@ -92,14 +94,14 @@ class Receiver:
         self._failing_since: float | None = None
         self._attempts = 0
         self._closed = threading.Event()
-        self._take(channel)
+        self._adopt(channel)
         if channel.beats:
             beats = threading.Thread(
                 target=_beat, args=(weakref.ref(self), self._closed), name="beats", daemon=True
             )
             beats.start()
 
-    def _take(self, channel: Channel) -> None:
+    def _adopt(self, channel: Channel) -> None:
         self.channel = channel
         self.packets = wire.PacketReader(channel, self.peer)
         self._greeting = self._hello
@@ -190,7 +192,7 @@ class Receiver:
                     self._closed.wait(min(0.05 * 2.0 ** (self._attempts - 1), _LONGEST_BACKOFF))
                 self._attempts = min(self._attempts + 1, 16)
                 try:
-                    self._take(self._connect())
+                    self._adopt(self._connect())
                 except StreamingError as failure:
                     error = failure
                 else:
@@ -275,11 +277,6 @@ class Exchange:
         self._is_over = False
         self._channel, self.packets = receiver.channel, receiver.packets
 
-    def renew(self, seconds: float | None = None) -> None:
-        """Start the time again, with another limit if one is given."""
-        self._timeout = seconds or self._timeout
-        self._deadline = Deadline(self._timeout)
-
     def end(self) -> None:
         """Read nothing more for it, so that another download has its turn."""
         if not self._is_over:
@@ -289,15 +286,41 @@ class Exchange:
     def __del__(self) -> None:
         self.end()  # of a source that was let go of
 
-    def wind_up(self) -> bool:
-        """Prepare for telling the sender of a failure: no signal ends that, nor a new connection.
+    def close(self, failure: str = "") -> None:
+        """Tell the sender that this receiver is done with the ref, and end.
 
-        Returns:
-            Whether little enough is on its way to wait for the answer behind it.
+        Args:
+            failure: Reason for which it is of no use; empty if it was used.
+
+        Raises:
+            StreamingError: The sender cannot be told, or does not agree.
         """
+        how = self._settings
+        # The answer may take as little time as that to a ping.
+        self._timeout = min(max(_CLOSE_SECONDS, how.ping_timeout), how.request_timeout)
+        try:
+            self.ask(wire.Close(self.token, self.next_number(), not failure, failure), wire.Closed)
+        finally:
+            self.end()
+
+    def give_up(self, failure: str) -> None:
+        """Tell the sender that a download has failed, without a new connection for that, and end.
+
+        Raises:
+            StreamingError: The sender cannot be told.
+        """
+        # Neither does a signal end it. What is on its way is skipped, up to the answer: in a frame,
+        # the sender looks at nothing.
         self._aborts, self._is_failing = [], True
         self._repeated, self._most_repeated = 0, _MOST_SKIPPED
-        return self.packets.left <= _MOST_SKIPPED
+        if self.packets.left <= _MOST_SKIPPED:
+            self.close(failure)
+            return
+        self._deadline = Deadline(_CLOSE_SECONDS)
+        try:
+            self.send(wire.Close(self.token, self.next_number(), False, failure))
+        finally:
+            self.end()
 
     def next_number(self) -> int:
         """Return a new number for a request."""
@@ -318,7 +341,7 @@ class Exchange:
         """
         before, self.due = self.due, lambda: f"an answer to {type(request).__name__}"
         self._asked = request.number
-        self.renew()
+        self._deadline = Deadline(self._timeout)
         try:
             while True:
                 try:
@@ -368,7 +391,7 @@ class Exchange:
             if header.kind != wire.MESSAGE or header.length > wire.MAX_REQUEST_BYTES:
                 raise BrokenStreamError(f"{self.peer} did not greet")
             payload = self.packets.message(header, wire.MAX_REQUEST_BYTES, self.wait)
-            hello = wire.decode_reply(payload, self.peer)
+            hello = wire.decode(wire.REPLIES, payload, self.peer)
             if not isinstance(hello, wire.Hello):
                 raise BrokenStreamError(f"{self.peer} did not greet")
             wire.expect_version(hello.version, self.peer)
@@ -388,7 +411,7 @@ class Exchange:
         most = self._receiver.limits.layout_bytes + _BESIDE_LAYOUT
         payload = self.packets.message(header, most, self.wait)
         self.count_useless(header.length)
-        reply = wire.decode_reply(payload, self.peer)
+        reply = wire.decode(wire.REPLIES, payload, self.peer)
         if isinstance(reply, wire.Hello):
             return None
         if isinstance(reply, wire.Refused):
@@ -418,7 +441,7 @@ class Exchange:
     def of_use(self) -> None:
         """Note that a chunk has come: the connection is sound, and the next one has its time."""
         self._receiver.of_use()
-        self.renew()
+        self._deadline = Deadline(self._timeout)
 
     def check(self) -> None:
         """Look at the signals, also while bytes keep coming.

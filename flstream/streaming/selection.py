@@ -1,23 +1,22 @@
-"""Some tensors of a ref: their ranges in its body, and their places in a body of their own."""
+"""Some tensors of what is on offer: by their names in a ref, and by what they are in all refs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from itertools import islice
-from typing import Generic, NamedTuple
+from typing import NamedTuple
 
 from flstream.errors import ProtocolError, RefusedError
-from flstream.model.composed import Segments
 from flstream.model.copy import expect_fit
-from flstream.model.header import TensorInfo
+from flstream.model.device import viewed
 from flstream.model.layout import Layout
-from flstream.model.source import OnRange
+from flstream.model.memory import MemoryBody
 from flstream.streaming import wire
-from flstream.streaming.download import Range, RemoteSource, SinkT, download
 from flstream.streaming.receiver import Exchange, Receiver
 from flstream.streaming.settings import StreamSettings
 from flstream.text import quotable
+from flstream.transport.channel import AbortSignal
 
 # Names that an unknown one is compared with, and characters of it: more take long.
 _MOST_COMPARED, _MOST_CHARACTERS = 2000, 200
@@ -54,7 +53,6 @@ class Selection:
 
     Attributes:
         layout: Layout of the tensors alone.
-        ranges: Their ranges in the whole body, from front to back.
 
     Raises:
         RefusedError: There is no such tensor, a name is there twice, or there is none.
@@ -72,93 +70,41 @@ class Selection:
                     flaw = f"is not among what {peer} offers{_hint(name, whole)}"
                 raise RefusedError(f"tensor {quotable(name)!r} {flaw}")
             chosen[name] = info
-        first: dict[Range, str] = {}
+        first: dict[wire.Range, str] = {}
         ties: dict[str, str] = {}
         for name in sorted(chosen):
             info = chosen[name]
             first_name = first.setdefault(info[3:], name) if info.nbytes else name
             if first_name != name:
                 ties[name] = first_name
-        self.layout = Layout.of(
-            ((n, info.dtype, info.shape) for n, info in chosen.items() if n not in ties), ties
-        )
-        own = [(chosen[spec.name], spec) for spec in self.layout.tensors if spec.nbytes]
-        own.sort(key=lambda pair: pair[0].start)
-        self._segments: Segments[TensorInfo] = Segments()
-        for info, spec in own:
-            self._segments.add(info, spec, spec.start)
-        self.ranges = wire.merged((info.start, info.stop) for info, _ in own)
+        own = [info for name, info in chosen.items() if name not in ties]
+        self.layout = Layout.of(((info.name, info.dtype, info.shape) for info in own), ties)
+        self._places = Layout(sorted(own, key=lambda info: info[3:]), ties)
+        self._peer = peer
 
-    def pieces(self, start: int, stop: int) -> Iterator[Range]:
-        """Yield the ranges of the tensors' own body for a range of the whole one."""
-        for segment in self._segments.cut(start, stop):
-            yield segment.offset, segment.offset + segment.stop - segment.start
+    def placed(self, sink: MemoryBody) -> MemoryBody:
+        """Return a sink of these tensors as one in which they are where they are in the whole.
 
-
-class _SelectedSink(Generic[SinkT]):
-    """A sink for the whole body, which has room for the selected tensors alone.
-
-    Args:
-        sink: Sink of these, in memory.
-        selection: Which they are.
-        whole: Layout of the whole body.
-    """
-
-    def __init__(self, sink: SinkT, selection: Selection, whole: Layout) -> None:
-        self.layout = whole
-        self.sink = sink
-        self._selection = selection
-
-    def views(self, start: int, stop: int) -> list[memoryview]:
-        """Return the memory of the selected tensors in a range."""
-        pieces = self._selection.pieces(start, stop)
-        return [view for piece in pieces for view in self.sink.views(*piece)]
-
-    def commit(self, start: int, stop: int) -> None:
-        """Take over what was written."""
-        for piece in self._selection.pieces(start, stop):
-            self.sink.commit(*piece)
+        Raises:
+            LayoutError: It is of other tensors.
+        """
+        expect_fit(self.layout, sink, self._peer)
+        views = {
+            name: viewed(name, sink.tensors[name], writable=True) for name in self._places.by_name
+        }
+        return MemoryBody(self._places, sink.tensors, views)
 
 
-def download_selected(
-    remote: RemoteSource,
-    names: Sequence[str],
-    sink_for: Callable[[Layout], SinkT],
-    on_range: OnRange | None = None,
-) -> SinkT:
-    """Copy some tensors of a remote source into a sink: see :func:`~.download.download`.
-
-    Args:
-        remote: The source, none of which has come yet.
-        names: Names of the tensors.
-        sink_for: Makes the sink in memory, given the layout of these tensors.
-        on_range: Called with each range of their own body that is in the sink.
-
-    Raises:
-        RefusedError: There is no such tensor, a name is there twice, or there is none.
-        FlstreamError: As for a download.
-    """
-    try:
-        selection = Selection(remote.layout, names, remote.peer)
-    except RefusedError as error:
-        remote.fail(error)
-        raise
-
-    def on_piece(start: int, stop: int) -> None:
-        for piece in selection.pieces(start, stop):
-            if on_range is not None:
-                on_range(*piece)
-
-    def whole_sink(whole: Layout) -> _SelectedSink[SinkT]:
-        sink = sink_for(selection.layout)
-        expect_fit(selection.layout, sink, remote.peer)
-        return _SelectedSink(sink, selection, whole)
-
-    return download(remote, whole_sink, on_piece, wanted=selection.ranges).sink
+def ranges_of(sink: MemoryBody) -> list[wire.Range]:
+    """Return the ranges of a body that the tensors of a sink take, from front to back."""
+    return wire.merged((info.start, info.stop) for info in sink.layout.tensors if info.nbytes)
 
 
 def find_refs(
-    receiver: Receiver, specs: Iterable[TensorSpec], settings: StreamSettings
+    receiver: Receiver,
+    specs: Iterable[TensorSpec],
+    settings: StreamSettings,
+    abort: AbortSignal | None = None,
 ) -> dict[TensorSpec, list[bytes]]:
     """Return the tokens of the refs that may have each of some tensors, oldest first.
 
@@ -166,16 +112,18 @@ def find_refs(
         StreamingError: The sender is gone, or refuses.
     """
     labels = {spec: (spec.round_number, tuple(sorted(spec.tags)), spec.report) for spec in specs}
-    wanted_labels = list(dict.fromkeys(labels.values()))
-    exchange = Exchange(receiver, bytes(wire.TOKEN_BYTES), settings)
+    wanted, found = list(dict.fromkeys(labels.values())), list[list[bytes]]()
+    exchange = Exchange(receiver, bytes(wire.TOKEN_BYTES), settings, abort)
     try:
-        wanted = [(number, list(tags), report) for number, tags, report in wanted_labels]
-        answer = exchange.ask(wire.Find(exchange.next_number(), wanted), wire.Found)
+        while len(found) < len(wanted):
+            some = wanted[len(found) :][: wire.MAX_LABELS]
+            answer = exchange.ask(wire.Find(exchange.next_number(), some), wire.Found)
+            if len(answer.tokens) != len(some):
+                raise ProtocolError(f"{receiver.peer} answered for {len(answer.tokens)} labels")
+            found += answer.tokens
     finally:
         exchange.end()
-    if len(answer.tokens) != len(wanted_labels):
-        raise ProtocolError(f"{receiver.peer} answered for {len(answer.tokens)} labels")
-    tokens = dict(zip(wanted_labels, answer.tokens, strict=True))
+    tokens = dict(zip(wanted, found, strict=True))
     return {spec: tokens[label] for spec, label in labels.items()}
 
 

@@ -163,7 +163,7 @@ class DownloadService:
         return ref if ref is not None and receiver in ref.deliveries else None
 
     def find(
-        self, receiver: str, labels: Iterable[tuple[int, list[str], bool]]
+        self, receiver: str, labels: Iterable[tuple[int, tuple[str, ...], bool]]
     ) -> list[list[bytes]]:
         """Return the tokens of the refs on offer to a receiver that have each of some labels."""
         with self._lock:

@@ -50,8 +50,8 @@ class StreamSettings:
         ping_after: Seconds of silence after which the sender is asked whether it lives.
         ping_timeout: Seconds of further silence after which the connection is dropped, long before
             the request times out.
-        reuse: Whether what is at hand of a body is looked for, and not fetched. It is not where a
-            body comes whole.
+        reuse: Whether what is at hand of a body is looked for, by the digests of its blocks, and
+            not fetched.
         direct: Whether processes of a run on one machine read what the other has by themselves.
 
     Raises:

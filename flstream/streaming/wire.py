@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 import xxhash
+from msgspec.msgpack import Decoder
 
 from flstream.errors import BrokenStreamError, ProtocolError
 from flstream.text import quotable
@@ -30,6 +31,9 @@ MAX_CHUNK_BYTES = 1 << 30
 MAX_RANGES = 1 << 15
 """Most ranges of one request."""
 
+MAX_LABELS = 1 << 10
+"""Most labels of one request for refs."""
+
 VERSION = 3
 """Version of the protocol. Peers of another one are refused."""
 
@@ -44,8 +48,6 @@ TRAILER_BYTES = 8
 
 # Bytes that are read beyond what is waited for: a small message, or the next header.
 _AHEAD_BYTES = 4 << 10
-# Bytes of a payload of no use that are read at a time.
-_SKIPPED_BYTES = 1 << 20
 
 Range = tuple[int, int]
 """Bytes ``[start, stop)`` of a body."""
@@ -147,7 +149,7 @@ class Find(msgspec.Struct, tag=True, frozen=True):
     """
 
     number: Number
-    labels: Annotated[list[tuple[int, list[str], bool]], msgspec.Meta(max_length=1024)]
+    labels: Annotated[list[tuple[int, tuple[str, ...], bool]], msgspec.Meta(max_length=MAX_LABELS)]
 
 
 class Ping(msgspec.Struct, tag=True, frozen=True):
@@ -240,10 +242,8 @@ Request = Open | Fetch | Find | Ping | Close
 Reply = Opened | Found | Refused | Pong | Closed
 _encoder = msgspec.msgpack.Encoder()
 MessageT = TypeVar("MessageT")
-_request_decoder: msgspec.msgpack.Decoder[Request | Hello] = msgspec.msgpack.Decoder(
-    Request | Hello
-)
-_reply_decoder: msgspec.msgpack.Decoder[Reply | Hello] = msgspec.msgpack.Decoder(Reply | Hello)
+REQUESTS: Decoder[Request | Hello] = Decoder(Request | Hello)
+REPLIES: Decoder[Reply | Hello] = Decoder(Reply | Hello)
 
 
 def expect_version(version: int, peer: str) -> None:
@@ -280,29 +280,19 @@ def pack_digest(digest: int) -> bytes:
     return digest.to_bytes(TRAILER_BYTES, "little")
 
 
-def decode_request(payload: bytes | bytearray, peer: str) -> Request | Hello:
-    """Decode a receiver's message.
+def decode(kinds: Decoder[MessageT], payload: bytes | bytearray, peer: str) -> MessageT:
+    """Decode a message of a peer.
+
+    Args:
+        kinds: :data:`REQUESTS` or :data:`REPLIES`, of which it is to be one.
+        payload: The message.
+        peer: Name of the peer, for messages.
 
     Raises:
         ProtocolError: The payload is not one.
     """
-    return _decoded(_request_decoder, payload, peer)
-
-
-def decode_reply(payload: bytes | bytearray, peer: str) -> Reply | Hello:
-    """Decode a sender's message.
-
-    Raises:
-        ProtocolError: The payload is not one.
-    """
-    return _decoded(_reply_decoder, payload, peer)
-
-
-def _decoded(
-    decoder: msgspec.msgpack.Decoder[MessageT], payload: bytes | bytearray, peer: str
-) -> MessageT:
     try:
-        return decoder.decode(payload)
+        return kinds.decode(payload)
     except UNREADABLE as error:  # which may quote the message
         raise ProtocolError(
             f"{peer} sent a message that cannot be read: {quotable(str(error))}"
@@ -361,26 +351,43 @@ class PacketReader:
         Raises:
             BrokenStreamError: What comes is no packet.
         """
-        while self._left:
-            self._fill([memoryview(bytearray(min(self._left, _SKIPPED_BYTES)))], wait)
-        head = memoryview(bytearray(HEADER_BYTES))
-        self._left = HEADER_BYTES
-        try:
-            self._fill([head], wait)
-        except BaseException:  # the payload that follows is told by all of it alone
-            self._ahead[:0] = head[: HEADER_BYTES - self._left]
-            self._left = 0
-            raise
-        header = Header.parse(head, self._peer)
+        while self._left or len(self._ahead) < HEADER_BYTES:
+            if self._left and self._ahead:  # of a packet whose reader was interrupted
+                count = min(self._left, len(self._ahead))
+                del self._ahead[:count]
+                self._left -= count
+            else:
+                while not (count := self._channel.receive_some([self._following])):
+                    wait()
+                self._ahead += self._following[:count]
+        header = Header.parse(self._ahead[:HEADER_BYTES], self._peer)
+        del self._ahead[:HEADER_BYTES]
         self._left = header.length + TRAILER_BYTES
         return header
 
     def payload(self, views: Sequence[memoryview], wait: Wait) -> bool:
         """Fill the views with all of a payload; return whether it matches its digest."""
-        digest, trailer = xxhash.xxh3_64(), memoryview(bytearray(TRAILER_BYTES))
-        self._fill(views, wait, digest)
-        self._fill([trailer], wait)
-        return digest.intdigest() == int.from_bytes(trailer, "little")
+        digest, trailer = xxhash.xxh3_64(), bytearray(TRAILER_BYTES)
+        buffers = [*(view for view in views if len(view)), memoryview(trailer)]
+        while buffers:
+            if self._ahead:
+                count = min(len(buffers[0]), len(self._ahead))
+                buffers[0][:count] = self._ahead[:count]
+                del self._ahead[:count]
+            else:
+                while not (count := self._channel.receive_some([*buffers, self._following])):
+                    wait()
+                if over := max(count - sum(map(len, buffers)), 0):
+                    self._ahead += self._following[:over]
+                    count -= over
+            self._left -= count
+            come, buffers = split(buffers, count)
+            # Digested at once, piece by piece: the bytes are still in the processor's cache, and
+            # the sender fills the channel meanwhile.
+            for view in come:
+                if view.obj is not trailer:
+                    digest.update(view)
+        return digest.digest()[::-1] == trailer
 
     def message(self, header: Header, most: int, wait: Wait) -> bytearray:
         """Return the payload of a message.
@@ -397,28 +404,3 @@ class PacketReader:
         if not self.payload([memoryview(payload)], wait):
             raise BrokenStreamError(f"a message of {self._peer} does not match its digest")
         return payload
-
-    def _fill(
-        self, views: Sequence[memoryview], wait: Wait, digest: xxhash.xxh3_64 | None = None
-    ) -> None:
-        buffers = [view for view in views if len(view)]
-        while buffers:
-            if self._ahead:
-                count = min(len(buffers[0]), len(self._ahead))
-                buffers[0][:count] = self._ahead[:count]
-                del self._ahead[:count]
-            else:
-                # What follows is received in the same call: most often the next header, or a whole
-                # message.
-                while not (count := self._channel.receive_some([*buffers, self._following])):
-                    wait()
-                if over := max(count - sum(map(len, buffers)), 0):
-                    self._ahead += self._following[:over]
-                    count -= over
-            self._left -= count
-            come, buffers = split(buffers, count)
-            # Digested at once, piece by piece: the bytes are still in the processor's cache, and
-            # the sender fills the channel meanwhile.
-            if digest is not None:
-                for view in come:
-                    digest.update(view)

@@ -25,7 +25,7 @@ from flstream.job.engine_section import Engine
 from flstream.job.reference import EXAMPLE, render_reference
 from flstream.job.workflow_code import find_workflow
 from flstream.model.memory import MemoryBody
-from flstream.streaming.fetching import DownloadOptions
+from flstream.streaming.api import DownloadOptions
 from flstream.streaming.refs import OfferOptions
 from flstream.workflows.cyclic import cyclic
 from flstream.workflows.fedavg import fedavg

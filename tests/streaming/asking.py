@@ -9,6 +9,7 @@ from flstream.model.memory import MemoryBody
 from flstream.streaming.refs import Ref
 from flstream.streaming.wire import (
     MESSAGE,
+    REPLIES,
     VERSION,
     Header,
     Hello,
@@ -16,7 +17,7 @@ from flstream.streaming.wire import (
     Refused,
     Reply,
     Request,
-    decode_reply,
+    decode,
     pack_message,
 )
 from flstream.transport.channel import Channel, Deadline
@@ -67,7 +68,7 @@ def reply_to(asker: Asker, number: int) -> Reply:
     while True:
         header = asker.header()
         if header.kind == MESSAGE and header.number == number:
-            return decode_reply(asker.payload(header), "server")
+            return decode(REPLIES, asker.payload(header), "server")
 
 
 def ask(asker: Asker, request: Request) -> Reply:

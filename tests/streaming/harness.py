@@ -15,12 +15,13 @@ from flstream.streaming.wire import (
     ENCODED,
     FRAME,
     HEADER_BYTES,
+    REPLIES,
+    REQUESTS,
     Header,
     Hello,
     Reply,
     Request,
-    decode_reply,
-    decode_request,
+    decode,
 )
 from flstream.transport.channel import Channel, pipe
 
@@ -66,11 +67,11 @@ class Watch:
             self.frames.append(header)
             self.on_frame(header, packet)
         elif passing.way == "up":
-            request = decode_request(passing.payload, "receiver")
+            request = decode(REQUESTS, passing.payload, "receiver")
             if not isinstance(request, Hello):
                 self.requests.append(request)
         else:
-            reply = decode_reply(passing.payload, "sender")
+            reply = decode(REPLIES, passing.payload, "sender")
             if not isinstance(reply, Hello):
                 self.on_reply(reply, packet)
         return [bytes(packet)]

@@ -72,7 +72,7 @@ def test_ranges_are_read_in_order_and_some_alone(harness, source):
     remote.close()
     assert whole == body_of(BODY)
     assert remote.cost.chunks == -(-len(whole) // QUICK.chunk_size)
-    sink, cost, _ = fetched(harness, source, wanted=[(5, 99), (MIB, 2 * MIB)])
+    sink, cost, _ = fetched(harness, source, wanted=lambda _: [(5, 99), (MIB, 2 * MIB)])
     assert cost.direct == 94 + MIB
     assert body_of(sink)[MIB : 2 * MIB] == body_of(BODY)[MIB : 2 * MIB]
 
@@ -226,4 +226,4 @@ def test_a_change_is_refused_also_when_a_receiver_fetches_again(harness, direct)
     fetch(receiver, ref.token)
     remote = RemoteSource(receiver, ref.token, QUICK)
     with pytest.raises(RefusedError, match="'b' was changed"):
-        download(remote, MemoryBody.allocate, lambda start, stop: model["b"].add_(1))
+        download(remote, MemoryBody.allocate, lambda start, stop: model["b"][:1].add_(1))

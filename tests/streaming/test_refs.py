@@ -176,18 +176,16 @@ def test_a_settled_ref_lets_go_of_its_tensors(harness, ending):
     assert storage() is None
 
 
-@pytest.mark.parametrize("takes", [0, 100, 3 << 20])
-def test_a_settled_ref_lets_go_of_its_tensors_though_a_frame_of_it_is_on_its_way(harness, takes):
+def test_a_settled_ref_lets_go_of_its_tensors_though_a_frame_of_it_is_on_its_way(harness):
     weight = torch.zeros(4 << 20)
     storage = weakref.ref(weight.untyped_storage())
     ref = harness.service.offer(MemoryBody.of({"w": weight}), ["site-1"])
     del weight
     receiver, other = Asker(harness.channel()), Asker(harness.channel())
-    # The frame is longer than what the kernel takes, and nobody, or hardly anybody, reads it.
+    # The frame is longer than what the kernel takes, and nobody reads it.
     receiver.send(Fetch(ref.token, 1, [(0, 16 << 20)], 16 << 20))
     while receiver.header().kind != FRAME:
         pass
-    receiver.packets._fill([memoryview(bytearray(takes))], receiver.wait)
     while harness.service._connections[0]._waiting:  # the header, which goes with the first bytes
         pass
     ref.abort("enough")

@@ -12,6 +12,8 @@ from flstream.streaming.wire import (
     HEADER_BYTES,
     MAX_RANGES,
     MESSAGE,
+    REPLIES,
+    REQUESTS,
     TOKEN_BYTES,
     TRAILER_BYTES,
     VERSION,
@@ -22,8 +24,7 @@ from flstream.streaming.wire import (
     Open,
     Ping,
     Refused,
-    decode_reply,
-    decode_request,
+    decode,
     digest_of,
     pack_message,
 )
@@ -71,9 +72,9 @@ def test_another_magic_version_or_kind_is_refused_although_its_digest_is_right(
 
 @given(st.binary(max_size=200))
 def test_junk_for_a_message_gives_only_protocol_errors(junk):
-    for decode in (decode_request, decode_reply):
+    for kinds in (REQUESTS, REPLIES):
         with pytest.raises(ProtocolError, match="peer"):
-            decode(junk, "peer")
+            decode(kinds, junk, "peer")
 
 
 @given(requests, st.integers(0, 1 << 16), st.binary(min_size=1, max_size=4))
@@ -82,7 +83,7 @@ def test_a_damaged_message_gives_a_request_or_a_protocol_error(request, place, d
     place %= len(payload)
     payload[place : place + len(damage)] = damage
     try:
-        read = decode_request(bytes(payload), "peer")
+        read = decode(REQUESTS, payload, "peer")
     except ProtocolError:
         return
     pack_message(Refused(read.number, "no"))
@@ -107,4 +108,4 @@ def test_a_damaged_message_gives_a_request_or_a_protocol_error(request, place, d
 )
 def test_a_payload_that_is_no_request_is_refused(payload):
     with pytest.raises(ProtocolError):
-        decode_request(payload, "peer")
+        decode(REQUESTS, payload, "peer")
