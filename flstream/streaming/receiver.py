@@ -348,23 +348,18 @@ class Exchange:
                     self.send(request)
                     self.was_lost = False
                     while not self.was_lost:
-                        reply = self._reply(request.number)
-                        if isinstance(reply, answer):
+                        header = self.header()
+                        if header.kind != wire.MESSAGE:
+                            self.count_useless(header.length)
+                            continue
+                        reply = self.message(header)
+                        if isinstance(reply, answer) and reply.number == request.number:
                             self._receiver.of_use()
                             return reply
                 except BROKEN as error:
                     self.recover(error)
         finally:
             self.due, self._asked = before, 0
-
-    def _reply(self, number: int) -> wire.Reply | None:
-        """Return the next packet if it is the answer to a request."""
-        header = self.header()
-        if header.kind != wire.MESSAGE:
-            self.count_useless(header.length)
-            return None
-        reply = self.message(header)
-        return reply if reply is not None and reply.number == number else None
 
     def recover(self, error: StreamingError) -> None:
         """Go on over a new connection.
@@ -386,23 +381,19 @@ class Exchange:
             StreamingError: It does not come, or is none.
         """
         self.check()
+        header = self.packets.header(self.wait)
         if not self.packets.has_greeted:
-            header = self.packets.header(self.wait)
-            if header.kind != wire.MESSAGE or header.length > wire.MAX_REQUEST_BYTES:
-                raise BrokenStreamError(f"{self.peer} did not greet")
-            payload = self.packets.message(header, wire.MAX_REQUEST_BYTES, self.wait)
-            hello = wire.decode(wire.REPLIES, payload, self.peer)
+            is_short = header.kind == wire.MESSAGE and header.length <= wire.MAX_REQUEST_BYTES
+            hello = self.message(header) if is_short else None
             if not isinstance(hello, wire.Hello):
                 raise BrokenStreamError(f"{self.peer} did not greet")
             wire.expect_version(hello.version, self.peer)
             self.packets.has_greeted = True
-        return self.packets.header(self.wait)
+            header = self.packets.header(self.wait)
+        return header
 
-    def message(self, header: wire.Header) -> wire.Reply | None:
-        """Read the message behind a header.
-
-        Returns:
-            The message; None for one that is dealt with here.
+    def message(self, header: wire.Header) -> wire.Reply | wire.Hello | None:
+        """Read the message behind a header; return it, unless it refuses what was given up.
 
         Raises:
             ProtocolError: It is too long, or cannot be read.
@@ -412,8 +403,6 @@ class Exchange:
         payload = self.packets.message(header, most, self.wait)
         self.count_useless(header.length)
         reply = wire.decode(wire.REPLIES, payload, self.peer)
-        if isinstance(reply, wire.Hello):
-            return None
         if isinstance(reply, wire.Refused):
             if reply.number in (self.fetching, self._ping, self._asked):
                 raise RefusedError(f"{self.peer} refused: {quotable(reply.reason)}")
