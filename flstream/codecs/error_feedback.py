@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from flstream.codecs.blocks import Blockwise
-from flstream.codecs.coded_layout import CodedLayout
-from flstream.codecs.lossy import LossyCodec, differences, read_numbers
+from flstream.codecs.lossy import CodedLayout, LossyCodec, differences, read_numbers
 from flstream.errors import CodecError
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.copy import copy
@@ -52,7 +51,6 @@ def encode_with_feedback(
     before: Source | None,
     after: Path,
     base: Source | None = None,
-    durable: bool = False,
 ) -> FileSource:
     """Encode an update and the residual before it into a file, and write the next residual.
 
@@ -67,7 +65,6 @@ def encode_with_feedback(
         before: The site's last residual, with random access; None for none. It is not changed.
         after: File of the next residual, which is replaced; another than that of ``before``.
         base: Model to take the differences from, with random access: see :meth:`LossyCodec.encode`.
-        durable: Whether to wait until the disk has the files.
 
     Returns:
         The encoded form.
@@ -87,8 +84,8 @@ def encode_with_feedback(
         )
     scratch = Scratch()
     with (
-        FileSink(path, coded.encoded, durable=durable) as sink,
-        FileSink(after, layout, durable=durable) as residuals,
+        FileSink(path, coded.encoded, durable=False) as sink,
+        FileSink(after, layout, durable=False) as residuals,
     ):
 
         @quietly

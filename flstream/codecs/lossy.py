@@ -1,19 +1,26 @@
-"""A codec with a loss for whole models: the bodies on both sides, and the rounding of a block."""
+"""A codec with a loss for whole models: the bodies on both sides, and the rounding of a block.
+
+The layout of an encoded body follows from that of the model and the codec. An encoded tensor keeps
+its name. It is a row of unsigned integers, as long as the model's elements, and so at the same
+place in the order of the tensors: a model can be decoded from front to back while its encoded form
+comes from front to back.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from flstream.codecs.block_codec import BLOCK, BlockCodec, BlockPlace
+from flstream.codecs.block_codec import BLOCK, BlockCodec, BlockPlace, codec_code
 from flstream.codecs.blocks import Blockwise
-from flstream.codecs.coded_layout import CodedLayout
-from flstream.errors import CodecError, FlstreamError
+from flstream.errors import CodecError
 from flstream.model.dtypes import (
     BY_CODE,
+    LARGEST,
     Numbers,
     loaded,
     number_type,
@@ -25,6 +32,60 @@ from flstream.model.dtypes import (
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
 from flstream.model.source import Scratch, Source, view_of
+
+# So that a row of eight-byte integers can be made of any blocks.
+_ALIGNMENT = 8
+
+
+class CodedTensor(NamedTuple):
+    """A tensor whose numbers are encoded.
+
+    Attributes:
+        spec: The tensor in the model.
+        encoded: The tensor in the encoded body.
+        block_bytes: Bytes of an encoded block there, padding included.
+    """
+
+    spec: TensorInfo
+    encoded: TensorInfo
+    block_bytes: int
+
+    def place(self, index: int) -> BlockPlace:
+        """Return the place of a block."""
+        offset = index * BLOCK
+        count = min(BLOCK, self.spec.elements - offset)
+        return BlockPlace(self.spec.name, self.spec.dtype, offset, count)
+
+    def block_at(self, offset: int) -> tuple[BlockPlace, int, int]:
+        """Return the block with a byte of the model's body, and where it begins and ends there."""
+        size = BLOCK * BY_CODE[self.spec.dtype].itemsize
+        index = (offset - self.spec.start) // size
+        start = self.spec.start + index * size
+        return self.place(index), start, min(start + size, self.spec.stop)
+
+    def encoded_range(self, index: int) -> tuple[int, int]:
+        """Return the range of a block in the encoded body, padding included."""
+        start = self.encoded.start + index * self.block_bytes
+        return start, min(start + self.block_bytes, self.encoded.stop)
+
+
+class CodedLayout(NamedTuple):
+    """The layouts of a model and of its encoded form.
+
+    Attributes:
+        model: Layout of the model.
+        encoded: Layout of its encoded form, with the same names and aliases.
+        coded: The tensors that are encoded, by name. All others are the same in both.
+    """
+
+    model: Layout
+    encoded: Layout
+    coded: Mapping[str, CodedTensor]
+
+    @property
+    def block_bytes(self) -> Mapping[str, int]:
+        """Bytes of an encoded block of each tensor that is encoded, padding included."""
+        return {name: tensor.block_bytes for name, tensor in self.coded.items()}
 
 
 @dataclass(frozen=True)
@@ -52,8 +113,37 @@ class LossyCodec:
         return bool(getattr(self.codec, "for_updates", False))
 
     def coded(self, layout: Layout) -> CodedLayout:
-        """Return which tensors of a model are encoded, and where."""
-        return CodedLayout.of(layout, self.codec, self.require_lossless)
+        """Return which tensors of a model are encoded, and where: those that become shorter.
+
+        Raises:
+            CodecError: The codec, which may be the user's own, gives no length.
+        """
+        owners = {name: name for name in layout.by_name} | layout.aliases
+        passed = {
+            name
+            for each, name in owners.items()
+            if any(re.search(pattern, each) for pattern in self.require_lossless)
+        }
+        specs: list[TensorInfo] = []
+        coded: dict[str, CodedTensor] = {}
+        offset = 0
+        for spec in layout.tensors:
+            block = last = 0
+            if spec.dtype in LARGEST and spec.nbytes and spec.name not in passed:
+                rest = spec.elements % BLOCK
+                last = _padded(self.codec, spec, rest) if rest else 0
+                # Of a single block that is short, the length of a whole one tells nothing.
+                block = _padded(self.codec, spec, BLOCK) if spec.elements >= BLOCK else last
+            size = spec.elements // BLOCK * block + last
+            is_coded = 0 < size < spec.nbytes
+            own = spec._replace(start=offset, stop=offset + (size if is_coded else spec.nbytes))
+            if is_coded:
+                itemsize = BY_CODE[spec.dtype].itemsize
+                own = own._replace(dtype=f"U{8 * itemsize}", shape=(size // itemsize,))
+                coded[spec.name] = CodedTensor(spec, own, block)
+            specs.append(own)
+            offset = own.stop
+        return CodedLayout(layout, Layout(specs, layout.aliases), coded)
 
     def encoded(self, layout: Layout) -> Layout:
         """Return the layout of a model's encoded form: no longer than the model."""
@@ -128,14 +218,6 @@ class LossyCodec:
         block_bytes = {name: BLOCK * unit(each.spec.dtype) for name, each in coded.coded.items()}
         return Blockwise(encoded, coded.model, block_bytes, fill)
 
-    def rounded(self, source: Source) -> Source:
-        """Return a model as it is once it was encoded and decoded, in its own layout.
-
-        It has the bits that a receiver decodes from ``encode(source)``, and it is encoded to the
-        same bits as it was itself only where the codec says so.
-        """
-        return self.decode(self.encode(source), source.layout)
-
     def encode_block(self, numbers: Numbers, place: BlockPlace) -> bytes:
         """Encode a block.
 
@@ -143,7 +225,7 @@ class LossyCodec:
             CodecError: The codec, which may be the user's own, raised an error, or returned
                 something else than bytes of the right length.
         """
-        with self._naming(place):
+        with codec_code(f"the codec {self.name}", f"at tensor {place.tensor!r}"):
             due = self.codec.nbytes(place.dtype, place.count)
             data = self.codec.encode(numbers, place)
         if not isinstance(data, bytes) or len(data) != due:
@@ -161,7 +243,7 @@ class LossyCodec:
             CodecError: The codec, which may be the user's own, raised an error, or returned
                 something else than as many numbers.
         """
-        with self._naming(place):
+        with codec_code(f"the codec {self.name}", f"at tensor {place.tensor!r}"):
             numbers = self.codec.decode(data, place)
         is_real = isinstance(numbers, np.ndarray) and numbers.dtype.kind == "f"
         if not is_real or numbers.shape != (place.count,):
@@ -171,18 +253,6 @@ class LossyCodec:
                 f"block of tensor {place.tensor!r}; return {place.count} floats"
             )
         return numbers
-
-    @contextmanager
-    def _naming(self, place: BlockPlace) -> Iterator[None]:
-        try:
-            yield
-        except FlstreamError:
-            raise
-        except Exception as error:  # it may be the user's code
-            raise CodecError(
-                f"the codec {self.name} raised {type(error).__name__} at tensor {place.tensor!r}: "
-                f"{error}; mend the codec"
-            ) from error
 
 
 def read_numbers(source: Source, place: BlockPlace, scratch: Scratch) -> Numbers:
@@ -233,3 +303,16 @@ def _expect_tensors(base: Source, coded: CodedLayout) -> None:
                 f"tensor {name!r} has no tensor of its name with dtype {kind} in the base, so "
                 "its change cannot be encoded; name it in require_lossless"
             )
+
+
+def _padded(codec: BlockCodec, spec: TensorInfo, count: int) -> int:
+    """Return the length in bytes of an encoded block of so many numbers."""
+    what = f"nbytes of {type(codec).__name__}"
+    with codec_code(what, f"for tensor {spec.name!r}"):
+        size = codec.nbytes(spec.dtype, count)
+    if not isinstance(size, int) or size < 1:
+        raise CodecError(
+            f"{what} returned {size!r} for {count} numbers of tensor "
+            f"{spec.name!r}; return a number of bytes, at least 1"
+        )
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

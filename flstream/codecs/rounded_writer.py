@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from flstream.codecs.block_codec import BlockPlace
-from flstream.codecs.coded_layout import CodedTensor
 from flstream.codecs.lossy import LossyCodec
 from flstream.errors import CodecError
 from flstream.model.digests import BodyDigest
-from flstream.model.dtypes import loaded, numbers_in, quietly, store
+from flstream.model.dtypes import loaded, quietly, stored
 from flstream.model.joined import WritesRanges
 
 
@@ -41,6 +40,7 @@ class RoundedWriter:
         """Digest of what was written, once all is."""
         return self._digest.hexdigest()
 
+    @quietly
     def write(self, start: int, view: memoryview) -> None:
         """Write bytes that begin at ``start`` of the body, where the last ones ended.
 
@@ -60,41 +60,29 @@ class RoundedWriter:
         for spec in self.layout.overlapping(start, stop):
             first, last = max(start, spec.start), min(stop, spec.stop)
             part = view[first - start : last - start]
-            tensor = self._coded.get(spec.name)
-            if tensor is None:
+            if (tensor := self._coded.get(spec.name)) is None:
                 self._pass(first, part)
-            else:
-                self._round(tensor, first, part)
-
-    def _round(self, tensor: CodedTensor, start: int, part: memoryview) -> None:
-        """Take bytes of a tensor, and pass on the blocks that they complete."""
-        while len(part):
-            place, first, last = tensor.block_at(start)
-            count = min(last - start, len(part))
-            if count == last - first:
-                self._pass_rounded(first, part[:count], place)
-            else:
+                continue
+            while len(part):
+                place, begin, end = tensor.block_at(first)
+                count = min(end - first, len(part))
                 self._begun += part[:count]
-                if start + count == last:
-                    whole, self._begun = self._begun, bytearray()
-                    self._pass_rounded(first, memoryview(whole), place)
-            part, start = part[count:], start + count
+                part, first = part[count:], first + count
+                if first == end:
+                    block, self._begun = self._begun, bytearray()
+                    self._pass(begin, self._rounded(memoryview(block), place))
 
-    @quietly
-    def _pass_rounded(self, start: int, data: memoryview, place: BlockPlace) -> None:
-        rounded = self._decoded(data, place)
-        # That a codec of the user's own does what codecs of models must is not known beforehand.
-        if self._codec.is_own:
-            self._check_own(data, rounded, place)
-        self._pass(start, rounded)
-
-    def _check_own(self, data: memoryview, rounded: memoryview, place: BlockPlace) -> None:
-        """Refuse a codec of which sites would not receive the model, or none that can be trained.
+    def _rounded(self, data: memoryview, place: BlockPlace) -> memoryview:
+        """Round a block.
 
         Raises:
-            CodecError: It changes what it has decoded, or gives no finite number for one that is.
+            CodecError: A codec of the user's own, of which it is not known beforehand that it does
+                what codecs of models must, changes what it has decoded, so that sites would not
+                receive the model, or gives no finite number for one that is.
         """
-        name = self._codec.name
+        rounded, name = self._decoded(data, place), self._codec.name
+        if not self._codec.is_own:
+            return rounded
         before, after = (loaded(place.dtype, each) for each in (data, rounded))
         lost = np.isfinite(before) & ~np.isfinite(after)
         if lost.any():
@@ -110,13 +98,12 @@ class RoundedWriter:
                 "itself, so that sites would not receive the model that is kept; have it give them "
                 "back as they are, or use it for updates alone"
             )
+        return rounded
 
     def _decoded(self, data: memoryview, place: BlockPlace) -> memoryview:
         made = self._codec.encode_block(loaded(place.dtype, data), place)
         numbers = self._codec.decode_block(memoryview(made), place)
-        out = memoryview(bytearray(len(data)))
-        store(numbers, numbers_in(place.dtype, out))
-        return out
+        return memoryview(stored(place.dtype, numbers))
 
     def _pass(self, start: int, data: memoryview) -> None:
         self._target.write(start, data)
