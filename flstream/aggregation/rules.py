@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any, Literal
 
 from flstream.aggregation.fold_rule import FoldRule
@@ -16,7 +15,7 @@ from flstream.job.aggregation_method import CHOOSING, is_own
 from flstream.job.code import find
 from flstream.job.sections import AggregationSection
 from flstream.model.dtypes import FLOATS
-from flstream.model.joined import MAIN, body_of, split
+from flstream.model.joined import MAIN, body_of, own_name
 from flstream.model.layout import Layout
 
 # Products with values, and sums of a million of them, stay normal numbers of float64.
@@ -158,20 +157,12 @@ def found_names(
     Raises:
         UsageError: A pattern is found in no name; the message has the key and the pattern.
     """
-    names: dict[str, list[str]] = {spec.name: [spec.name] for spec in layout.tensors}
-    for alias, name in layout.aliases.items():
-        names[name].append(alias)
-    if bodies:
-        parts = {name: split(dict.fromkeys(each), bodies) for name, each in names.items()}
-        names = {name: list(chain(*each.values())) for name, each in parts.items()}
+    own = {name: name for name in layout.by_name} | layout.aliases
+    shown = {each: own_name(each, body_of(each, bodies)) for each in own}
     selected: set[str] = set()
     for pattern in patterns:
-        matching = {
-            name
-            for name, aliases in names.items()
-            if any(re.search(pattern, alias) for alias in aliases)
-        }
-        if names and not matching:
+        matching = {own[each] for each in own if re.search(pattern, shown[each])}
+        if own and not matching:
             raise UsageError(
                 f"{key}: the pattern {pattern!r} is found in no tensor's name; "
                 "flstream inspect lists the names"

@@ -150,11 +150,6 @@ class UpdateFold:
             Digest of the model.
         """
         with closing(WriteBehind(sink.layout, sink.write)) as behind:
-            if self._sums is not None:
-                if updates:
-                    self.add(updates, refuse)
-                step = self._step([])
-                return self._sums.finish(behind, step, self._on_range, optimization)
             walk = partial(
                 self._walk,
                 self._base,
@@ -163,6 +158,9 @@ class UpdateFold:
                 on_range=self._on_range,
                 optimization=optimization,
             )
+            if self._sums is not None:
+                self.add(updates, refuse)
+                walk, updates = partial(walk, earlier=self._sums), ()
             return self.fold_sound(updates, walk, refuse)[1]
 
     def fold_sound(

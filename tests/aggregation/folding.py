@@ -6,6 +6,7 @@ import torch
 from support import tensor
 
 from flstream.aggregation.optimizers import Optimization
+from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
@@ -71,10 +72,12 @@ def fold_into(
     rule: AggregationRule | None = None,
     step: int = 1 << 20,
     optimization: Optimization | None = None,
+    earlier: PartialSum | None = None,
 ) -> tuple[MemorySink, str]:
     body, rule = MemoryBody.of(base), rule or AggregationRule()
     sink = MemorySink(body.layout)
-    return sink, fold_updates(body, updates, rule, sink, step, lambda _: None, optimization)
+    digest = fold_updates(body, updates, rule, sink, step, lambda _: None, optimization, earlier)
+    return sink, digest
 
 
 def fold(base: State, updates: Sequence[UpdateSource], rule=None, **how):
