@@ -69,23 +69,8 @@ class CodedTensor(NamedTuple):
         return start, min(start + self.block_bytes, self.encoded.stop)
 
 
-class CodedLayout(NamedTuple):
-    """The layouts of a model and of its encoded form.
-
-    Attributes:
-        model: Layout of the model.
-        encoded: Layout of its encoded form, with the same names and aliases.
-        coded: The tensors that are encoded, by name. All others are the same in both.
-    """
-
-    model: Layout
-    encoded: Layout
-    coded: Mapping[str, CodedTensor]
-
-    @property
-    def block_bytes(self) -> Mapping[str, int]:
-        """Bytes of an encoded block of each tensor that is encoded, padding included."""
-        return {name: tensor.block_bytes for name, tensor in self.coded.items()}
+CodedTensors = Mapping[str, CodedTensor]
+"""The tensors that are encoded, by name. All others are the same in both bodies."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +97,10 @@ class LossyCodec:
         """Whether it is for differences from a model alone, with error feedback."""
         return bool(getattr(self.codec, "for_updates", False))
 
-    def coded(self, layout: Layout) -> CodedLayout:
-        """Return which tensors of a model are encoded, and where: those that become shorter.
+    def coded(self, layout: Layout) -> tuple[Layout, CodedTensors]:
+        """Return the layout of a model's encoded form, and which tensors are encoded there.
+
+        Those are encoded that become shorter. Names and aliases are the model's.
 
         Raises:
             CodecError: The codec, which may be the user's own, gives no length.
@@ -143,11 +130,11 @@ class LossyCodec:
                 coded[spec.name] = CodedTensor(spec, own, block)
             specs.append(own)
             offset = own.stop
-        return CodedLayout(layout, Layout(specs, layout.aliases), coded)
+        return Layout(specs, layout.aliases), coded
 
     def encoded(self, layout: Layout) -> Layout:
         """Return the layout of a model's encoded form: no longer than the model."""
-        return self.coded(layout).encoded
+        return self.coded(layout)[0]
 
     def encode(self, source: Source, base: Source | None = None, *, blanks: bool = False) -> Source:
         """Return a model's encoded form: a source that is computed range by range.
@@ -164,11 +151,11 @@ class LossyCodec:
         Raises:
             CodecError: The base lacks a tensor; the message names it.
         """
-        coded = self.coded(source.layout)
+        layout, coded = self.coded(source.layout)
         numbers_at = differences(source, base, coded)
 
         def fill(spec: TensorInfo, index: int, out: memoryview) -> None:
-            place = coded.coded[spec.name].place(index)
+            place = coded[spec.name].place(index)
             try:
                 made = self.encode_block(numbers_at(place), place)
             except CodecError:
@@ -177,7 +164,7 @@ class LossyCodec:
                 made = b""
             out[:] = made.ljust(len(out), b"\0")
 
-        return Blockwise(source, coded.encoded, coded.block_bytes, fill)
+        return Blockwise(source, layout, block_bytes(coded), fill)
 
     def decode(self, encoded: Source, layout: Layout, base: Source | None = None) -> Source:
         """Return the model that an encoded form stands for: a source, computed range by range.
@@ -192,9 +179,8 @@ class LossyCodec:
             CodecError: The encoded form is not laid out as one of such a model; the message names
                 the first tensor that differs.
         """
-        coded = self.coded(layout)
-        difference = coded.encoded.difference(encoded.layout)
-        if difference:
+        due, coded = self.coded(layout)
+        if difference := due.difference(encoded.layout):
             raise CodecError(
                 f"what came is not the model as the codec {self.name} encodes it: {difference}"
             )
@@ -204,7 +190,7 @@ class LossyCodec:
 
         @quietly
         def fill(spec: TensorInfo, index: int, out: memoryview) -> None:
-            tensor = coded.coded[spec.name]
+            tensor = coded[spec.name]
             place = tensor.place(index)
             data = view_of(encoded, *tensor.encoded_range(index), scratch)
             numbers = self.decode_block(data[: self.codec.nbytes(place.dtype, place.count)], place)
@@ -215,8 +201,8 @@ class LossyCodec:
                 numbers = np.add(numbers, theirs, dtype=number_type(place.dtype))
             store(numbers, numbers_in(place.dtype, out))
 
-        block_bytes = {name: BLOCK * unit(each.spec.dtype) for name, each in coded.coded.items()}
-        return Blockwise(encoded, coded.model, block_bytes, fill)
+        sizes = {name: BLOCK * unit(each.spec.dtype) for name, each in coded.items()}
+        return Blockwise(encoded, layout, sizes, fill)
 
     def encode_block(self, numbers: Numbers, place: BlockPlace) -> bytes:
         """Encode a block.
@@ -255,6 +241,11 @@ class LossyCodec:
         return numbers
 
 
+def block_bytes(coded: CodedTensors) -> Mapping[str, int]:
+    """Return the bytes of an encoded block of each tensor, padding included."""
+    return {name: tensor.block_bytes for name, tensor in coded.items()}
+
+
 def read_numbers(source: Source, place: BlockPlace, scratch: Scratch) -> Numbers:
     """Return a block's numbers from a body that has its tensor, valid until ``scratch`` is used."""
     spec = source.layout.by_name[place.tensor]
@@ -264,14 +255,14 @@ def read_numbers(source: Source, place: BlockPlace, scratch: Scratch) -> Numbers
 
 
 def differences(
-    source: Source, base: Source | None, coded: CodedLayout
+    source: Source, base: Source | None, coded: CodedTensors
 ) -> Callable[[BlockPlace], Numbers]:
     """Return what reads a block's differences from a base; its numbers if there is none.
 
     Args:
         source: The model, or an update.
         base: Model that may have further tensors; None for none.
-        coded: Layouts of the source and its encoded form.
+        coded: The tensors that are encoded.
 
     Raises:
         CodecError: The base lacks a tensor that is encoded; the message names it.
@@ -294,8 +285,8 @@ def differences(
     return difference
 
 
-def _expect_tensors(base: Source, coded: CodedLayout) -> None:
-    for name, tensor in coded.coded.items():
+def _expect_tensors(base: Source, coded: CodedTensors) -> None:
+    for name, tensor in coded.items():
         there = base.layout.by_name.get(name)
         if there is None or there[1:3] != tensor.spec[1:3]:
             kind = f"{tensor.spec.dtype} and shape {list(tensor.spec.shape)}"

@@ -29,7 +29,7 @@ class RoundedWriter:
         self.layout = target.layout
         self._target = target
         self._codec = codec
-        self._coded = codec.coded(self.layout).coded
+        _, self._coded = codec.coded(self.layout)
         self._digest = BodyDigest(self.layout)
         self._reached = 0
         # The beginning of a block whose end is yet to come.

@@ -150,7 +150,7 @@ def test_of_what_is_only_compared_blocks_that_cannot_be_encoded_are_zeros(codec,
         sound = body_of(codec.encode(bad))
     except CodecError:
         encoded = codec.encode(bad, blanks=True)
-        spec = codec.coded(bad.layout).coded["w"]
+        spec = codec.coded(bad.layout)[1]["w"]
         start, stop = spec.encoded_range((spec.spec.elements - 1) // BLOCK)
         assert body_of(encoded)[start:stop] == bytes(stop - start)
         assert body_of(encoded)[:start] == body_of(codec.encode(model))[:start]
