@@ -8,7 +8,7 @@ from flstream.codecs.block_codec import BlockPlace
 from flstream.codecs.lossy import LossyCodec
 from flstream.errors import CodecError
 from flstream.model.digests import BodyDigest
-from flstream.model.dtypes import loaded, quietly, stored
+from flstream.model.dtypes import loaded, numbers_in, quietly, store
 from flstream.model.joined import WritesRanges
 
 
@@ -53,7 +53,7 @@ class RoundedWriter:
         """
         if start == 0:
             self._digest, self._reached = BodyDigest(self.layout), 0
-            self._begun.clear()
+            self._begun = bytearray()
         if start != self._reached:
             raise ValueError(f"bytes from {start} on do not follow those up to {self._reached}")
         self._reached = stop = start + len(view)
@@ -66,11 +66,13 @@ class RoundedWriter:
             while len(part):
                 place, begin, end = tensor.block_at(first)
                 count = min(end - first, len(part))
-                self._begun += part[:count]
-                part, first = part[count:], first + count
+                block, part, first = part[:count], part[count:], first + count
+                if count < end - begin:
+                    self._begun += block
+                    block = memoryview(self._begun)
                 if first == end:
-                    block, self._begun = self._begun, bytearray()
-                    self._pass(begin, self._rounded(memoryview(block), place))
+                    self._pass(begin, self._rounded(block, place))
+                    self._begun = bytearray()
 
     def _rounded(self, data: memoryview, place: BlockPlace) -> memoryview:
         """Round a block.
@@ -103,7 +105,9 @@ class RoundedWriter:
     def _decoded(self, data: memoryview, place: BlockPlace) -> memoryview:
         made = self._codec.encode_block(loaded(place.dtype, data), place)
         numbers = self._codec.decode_block(memoryview(made), place)
-        return memoryview(stored(place.dtype, numbers))
+        out = memoryview(bytearray(len(data)))
+        store(numbers, numbers_in(place.dtype, out))
+        return out
 
     def _pass(self, start: int, data: memoryview) -> None:
         self._target.write(start, data)
