@@ -63,23 +63,23 @@ def combination(rule: AggregationRule, updates: int) -> tuple[Fold, Weigh | None
             weigh = partial(krum_weights, byzantine=byzantine, chosen=chosen)
             return WeightedMean(), weigh
     own = OwnRule(rule.method, rule.args)
-    made: Fold = CoordinateFold(own.fold) if own.folds else WeightedMean()
-    return made, own.weigh if own.weighs else None
+    own_fold: Fold = CoordinateFold(own.fold) if own.folds else WeightedMean()
+    return own_fold, own.weigh if own.weighs else None
 
 
 def _byzantine(rule: AggregationRule, updates: int) -> int:
     """Return how many updates may be Byzantine: as the rule has it, or as many as possible."""
     if rule.byzantine is None:
-        found, needed = most_byzantine(rule.method, updates), least_updates(rule.method, 0)
+        byzantine, needed = most_byzantine(rule.method, updates), least_updates(rule.method, 0)
     else:
-        found, needed = rule.byzantine, least_updates(rule.method, rule.byzantine)
+        byzantine, needed = rule.byzantine, least_updates(rule.method, rule.byzantine)
     if updates < needed:
         raise AggregationError(
-            f"{rule.method} needs {needed} or more updates where {max(found, 0)} of them may be "
-            f"Byzantine, and there are {updates}; lower aggregation.byzantine, or have more sites "
-            "train (clients.per_round, clients.min_updates)"
+            f"{rule.method} needs {needed} or more updates where {max(byzantine, 0)} of them may "
+            f"be Byzantine, and there are {updates}; lower aggregation.byzantine, or have more "
+            "sites train (clients.per_round, clients.min_updates)"
         )
-    return found
+    return byzantine
 
 
 class CoordinateFold:

@@ -32,12 +32,12 @@ class AggregationRule:
         args: Keyword arguments of a user's own rule.
         trim: For ``trimmed_mean``, the fraction of values left out at each end; below 0.5.
         clip_norm: Limit of the L2 norm of an update's difference from the model, over all its
-        aggregated floats; ``median`` for the median of the updates' norms; None for no limit.
+            aggregated floats; ``median`` for the median of the updates' norms; None for no limit.
         byzantine: For methods that choose among updates, how many of them may be Byzantine; None
             for as many as their number allows.
         chosen: For ``multi_krum``, how many updates are averaged; None for all but ``byzantine``.
         include: Regular expressions, one of which must be found in a tensor's name (or in that of a
-        tensor tied to it) for it to be aggregated.
+            tensor tied to it) for it to be aggregated.
         exclude: Regular expressions of which none may be found there.
         on_nonfinite: Whether an update with an infinity or a NaN is refused or folded.
         factors: Factors of the weights of updates, by site; 1 for others.
@@ -157,12 +157,12 @@ def found_names(
     Raises:
         UsageError: A pattern is found in no name; the message has the key and the pattern.
     """
-    own = {name: name for name in layout.by_name} | layout.aliases
-    shown = {each: own_name(each, body_of(each, bodies)) for each in own}
+    owners = {name: name for name in layout.by_name} | layout.aliases
+    shown = {name: own_name(name, body_of(name, bodies)) for name in owners}
     selected: set[str] = set()
     for pattern in patterns:
-        matching = {own[each] for each in own if re.search(pattern, shown[each])}
-        if own and not matching:
+        matching = {owners[name] for name in owners if re.search(pattern, shown[name])}
+        if owners and not matching:
             raise UsageError(
                 f"{key}: the pattern {pattern!r} is found in no tensor's name; "
                 "flstream inspect lists the names"

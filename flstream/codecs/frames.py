@@ -29,8 +29,8 @@ def delta(data: memoryview, base: memoryview, out: memoryview) -> None:
     was not trained not at all. Signs, exponents and the first bits of mantissas become zeros, which
     a compressor takes out. An arithmetic difference would be rounded.
     """
-    ours, theirs, made = (np.frombuffer(each, np.uint8) for each in (data, base, out))
-    np.bitwise_xor(ours, theirs, out=made)
+    ours, theirs, changed = (np.frombuffer(view, np.uint8) for view in (data, base, out))
+    np.bitwise_xor(ours, theirs, out=changed)
 
 
 def shuffle(
@@ -61,14 +61,14 @@ def shuffle(
         first, last = whole - start, whole - start + count * itemsize
         out[reached:first] = data[reached:first]
         reached = last
-        given, made = data[first:last], out[first:last]
-        planes = np.frombuffer(given if undo else made, np.uint8).reshape(itemsize, -1)
+        taken, written = data[first:last], out[first:last]
+        planes = np.frombuffer(taken if undo else written, np.uint8).reshape(itemsize, -1)
         if undo:
-            elements = np.frombuffer(made, np.uint8)
+            elements = np.frombuffer(written, np.uint8)
             for byte, plane in enumerate(planes):
                 elements[byte::itemsize] = plane
         else:
-            words = np.frombuffer(given, f"<u{itemsize}")
+            words = np.frombuffer(taken, f"<u{itemsize}")
             for byte, plane in enumerate(planes):
                 np.right_shift(words, 8 * byte, out=plane, casting="unsafe")
     out[reached:] = data[reached:]
@@ -161,10 +161,11 @@ class FrameCoder:
             self._apply(step, data, room, start, undo=False)
             data = room
         with self._naming(start, stop):
-            made = self._codec.compressor.compress(data)
-        if not isinstance(made, bytes):
-            raise self._no_bytes(made)
-        return EncodedBytes(made, self._source is not None) if len(made) < len(data) else None
+            payload = self._codec.compressor.compress(data)
+        if not isinstance(payload, bytes):
+            raise self._no_bytes(payload)
+        is_shorter = len(payload) < len(data)
+        return EncodedBytes(payload, self._source is not None) if is_shorter else None
 
     def decode(
         self, data: memoryview, out: memoryview, start: int, stop: int, *, has_base: bool
@@ -184,11 +185,11 @@ class FrameCoder:
         """
         size = len(out)
         with self._naming(start, stop):
-            made = self._codec.compressor.expand(data, size)
+            expanded = self._codec.compressor.expand(data, size)
         try:
-            data = memoryview(made).cast("B")
+            data = memoryview(expanded).cast("B")
         except TypeError as error:
-            raise self._no_bytes(made) from error
+            raise self._no_bytes(expanded) from error
         if len(data) != size:
             raise CodecError(
                 f"{self._place(start, stop)}, came as {len(data)} bytes from the codec "
@@ -219,9 +220,10 @@ class FrameCoder:
         name = self._layout.name_at(start)
         return f"bytes {start} to {stop} of the body, from tensor {name!r} on"
 
-    def _no_bytes(self, made: object) -> CodecError:
+    def _no_bytes(self, result: object) -> CodecError:
         return CodecError(
-            f"the codec {self._codec.name} returned {type(made).__name__} for a frame; return bytes"
+            f"the codec {self._codec.name} returned {type(result).__name__} for a frame; "
+            "return bytes"
         )
 
     @contextmanager

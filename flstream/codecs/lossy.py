@@ -107,9 +107,9 @@ class LossyCodec:
         """
         owners = {name: name for name in layout.by_name} | layout.aliases
         passed = {
-            name
-            for each, name in owners.items()
-            if any(re.search(pattern, each) for pattern in self.require_lossless)
+            owner
+            for name, owner in owners.items()
+            if any(re.search(pattern, name) for pattern in self.require_lossless)
         }
         specs: list[TensorInfo] = []
         coded: dict[str, CodedTensor] = {}
@@ -157,12 +157,12 @@ class LossyCodec:
         def fill(spec: TensorInfo, index: int, out: memoryview) -> None:
             place = coded[spec.name].place(index)
             try:
-                made = self.encode_block(numbers_at(place), place)
+                data = self.encode_block(numbers_at(place), place)
             except CodecError:
                 if not blanks:
                     raise
-                made = b""
-            out[:] = made.ljust(len(out), b"\0")
+                data = b""
+            out[:] = data.ljust(len(out), b"\0")
 
         return Blockwise(source, layout, block_bytes(coded), fill)
 
@@ -179,8 +179,8 @@ class LossyCodec:
             CodecError: The encoded form is not laid out as one of such a model; the message names
                 the first tensor that differs.
         """
-        due, coded = self.coded(layout)
-        if difference := due.difference(encoded.layout):
+        expected, coded = self.coded(layout)
+        if difference := expected.difference(encoded.layout):
             raise CodecError(
                 f"what came is not the model as the codec {self.name} encodes it: {difference}"
             )
@@ -201,7 +201,7 @@ class LossyCodec:
                 numbers = np.add(numbers, theirs, dtype=number_type(place.dtype))
             store(numbers, numbers_in(place.dtype, out))
 
-        sizes = {name: BLOCK * unit(each.spec.dtype) for name, each in coded.items()}
+        sizes = {name: BLOCK * unit(tensor.spec.dtype) for name, tensor in coded.items()}
         return Blockwise(encoded, layout, sizes, fill)
 
     def encode_block(self, numbers: Numbers, place: BlockPlace) -> bytes:
@@ -212,13 +212,13 @@ class LossyCodec:
                 something else than bytes of the right length.
         """
         with codec_code(f"the codec {self.name}", f"at tensor {place.tensor!r}"):
-            due = self.codec.nbytes(place.dtype, place.count)
+            size = self.codec.nbytes(place.dtype, place.count)
             data = self.codec.encode(numbers, place)
-        if not isinstance(data, bytes) or len(data) != due:
+        if not isinstance(data, bytes) or len(data) != size:
             what = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
             raise CodecError(
                 f"the codec {self.name} returned {what} for a block of {place.count} numbers of "
-                f"tensor {place.tensor!r}; return {due} bytes, as its nbytes says"
+                f"tensor {place.tensor!r}; return {size} bytes, as its nbytes says"
             )
         return data
 
@@ -275,20 +275,20 @@ def differences(
     @quietly
     def difference(place: BlockPlace) -> Numbers:
         numbers, theirs = (
-            read_numbers(each, place, room)
-            for each, room in ((source, scratch), (base, base_scratch))
+            read_numbers(body, place, room)
+            for body, room in ((source, scratch), (base, base_scratch))
         )
-        found = np.subtract(numbers, theirs, dtype=number_type(place.dtype))
-        found.flags.writeable = False
-        return found
+        changes = np.subtract(numbers, theirs, dtype=number_type(place.dtype))
+        changes.flags.writeable = False
+        return changes
 
     return difference
 
 
 def _expect_tensors(base: Source, coded: CodedTensors) -> None:
     for name, tensor in coded.items():
-        there = base.layout.by_name.get(name)
-        if there is None or there[1:3] != tensor.spec[1:3]:
+        spec = base.layout.by_name.get(name)
+        if spec is None or spec[1:3] != tensor.spec[1:3]:
             kind = f"{tensor.spec.dtype} and shape {list(tensor.spec.shape)}"
             raise CodecError(
                 f"tensor {name!r} has no tensor of its name with dtype {kind} in the base, so "

@@ -85,7 +85,7 @@ class RoundedWriter:
         rounded, name = self._decoded(data, place), self._codec.name
         if not self._codec.is_own:
             return rounded
-        before, after = (loaded(place.dtype, each) for each in (data, rounded))
+        before, after = (loaded(place.dtype, view) for view in (data, rounded))
         lost = np.isfinite(before) & ~np.isfinite(after)
         if lost.any():
             index = int(np.argmax(lost))
@@ -103,8 +103,8 @@ class RoundedWriter:
         return rounded
 
     def _decoded(self, data: memoryview, place: BlockPlace) -> memoryview:
-        made = self._codec.encode_block(loaded(place.dtype, data), place)
-        numbers = self._codec.decode_block(memoryview(made), place)
+        encoded = self._codec.encode_block(loaded(place.dtype, data), place)
+        numbers = self._codec.decode_block(memoryview(encoded), place)
         out = memoryview(bytearray(len(data)))
         store(numbers, numbers_in(place.dtype, out))
         return out

@@ -157,12 +157,6 @@ def test_any_numbers_from_the_smallest_to_the_largest_are_quantised(values, name
         assert np.abs(due - found[start : start + group]).max() <= allowed
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_zeros_stay_zeros(name):
-    zeros = {"w": torch.zeros(1000), "v": torch.zeros(70_000, dtype=torch.bfloat16)}
-    assert not any(body_of(rounded(lossy(name), MemoryBody.of(zeros))))
-
-
 def test_the_largest_changes_are_kept_to_the_bit_and_ties_go_to_the_first():
     tensors = model()
     found = tensors_of(rounded(lossy("topk"), MemoryBody.of(tensors)))
