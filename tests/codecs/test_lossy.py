@@ -17,15 +17,13 @@ from flstream.model.source import Scratch, change_of, views_of
 from tests.codecs.lossy_cases import (
     CODECS,
     Bytes,
-    FrontToBack,
     Narrow,
     encoded,
     lossy,
     model,
-    read,
     rounded,
 )
-from tests.support import assert_same_tensors, body_of, entries, tensors_of
+from tests.support import FrontToBack, assert_same_tensors, body_of, entries, tensors_of
 
 NAMES = list(CODECS)
 KIB, MIB = 1 << 10, 1 << 20
@@ -288,10 +286,10 @@ def test_an_update_may_be_encoded_as_its_difference_from_a_base(name):
     codec = lossy(name, "norm")
     old, new = MemoryBody.of(base), MemoryBody.of(trained)
     encoded = codec.encode(new, old)
-    coded = Bytes(encoded.layout, read(encoded, 4 * KIB))
+    coded = Bytes(encoded.layout, body_of(encoded, 4 * KIB))
     due = body_of(codec.decode(coded, new.layout, base=old))
     remote = FrontToBack(coded)
-    assert read(codec.decode(remote, new.layout, old), 48 * KIB) == due
+    assert body_of(codec.decode(remote, new.layout, old), 48 * KIB) == due
     found = tensors_of(codec.decode(coded, new.layout, base=old))
     passed = ("norm.weight", "complex", "steps", "empty", "scalar")
     assert_same_tensors({n: found[n] for n in passed}, {n: trained[n] for n in passed})
