@@ -53,17 +53,31 @@ def assert_same_tensors(given: Mapping[str, torch.Tensor], due: Mapping[str, tor
         assert as_bytes(given[name]) == as_bytes(value), name
 
 
-def body_of(source: Source) -> bytes:
-    return b"".join(views_of(source, 0, source.layout.nbytes, Scratch()))
-
-
-def tensors_of(source: Source, step: int = 4096) -> dict[str, torch.Tensor]:
-    """The tensors of a source that is read in ranges of ``step`` bytes."""
+def body_of(source: Source, step: int = 1 << 30) -> bytes:
+    """The body of a source that is read in ranges of ``step`` bytes."""
     scratch, data = Scratch(), bytearray()
     for start, stop in source.layout.ranges(step):
         for view in views_of(source, start, stop, scratch):
             data += view
-    tensors = {}
+    return bytes(data)
+
+
+class FrontToBack:
+    """A body that can be read once, as one that comes from another process."""
+
+    def __init__(self, source: Source) -> None:
+        self.layout = source.layout
+        self._source, self.reached = source, 0
+
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        assert start == self.reached < stop
+        self.reached = stop
+        self._source.read(start, stop, into)
+
+
+def tensors_of(source: Source, step: int = 4096) -> dict[str, torch.Tensor]:
+    """The tensors of a source that is read in ranges of ``step`` bytes."""
+    data, tensors = bytearray(body_of(source, step)), {}
     for spec in source.layout.tensors:
         own = data[spec.start : spec.stop]
         flat = torch.frombuffer(own, dtype=torch_dtype(spec.dtype)) if own else torch.empty(0)

@@ -127,11 +127,6 @@ def write_site_model(
     header = {"format": "pt", **metadata}
     # Multiplied by a weight and divided by it again, a float64 need not be what it was.
     model = replace(update, weight=1.0)
-    if not rule.bodies:
-        with FileSink(path, base.layout, header, durable=False) as sink:
-            digest = adopt_update(base, [model], adopting(rule), sink, step, lambda _: check())
-            sink.finish()
-        return digest
     # What travels with the model is no part of it.
     layouts = {body: part_layout(base.layout, body, rule.bodies) for body in (MAIN, *rule.bodies)}
     with FileSink(path, layouts[MAIN], header, durable=False) as sink:

@@ -33,19 +33,16 @@ def geometric_median_weights(gram: Array, weights: Array) -> Array:
     # From the update in the middle, and not from the plain mean: with one that is far off, that is
     # a long way back.
     typical = np.median(distances, axis=1)
-    centred, found = _centred(gram, int(np.argmin(typical))), _inverse(typical, least)
+    # Inner products of the updates less that one, whose distances lose fewer digits.
+    place = int(np.argmin(typical))
+    centre = gram[place]
+    centred: Array = gram - centre[:, None] - centre + centre[place]
+    found = _inverse(typical, least)
     for _ in range(_MOST_ITERATIONS):
         before, found = found, _inverse(_distances_to_mean(centred, found), least)
         if np.max(np.abs(found - before)) < _CONVERGED:
             break
     return found
-
-
-def _centred(gram: Array, place: int) -> Array:
-    """Return the inner products of vectors less one of them, whose distances lose less digits."""
-    centre = gram[place]
-    centred: Array = gram - centre[:, None] - centre + centre[place]
-    return centred
 
 
 def _inverse(distances: Array, least: float) -> Array:

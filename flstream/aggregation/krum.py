@@ -46,23 +46,17 @@ def bulyan_weights(gram: Array, weights: Array, *, byzantine: int) -> Array:
     return 1 - _marked(len(gram), left)
 
 
-class AroundMedian:
-    """The mean of each coordinate's values that are nearest to their median, the end of Bulyan.
+def around_median(values: Array, weights: Array, *, left_out: int) -> Array:
+    """Average each coordinate's values that are nearest to their median, the end of Bulyan.
 
     Of two that are equally near, the lower one is taken. 2 f values are left out, and one is left.
+    See :data:`flstream.aggregation.methods.Combine`.
     """
-
-    def __init__(self, left_out: int) -> None:
-        self._left_out = left_out
-
-    def __call__(self, values: Array, weights: Array) -> Array:
-        """Combine a block: see :data:`flstream.aggregation.coordinates.Combine`."""
-        values.sort(axis=0)
-        left_out = min(self._left_out, len(values) - 1)
-        combined: Array = values[0]
-        for part in blocks(values.shape[1], SMALL_BLOCK):
-            combined[part] = _around_median(values[:, part], left_out)
-        return combined
+    values.sort(axis=0)
+    combined: Array = values[0]
+    for part in blocks(values.shape[1], SMALL_BLOCK):
+        combined[part] = _around_median(values[:, part], min(left_out, len(values) - 1))
+    return combined
 
 
 def _around_median(ranked: Array, left_out: int) -> Array:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 
-from flstream.aggregation.coordinates import CoordinateFold
-from flstream.aggregation.elements import Array
+import numpy as np
+
+from flstream.aggregation.elements import Array, blocks
 from flstream.aggregation.geometric_median import geometric_median_weights
-from flstream.aggregation.krum import AroundMedian, bulyan_weights, krum_weights
+from flstream.aggregation.krum import around_median, bulyan_weights, krum_weights
 from flstream.aggregation.mean import WeightedMean
 from flstream.aggregation.next_model import Fold
 from flstream.aggregation.own_rule import OwnRule
-from flstream.aggregation.ranked import TrimmedMean, fraction_trim, median_trim
+from flstream.aggregation.ranked import fraction_trim, median_trim, trimmed_mean
+from flstream.aggregation.regions import Region, UpdatePart
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import AggregationError
 from flstream.job.aggregation_method import least_updates, most_byzantine
+
+Combine = Callable[[Array, Array], Array]
+"""Function of the values of a block, of shape (updates, numbers), and of the updates' weights.
+
+The values are those of the updates that have the tensor, in the cohort's order; it may overwrite
+them. It returns the new values, of shape (numbers,).
+"""
 
 Weigh = Callable[[Array, Array], Array]
 """Function of the inner products of the updates' differences, of shape (n, n), and of the updates'
@@ -32,14 +42,15 @@ def combination(rule: AggregationRule, updates: int) -> tuple[Fold, Weigh | None
         case "mean":
             return WeightedMean(), None
         case "median":
-            return CoordinateFold(TrimmedMean(median_trim)), None
+            return CoordinateFold(partial(trimmed_mean, trim=median_trim)), None
         case "trimmed_mean":
-            return CoordinateFold(TrimmedMean(fraction_trim(rule.trim))), None
+            trim = fraction_trim(rule.trim)
+            return CoordinateFold(partial(trimmed_mean, trim=trim)), None
         case "geometric_median":
             return WeightedMean(), geometric_median_weights
         case "bulyan":
             byzantine = _byzantine(rule, updates)
-            fold = CoordinateFold(AroundMedian(2 * byzantine))
+            fold = CoordinateFold(partial(around_median, left_out=2 * byzantine))
             return fold, partial(bulyan_weights, byzantine=byzantine)
         case "krum" | "multi_krum":
             byzantine = _byzantine(rule, updates)
@@ -52,20 +63,55 @@ def combination(rule: AggregationRule, updates: int) -> tuple[Fold, Weigh | None
             weigh = partial(krum_weights, byzantine=byzantine, chosen=chosen)
             return WeightedMean(), weigh
     own = OwnRule(rule.method, rule.args)
-    made: Fold = CoordinateFold(own.fold) if own.folds else WeightedMean()
-    return made, own.weigh if own.weighs else None
+    own_fold: Fold = CoordinateFold(own.fold) if own.folds else WeightedMean()
+    return own_fold, own.weigh if own.weighs else None
 
 
 def _byzantine(rule: AggregationRule, updates: int) -> int:
     """Return how many updates may be Byzantine: as the rule has it, or as many as possible."""
     if rule.byzantine is None:
-        found, needed = most_byzantine(rule.method, updates), least_updates(rule.method, 0)
+        byzantine, needed = most_byzantine(rule.method, updates), least_updates(rule.method, 0)
     else:
-        found, needed = rule.byzantine, least_updates(rule.method, rule.byzantine)
+        byzantine, needed = rule.byzantine, least_updates(rule.method, rule.byzantine)
     if updates < needed:
         raise AggregationError(
-            f"{rule.method} needs {needed} or more updates where {max(found, 0)} of them may be "
-            f"Byzantine, and there are {updates}; lower aggregation.byzantine, or have more sites "
-            "train (clients.per_round, clients.min_updates)"
+            f"{rule.method} needs {needed} or more updates where {max(byzantine, 0)} of them may "
+            f"be Byzantine, and there are {updates}; lower aggregation.byzantine, or have more "
+            "sites train (clients.per_round, clients.min_updates)"
         )
-    return found
+    return byzantine
+
+
+class CoordinateFold:
+    """A fold that combines the values of each coordinate, in float64: all updates' at once."""
+
+    def __init__(self, combine: Combine) -> None:
+        self._combine = combine
+        self._values: list[Array] = []
+        self._weights: list[list[float]] = []
+        self._buffer = np.empty(0)
+
+    def begin(self, regions: Sequence[Region]) -> None:
+        """Begin a range."""
+        shapes = [(region.carriers.bit_count(), region.numbers) for region in regions]
+        starts = list(accumulate((count * numbers for count, numbers in shapes), initial=0))
+        if len(self._buffer) < starts[-1]:
+            self._buffer = np.empty(starts[-1])
+        self._weights = [[] for _ in regions]
+        self._values = [
+            self._buffer[start:stop].reshape(shape)
+            for (start, stop), shape in zip(pairwise(starts), shapes, strict=True)
+        ]
+
+    def add(self, index: int, parts: Sequence[UpdatePart], *, are_last: bool) -> None:
+        """Add the parts of further updates for a region."""
+        weights = self._weights[index]
+        for part in parts:
+            row = self._values[index][len(weights)]
+            for block in blocks(len(row)):
+                part.reals(block, row[block])
+            weights.append(part.weight)
+
+    def result(self, index: int, block: slice) -> Array:
+        """Return the combined values of a block of a region."""
+        return self._combine(self._values[index][:, block], np.array(self._weights[index]))

@@ -53,7 +53,7 @@ class OwnRule:
         self.weighs = callable(getattr(self._rule, "weigh", None))
 
     def fold(self, values: Array, weights: Array) -> Array:
-        """Combine a block: see :data:`flstream.aggregation.coordinates.Combine`."""
+        """Combine a block: see :data:`flstream.aggregation.methods.Combine`."""
         with self._guarded(f"{self._name}.fold"):
             combined = self._rule.fold(values, weights)
         # Copied, since it is overwritten later, and may be part of what the rule keeps.

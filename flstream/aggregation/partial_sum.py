@@ -10,17 +10,16 @@ import numpy as np
 
 from flstream.aggregation.elements import blocks
 from flstream.aggregation.mean import WeightedMean
-from flstream.aggregation.optimizers import Optimization
 from flstream.aggregation.regions import Region, element_at
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.side_layout import SideLayout
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.update_set import UpdateSet
-from flstream.aggregation.walk import OnRange, find_not_finite, fold_updates, weigh_updates
+from flstream.aggregation.walk import OnRange, find_not_finite, weigh_updates
 from flstream.errors import AggregationError, CheckpointError
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.dtypes import FLOATS, first_not_finite
-from flstream.model.source import Sink, Source
+from flstream.model.source import Source
 
 _SITES = "flstream.sites"
 _CLIPPED = "flstream.clipped"
@@ -35,8 +34,8 @@ class PartialSum:
     and the names of the sites. It is replaced as a whole each time updates are added: a process
     that is killed leaves the sums before or those after.
 
-    The next model has the same bits as if all updates had been folded in one walk, in the same
-    order.
+    A walk with it as the ``earlier`` updates makes the next model, of the same bits as if all had
+    been folded in one walk, in the same order.
 
     Args:
         path: Path of the file. A file of an earlier process is continued.
@@ -131,24 +130,6 @@ class PartialSum:
                 each.confirm()
             file = sink.finish()
         self._load_state(file)
-
-    def finish(
-        self,
-        sink: Sink,
-        step: int,
-        on_range: OnRange,
-        optimization: Optimization | None = None,
-    ) -> str:
-        """Write the next model: see :func:`flstream.aggregation.walk.fold_updates`.
-
-        Raises:
-            AggregationError: No update was added, or the next model would not be finite.
-        """
-        if not self.sites:
-            raise AggregationError("no update was added to the partial sum, so it has no mean")
-        return fold_updates(
-            self._base, [], self._rule, sink, step, on_range, optimization, earlier=self
-        )
 
     def discard(self) -> None:
         """Remove the file, once the next model is durable."""

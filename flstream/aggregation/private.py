@@ -172,14 +172,7 @@ class PrivateMean:
             np.subtract(mean, old, out=mean)
             np.multiply(mean, received / self._mechanism.cohort, out=mean)
             np.add(mean, old, out=mean)
-        noise = self._room[: len(mean)]
-        self._fill(region, part, noise)
-        np.multiply(noise, self._mechanism.noise, out=noise)
-        np.add(mean, noise, out=mean)
-
-    def _fill(self, region: Region, part: slice, noise: Array) -> None:
-        """Write standard normal numbers, keyed by tensor and place in it."""
-        size = unit(region.dtype)
+        noise, size = self._room[: len(mean)], unit(region.dtype)
         start, stop = region.start + part.start * size, region.start + part.stop * size
         for spec in self._model.overlapping(start, stop):
             first, last = max(start, spec.start), min(stop, spec.stop)
@@ -188,3 +181,5 @@ class PrivateMean:
                 self._noise = NoiseSource(f"{self._mechanism.name}/{spec.name}")
             into = noise[(first - start) // size : (last - start) // size]
             self._noise.fill((first - spec.start) // size, into)
+        np.multiply(noise, self._mechanism.noise, out=noise)
+        np.add(mean, noise, out=mean)

@@ -31,24 +31,19 @@ def fraction_trim(fraction: float) -> Trim:
     return trim
 
 
-class TrimmedMean:
-    """The mean of each coordinate's values without the smallest and the largest.
+def trimmed_mean(values: Array, weights: Array, *, trim: Trim) -> Array:
+    """Average each coordinate's values without the smallest and the largest.
 
     All are ranked and averaged in float64, and rounded once; integers half to even. The parts of
     complex numbers are ranked separately. A bool is true where more than half of the values that
-    are left are. A NaN, where it is allowed, ranks above all numbers.
+    are left are. A NaN, where it is allowed, ranks above all numbers. See
+    :data:`flstream.aggregation.methods.Combine`.
     """
-
-    def __init__(self, trim: Trim) -> None:
-        self._trim = trim
-
-    def __call__(self, values: Array, weights: Array) -> Array:
-        """Combine a block: see :data:`flstream.aggregation.coordinates.Combine`."""
-        values.sort(axis=0)
-        trim = self._trim(len(values))
-        left = values[trim : len(values) - trim]
-        total: Array = left[0]
-        for row in left[1:]:
-            np.add(total, row, out=total)
-        np.divide(total, len(left), out=total)
-        return total
+    values.sort(axis=0)
+    left_out = trim(len(values))
+    left = values[left_out : len(values) - left_out]
+    total: Array = left[0]
+    for row in left[1:]:
+        np.add(total, row, out=total)
+    np.divide(total, len(left), out=total)
+    return total

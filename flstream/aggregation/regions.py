@@ -130,13 +130,12 @@ class BaseValues:
         self._scratch = Scratch()
         self._range = (0, 0)
         self._data: memoryview | None = None
-        self._region: Region | None = None
         self._room = block_room({spec.dtype for spec in base.layout.tensors}, step)
 
     def begin(self, start: int, stop: int) -> None:
         """Begin a range."""
         self._range = (start, stop)
-        self._data = self._region = None
+        self._data = None
 
     def of(self, region: Region) -> memoryview:
         """Return the model's bytes for a region of the range."""
@@ -147,9 +146,7 @@ class BaseValues:
 
     def numbers(self, region: Region) -> Array:
         """Return the model's numbers in a region of the range."""
-        if self._region is not region:
-            self._region, self._numbers = region, numbers_in(region.dtype, self.of(region))
-        return self._numbers
+        return numbers_in(region.dtype, self.of(region))
 
     def block(self, region: Region, block: slice) -> Array:
         """Return a block of the model's numbers in float64, valid until the next call."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any, Literal
 
 from flstream.aggregation.fold_rule import FoldRule
@@ -16,7 +15,7 @@ from flstream.job.aggregation_method import CHOOSING, is_own
 from flstream.job.code import find
 from flstream.job.sections import AggregationSection
 from flstream.model.dtypes import FLOATS
-from flstream.model.joined import MAIN, body_of, split
+from flstream.model.joined import MAIN, body_of, own_name
 from flstream.model.layout import Layout
 
 # Products with values, and sums of a million of them, stay normal numbers of float64.
@@ -33,12 +32,12 @@ class AggregationRule:
         args: Keyword arguments of a user's own rule.
         trim: For ``trimmed_mean``, the fraction of values left out at each end; below 0.5.
         clip_norm: Limit of the L2 norm of an update's difference from the model, over all its
-        aggregated floats; ``median`` for the median of the updates' norms; None for no limit.
+            aggregated floats; ``median`` for the median of the updates' norms; None for no limit.
         byzantine: For methods that choose among updates, how many of them may be Byzantine; None
             for as many as their number allows.
         chosen: For ``multi_krum``, how many updates are averaged; None for all but ``byzantine``.
         include: Regular expressions, one of which must be found in a tensor's name (or in that of a
-        tensor tied to it) for it to be aggregated.
+            tensor tied to it) for it to be aggregated.
         exclude: Regular expressions of which none may be found there.
         on_nonfinite: Whether an update with an infinity or a NaN is refused or folded.
         factors: Factors of the weights of updates, by site; 1 for others.
@@ -158,20 +157,12 @@ def found_names(
     Raises:
         UsageError: A pattern is found in no name; the message has the key and the pattern.
     """
-    names: dict[str, list[str]] = {spec.name: [spec.name] for spec in layout.tensors}
-    for alias, name in layout.aliases.items():
-        names[name].append(alias)
-    if bodies:
-        parts = {name: split(dict.fromkeys(each), bodies) for name, each in names.items()}
-        names = {name: list(chain(*each.values())) for name, each in parts.items()}
+    owners = {name: name for name in layout.by_name} | layout.aliases
+    shown = {name: own_name(name, body_of(name, bodies)) for name in owners}
     selected: set[str] = set()
     for pattern in patterns:
-        matching = {
-            name
-            for name, aliases in names.items()
-            if any(re.search(pattern, alias) for alias in aliases)
-        }
-        if names and not matching:
+        matching = {owners[name] for name in owners if re.search(pattern, shown[name])}
+        if owners and not matching:
             raise UsageError(
                 f"{key}: the pattern {pattern!r} is found in no tensor's name; "
                 "flstream inspect lists the names"

@@ -70,6 +70,8 @@ def fold_updates(
         AggregationError: The updates are too few for the rule; or they are sound, and still the
             next model would not be finite.
     """
+    if earlier is not None and not (updates or earlier.sites):
+        raise AggregationError("no update was added to the partial sum, so it has no mean")
     fold, weigh = combination(rule, len(updates))
     # Numbers that are not finite are found in the results, and reported there.
     with np.errstate(over="ignore", invalid="ignore"):

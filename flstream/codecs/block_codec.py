@@ -7,10 +7,12 @@ other to be decoded: any range of an encoded body can be made from the blocks in
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from flstream.errors import CodecError
+from flstream.errors import CodecError, FlstreamError
 from flstream.model.dtypes import Numbers
 
 BLOCK = 65_536
@@ -109,3 +111,16 @@ class BlockCodec(Protocol):
             CodecError: :meth:`encode` gives no such bytes.
         """
         ...
+
+
+@contextmanager
+def codec_code(what: str, where: str) -> Iterator[None]:
+    """Say which function of a codec, which may be the user's own, has failed, and where."""
+    try:
+        yield
+    except FlstreamError:
+        raise
+    except Exception as error:
+        raise CodecError(
+            f"{what} raised {type(error).__name__} {where}: {error}; mend the codec"
+        ) from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from flstream.codecs.block_codec import BlockCodec
@@ -17,20 +19,12 @@ from flstream.job.codecs import CodecPlan
 
 BLOCK_CODECS: Mapping[str, Callable[..., BlockCodec]] = {
     "cast": Cast,
-    "int8": lambda group: Quantised(8, group),
-    "int4": lambda group: Quantised(4, group),
+    "int8": partial(Quantised, 8),
+    "int4": partial(Quantised, 4),
     "topk": TopK,
     "ternary": Ternary,
 }
-"""Built-in codecs of updates with a loss, by name."""
-
-MODEL_CODECS: Mapping[str, Callable[..., BlockCodec]] = {
-    "cast": Cast,
-    "int8": lambda group: Quantised(8, group, of_models=True),
-    "int4": lambda group: Quantised(4, group, of_models=True),
-}
-"""Built-in codecs of models with a loss, by name: they encode what they decoded to the same bytes.
-"""
+"""Built-in codecs with a loss, by name."""
 
 STEPS = ("delta", "shuffle")
 """Built-in steps of frames, by name."""
@@ -61,7 +55,6 @@ def chain_of(plan: CodecPlan) -> CodecChain:
         Exception: Whatever the code of a user's own class raises.
     """
     lossy: LossyCodec | None = None
-    block_codecs = MODEL_CODECS if plan.of_models else BLOCK_CODECS
     steps: list[str] = []
     frames: FrameCodec | None = None
     for spec in plan.specs:
@@ -72,6 +65,8 @@ def chain_of(plan: CodecPlan) -> CodecChain:
             made = own or COMPRESSORS[spec.type](**spec.args)
             frames = FrameCodec(tuple(steps), made, spec.name)
         else:
-            codec = own or block_codecs[spec.type](**spec.args)
+            codec = own or BLOCK_CODECS[spec.type](**spec.args)
+            if plan.of_models and own is None and isinstance(codec, Quantised):
+                codec = replace(codec, of_models=True)
             lossy = LossyCodec(codec, spec.name, tuple(plan.require_lossless), own is not None)
     return CodecChain(lossy, frames)

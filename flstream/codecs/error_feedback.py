@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from flstream.codecs.blocks import Blockwise
-from flstream.codecs.coded_layout import CodedLayout
-from flstream.codecs.lossy import LossyCodec, differences, read_numbers
+from flstream.codecs.lossy import CodedTensors, LossyCodec, block_bytes, differences, read_numbers
 from flstream.errors import CodecError
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.copy import copy
@@ -32,15 +31,15 @@ from flstream.model.layout import Layout
 from flstream.model.source import Scratch, Source
 
 
-def residual_layout(coded: CodedLayout) -> Layout:
+def residual_layout(coded: CodedTensors) -> Layout:
     """Return the layout of a residual: float32 for each encoded tensor, or float64.
 
     Args:
-        coded: Layouts of an update and of its encoded form.
+        coded: The tensors of an update that are encoded.
     """
     return Layout.of(
         (name, "F64" if tensor.spec.dtype == "F64" else "F32", tensor.spec.shape)
-        for name, tensor in coded.coded.items()
+        for name, tensor in coded.items()
     )
 
 
@@ -52,7 +51,6 @@ def encode_with_feedback(
     before: Source | None,
     after: Path,
     base: Source | None = None,
-    durable: bool = False,
 ) -> FileSource:
     """Encode an update and the residual before it into a file, and write the next residual.
 
@@ -67,7 +65,6 @@ def encode_with_feedback(
         before: The site's last residual, with random access; None for none. It is not changed.
         after: File of the next residual, which is replaced; another than that of ``before``.
         base: Model to take the differences from, with random access: see :meth:`LossyCodec.encode`.
-        durable: Whether to wait until the disk has the files.
 
     Returns:
         The encoded form.
@@ -76,7 +73,7 @@ def encode_with_feedback(
         CodecError: The codec cannot encode a number, or the residual is that of another model.
         CheckpointError: A file cannot be written.
     """
-    coded = codec.coded(update.layout)
+    encoded, coded = codec.coded(update.layout)
     layout = residual_layout(coded)
     numbers_at = differences(update, base, coded)
     if before is not None and (flaw := layout.difference(before.layout)):
@@ -87,13 +84,13 @@ def encode_with_feedback(
         )
     scratch = Scratch()
     with (
-        FileSink(path, coded.encoded, durable=durable) as sink,
-        FileSink(after, layout, durable=durable) as residuals,
+        FileSink(path, encoded, durable=False) as sink,
+        FileSink(after, layout, durable=False) as residuals,
     ):
 
         @quietly
         def fill(spec: TensorInfo, index: int, out: memoryview) -> None:
-            place = coded.coded[spec.name].place(index)
+            place = coded[spec.name].place(index)
             kind = number_type(place.dtype)
             numbers = numbers_at(place)
             if before is not None:
@@ -110,7 +107,7 @@ def encode_with_feedback(
             residuals.write(start, left.view(np.uint8).data)
             out[:] = made.ljust(len(out), b"\0")
 
-        copy(Blockwise(update, coded.encoded, coded.block_bytes, fill), sink)
+        copy(Blockwise(update, encoded, block_bytes(coded), fill), sink)
         residuals.finish()
         return sink.finish()
 

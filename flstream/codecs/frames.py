@@ -8,9 +8,10 @@ follows from its bytes, its place in the body and the base alone.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -18,26 +19,7 @@ from flstream.errors import CodecError, FlstreamError
 from flstream.model.dtypes import BY_CODE
 from flstream.model.layout import Layout
 from flstream.model.source import Scratch, Source, view_of
-from flstream.streaming.coding import DecoderFor, EncodedBytes, EncoderFor, FrameEncoder
-
-
-class FramePlace(NamedTuple):
-    """The place of a frame.
-
-    Attributes:
-        layout: Tensors of the body.
-        start: Offset in bytes of the frame's first byte in the body.
-        stop: Offset in bytes after its last byte.
-    """
-
-    layout: Layout
-    start: int
-    stop: int
-
-    def __str__(self) -> str:
-        """Return the place for messages, with the name of the first tensor in it."""
-        name = self.layout.name_at(self.start)
-        return f"bytes {self.start} to {self.stop} of the body, from tensor {name!r} on"
+from flstream.streaming.coding import DecoderFor, EncodedBytes, EncoderFor
 
 
 def delta(data: memoryview, base: memoryview, out: memoryview) -> None:
@@ -47,13 +29,13 @@ def delta(data: memoryview, base: memoryview, out: memoryview) -> None:
     was not trained not at all. Signs, exponents and the first bits of mantissas become zeros, which
     a compressor takes out. An arithmetic difference would be rounded.
     """
-    whole = len(data) // 8 * 8  # eight bytes at a time, and then the last few
-    for part, code in ((slice(whole), "u8"), (slice(whole, None), "u1")):
-        ours, theirs = np.frombuffer(data[part], code), np.frombuffer(base[part], code)
-        np.bitwise_xor(ours, theirs, out=np.frombuffer(out[part], code))
+    ours, theirs, changed = (np.frombuffer(view, np.uint8) for view in (data, base, out))
+    np.bitwise_xor(ours, theirs, out=changed)
 
 
-def shuffle(data: memoryview, out: memoryview, place: FramePlace, *, undo: bool) -> None:
+def shuffle(
+    data: memoryview, out: memoryview, layout: Layout, start: int, *, undo: bool = False
+) -> None:
     """Write the first bytes of all numbers of a type, then all second bytes, and so on.
 
     Numbers of a model are alike in their signs and exponents and differ in their last bits. Side by
@@ -64,36 +46,32 @@ def shuffle(data: memoryview, out: memoryview, place: FramePlace, *, undo: bool)
     Args:
         data: Bytes of the frame.
         out: As many bytes to write, in other memory.
-        place: Place of the frame.
+        layout: Layout of the body.
+        start: Offset in bytes of the frame in the body.
         undo: Whether the bytes are shuffled, and are to be as they were.
     """
     reached = 0
-    for start, stop, itemsize in _elements(place):
-        out[reached:start] = data[reached:start]
-        reached = stop
-        given, made = data[start:stop], out[start:stop]
-        planes = np.frombuffer(given if undo else made, np.uint8).reshape(itemsize, -1)
+    for run in layout.runs(start, start + len(data)):
+        itemsize = BY_CODE[run.dtype].itemsize
+        tensor = next(layout.overlapping(run.start, run.stop))
+        whole = run.start + (tensor.start - run.start) % itemsize
+        count = (run.stop - whole) // itemsize
+        if itemsize == 1 or count <= 0:
+            continue
+        first, last = whole - start, whole - start + count * itemsize
+        out[reached:first] = data[reached:first]
+        reached = last
+        taken, written = data[first:last], out[first:last]
+        planes = np.frombuffer(taken if undo else written, np.uint8).reshape(itemsize, -1)
         if undo:
-            whole = np.frombuffer(made, np.uint8)
+            elements = np.frombuffer(written, np.uint8)
             for byte, plane in enumerate(planes):
-                whole[byte::itemsize] = plane
+                elements[byte::itemsize] = plane
         else:
-            words = np.frombuffer(given, f"<u{itemsize}")
+            words = np.frombuffer(taken, f"<u{itemsize}")
             for byte, plane in enumerate(planes):
                 np.right_shift(words, 8 * byte, out=plane, casting="unsafe")
     out[reached:] = data[reached:]
-
-
-def _elements(place: FramePlace) -> Iterator[tuple[int, int, int]]:
-    """Yield where in a frame whole elements of one type begin and end, and their size."""
-    layout, start, stop = place
-    for run in layout.runs(start, stop):
-        itemsize = BY_CODE[run.dtype].itemsize
-        tensor = next(layout.overlapping(run.start, run.stop))
-        first = run.start + (tensor.start - run.start) % itemsize
-        count = (run.stop - first) // itemsize
-        if itemsize > 1 and count > 0:
-            yield first - start, first - start + count * itemsize, itemsize
 
 
 class FrameCompressor(Protocol):
@@ -125,9 +103,7 @@ class _Rooms(threading.local):
 
 @dataclass(frozen=True)
 class FrameCodec:
-    """Steps and then a compressor. It may be used by several threads.
-
-    Memory is bounded by a few times the frame.
+    """Steps and then a compressor.
 
     Attributes:
         steps: Changes that a sender makes, in order: ``delta`` and ``shuffle``.
@@ -138,21 +114,41 @@ class FrameCodec:
     steps: Sequence[str]
     compressor: FrameCompressor
     name: str
-    _rooms: _Rooms = field(default_factory=_Rooms, repr=False, compare=False)
+    rooms: _Rooms = field(default_factory=_Rooms, repr=False, compare=False)
 
     @property
     def needs_base(self) -> bool:
         """Whether any step needs the base's bytes."""
         return "delta" in self.steps
 
-    def encode(self, data: memoryview, place: FramePlace, base: Source | None) -> bytes | None:
-        """Encode a frame.
 
-        Args:
-            data: Its bytes, consecutive in memory.
-            place: Its place in the body.
-            base: Body of the same layout that the receiver has too; None if it has none, and there
-                is no delta then.
+class FrameCoder:
+    """Encodes and decodes the frames of one body; several threads may use it.
+
+    It is a :class:`~flstream.streaming.coding.Decoder`. Memory is bounded by a few times the frame.
+
+    Args:
+        codec: The codec.
+        layout: Layout of the body.
+        source: Model that the other side may have, too; None for none. Of another layout, it is of
+            no use.
+        name: Name by which the other side knows it.
+
+    Attributes:
+        base: The name; empty for no base.
+    """
+
+    def __init__(
+        self, codec: FrameCodec, layout: Layout, source: Source | None = None, name: str = ""
+    ) -> None:
+        self._codec = codec
+        self._layout = layout
+        fits = codec.needs_base and source is not None and source.layout == layout
+        self._source = source if fits else None
+        self.base = name if fits else ""
+
+    def encode(self, data: memoryview, start: int, stop: int) -> EncodedBytes | None:
+        """Encode the bytes ``[start, stop)``, consecutive in memory.
 
         Returns:
             The payload; None where it is not shorter, and the bytes are to be sent as they are.
@@ -160,85 +156,88 @@ class FrameCodec:
         Raises:
             CodecError: The compressor, which may be the user's own, failed.
         """
-        for index, step in enumerate(self._steps(base)):
-            room = self._rooms.steps[index % 2].take(len(data))
-            self._apply(step, data, room, place, base, undo=False)
+        for index, step in enumerate(self._steps(self._source)):
+            room = self._codec.rooms.steps[index % 2].take(len(data))
+            self._apply(step, data, room, start, undo=False)
             data = room
-        made = self._called(lambda: self.compressor.compress(data), place)
-        if not isinstance(made, bytes):
-            raise self._no_bytes(made)
-        return made if len(made) < len(data) else None
+        with self._naming(start, stop):
+            payload = self._codec.compressor.compress(data)
+        if not isinstance(payload, bytes):
+            raise self._no_bytes(payload)
+        is_shorter = len(payload) < len(data)
+        return EncodedBytes(payload, self._source is not None) if is_shorter else None
 
     def decode(
-        self, payload: memoryview, out: memoryview, place: FramePlace, base: Source | None
+        self, data: memoryview, out: memoryview, start: int, stop: int, *, has_base: bool
     ) -> None:
-        """Decode a payload into the frame's place.
+        """Decode what :meth:`encode` returned, or anything else, into the bytes ``[start, stop)``.
 
         Args:
-            payload: What :meth:`encode` returned, or anything else.
+            data: The payload.
             out: Writable bytes, as many as the frame has.
-            place: Place of the frame in the body.
-            base: As for :meth:`encode`.
+            start: Offset in bytes of the frame's first byte in the body.
+            stop: Offset in bytes after its last byte.
+            has_base: Whether the sender has used the base.
 
         Raises:
             CodecError: It is not the encoded form of such a frame; what is in ``out`` is then of no
                 use.
         """
         size = len(out)
-        made = self._called(lambda: self.compressor.expand(payload, size), place)
+        with self._naming(start, stop):
+            expanded = self._codec.compressor.expand(data, size)
         try:
-            data = memoryview(made).cast("B")
+            data = memoryview(expanded).cast("B")
         except TypeError as error:
-            raise self._no_bytes(made) from error
+            raise self._no_bytes(expanded) from error
         if len(data) != size:
             raise CodecError(
-                f"{place}, came as {len(data)} bytes from the codec {self.name}; the sender and "
-                "this process do not have the same codecs"
+                f"{self._place(start, stop)}, came as {len(data)} bytes from the codec "
+                f"{self._codec.name}; the sender and this process do not have the same codecs"
             )
-        steps = self._steps(base)
+        steps = self._steps(self._source if has_base else None)
         for index in reversed(range(len(steps))):
-            room = self._rooms.steps[index % 2].take(size) if index else out
-            self._apply(steps[index], data, room, place, base, undo=True)
+            room = self._codec.rooms.steps[index % 2].take(size) if index else out
+            self._apply(steps[index], data, room, start, undo=True)
             data = room
         if not steps:
             out[:] = data
 
     def _steps(self, base: Source | None) -> list[str]:
-        return [step for step in self.steps if base is not None or step != "delta"]
+        return [step for step in self._codec.steps if base is not None or step != "delta"]
 
     def _apply(
-        self,
-        step: str,
-        data: memoryview,
-        out: memoryview,
-        place: FramePlace,
-        base: Source | None,
-        *,
-        undo: bool,
+        self, step: str, data: memoryview, out: memoryview, start: int, *, undo: bool
     ) -> None:
         if step == "shuffle":
-            shuffle(data, out, place, undo=undo)
-        elif base is not None:
-            delta(data, view_of(base, place.start, place.stop, self._rooms.base), out)
+            shuffle(data, out, self._layout, start, undo=undo)
+        elif self._source is not None:
+            base = view_of(self._source, start, start + len(data), self._codec.rooms.base)
+            delta(data, base, out)
 
-    def _no_bytes(self, made: object) -> CodecError:
+    def _place(self, start: int, stop: int) -> str:
+        """Describe a frame, with the name of the first tensor in it."""
+        name = self._layout.name_at(start)
+        return f"bytes {start} to {stop} of the body, from tensor {name!r} on"
+
+    def _no_bytes(self, result: object) -> CodecError:
         return CodecError(
-            f"the codec {self.name} returned {type(made).__name__} for a frame; return bytes"
+            f"the codec {self._codec.name} returned {type(result).__name__} for a frame; "
+            "return bytes"
         )
 
-    def _called(
-        self, call: Callable[[], bytes | memoryview], place: FramePlace
-    ) -> bytes | memoryview:
+    @contextmanager
+    def _naming(self, start: int, stop: int) -> Iterator[None]:
         try:
-            return call()
+            yield
         except CodecError as error:
-            raise CodecError(f"{place}, {error}") from error
+            raise CodecError(f"{self._place(start, stop)}, {error}") from error
         except FlstreamError:
             raise
         except Exception as error:  # it may be the user's code
             raise CodecError(
-                f"the codec {self.name} raised {type(error).__name__} at {place}: {error}; "
-                "mend the codec"
+                f"the codec {self._codec.name} raised {type(error).__name__} at "
+                f"{self._place(start, stop)}: {error}; mend the codec"
             ) from error
 
 
@@ -250,44 +249,7 @@ def encoder_for(codec: FrameCodec, layout: Layout, bases: Mapping[str, Source]) 
         layout: Layout of the body that is sent.
         bases: Models that receivers may have, by the names that they give them.
     """
-
-    def encoder(name: str) -> FrameEncoder:
-        base = _base_of(codec, layout, bases.get(name))
-
-        def encode(data: memoryview, start: int, stop: int) -> EncodedBytes | None:
-            made = codec.encode(data, FramePlace(layout, start, stop), base)
-            return None if made is None else EncodedBytes(made, base is not None)
-
-        return encode
-
-    return encoder
-
-
-class FrameDecoder:
-    """Gives frames of a body back: see :class:`~flstream.streaming.coding.Decoder`.
-
-    Args:
-        codec: The codec.
-        layout: Layout of the body.
-        source: What may be known to the sender, too; None for nothing.
-        name: Name by which the sender knows it.
-
-    Attributes:
-        base: The name; empty for no base.
-    """
-
-    def __init__(self, codec: FrameCodec, layout: Layout, source: Source | None, name: str) -> None:
-        self._codec = codec
-        self._layout = layout
-        self._source = _base_of(codec, layout, source)
-        self.base = "" if self._source is None else name
-
-    def decode(
-        self, data: memoryview, out: memoryview, start: int, stop: int, *, has_base: bool
-    ) -> None:
-        """Write the bytes ``[start, stop)`` into ``out``."""
-        base = self._source if has_base else None
-        self._codec.decode(data, out, FramePlace(self._layout, start, stop), base)
+    return lambda name: FrameCoder(codec, layout, bases.get(name)).encode
 
 
 def decoder_for(
@@ -302,10 +264,4 @@ def decoder_for(
     """
     if codec is None:
         return None
-    return lambda layout: FrameDecoder(codec, layout, base, name)
-
-
-def _base_of(codec: FrameCodec, layout: Layout, base: Source | None) -> Source | None:
-    """Return a base that a codec can use for a body, or None."""
-    fits = codec.needs_base and base is not None and base.layout == layout
-    return base if fits else None
+    return lambda layout: FrameCoder(codec, layout, base, name)

@@ -1,19 +1,26 @@
-"""A codec with a loss for whole models: the bodies on both sides, and the rounding of a block."""
+"""A codec with a loss for whole models: the bodies on both sides, and the rounding of a block.
+
+The layout of an encoded body follows from that of the model and the codec. An encoded tensor keeps
+its name. It is a row of unsigned integers, as long as the model's elements, and so at the same
+place in the order of the tensors: a model can be decoded from front to back while its encoded form
+comes from front to back.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from flstream.codecs.block_codec import BLOCK, BlockCodec, BlockPlace
+from flstream.codecs.block_codec import BLOCK, BlockCodec, BlockPlace, codec_code
 from flstream.codecs.blocks import Blockwise
-from flstream.codecs.coded_layout import CodedLayout
-from flstream.errors import CodecError, FlstreamError
+from flstream.errors import CodecError
 from flstream.model.dtypes import (
     BY_CODE,
+    LARGEST,
     Numbers,
     loaded,
     number_type,
@@ -25,6 +32,45 @@ from flstream.model.dtypes import (
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
 from flstream.model.source import Scratch, Source, view_of
+
+# So that a row of eight-byte integers can be made of any blocks.
+_ALIGNMENT = 8
+
+
+class CodedTensor(NamedTuple):
+    """A tensor whose numbers are encoded.
+
+    Attributes:
+        spec: The tensor in the model.
+        encoded: The tensor in the encoded body.
+        block_bytes: Bytes of an encoded block there, padding included.
+    """
+
+    spec: TensorInfo
+    encoded: TensorInfo
+    block_bytes: int
+
+    def place(self, index: int) -> BlockPlace:
+        """Return the place of a block."""
+        offset = index * BLOCK
+        count = min(BLOCK, self.spec.elements - offset)
+        return BlockPlace(self.spec.name, self.spec.dtype, offset, count)
+
+    def block_at(self, offset: int) -> tuple[BlockPlace, int, int]:
+        """Return the block with a byte of the model's body, and where it begins and ends there."""
+        size = BLOCK * BY_CODE[self.spec.dtype].itemsize
+        index = (offset - self.spec.start) // size
+        start = self.spec.start + index * size
+        return self.place(index), start, min(start + size, self.spec.stop)
+
+    def encoded_range(self, index: int) -> tuple[int, int]:
+        """Return the range of a block in the encoded body, padding included."""
+        start = self.encoded.start + index * self.block_bytes
+        return start, min(start + self.block_bytes, self.encoded.stop)
+
+
+CodedTensors = Mapping[str, CodedTensor]
+"""The tensors that are encoded, by name. All others are the same in both bodies."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +97,44 @@ class LossyCodec:
         """Whether it is for differences from a model alone, with error feedback."""
         return bool(getattr(self.codec, "for_updates", False))
 
-    def coded(self, layout: Layout) -> CodedLayout:
-        """Return which tensors of a model are encoded, and where."""
-        return CodedLayout.of(layout, self.codec, self.require_lossless)
+    def coded(self, layout: Layout) -> tuple[Layout, CodedTensors]:
+        """Return the layout of a model's encoded form, and which tensors are encoded there.
+
+        Those are encoded that become shorter. Names and aliases are the model's.
+
+        Raises:
+            CodecError: The codec, which may be the user's own, gives no length.
+        """
+        owners = {name: name for name in layout.by_name} | layout.aliases
+        passed = {
+            owner
+            for name, owner in owners.items()
+            if any(re.search(pattern, name) for pattern in self.require_lossless)
+        }
+        specs: list[TensorInfo] = []
+        coded: dict[str, CodedTensor] = {}
+        offset = 0
+        for spec in layout.tensors:
+            block = last = 0
+            if spec.dtype in LARGEST and spec.nbytes and spec.name not in passed:
+                rest = spec.elements % BLOCK
+                last = _padded(self.codec, spec, rest) if rest else 0
+                # Of a single block that is short, the length of a whole one tells nothing.
+                block = _padded(self.codec, spec, BLOCK) if spec.elements >= BLOCK else last
+            size = spec.elements // BLOCK * block + last
+            is_coded = 0 < size < spec.nbytes
+            own = spec._replace(start=offset, stop=offset + (size if is_coded else spec.nbytes))
+            if is_coded:
+                itemsize = BY_CODE[spec.dtype].itemsize
+                own = own._replace(dtype=f"U{8 * itemsize}", shape=(size // itemsize,))
+                coded[spec.name] = CodedTensor(spec, own, block)
+            specs.append(own)
+            offset = own.stop
+        return Layout(specs, layout.aliases), coded
 
     def encoded(self, layout: Layout) -> Layout:
         """Return the layout of a model's encoded form: no longer than the model."""
-        return self.coded(layout).encoded
+        return self.coded(layout)[0]
 
     def encode(self, source: Source, base: Source | None = None, *, blanks: bool = False) -> Source:
         """Return a model's encoded form: a source that is computed range by range.
@@ -74,20 +151,20 @@ class LossyCodec:
         Raises:
             CodecError: The base lacks a tensor; the message names it.
         """
-        coded = self.coded(source.layout)
+        layout, coded = self.coded(source.layout)
         numbers_at = differences(source, base, coded)
 
         def fill(spec: TensorInfo, index: int, out: memoryview) -> None:
-            place = coded.coded[spec.name].place(index)
+            place = coded[spec.name].place(index)
             try:
-                made = self.encode_block(numbers_at(place), place)
+                data = self.encode_block(numbers_at(place), place)
             except CodecError:
                 if not blanks:
                     raise
-                made = b""
-            out[:] = made.ljust(len(out), b"\0")
+                data = b""
+            out[:] = data.ljust(len(out), b"\0")
 
-        return Blockwise(source, coded.encoded, coded.block_bytes, fill)
+        return Blockwise(source, layout, block_bytes(coded), fill)
 
     def decode(self, encoded: Source, layout: Layout, base: Source | None = None) -> Source:
         """Return the model that an encoded form stands for: a source, computed range by range.
@@ -102,9 +179,8 @@ class LossyCodec:
             CodecError: The encoded form is not laid out as one of such a model; the message names
                 the first tensor that differs.
         """
-        coded = self.coded(layout)
-        difference = coded.encoded.difference(encoded.layout)
-        if difference:
+        expected, coded = self.coded(layout)
+        if difference := expected.difference(encoded.layout):
             raise CodecError(
                 f"what came is not the model as the codec {self.name} encodes it: {difference}"
             )
@@ -114,7 +190,7 @@ class LossyCodec:
 
         @quietly
         def fill(spec: TensorInfo, index: int, out: memoryview) -> None:
-            tensor = coded.coded[spec.name]
+            tensor = coded[spec.name]
             place = tensor.place(index)
             data = view_of(encoded, *tensor.encoded_range(index), scratch)
             numbers = self.decode_block(data[: self.codec.nbytes(place.dtype, place.count)], place)
@@ -125,16 +201,8 @@ class LossyCodec:
                 numbers = np.add(numbers, theirs, dtype=number_type(place.dtype))
             store(numbers, numbers_in(place.dtype, out))
 
-        block_bytes = {name: BLOCK * unit(each.spec.dtype) for name, each in coded.coded.items()}
-        return Blockwise(encoded, coded.model, block_bytes, fill)
-
-    def rounded(self, source: Source) -> Source:
-        """Return a model as it is once it was encoded and decoded, in its own layout.
-
-        It has the bits that a receiver decodes from ``encode(source)``, and it is encoded to the
-        same bits as it was itself only where the codec says so.
-        """
-        return self.decode(self.encode(source), source.layout)
+        sizes = {name: BLOCK * unit(tensor.spec.dtype) for name, tensor in coded.items()}
+        return Blockwise(encoded, layout, sizes, fill)
 
     def encode_block(self, numbers: Numbers, place: BlockPlace) -> bytes:
         """Encode a block.
@@ -143,14 +211,14 @@ class LossyCodec:
             CodecError: The codec, which may be the user's own, raised an error, or returned
                 something else than bytes of the right length.
         """
-        with self._naming(place):
-            due = self.codec.nbytes(place.dtype, place.count)
+        with codec_code(f"the codec {self.name}", f"at tensor {place.tensor!r}"):
+            size = self.codec.nbytes(place.dtype, place.count)
             data = self.codec.encode(numbers, place)
-        if not isinstance(data, bytes) or len(data) != due:
+        if not isinstance(data, bytes) or len(data) != size:
             what = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
             raise CodecError(
                 f"the codec {self.name} returned {what} for a block of {place.count} numbers of "
-                f"tensor {place.tensor!r}; return {due} bytes, as its nbytes says"
+                f"tensor {place.tensor!r}; return {size} bytes, as its nbytes says"
             )
         return data
 
@@ -161,7 +229,7 @@ class LossyCodec:
             CodecError: The codec, which may be the user's own, raised an error, or returned
                 something else than as many numbers.
         """
-        with self._naming(place):
+        with codec_code(f"the codec {self.name}", f"at tensor {place.tensor!r}"):
             numbers = self.codec.decode(data, place)
         is_real = isinstance(numbers, np.ndarray) and numbers.dtype.kind == "f"
         if not is_real or numbers.shape != (place.count,):
@@ -172,17 +240,10 @@ class LossyCodec:
             )
         return numbers
 
-    @contextmanager
-    def _naming(self, place: BlockPlace) -> Iterator[None]:
-        try:
-            yield
-        except FlstreamError:
-            raise
-        except Exception as error:  # it may be the user's code
-            raise CodecError(
-                f"the codec {self.name} raised {type(error).__name__} at tensor {place.tensor!r}: "
-                f"{error}; mend the codec"
-            ) from error
+
+def block_bytes(coded: CodedTensors) -> Mapping[str, int]:
+    """Return the bytes of an encoded block of each tensor, padding included."""
+    return {name: tensor.block_bytes for name, tensor in coded.items()}
 
 
 def read_numbers(source: Source, place: BlockPlace, scratch: Scratch) -> Numbers:
@@ -194,14 +255,14 @@ def read_numbers(source: Source, place: BlockPlace, scratch: Scratch) -> Numbers
 
 
 def differences(
-    source: Source, base: Source | None, coded: CodedLayout
+    source: Source, base: Source | None, coded: CodedTensors
 ) -> Callable[[BlockPlace], Numbers]:
     """Return what reads a block's differences from a base; its numbers if there is none.
 
     Args:
         source: The model, or an update.
         base: Model that may have further tensors; None for none.
-        coded: Layouts of the source and its encoded form.
+        coded: The tensors that are encoded.
 
     Raises:
         CodecError: The base lacks a tensor that is encoded; the message names it.
@@ -214,22 +275,35 @@ def differences(
     @quietly
     def difference(place: BlockPlace) -> Numbers:
         numbers, theirs = (
-            read_numbers(each, place, room)
-            for each, room in ((source, scratch), (base, base_scratch))
+            read_numbers(body, place, room)
+            for body, room in ((source, scratch), (base, base_scratch))
         )
-        found = np.subtract(numbers, theirs, dtype=number_type(place.dtype))
-        found.flags.writeable = False
-        return found
+        changes = np.subtract(numbers, theirs, dtype=number_type(place.dtype))
+        changes.flags.writeable = False
+        return changes
 
     return difference
 
 
-def _expect_tensors(base: Source, coded: CodedLayout) -> None:
-    for name, tensor in coded.coded.items():
-        there = base.layout.by_name.get(name)
-        if there is None or there[1:3] != tensor.spec[1:3]:
+def _expect_tensors(base: Source, coded: CodedTensors) -> None:
+    for name, tensor in coded.items():
+        spec = base.layout.by_name.get(name)
+        if spec is None or spec[1:3] != tensor.spec[1:3]:
             kind = f"{tensor.spec.dtype} and shape {list(tensor.spec.shape)}"
             raise CodecError(
                 f"tensor {name!r} has no tensor of its name with dtype {kind} in the base, so "
                 "its change cannot be encoded; name it in require_lossless"
             )
+
+
+def _padded(codec: BlockCodec, spec: TensorInfo, count: int) -> int:
+    """Return the length in bytes of an encoded block of so many numbers."""
+    what = f"nbytes of {type(codec).__name__}"
+    with codec_code(what, f"for tensor {spec.name!r}"):
+        size = codec.nbytes(spec.dtype, count)
+    if not isinstance(size, int) or size < 1:
+        raise CodecError(
+            f"{what} returned {size!r} for {count} numbers of tensor "
+            f"{spec.name!r}; return a number of bytes, at least 1"
+        )
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

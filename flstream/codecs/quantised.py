@@ -81,14 +81,11 @@ class Quantised:
             scales = _with_exact_products(scales, place.dtype, self.bits)
         divisors = np.where(scales == 0, scales.dtype.type(1), scales)
         whole = np.rint(rows / divisors[:, None]).astype(np.int8).reshape(-1)
-        return bytes(scales) + self._packed(whole, count)
-
-    def _packed(self, whole: Numbers, count: int) -> bytes:
-        if self.bits == 8:
-            return bytes(whole[:count])
-        # Pairs as numbers of 16 bits, whose halves are in as many bits of a byte then.
-        pairs = (whole + 8).view(np.uint16)
-        return bytes((pairs | pairs >> 4).astype(np.uint8)[: -(-count // 2)])
+        if self.bits == 4:
+            # Pairs as numbers of 16 bits, whose halves are in as many bits of a byte then.
+            pairs = (whole + 8).view(np.uint16)
+            whole = (pairs | pairs >> 4).astype(np.uint8)
+        return bytes(scales) + bytes(whole[: -(-count * self.bits // 8)])
 
     @quietly
     def decode(self, data: memoryview, place: BlockPlace) -> Numbers:

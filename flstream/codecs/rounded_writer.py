@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from flstream.codecs.block_codec import BlockPlace
-from flstream.codecs.coded_layout import CodedTensor
 from flstream.codecs.lossy import LossyCodec
 from flstream.errors import CodecError
 from flstream.model.digests import BodyDigest
@@ -30,7 +29,7 @@ class RoundedWriter:
         self.layout = target.layout
         self._target = target
         self._codec = codec
-        self._coded = codec.coded(self.layout).coded
+        _, self._coded = codec.coded(self.layout)
         self._digest = BodyDigest(self.layout)
         self._reached = 0
         # The beginning of a block whose end is yet to come.
@@ -41,6 +40,7 @@ class RoundedWriter:
         """Digest of what was written, once all is."""
         return self._digest.hexdigest()
 
+    @quietly
     def write(self, start: int, view: memoryview) -> None:
         """Write bytes that begin at ``start`` of the body, where the last ones ended.
 
@@ -53,49 +53,39 @@ class RoundedWriter:
         """
         if start == 0:
             self._digest, self._reached = BodyDigest(self.layout), 0
-            self._begun.clear()
+            self._begun = bytearray()
         if start != self._reached:
             raise ValueError(f"bytes from {start} on do not follow those up to {self._reached}")
         self._reached = stop = start + len(view)
         for spec in self.layout.overlapping(start, stop):
             first, last = max(start, spec.start), min(stop, spec.stop)
             part = view[first - start : last - start]
-            tensor = self._coded.get(spec.name)
-            if tensor is None:
+            if (tensor := self._coded.get(spec.name)) is None:
                 self._pass(first, part)
-            else:
-                self._round(tensor, first, part)
+                continue
+            while len(part):
+                place, begin, end = tensor.block_at(first)
+                count = min(end - first, len(part))
+                block, part, first = part[:count], part[count:], first + count
+                if count < end - begin:
+                    self._begun += block
+                    block = memoryview(self._begun)
+                if first == end:
+                    self._pass(begin, self._rounded(block, place))
+                    self._begun = bytearray()
 
-    def _round(self, tensor: CodedTensor, start: int, part: memoryview) -> None:
-        """Take bytes of a tensor, and pass on the blocks that they complete."""
-        while len(part):
-            place, first, last = tensor.block_at(start)
-            count = min(last - start, len(part))
-            if count == last - first:
-                self._pass_rounded(first, part[:count], place)
-            else:
-                self._begun += part[:count]
-                if start + count == last:
-                    whole, self._begun = self._begun, bytearray()
-                    self._pass_rounded(first, memoryview(whole), place)
-            part, start = part[count:], start + count
-
-    @quietly
-    def _pass_rounded(self, start: int, data: memoryview, place: BlockPlace) -> None:
-        rounded = self._decoded(data, place)
-        # That a codec of the user's own does what codecs of models must is not known beforehand.
-        if self._codec.is_own:
-            self._check_own(data, rounded, place)
-        self._pass(start, rounded)
-
-    def _check_own(self, data: memoryview, rounded: memoryview, place: BlockPlace) -> None:
-        """Refuse a codec of which sites would not receive the model, or none that can be trained.
+    def _rounded(self, data: memoryview, place: BlockPlace) -> memoryview:
+        """Round a block.
 
         Raises:
-            CodecError: It changes what it has decoded, or gives no finite number for one that is.
+            CodecError: A codec of the user's own, of which it is not known beforehand that it does
+                what codecs of models must, changes what it has decoded, so that sites would not
+                receive the model, or gives no finite number for one that is.
         """
-        name = self._codec.name
-        before, after = (loaded(place.dtype, each) for each in (data, rounded))
+        rounded, name = self._decoded(data, place), self._codec.name
+        if not self._codec.is_own:
+            return rounded
+        before, after = (loaded(place.dtype, view) for view in (data, rounded))
         lost = np.isfinite(before) & ~np.isfinite(after)
         if lost.any():
             index = int(np.argmax(lost))
@@ -110,10 +100,11 @@ class RoundedWriter:
                 "itself, so that sites would not receive the model that is kept; have it give them "
                 "back as they are, or use it for updates alone"
             )
+        return rounded
 
     def _decoded(self, data: memoryview, place: BlockPlace) -> memoryview:
-        made = self._codec.encode_block(loaded(place.dtype, data), place)
-        numbers = self._codec.decode_block(memoryview(made), place)
+        encoded = self._codec.encode_block(loaded(place.dtype, data), place)
+        numbers = self._codec.decode_block(memoryview(encoded), place)
         out = memoryview(bytearray(len(data)))
         store(numbers, numbers_in(place.dtype, out))
         return out

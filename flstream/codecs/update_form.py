@@ -31,16 +31,16 @@ class UpdateForm:
 
     @property
     def codec(self) -> LossyCodec | None:
-        """What encodes them with a loss; None for nothing."""
+        """The codec with a loss; None for none."""
         return self.codecs.lossy
 
     @property
     def decoder_for(self) -> DecoderFor | None:
-        """What gives frames of updates back; None where they come as they are."""
+        """The maker of decoders of frames; None where frames come as they are."""
         return decoder_for(self.codecs.frames, self.model, self.name)
 
     def difference(self, sent: Layout, *, partial: bool) -> str | None:
-        """Return how the layout of what was sent differs from that of an update, or None.
+        """Return how a layout that was sent differs from an update's, or None.
 
         Args:
             sent: Layout of what was sent.

@@ -66,6 +66,6 @@ class Zstd:
         except zstandard.ZstdError as error:
             raise CodecError(f"came as no Zstandard frame: {error}; send it again") from error
         if count != size:
-            found = "more" if count > size else str(count)
-            raise CodecError(f"came as a Zstandard frame of {found} bytes instead of {size}")
+            length = "more" if count > size else str(count)
+            raise CodecError(f"came as a Zstandard frame of {length} bytes instead of {size}")
         return room[:size]

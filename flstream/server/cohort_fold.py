@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
-from flstream.aggregation.adoption import adopt_update, adopting
+from flstream.aggregation.adoption import adopting
+from flstream.aggregation.ahead import WriteBehind
 from flstream.aggregation.optimizers import ServerOptimizer
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
-from flstream.aggregation.walk import fold_updates
 from flstream.client.messages import SiteAnswer
 from flstream.errors import SimulationError, UpdateRefusedError
 from flstream.runs.site_states import discard_site_state_after
@@ -159,8 +159,10 @@ class CohortFold:
         """
         began = time.monotonic()
         with self._store.writing(self._model, round_number, optimizer=self._optimizer) as draft:
-            updates = self.left()
-            digest = self._fold.finish(updates, draft.target, draft.optimization, self.refuse)
+            updates = self._fold.add(self.left(), self.refuse)
+            with closing(WriteBehind(draft.target.layout, draft.target.write)) as sink:
+                walk = self._fold.walk(sink, draft.optimization)
+                _, digest = self._fold.fold_sound(updates, walk, self.refuse)
             outcome, folded = self.outcome(self._fold, digest), time.monotonic()
             record = self._store.finish(draft.finish, round_number, digest)
         checkpoint = time.monotonic() - folded
@@ -250,9 +252,9 @@ class CohortFold:
 
     def _fold_into(self, sums: PartialSum | None) -> UpdateFold:
         budget = self._context.job.aggregation.memory_budget
-        walk = adopt_update if self._adopts else fold_updates
         keep = None if self._keeper is None else self._keeper.keep
-        return UpdateFold(self._base, self._rule, budget, self.progress, sums, walk, keep)
+        how = self._base, self._rule, budget, self.progress, sums, keep
+        return UpdateFold(*how, adopts=self._adopts)
 
     def refuse(self, error: UpdateRefusedError) -> None:
         """Leave out a site whose update has turned out to be of no use.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flstream.aggregation.fold_rule import FoldRule
 from flstream.client.meta import pack_values
 from flstream.client.personal_part import part_of
 from flstream.errors import WorkflowError
@@ -24,7 +23,7 @@ from flstream.server.effects import EffectJournal
 from flstream.server.federation_state import FederationState, uncatchable
 from flstream.server.model_effects import ModelEffects
 from flstream.server.model_store import ModelStore
-from flstream.server.program_view import Model, SiteModel, SiteModels, SiteScores, Update, Updates
+from flstream.server.program_view import Model, SiteModel, SiteModels, SiteScores, Updates
 from flstream.server.sampling import sample_sites
 from flstream.server.site_effects import SiteEffects
 from flstream.server.stored_model import UnsoundModelError
@@ -46,6 +45,7 @@ class Federation:
 
     Attributes:
         state: What its effects have come to.
+        models: The effects that make models.
     """
 
     def __init__(self, context: ServerContext, journal: EffectJournal, store: ModelStore) -> None:
@@ -53,7 +53,7 @@ class Federation:
         self.state = FederationState(context, journal, store)
         self._store = store
         self._trainings = TrainingEffects(self.state)
-        self._models = ModelEffects(self.state, self._trainings)
+        self.models = ModelEffects(self.state, self._trainings)
         self._at_sites = SiteEffects(self.state)
 
     @uncatchable
@@ -120,26 +120,6 @@ class Federation:
         message = pack_values(meta or {}, optimizer_params)
         request = TrainRequest(model, sites, min_updates, timeout, message, part)
         return self._trainings.ask(request)
-
-    @uncatchable
-    def fold(
-        self,
-        model: Model,
-        updates: Sequence[Update],
-        rule: FoldRule | None,
-        bodies: Mapping[str, FoldRule],
-        at: Sequence[str] | None,
-    ) -> Model:
-        """Fold updates into the next model; see :meth:`flstream.server.run.Run.fold`."""
-        check_model("fold", model)
-        self.state.check_round("fold")
-        return self._models.fold(model, updates, rule, bodies, at)
-
-    @uncatchable
-    def adopt(self, updates: Sequence[Update]) -> Model:
-        """Make one site's update the next model; see :meth:`flstream.server.run.Run.adopt`."""
-        self.state.check_round("adopt")
-        return self._models.adopt(updates)
 
     @uncatchable
     def collect(self, name: str, sites: Sequence[str], timeout: float | None) -> SiteModels:

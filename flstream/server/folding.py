@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from functools import partial
 from typing import TypeVar
 
-from flstream.aggregation.ahead import WriteBehind
+from flstream.aggregation.adoption import adopt_update
 from flstream.aggregation.optimizers import Optimization
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
@@ -16,8 +15,7 @@ from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
 from flstream.client.messages import SiteAnswer
 from flstream.errors import AbortedError, UpdateRefusedError
-from flstream.model.joined import WritesRanges
-from flstream.model.source import Source
+from flstream.model.source import Sink, Source
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.context import ServerContext
 from flstream.telemetry.events import Transfer
@@ -79,8 +77,8 @@ class UpdateFold:
         memory_budget: Bytes that buffers may take.
         on_range: Called with the bytes of the model that are done, now and then.
         sums: Where the sum of updates is kept if they come a few at a time.
-        walk: Makes the next model of updates without a sum: ``fold_updates`` or ``adopt_update``.
         keep: Takes each update before it is folded; None where nothing is kept of it.
+        adopts: Whether the one update becomes the next model as it is.
 
     Attributes:
         answers: What the sites answered whose updates were folded, in order.
@@ -96,8 +94,9 @@ class UpdateFold:
         memory_budget: int,
         on_range: Callable[[int], None],
         sums: PartialSum | None = None,
-        walk: Callable[..., str] = fold_updates,
         keep: Keep | None = None,
+        *,
+        adopts: bool = False,
     ) -> None:
         self.answers: dict[str, SiteAnswer] = {}
         self.cost = Transfer()
@@ -108,7 +107,7 @@ class UpdateFold:
         self._memory_budget = memory_budget
         self._on_range = on_range
         self._sums = sums
-        self._walk = walk
+        self._adopts = adopts
         self._keep = keep
 
     def take_up(
@@ -119,51 +118,41 @@ class UpdateFold:
         self.cost += cost
         self.clipped += clipped
 
-    def add(self, updates: Sequence[CollectedUpdate], refuse: Refuse) -> None:
-        """Add updates to the sum, and let go of them.
+    def add(self, updates: Sequence[CollectedUpdate], refuse: Refuse) -> Sequence[CollectedUpdate]:
+        """Add updates to the sum, if there is one, and let go of them.
 
         Args:
             updates: The next ones, in order.
             refuse: Takes each update that is of no use.
+
+        Returns:
+            Those that are yet to be folded: all of them where there is no sum.
         """
-        assert self._sums is not None
+        if self._sums is None:
+            return updates
         add = partial(self._sums.add, on_range=self._on_range)
         for update in self.fold_sound(updates, add, refuse)[0]:
             update.release()
+        return ()
 
-    def finish(
-        self,
-        updates: Sequence[CollectedUpdate],
-        sink: WritesRanges,
-        optimization: Optimization | None,
-        refuse: Refuse,
-    ) -> str:
-        """Write the next model to a sink.
+    def walk(self, sink: Sink, optimization: Optimization | None) -> Callable[..., str]:
+        """Return what makes the next model of updates that are not part of the sum.
 
         Args:
-            updates: Those that are not part of the sum, in order.
             sink: Takes the model; it is left unfinished.
             optimization: The server optimizer with its state; None without one.
-            refuse: Takes each update that is of no use.
-
-        Returns:
-            Digest of the model.
         """
-        with closing(WriteBehind(sink.layout, sink.write)) as behind:
-            if self._sums is not None:
-                if updates:
-                    self.add(updates, refuse)
-                step = self._step([])
-                return self._sums.finish(behind, step, self._on_range, optimization)
-            walk = partial(
-                self._walk,
-                self._base,
-                rule=self._rule,
-                sink=behind,
-                on_range=self._on_range,
-                optimization=optimization,
-            )
-            return self.fold_sound(updates, walk, refuse)[1]
+        walk: Callable[..., str] = partial(fold_updates, earlier=self._sums)
+        if self._adopts:
+            walk = adopt_update
+        return partial(
+            walk,
+            self._base,
+            rule=self._rule,
+            sink=sink,
+            on_range=self._on_range,
+            optimization=optimization,
+        )
 
     def fold_sound(
         self, collected: Sequence[CollectedUpdate], fold: Callable[..., ResultT], refuse: Refuse

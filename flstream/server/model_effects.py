@@ -8,11 +8,11 @@ from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.optimizers import stage_optimizer
 from flstream.errors import WorkflowError
 from flstream.runs.site_scores import columns_of
-from flstream.server.arguments import check_aggregators, fold_rules
+from flstream.server.arguments import check_aggregators, check_model, fold_rules
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.effects import Effect, result_of
-from flstream.server.federation_state import FederationState
+from flstream.server.federation_state import FederationState, uncatchable
 from flstream.server.last_models import LastModels
 from flstream.server.peer_fold import PeerFold
 from flstream.server.program_view import Model, Update
@@ -55,13 +55,17 @@ class ModelEffects:
     Args:
         state: The state of the run.
         trainings: Does the trainings whose updates were not read before.
+
+    Attributes:
+        state: As given.
     """
 
     def __init__(self, state: FederationState, trainings: TrainingEffects) -> None:
-        self._state = state
+        self.state = state
         self._trainings = trainings
         self._unchanged = UnchangedUpdates()
 
+    @uncatchable
     def fold(
         self,
         model: Model,
@@ -70,16 +74,10 @@ class ModelEffects:
         bodies: Mapping[str, FoldRule],
         at: Sequence[str] | None,
     ) -> Model:
-        """Fold updates into the next model.
-
-        Args:
-            model: The model that they were trained from.
-            updates: What ``run.train`` returned, or some of it.
-            rule: How the model's updates are combined; None for the job's way.
-            bodies: The same of the bodies beside it, by name.
-            at: Sites of which one folds; None for the server.
-        """
-        state = self._state
+        """Fold updates into the next model; see :meth:`flstream.server.run.Run.fold`."""
+        state = self.state
+        check_model("fold", model)
+        state.check_round("fold")
         rules = fold_rules(state.context.rule, state.store.bodies(model), rule, bodies)
         cohort = FoldedUpdates.of(updates).under(rules)
         cohort.check_base(model)
@@ -96,13 +94,11 @@ class ModelEffects:
             return self._make(effect, model, cohort, fold)
         return self._replay(effect.record, model, cohort)
 
+    @uncatchable
     def adopt(self, updates: Sequence[Update]) -> Model:
-        """Make one site's update the next model.
-
-        Args:
-            updates: The update alone.
-        """
-        state = self._state
+        """Make one site's update the next model; see :meth:`flstream.server.run.Run.adopt`."""
+        state = self.state
+        state.check_round("adopt")
         found = list(updates)
         if len(found) != 1:
             raise WorkflowError(
@@ -129,13 +125,13 @@ class ModelEffects:
     def _check_place(self, cohort: FoldedUpdates, at: Sequence[str]) -> None:
         """Refuse sites that cannot fold what they were given."""
         check_aggregators(at)
-        self._state.check_sites("fold", at)
-        if self._state.private is not None:
+        self.state.check_sites("fold", at)
+        if self.state.private is not None:
             raise WorkflowError(
                 "run.fold() was given at, and privacy.type is central, whose noise the server "
                 "adds; leave it out, or set privacy.type = none"
             )
-        state = self._state
+        state = self.state
         if (step := state.context.job.stages[state.stage].args.server_step) is not None:
             raise WorkflowError(
                 f"run.fold() was given at, and the step of {step} is the server's; leave it out"
@@ -158,11 +154,11 @@ class ModelEffects:
         if at is not None:
             arguments["at"] = list(at)
         request = f"{name}(model {model.version}, {cohort.request})"
-        self._state.scores.drop_provisional()
-        return self._state.journal.ask(name, self._state.round, request, arguments)
+        self.state.scores.drop_provisional()
+        return self.state.journal.ask(name, self.state.round, request, arguments)
 
     def _new_fold(self, model: Model, cohort: FoldedUpdates, *, adopts: bool = False) -> CohortFold:
-        state = self._state
+        state = self.state
         context, store, private = state.context, state.store, state.private
         job, rule = context.job, context.rule
         if private is not None:
@@ -182,7 +178,7 @@ class ModelEffects:
         )
 
     def _fold_at(self, model: Model, cohort: FoldedUpdates, at: Sequence[str]) -> PeerFold:
-        state = self._state
+        state = self.state
         for training in cohort.trainings:
             training.at = at
         last = self._kept_models()
@@ -190,14 +186,14 @@ class ModelEffects:
 
     def _kept_models(self) -> LastModels | None:
         """What keeps the models that sites send; None where no workflow from here on needs them."""
-        stages = self._state.context.job.stages[self._state.stage :]
-        return self._state.last if any(each.collects_models for each in stages) else None
+        stages = self.state.context.job.stages[self.state.stage :]
+        return self.state.last if any(each.collects_models for each in stages) else None
 
     def _make(
         self, effect: Effect, model: Model, cohort: FoldedUpdates, fold: CohortFold | PeerFold
     ) -> Model:
         """Fold updates into the next model, which is durable on return."""
-        state = self._state
+        state = self.state
         context, store, private = state.context, state.store, state.private
         _, step = store.next_record(state.round)
         for training in cohort.trainings:
@@ -229,7 +225,7 @@ class ModelEffects:
 
     def _is_score(self, model: Model) -> bool:
         """Whether metrics that come with updates of a model are its score."""
-        state = self._state
+        state = self.state
         return state.asked.is_received and state.scores.is_received(model, state.round)
 
     def _replay(
@@ -237,7 +233,7 @@ class ModelEffects:
     ) -> Model:
         """Take in a model that is on record, and all that its effect changed."""
         assert done.model is not None
-        state = self._state
+        state = self.state
         result = FoldResult.from_plain(result_of(done))
         handle = state.store.add(done.model, done.effect, is_verified=is_verified, host=result.at)
         state.last.add(result.kept, done.effect)

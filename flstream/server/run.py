@@ -286,7 +286,7 @@ class Run:
                 the model has no rule, or ``aggregation.method`` is not the mean, which rules need;
                 or ``at`` names no site, or stands beside rules.
         """
-        return self._federation.fold(model, updates, rule, bodies, at)
+        return self._federation.models.fold(model, updates, rule, bodies, at)
 
     def limit_waiting(self, *, start: float | None = None, progress: float | None = None) -> None:
         """Set how long sites may be silent in the tasks and folds of this workflow, from now on.
@@ -311,7 +311,7 @@ class Run:
         Raises:
             WorkflowError: There is not exactly one update.
         """
-        return self._federation.adopt(updates)
+        return self._federation.models.adopt(updates)
 
     def evaluate(
         self, model: Model, *, personal: Sequence[str] = (), beside: bool = False

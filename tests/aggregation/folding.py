@@ -3,24 +3,22 @@
 from collections.abc import Mapping, Sequence
 
 import torch
-from support import tensor
+from support import FrontToBack, tensor
 
 from flstream.aggregation.optimizers import Optimization
+from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
 from flstream.model.copy import copy
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
-from flstream.model.source import Source
 
 State = Mapping[str, torch.Tensor]
 
 
 class MemorySink:
     """A sink in memory that hands out a buffer of its own, as a file's does."""
-
-    resumed = False
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -30,9 +28,6 @@ class MemorySink:
     def views(self, start: int, stop: int) -> Sequence[memoryview]:
         self._view = bytearray(b"\xaa" * (stop - start))
         return [memoryview(self._view)]
-
-    def written(self, start: int, stop: int) -> Sequence[memoryview]:
-        return ()
 
     def commit(self, start: int, stop: int) -> None:
         self.body[start:stop] = self._view
@@ -46,23 +41,9 @@ class MemorySink:
         return into.tensors
 
 
-class Once:
-    """A source that is read once, from front to back: as a remote one is."""
-
-    def __init__(self, source: Source) -> None:
-        self.layout = source.layout
-        self._source = source
-        self._cursor = 0
-
-    def read(self, start, stop, into):
-        assert start == self._cursor < stop
-        self._cursor = stop
-        self._source.read(start, stop, into)
-
-
 def update(site: str, state: State, weight=1.0, params_type="FULL", partial=False):
     body = MemoryBody.of(state)
-    return UpdateSource(site, lambda: Once(body), weight, params_type, partial)
+    return UpdateSource(site, lambda: FrontToBack(body), weight, params_type, partial)
 
 
 def fold_into(
@@ -71,10 +52,12 @@ def fold_into(
     rule: AggregationRule | None = None,
     step: int = 1 << 20,
     optimization: Optimization | None = None,
+    earlier: PartialSum | None = None,
 ) -> tuple[MemorySink, str]:
     body, rule = MemoryBody.of(base), rule or AggregationRule()
     sink = MemorySink(body.layout)
-    return sink, fold_updates(body, updates, rule, sink, step, lambda _: None, optimization)
+    digest = fold_updates(body, updates, rule, sink, step, lambda _: None, optimization, earlier)
+    return sink, digest
 
 
 def fold(base: State, updates: Sequence[UpdateSource], rule=None, **how):

@@ -39,11 +39,12 @@ def test_what_a_step_raises_is_raised_where_its_result_is_asked_for_and_ends_the
     def fail():
         raise CheckpointError("broken")
 
-    with read_ahead(iter([lambda: 1, fail, lambda: done.append(3)]), 2) as results:
+    steps = iter([lambda: 1, fail, lambda: done.append(3), lambda: done.append(4)])
+    with read_ahead(steps, 1) as results:
         assert next(results) == 1
         with pytest.raises(CheckpointError, match="broken"):
             next(results)
-    assert done == []
+    assert 4 not in done  # one that was queued already may have been made
     assert threading.active_count() == threads
 
 

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from folding import MemorySink, fold_into, shifted, update
+from folding import fold_into, shifted, update
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import FOLDED, cuts, every_kind
@@ -30,9 +30,8 @@ def sums(folder, base, rule=None, label="round 1"):
     )
 
 
-def finished(partial_sum, base, step=1 << 20):
-    sink = MemorySink(MemoryBody.of(base).layout)
-    return partial_sum.finish(sink, step, quiet)
+def finished(partial_sum, base, rule=None, step=1 << 20):
+    return fold_into(base, [], rule, step, earlier=partial_sum)[1]
 
 
 @given(
@@ -61,7 +60,7 @@ def test_a_sum_in_several_steps_has_the_bits_of_one_walk(data, groups, steps, cl
             sums(Path(folder), base, rule).add(now, step, quiet)
         taken_up = sums(Path(folder), base, rule)
         assert taken_up.sites == tuple(each.site for each in updates)
-        assert finished(taken_up, base, steps[-1]) == due
+        assert finished(taken_up, base, rule, steps[-1]) == due
         assert os.listdir(folder) == ["sum.safetensors"]
         taken_up.discard()
         assert os.listdir(folder) == []

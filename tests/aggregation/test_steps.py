@@ -154,4 +154,5 @@ def test_and_those_of_an_optimiser_and_of_a_partial_sum(tmp_path, code):
     partial_sum.add(updates[:2], step, lambda _: None)
     assert peak_of(partial_sum.add, updates[2:], step, lambda _: None) <= budget
     with FileSink(tmp_path / "next", folder.base.layout) as sink:
-        assert peak_of(partial_sum.finish, sink, step, lambda _: None) <= budget
+        walk = folder.base, [], rule, sink, step, lambda _: None, None, partial_sum
+        assert peak_of(fold_updates, *walk) <= budget

@@ -7,7 +7,7 @@ from folding import fold, update
 from support import as_bytes
 
 from flstream.aggregation.ranked import fraction_trim
-from flstream.model.dtypes import numbers_in, store, torch_dtype
+from flstream.model.dtypes import LARGEST, numbers_in, store, torch_dtype
 
 
 def mean_of(tensors, weights=None, step=1 << 20):
@@ -34,8 +34,9 @@ def mean_of(tensors, weights=None, step=1 << 20):
         # More than half the weight.
         (torch.bool, [True, False, True], True, [5.0, 2.0, 1.0]),
         (torch.bool, [True, False, True], False, [1.0, 2.0, 1.0]),
-        # Half floats of large weights do not overflow.
+        # The largest floats of large weights do not overflow.
         (torch.float16, [65504.0] * 4, 65504.0, [1e6] * 4),
+        (torch.float32, [LARGEST["F32"]] * 3, LARGEST["F32"], [1e30] * 3),
     ],
 )
 @pytest.mark.parametrize("order", [1, -1])

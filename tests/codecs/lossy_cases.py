@@ -10,7 +10,8 @@ from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.quantised import Quantised
 from flstream.codecs.sparse import Ternary, TopK
 from flstream.model.memory import MemoryBody
-from flstream.model.source import Scratch, Source, views_of
+from flstream.model.source import Source
+from tests.support import body_of
 
 CODECS = {
     "cast bf16": Cast("bf16"),
@@ -53,26 +54,9 @@ def model(seed: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
-def read(source: Source, step: int) -> bytes:
-    """A body that is read in ranges of ``step`` bytes."""
-    scratch, data = Scratch(), bytearray()
-    for start, stop in source.layout.ranges(step):
-        for view in views_of(source, start, stop, scratch):
-            data += view
-    return bytes(data)
-
-
-class FrontToBack:
-    """A body that can be read once, as one that comes from another process."""
-
-    def __init__(self, source: Source) -> None:
-        self.layout = source.layout
-        self._source, self.reached = source, 0
-
-    def read(self, start: int, stop: int, into: memoryview) -> None:
-        assert start == self.reached
-        self.reached = stop
-        self._source.read(start, stop, into)
+def rounded(codec: LossyCodec, source: Source) -> Source:
+    """A model as it is once it was encoded and decoded."""
+    return codec.decode(codec.encode(source), source.layout)
 
 
 class Bytes:
@@ -89,4 +73,18 @@ def encoded(name: str, tensors: Mapping[str, torch.Tensor | np.ndarray], *requir
     """A model's encoded form in memory, whose bytes a test may damage."""
     codec = lossy(name, *require_lossless)
     source = codec.encode(MemoryBody.of(tensors))
-    return Bytes(source.layout, read(source, 1 << 20))
+    return Bytes(source.layout, body_of(source, 1 << 20))
+
+
+class Narrow:
+    """A codec of a user's own: float16, in which the largest of float32 are infinite."""
+
+    def nbytes(self, dtype, count):
+        return 2 * count
+
+    def encode(self, numbers, place):
+        with np.errstate(over="ignore"):
+            return numbers.astype(np.float16).tobytes()
+
+    def decode(self, data, place):
+        return np.frombuffer(data, np.float16).astype(np.float32)

@@ -61,7 +61,7 @@ def test_what_the_type_cannot_hold_with_the_residual_stays_in_the_residual(tmp_p
 def test_a_residual_of_another_model_is_refused_and_nothing_is_left(tmp_path):
     codec = lossy("topk")
     other = MemoryBody.of({"w": torch.zeros(1001)})
-    layout = residual_layout(codec.coded(other.layout))
+    layout = residual_layout(codec.coded(other.layout)[1])
     before = UnnamedFile(layout, tmp_path)
     with pytest.raises(CodecError, match=r"than this update: tensor 'w' has shape \[1001\]"):
         encode_with_feedback(

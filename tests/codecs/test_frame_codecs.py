@@ -9,7 +9,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flstream.codecs.frames import FrameCodec, FramePlace, shuffle
+from flstream.codecs.frames import FrameCodec, FrameCoder, shuffle
 from flstream.codecs.zstd import Zstd
 from flstream.errors import CodecError
 from flstream.model.layout import Layout
@@ -19,8 +19,9 @@ from tests.support import entries
 STEPS = ("zstd", "delta, zstd", "shuffle, zstd", "delta, shuffle, zstd")
 
 
-def codec_of(name: str) -> FrameCodec:
-    return FrameCodec(name.split(", ")[:-1], Zstd(), "zstd")
+def coder_of(name: str, layout: Layout, base: BufferSource | None = None) -> FrameCoder:
+    codec = FrameCodec(name.split(", ")[:-1], Zstd(), "zstd")
+    return FrameCoder(codec, layout, base, "base")
 
 
 def near(data: bytes, seed: int) -> bytes:
@@ -32,23 +33,28 @@ def near(data: bytes, seed: int) -> bytes:
     return changed.tobytes()
 
 
-def frame_of(data, name="w", dtype="U8"):
-    layout = Layout.of([(name, dtype, (len(data),))])
-    return FramePlace(layout, 0, len(data))
+def frame_of(data):
+    return Layout.of([("weights", "U8", (len(data),))])
 
 
-def decoded(codec, payload, data, place, base=None):
-    """What a receiver has of a frame that was sent so, or as it is."""
-    out = bytearray(len(data))
-    if payload is None:
-        return bytes(data)
-    codec.decode(memoryview(payload), memoryview(out), place, base)
+def encoded(coder, data, start=0):
+    """What is sent of a frame; None where it is sent as it is."""
+    made = coder.encode(memoryview(data), start, start + len(data))
+    return None if made is None else made.data
+
+
+def decode(coder, payload, room, start=0):
+    has_base = bool(coder.base)
+    coder.decode(memoryview(payload), room, start, start + len(room), has_base=has_base)
+
+
+def through(coder, data, start=0):
+    """What a receiver has of a frame."""
+    payload, out = encoded(coder, data, start), bytearray(data)
+    if payload is not None:
+        out[:] = bytes(len(data))
+        decode(coder, payload, memoryview(out), start)
     return bytes(out)
-
-
-def through(codec, data, place, base=None):
-    payload = codec.encode(memoryview(data), place, base)
-    return decoded(codec, payload, data, place, base)
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -60,10 +66,9 @@ def test_every_bit_of_every_kind_comes_back_however_the_body_is_cut(name, data):
     if data.draw(st.booleans()):
         base = BufferSource(layout, memoryview(bytearray(near(body, 3))))
     step = data.draw(st.integers(1, layout.nbytes + 2))
-    codec = codec_of(name)
+    coder = coder_of(name, layout, base)
     for start, stop in layout.ranges(step):
-        place = FramePlace(layout, start, stop)
-        assert through(codec, body[start:stop], place, base) == body[start:stop]
+        assert through(coder, body[start:stop], start) == body[start:stop]
 
 
 @pytest.mark.parametrize(("dtype", "itemsize"), [("F64", 8), ("F32", 4), ("BF16", 2), ("C64", 8)])
@@ -71,8 +76,7 @@ def test_a_shuffle_puts_the_same_bytes_of_all_elements_side_by_side(dtype, items
     layout = Layout.of([("a", dtype, (70_000,)), ("b", dtype, (3,))])
     data = np.random.default_rng(0).integers(0, 256, layout.nbytes, np.uint8)
     out = bytearray(layout.nbytes)
-    place = FramePlace(layout, 0, layout.nbytes)
-    shuffle(memoryview(data), memoryview(out), place, undo=False)
+    shuffle(memoryview(data), memoryview(out), layout, 0)
     assert bytes(out) == data.reshape(-1, itemsize).T.tobytes()
 
 
@@ -81,26 +85,24 @@ def test_trained_weights_shrink_by_delta_and_shuffle_and_random_bytes_are_sent_a
     base = (random.standard_normal(200_000) * 0.02).astype(np.float32)
     trained = base + (random.standard_normal(200_000) * 1e-5).astype(np.float32)
     layout = Layout.of([("w", "F32", (200_000,))])
-    place = FramePlace(layout, 0, layout.nbytes)
-    ours = memoryview(trained.tobytes())
+    ours = trained.tobytes()
     theirs, same = (BufferSource(layout, memoryview(bytearray(each))) for each in (base, trained))
-    sizes = {name: len(codec_of(name).encode(ours, place, theirs)) for name in STEPS}
+    sizes = {name: len(encoded(coder_of(name, layout, theirs), ours)) for name in STEPS}
     assert sizes["delta, shuffle, zstd"] < 0.6 * len(ours)
     assert sizes["delta, shuffle, zstd"] < sizes["delta, zstd"] < sizes["zstd"]
-    unchanged = codec_of("delta, zstd").encode(ours, place, same)
-    assert len(unchanged) < 200
+    assert len(encoded(coder_of("delta, zstd", layout, same), ours)) < 200
     noise = random.bytes(10_000)
-    assert codec_of("zstd").encode(memoryview(noise), frame_of(noise), None) is None
+    assert encoded(coder_of("zstd", frame_of(noise)), noise) is None
 
 
 def test_a_bomb_is_refused_and_never_unpacked():
     bomb = zstandard.ZstdCompressor().compress(bytes(256 << 20))
     without_size = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(64 << 20))
-    place = frame_of(bytes(1000), "weights")
+    room = memoryview(bytearray(1000))
     for payload in (bomb, without_size):
         tracemalloc.start()
         with pytest.raises(CodecError, match=r"'weights'.*more bytes instead of 1000"):
-            codec_of("zstd").decode(memoryview(payload), memoryview(bytearray(1000)), place, None)
+            decode(coder_of("zstd", frame_of(room)), payload, room)
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
         tracemalloc.stop()
 
@@ -122,18 +124,19 @@ def test_any_payload_is_refused_or_gives_as_many_bytes_as_are_due(payload, size)
 @given(st.sampled_from(STEPS), st.integers(0), st.integers(0, 255), st.booleans())
 def test_a_damaged_payload_is_refused_or_fills_the_frame_alone(name, place, byte, is_cut):
     data = np.arange(500, dtype=np.uint32).tobytes()
-    payload = bytearray(codec_of(name).encode(memoryview(data), frame_of(data), None))
+    coder = coder_of(name, frame_of(data))
+    payload = bytearray(encoded(coder, data))
     place %= len(payload)
     payload = payload[:place] if is_cut else payload[:place] + bytes([byte]) + payload[place + 1 :]
     room = bytearray(b"x" * (len(data) + 1))
     with suppress(CodecError):
-        codec_of(name).decode(memoryview(payload), memoryview(room)[:-1], frame_of(data), None)
+        decode(coder, payload, memoryview(room)[:-1])
     assert room[-1:] == b"x"
 
 
 def test_a_frame_longer_than_any_window_comes_back():
     data = (np.arange(5 << 20, dtype=np.uint32) // 7).tobytes()
-    assert through(codec_of("zstd"), data, frame_of(data)) == data
+    assert through(coder_of("zstd", frame_of(data)), data) == data
 
 
 class Failing:
@@ -145,11 +148,11 @@ class Failing:
 
 
 def test_a_compressor_of_the_user_that_fails_is_named_with_the_tensor():
-    codec = FrameCodec((), Failing(), "mine.py:Failing")
-    place = frame_of(bytes(10), "weights")
+    codec, room = FrameCodec((), Failing(), "mine.py:Failing"), memoryview(bytearray(10))
+    coder = FrameCoder(codec, frame_of(room))
     with pytest.raises(CodecError, match=r"mine.py:Failing raised KeyError .*'weights'"):
-        codec.encode(memoryview(bytes(10)), place, None)
+        encoded(coder, bytes(10))
     with pytest.raises(CodecError, match=r"'weights'.* came as 5 bytes"):
-        codec.decode(memoryview(b""), memoryview(bytearray(10)), place, None)
+        decode(coder, b"", room)
     with pytest.raises(CodecError, match=r"mine.py:Failing returned list .*; return bytes"):
-        codec.decode(memoryview(b"x"), memoryview(bytearray(10)), place, None)
+        decode(coder, b"x", room)

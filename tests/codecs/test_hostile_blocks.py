@@ -24,7 +24,7 @@ def damaged(name, offset, data, block=1):
     """An encoded body with other bytes at an offset of a block."""
     codec = lossy(name)
     coded = encoded(name, NUMBERS)
-    start, _ = codec.coded(LAYOUT).coded["layer.weight"].encoded_range(block)
+    start, _ = codec.coded(LAYOUT)[1]["layer.weight"].encoded_range(block)
     body = bytearray(coded.data)
     body[start + offset : start + offset + len(data)] = data
     return codec.decode(Bytes(coded.layout, body), LAYOUT)

@@ -11,7 +11,7 @@ from flstream.errors import UpdateRefusedError
 from flstream.job.codecs import CodecPlan, CodecSpec
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
-from flstream.model.source import Scratch, Source, views_of
+from flstream.model.source import Scratch, Source
 
 EMBED = tensor("F32", (300, 100))
 MODEL = MemoryBody.of({"embed": EMBED, "head": EMBED, "x": tensor("F32", (400,))})
@@ -26,16 +26,6 @@ def read(sent: Source, params_type: ParamsType) -> None:
     """Read an update of site-1 as a fold does."""
     update = UpdateSource("site-1", lambda: form().decoded(sent, params_type), 1.0, params_type)
     Reading(update, MODEL.layout).read(0, MODEL.layout.nbytes, Scratch())
-
-
-def test_what_was_encoded_fits_and_is_decoded_to_the_model_s_layout() -> None:
-    sent = INT8.lossy.encode(MODEL, MODEL)
-    assert form().difference(sent.layout, partial=False) is None
-    decoded = form().decoded(sent, "FULL")
-    assert decoded.layout == MODEL.layout
-    assert b"".join(views_of(decoded, 0, MODEL.layout.nbytes, Scratch())) == b"".join(
-        MODEL.views(0, MODEL.layout.nbytes)
-    )
 
 
 def test_what_was_not_encoded_does_not_fit() -> None:

@@ -15,8 +15,8 @@ entries = [("a", "F32", (70_000,)), ("b", "BF16", (500,)), ("c", "F64", (90,)), 
 layout = Layout.of(entries)
 body = BufferSource(layout, memoryview(bytearray(layout.nbytes)))
 for name, args in (("cast", {"to": "bf16"}), ("int8", {"group": 64}), ("topk", {"fraction": 0.1})):
-    source = chain_of(CodecPlan([CodecSpec(name, args)])).lossy.rounded(body)
-    views_of(source, 0, layout.nbytes, Scratch())
+    codec = chain_of(CodecPlan([CodecSpec(name, args)])).lossy
+    views_of(codec.decode(codec.encode(body), layout), 0, layout.nbytes, Scratch())
 print("torch" in sys.modules)
 """
 

@@ -201,8 +201,8 @@ MUTATIONS = (
     ),
     Mutation(
         "codecs/chain.py",
-        "lambda group: Quantised(4, group),\n",
-        "lambda group: Quantised(8, group),\n",
+        "partial(Quantised, 4),\n",
+        "partial(Quantised, 8),\n",
         BITS,
     ),
     Mutation("filters/built_in.py", "sigma * block.normals()", "block.normals()", BITS),

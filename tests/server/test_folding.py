@@ -98,7 +98,8 @@ def fold(tmp_path, base):
         for group in groups:
             rounds.add(group, refuse)
         with FileSink(tmp_path / "next.safetensors", base.layout) as sink:
-            digest = rounds.finish(collected, sink, None, refuse)
+            walk = rounds.walk(sink, None)
+            _, digest = rounds.fold_sound(rounds.add(collected, refuse), walk, refuse)
             sink.finish()
         return load_file(tmp_path / "next.safetensors"), digest, collector.failures
 

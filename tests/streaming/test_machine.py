@@ -259,7 +259,7 @@ class Transfers(RuleBasedStateMachine):
                 sent = codec.encode(source)
                 ref = self.service.offer(sent, names, **options)
                 due = MemoryBody.allocate(source.layout)
-                copy(codec.rounded(source), due)
+                copy(codec.decode(sent, source.layout), due)
                 return Offered(ref, bits_of(due.tensors), size, None, codec, source.layout)
         return Offered(ref, bits_of(tensors), size)
 
