@@ -259,10 +259,8 @@ class Connection:
             return f"chunks of more than {most} bytes are not sent"
         if fetch.chunk_size < 0 or fetch.chunk_size % ALIGNMENT:
             return f"a chunk size must be a multiple of {ALIGNMENT}"
-        if fetch.chunk_size == 0 and list(fetch.ranges) != [(0, nbytes)]:
-            return "a body in one frame can only be had whole"
-        if fetch.chunk_size == 0 and nbytes > self._limits.scratch_bytes:
-            most = self._limits.scratch_bytes
+        longest = max(stop - start for start, stop in fetch.ranges)
+        if fetch.chunk_size == 0 and longest > (most := self._limits.scratch_bytes):
             return f"more than {most} bytes are not put into one frame here (Limits.scratch_bytes)"
         return ""
 

@@ -83,7 +83,7 @@ class Limits:
     They are of one connection, so that many receivers may have as much each.
 
     Attributes:
-        scratch_bytes: Bytes of a body in one frame, which a sender has to have in memory at once.
+        scratch_bytes: Bytes of a range in one frame, which a sender has to have in memory at once.
         layout_bytes: Bytes of the layout that a sender states.
         layout_tensors: Tensors of that layout.
         body_bytes: Bytes of the body that it describes.

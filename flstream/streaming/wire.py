@@ -129,9 +129,9 @@ class Open(msgspec.Struct, tag=True, frozen=True):
 class Fetch(msgspec.Struct, tag=True, frozen=True):
     """Request of a receiver: ranges ``[start, stop)`` in frames of at most ``chunk_size``.
 
-    It takes the place of one that is being answered. A ``chunk_size`` of 0 requests the body in one
-    frame. Where frames may be ``encoded``, ``base`` names the model that the receiver has for that;
-    empty for none.
+    It takes the place of one that is being answered. A ``chunk_size`` of 0 requests each range in
+    one frame. Where frames may be ``encoded``, ``base`` names the model that the receiver has for
+    that; empty for none.
     """
 
     token: _Token

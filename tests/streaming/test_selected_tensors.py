@@ -35,13 +35,14 @@ MODEL = OrderedDict(
 
 @pytest.mark.parametrize("names", [["b.weight"], ["m.flag", "z.weight", "none"], list(MODEL)])
 @pytest.mark.parametrize("where", ["memory", "file"])
-def test_what_was_selected_arrives_and_nothing_else_is_sent(harness, tmp_path, names, where):
+@pytest.mark.parametrize("size", [4096, 0])
+def test_what_was_selected_arrives_and_nothing_else_is_sent(harness, tmp_path, names, where, size):
     ref = add_tensors(harness.service, MODEL, ["site-1", "other"])
     if where == "file":
         path = tmp_path / "m.safetensors"
         assert download_file(harness.receiver("other"), ref.id, path)[0].ok
         ref = add_file(harness.service, path, ["site-1", "other"])
-    status, got = download_tensors(harness.receiver(), ref.id, select=names, settings=QUICK)
+    status, got = download_tensors(harness.receiver(), ref.id, select=names, max_chunk_size=size)
     assert list(got) == names
     assert_same_tensors(got, {name: MODEL[name] for name in names})
     assert status.cost.bytes == sum(MODEL[name].nbytes for name in names)

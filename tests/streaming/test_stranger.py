@@ -307,7 +307,7 @@ def test_who_breaks_the_protocol_loses_this_connection_alone(sender: Sender, cas
 def test_what_cannot_be_fetched_is_refused(sender: Sender) -> None:
     receiver, ref = sender.far()
     spans = (16, 16), (16, 0), (-16, 16), (0, 20 * CHUNK + 1)
-    for span, size in [((32, 64), n) for n in (17, -16, 1 << 31, 0)] + [(at, 16) for at in spans]:
+    for span, size in [((32, 64), n) for n in (17, -16, 1 << 31)] + [(at, 16) for at in spans]:
         with pytest.raises(RefusedError):
             receiver.call("Fetch", token=ref.token, ranges=[(0, 16), span], chunk_size=size)
     assert not sender.frames
