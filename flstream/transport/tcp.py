@@ -149,8 +149,8 @@ class TcpListener:
         self._run = run
         self._admissions: dict[bytes, Admission] = {}
         self._pending: dict[Channel, None] = {}  # oldest first
-        self._lock = threading.Lock()  # guards the two above
-        self._calling = threading.Lock()
+        # Guards the two above, and calls one after another, which may admit and dismiss.
+        self._lock = threading.RLock()
         self._is_closed = False
         host, port = _host_and_port(address)
         try:
@@ -260,8 +260,7 @@ class TcpListener:
                 self.strangers += not was_given_up
                 channel.close()
                 return
-        channel.peer = admission.name
-        with self._calling:
+            channel.peer = admission.name
             try:
                 self._on_connection(channel, admission)
             except Exception:  # of its owner, or of a peer that is gone: others are still let in
