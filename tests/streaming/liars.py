@@ -6,11 +6,14 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from queue import Queue
 from typing import Any
 
 from packets import FRAME, exactly, greeting, message, packed, read_packet
+
+from flstream.streaming import Channel, Receiver
+from flstream.streaming.settings import DEFAULT_LIMITS, Limits
 
 NBYTES = 100_000
 # What frames of liars have.
@@ -181,6 +184,17 @@ class Sender(Liar):
         for first, last in asked["ranges"]:
             for start in range(first, last, size):
                 yield frame(number, start, bytes(min(size, last - start)))
+
+
+@contextmanager
+def receiver_of(case: str, limits: Limits = DEFAULT_LIMITS, **options: Any) -> Iterator[Any]:
+    """A receiver, and the sender at the other end."""
+    ours, theirs = socket.socketpair()
+    with (
+        closing(Sender(theirs, case, **options)) as sender,
+        Receiver(Channel(ours, "liar"), "liar", limits=limits) as receiver,
+    ):
+        yield receiver, sender
 
 
 def _fetch(token: bytes, stop: int = 48_000, chunk_size: int = 4096) -> bytes:

@@ -10,7 +10,7 @@ from queue import Queue
 import pytest
 import stranger
 from harness import MODEL
-from packets import greeting, message
+from packets import BrokenError, greeting, message, read_packet
 
 from flstream.streaming import (
     DownloadService,
@@ -90,17 +90,20 @@ def test_a_receiver_that_is_let_go_leaves_no_thread(tcp, monkeypatch):
 
 
 def test_a_receiver_has_no_more_connections_than_it_may(tcp):
-    service, listener = tcp
-    key = listener.admit("site-1")
-    ref = add_tensors(service, MODEL, ["site-1"])
-    receivers = [connect(listener.address, key) for _ in range(20)]
-    for receiver in receivers:
-        download_tensors(receiver, bytes(16), optional=True)
-    assert len(service._connections) <= 16
-    # Those that were closed come back when they are used, in the place of others.
-    assert download_tensors(receivers[0], ref.id)[0].ok
-    for receiver in receivers:
-        receiver.close()
+    _, listener = tcp
+    key, socks = listener.admit("site-1").key, []
+    for _ in range(20):
+        socks.append(stranger.dial(listener.address, key))
+        socks[-1].sendall(greeting() + message("Ping", 1, token=bytes(16)))
+        assert [read_packet(socks[-1]).message["type"] for _ in range(2)] == ["Hello", "Refused"]
+    for number, sock in enumerate(socks):
+        with sock:
+            if number < 4:  # the oldest ones
+                with pytest.raises(BrokenError):
+                    read_packet(sock)
+            else:
+                sock.sendall(message("Ping", 2, token=bytes(16)))
+                assert read_packet(sock).number == 2
 
 
 def test_a_receiver_that_is_idle_comes_back_by_itself(monkeypatch):
