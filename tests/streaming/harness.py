@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
+import msgspec
 from packet_relay import Relay, Way
 from packets import MESSAGE, Packet
 from support import tensor
@@ -12,7 +13,7 @@ from support import tensor
 from flstream.model.memory import MemoryBody, Params
 from flstream.streaming import Channel, DownloadService, Receiver, Ref, StreamSettings
 from flstream.streaming.download import RemoteSource, download
-from flstream.streaming.wire import Reply, Request, decode_reply, decode_request
+from flstream.streaming.wire import Reply, Request
 from flstream.transport.channel import pipe
 
 QUICK = StreamSettings(chunk_size=4096, request_timeout=30, ping_after=0.05)
@@ -53,9 +54,9 @@ class Watch:
         elif packet.message["type"] == "Hello":
             pass
         elif way == "up":
-            self.requests.append(decode_request(packet.payload, "receiver"))
+            self.requests.append(msgspec.msgpack.decode(packet.payload, type=Request))
         else:
-            self.on_reply(decode_reply(packet.payload, "sender"), data)
+            self.on_reply(msgspec.msgpack.decode(packet.payload, type=Reply), data)
         return [bytes(data)]
 
 

@@ -203,4 +203,4 @@ def test_a_settled_ref_lets_go_of_its_tensors_though_a_frame_of_it_is_on_its_way
 def expect_refused(harness, ref):
     """By an answer to this, the service is through with what came before."""
     with pytest.raises(Refused, match="not on offer"):
-        Stranger(lambda: harness.socket("site-1")).call("Open", token=ref.token)
+        Stranger(lambda: harness.socket("site-2")).call("Open", token=ref.token)
