@@ -7,7 +7,6 @@ from contextlib import suppress
 from flstream.client.messages import Ready, ToWorker
 from flstream.engines.engine import worker_socket_pairs
 from flstream.errors import StreamingError
-from flstream.transport.channel import Channel
 from flstream.transport.messages import MessageChannel
 
 PATIENCE = 20.0
@@ -30,9 +29,8 @@ class ThreadWorker:
             self.kill()
 
     def _live(self) -> None:
-        channel = Channel(self.theirs.control, "server")
         with suppress(StreamingError):
-            MessageChannel(channel, "server", ToWorker).send(Ready(1, 1))
+            MessageChannel(self.theirs.control, "server", ToWorker).send(Ready(1, 1))
 
     def kill(self) -> None:
         """As the kernel does it, but that the end of the data pipe stays, to look at."""

@@ -82,9 +82,7 @@ class Peers:
         self._limits = limits
         self._relay = relay
         self._worker = worker
-        self._channel: MessageChannel[PeerRequest] = MessageChannel(
-            Channel(sock, SERVER), SERVER, PeerRequest
-        )
+        self._channel: MessageChannel[PeerRequest] = MessageChannel(sock, SERVER, PeerRequest)
         self._receivers: dict[str, Receiver] = {}
         # The channels to peers, which a forked child must not keep open.
         self._channels: dict[str, Channel] = {}

@@ -151,7 +151,7 @@ class Worker:
         # What takes long to fetch may be of use for as long.
         soon = max(_SOON_SECONDS, self._fetching)
         soon = soon if timeout is None else min(timeout, soon)
-        if not self._control.wait(soon):
+        if not self._control.has_input(soon):
             # A worker without a task for a while must not keep the memory of a model.
             self.memory.release()
             timeout = None if timeout is None else timeout - soon

@@ -28,7 +28,7 @@ from flstream.errors import (
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.events import AnyEvent, NodeEvent, Warned
-from flstream.transport.channel import StopSignal
+from flstream.transport.channel import AbortSignal
 
 NONCE_FILE = ".nonce"
 """File of the run directory by whose content a node finds out whether it sees that directory."""
@@ -121,7 +121,7 @@ class RayEngine:
         run: RunDirectory,
         host: ProcessHost,
         emit: Callable[[AnyEvent], None],
-        stop: StopSignal,
+        stop: AbortSignal,
     ) -> None:
         self.job = job
         self._run, self._emit, self._stop = run, emit, stop

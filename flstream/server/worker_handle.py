@@ -62,9 +62,7 @@ class PeerLink:
         self._socket = sock
         self._process = process
         self._abort = abort
-        self._channel: MessageChannel[PeerReply] = MessageChannel(
-            Channel(sock, worker), worker, PeerReply
-        )
+        self._channel: MessageChannel[PeerReply] = MessageChannel(sock, worker, PeerReply)
         self._turn = threading.Lock()
         # Names of the processes that the worker serves, guarded by a lock of its own: a worker is
         # asked for one end of a connection while the other end waits.
@@ -212,7 +210,7 @@ class WorkerHandle:
         self.name = name
         self.receiver = f"{name}/{next(_numbers)}"
         self.control: MessageChannel[FromWorker] = MessageChannel(
-            Channel(process.ends.control, name), name, FromWorker
+            process.ends.control, name, FromWorker
         )
         reads = process.ends.are_local and is_direct and not is_linked
         # Of a process of the same user, which may look into this one's memory by other means, too.

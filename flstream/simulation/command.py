@@ -33,7 +33,6 @@ from flstream.engines.process_tree import kill_descendants
 from flstream.errors import FlstreamError, SimulationError
 from flstream.telemetry.events import SERVER
 from flstream.text import how_ended
-from flstream.transport.channel import Channel
 from flstream.transport.messages import MessageChannel
 
 FOLDER = "FLSTREAM_COMMAND"
@@ -121,9 +120,7 @@ def _listen(listener: socket.socket, path: str) -> None:
 
 def report(end: WorkerSockets, message: Failed | Goodbye) -> None:
     """Send the server a worker's last message; nothing else may use the socket any more."""
-    control: MessageChannel[ToWorker] = MessageChannel(
-        Channel(end.control, SERVER), SERVER, ToWorker
-    )
+    control: MessageChannel[ToWorker] = MessageChannel(end.control, SERVER, ToWorker)
     with suppress(FlstreamError):  # a server that is gone does not need it
         control.send(message)
 

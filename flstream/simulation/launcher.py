@@ -41,7 +41,7 @@ from flstream.telemetry.events import (
 from flstream.telemetry.machine import this_machine
 from flstream.telemetry.memory import MemorySampler, ProcessMemory
 from flstream.text import how_ended
-from flstream.transport.channel import Channel, Signal
+from flstream.transport.channel import Signal
 from flstream.transport.messages import MessageChannel
 
 # What only some runs need is imported where it is needed, and what runs in other processes is
@@ -226,9 +226,7 @@ class _Follower:
         Raises:
             UsageError: The server refuses the job.
         """
-        channel: MessageChannel[AnyEvent] = MessageChannel(
-            Channel(events, "the server"), "the server", AnyEvent
-        )
+        channel: MessageChannel[AnyEvent] = MessageChannel(events, "the server", AnyEvent)
         try:
             while self._history.status == "running":
                 host.attend(events.fileno())

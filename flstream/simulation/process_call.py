@@ -15,7 +15,7 @@ import msgspec
 from flstream.engines.processes import ProcessHost
 from flstream.errors import ChannelClosedError
 from flstream.text import how_ended
-from flstream.transport.channel import AbortSignal, Channel
+from flstream.transport.channel import AbortSignal
 from flstream.transport.messages import MessageChannel
 
 # Time for a process to end whose end of the socket is closed.
@@ -43,7 +43,7 @@ class ProcessCall(Generic[AnswerT]):
         self, host: ProcessHost, name: str, log: Path, kinds: Any, target: str, *args: Any
     ) -> None:
         ours, theirs = socket.socketpair()
-        self._channel = MessageChannel[AnswerT](Channel(ours, name), name, kinds)
+        self._channel = MessageChannel[AnswerT](ours, name, kinds)
         with theirs:
             try:
                 self.process = host.start(name, f"{__name__}:_main", target, args, log, theirs)
@@ -86,7 +86,7 @@ def _main(target: str, args: Sequence[Any], log: Path, caller: socket.socket) ->
     end_with_peer(caller)
     answer: msgspec.Struct = resolve_name(target)(*args)
     name = "the caller"
-    MessageChannel[msgspec.Struct](Channel(caller, name), name, msgspec.Struct).send(answer)
+    MessageChannel[msgspec.Struct](caller, name, msgspec.Struct).send(answer)
     if this_place() is None:
         sys.stdout.flush()
         os._exit(0)  # threads of the user's code may never end

@@ -57,7 +57,7 @@ from flstream.telemetry.events import (
     RunRefused,
 )
 from flstream.telemetry.memory import own_peak_rss, own_rss
-from flstream.transport.channel import AbortSignal, Channel
+from flstream.transport.channel import AbortSignal
 from flstream.transport.messages import MessageChannel
 
 _TOO_MANY_FILES = (
@@ -157,9 +157,7 @@ def server_main(
     redirect_output(run.log(SERVER))
     host = inline_host or ProcessHost.forked(launcher)
     abort = StopRequest(launcher)
-    channel: MessageChannel[AnyEvent] = MessageChannel(
-        Channel(launcher, "the launcher"), "the launcher", AnyEvent
-    )
+    channel: MessageChannel[AnyEvent] = MessageChannel(launcher, "the launcher", AnyEvent)
     with ExitStack() as stack:
         if inline_host is None:  # which is the launcher's otherwise
             stack.enter_context(closing(host))

@@ -192,9 +192,7 @@ def serving(
     """
     # A child that the training code forks would keep the sockets open after this process has died.
     abandon_in_children(end.abandon)
-    control: MessageChannel[ToWorker] = MessageChannel(
-        Channel(end.control, SERVER), SERVER, ToWorker
-    )
+    control: MessageChannel[ToWorker] = MessageChannel(end.control, SERVER, ToWorker)
     limits, direct = limits_for(info.streaming), info.streaming.direct
     with (
         _relaying(info) as relay,

@@ -12,7 +12,7 @@ from flstream.errors import UsageError
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.events import AnyEvent
-from flstream.transport.channel import StopSignal
+from flstream.transport.channel import AbortSignal
 
 Emit = Callable[[AnyEvent], None]
 
@@ -25,7 +25,7 @@ def start_engine(
     host: ProcessHost,
     on_started: Callable[[str, int], None],
     emit: Emit,
-    stop: StopSignal,
+    stop: AbortSignal,
 ) -> tuple[Engine, Job]:
     """Create the engine that a job names, and wait until it has what workers run on.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from typing import Annotated, Any, TypeVar
@@ -215,12 +215,9 @@ def payload_memory(layout: Layout, into: Params, framework: Framework, peer: str
             "download it as tensors"
         )
     targets = MemoryBody.over(into)
-    entries = [(it.name, it.dtype, it.shape) for it in layout.tensors]
-    ties = {alias: name for alias, name in layout.aliases.items() if alias in into}
-    wanted = Layout.of((entry for entry in entries if entry[0] in into), ties)
-    if difference := wanted.difference(targets.layout):
+    if difference := layout.subset(into, into).difference(targets.layout):
         raise LayoutError(f"the payload that {peer} offers does not fit: {difference}")
-    others = Layout.of(entry for entry in entries if entry[0] not in into)
+    others = layout.subset(layout.by_name.keys() - into.keys())
     tensors = {**MemoryBody.allocate(others, framework).tensors, **targets.tensors}
     views = {name: viewed(name, tensors[name], writable=True) for name in layout.by_name}
     tensors |= {alias: tensors[name] for alias, name in layout.aliases.items()}
@@ -233,15 +230,6 @@ def value_of(body: MemoryBody, registry: Registry) -> Any:
     spec = body.layout.by_name["message"]
     [message] = body.views(spec.start, spec.stop)
     return unpack(message, body.tensors, registry)
-
-
-def _converted(tensors: Params, name: str, code: int) -> Any:
-    if name not in tensors:
-        raise ValueError(f"the tensor {name!r} did not arrive")
-    if code == _ARRAY:
-        return dense(name, tensors[name]).array
-    is_array = isinstance(tensors[name], np.ndarray)
-    return import_module("torch").from_numpy(tensors[name]) if is_array else tensors[name]
 
 
 def _code_of(kind: type) -> int | None:
@@ -291,15 +279,16 @@ class _Walk:
             self.nodes.append(Ext(code, data))
         elif code is not None:
             # A copy, since another thread may change it meanwhile.
-            items = tuple(value.items() if kind in _DICTS else enumerate(value))
+            items = list(value.items() if kind in _DICTS else enumerate(value))
             self.nodes.append(Ext(code, len(items).to_bytes(4, "little")))
-            self.check(kind, (key if kind in _DICTS else item for key, item in items))
+            self.check(kind, items)
             for key, item in items:
                 if kind in _DICTS:
                     self.add(key)
                 self.inside(key, self.add, item)
         elif decomposer := self.registry.find(kind):
-            self.nodes.append(Ext(_TYPE, decomposer.name.encode()))
+            self.nodes.append(Ext(_TYPE, data := decomposer.name.encode()))
+            self.room -= len(data)
             self.inside(None, self.add, decomposer.decompose(value))
         else:
             raise TypeError(
@@ -319,27 +308,33 @@ class _Walk:
             return data
         if code in (_TENSOR, _ARRAY):
             name = data.decode()
-            if (name, code) not in self.seen:
-                self.seen[name, code] = _converted(self.tensors, name, code)
+            if name not in self.tensors:
+                raise ValueError(f"the tensor {name!r} did not arrive")
+            if (name, code) not in self.seen:  # of either kind, there is one
+                value = self.tensors[name]
+                if code == _ARRAY:
+                    value = dense(name, value).array
+                elif isinstance(value, np.ndarray):
+                    value = import_module("torch").from_numpy(value)
+                self.seen[name, code] = value
             return self.seen[name, code]
         if code == _TYPE and (decomposer := self.registry.by_name.get(data.decode())):
             return decomposer.recompose(self.inside(None, self.take))
         if not 0 <= code < len(_CONTAINERS):
             raise ValueError(f"{data!r} is no type that is registered here; register it")
         kind = _CONTAINERS[code]
-        keys: list[Any] = []
-        items: list[Any] = []
+        items: list[tuple[Any, Any]] = []
         for index in range(int.from_bytes(data, "little")):
-            keys.append(self.inside(None, self.take) if kind in _DICTS else index)
-            items.append(self.inside(keys[-1], self.take))
-        self.check(kind, keys if kind in _DICTS else items)
-        return kind(zip(keys, items, strict=True) if kind in _DICTS else items)
+            key = self.inside(None, self.take) if kind in _DICTS else index
+            items.append((key, self.inside(key, self.take)))
+        self.check(kind, items)
+        return kind(items if kind in _DICTS else [item for _, item in items])
 
-    def check(self, kind: type, content: Iterable[object]) -> None:
+    def check(self, kind: type, items: list[tuple[Any, Any]]) -> None:
         """Refuse keys of a dict, or elements of a set, that take long to hash."""
         if kind in (list, tuple):
             return
-        hashed = list(content)
+        hashed = [key if kind in _DICTS else item for key, item in items]
         if kind in _DICTS and not {type(key) for key in hashed} <= {str, int}:
             raise TypeError("it has a key that is neither a str nor an int; make it one")
         self.foreseeable += sum(type(key) not in (str, bytes) for key in hashed)

@@ -13,7 +13,6 @@ import struct
 import termios
 import time
 from array import array
-from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -44,7 +43,7 @@ _KEEPALIVE = (
 
 
 class AbortSignal(Protocol):
-    """A flag that ends waiting for a channel."""
+    """A flag that any thread can set, and that ends waiting for a channel."""
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when the flag is set."""
@@ -53,10 +52,6 @@ class AbortSignal(Protocol):
     def is_set(self) -> bool:
         """Return whether the flag is set."""
         ...
-
-
-class StopSignal(AbortSignal, Protocol):
-    """A flag that ends a run, and that any thread can set."""
 
     def set(self) -> None:
         """Set the flag."""
@@ -136,12 +131,9 @@ class Channel:
         buffer: Bytes that a Unix socket holds until the peer reads them.
 
     Attributes:
-        peer: As given.
-        direct: As given.
-        beats: As given.
+        peer, direct, beats: As given.
         peer_pid: Process that has sent what was received last, as the kernel says; None where that
             is not asked, which only a direct channel does.
-        descriptors: Files that the peer has handed over, to be taken and closed.
     """
 
     def __init__(
@@ -157,7 +149,7 @@ class Channel:
         self.direct = direct
         self.beats = beats
         self.peer_pid: int | None = None
-        self.descriptors: deque[int] = deque()
+        self._descriptors: list[int] = []  # of the file that the peer has handed over last
         self._socket = sock
         sock.setblocking(False)
         if sock.family == socket.AF_UNIX:
@@ -189,32 +181,23 @@ class Channel:
     def receive_some(self, views: Sequence[memoryview]) -> int:
         """Receive what has arrived, without waiting; return the number of bytes, 0 for none yet."""
         try:
-            if self._socket.family == socket.AF_UNIX:
-                count, beside, _, _ = self._socket.recvmsg_into(
-                    views[:_MAX_VIEWS], _BESIDE, socket.MSG_CMSG_CLOEXEC
-                )
-                for level, kind, data in beside:
-                    if level == socket.SOL_SOCKET:
-                        self._take_beside(kind, data)
-            else:
-                count = self._socket.recvmsg_into(views[:_MAX_VIEWS])[0]
+            count, beside, _, _ = self._socket.recvmsg_into(
+                views[:_MAX_VIEWS], _BESIDE, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return 0
         except OSError as error:
             raise self._gone() from error
+        for _, kind, data in beside:
+            if kind == socket.SCM_CREDENTIALS:
+                self.peer_pid = _CREDENTIALS.unpack(data)[0]
+            elif kind == socket.SCM_RIGHTS:
+                self._descriptors += array("i", data)
+                while len(self._descriptors) > 1:  # no message brings two
+                    os.close(self._descriptors.pop(0))
         if count == 0:
             raise self._gone()
         return count
-
-    def _take_beside(self, kind: int, data: bytes) -> None:
-        if kind == socket.SCM_CREDENTIALS:
-            self.peer_pid = _CREDENTIALS.unpack(data)[0]
-        elif kind == socket.SCM_RIGHTS:
-            descriptors = array("i")
-            descriptors.frombytes(data[: len(data) // descriptors.itemsize * descriptors.itemsize])
-            self.descriptors += descriptors
-            while len(self.descriptors) > 1:  # no message brings two
-                os.close(self.descriptors.popleft())
 
     @property
     def unread(self) -> int:
@@ -312,11 +295,11 @@ class Channel:
         Raises:
             ChannelClosedError: There is none.
         """
-        if not self.descriptors:
+        if not self._descriptors:
             raise ChannelClosedError(
                 f"{self.peer} handed no descriptor over; its process has ended"
             )
-        return self.descriptors.popleft()
+        return self._descriptors.pop()
 
     def detach(self) -> socket.socket:
         """Return the socket, for another process; this object is of no use any more."""
@@ -331,8 +314,8 @@ class Channel:
 
     def close(self) -> None:
         """Close this end; the peer sees the end of the stream."""
-        while self.descriptors:
-            os.close(self.descriptors.popleft())
+        while self._descriptors:
+            os.close(self._descriptors.pop())
         self._socket.close()
 
 

@@ -167,8 +167,7 @@ class _OneWay:
     def __init__(self, source: socket.socket, sink: socket.socket, flow: Flow) -> None:
         self.source = source
         self.flow = flow
-        self.has_ended = False  # the source
-        self._is_cut = False  # since nobody is left to receive anything
+        self._has_ended = False  # so that nothing more is read
         self._sink = sink
         self._is_blocked = False  # since the sink has no room
         self._slices: deque[tuple[float, memoryview]] = deque()
@@ -177,12 +176,11 @@ class _OneWay:
     @property
     def is_over(self) -> bool:
         """Whether nothing will arrive any more."""
-        return self._is_cut or (self.has_ended and not self._slices)
+        return self._has_ended and not self._slices
 
-    def advance(self, now: float) -> None:
-        """Read from the source, and deliver the bytes that have arrived by now."""
-        if self._reads_at <= now:
-            self._read(now)
+    def advance(self, now: float) -> bool:
+        """Read from the source, whose end this returns, and deliver what has arrived by now."""
+        ends = self._reads_at <= now and self._read(now)
         self._is_blocked = False
         while self._slices and self._slices[0][0] <= now and not self._is_blocked:
             arrival, data = self._slices.popleft()
@@ -192,10 +190,11 @@ class _OneWay:
                 count, self._is_blocked = 0, True
             except OSError:
                 self.cut()
-                return
+                break
             self._waiting -= count
             if count < len(data):
                 self._slices.appendleft((arrival, data[count:]))
+        return ends
 
     def await_in(self, events: defaultdict[int, int], now: float) -> float:
         """Add the events to wait for by descriptor, and return when it can go on without one."""
@@ -210,28 +209,28 @@ class _OneWay:
 
     def cut(self) -> None:
         """Drop what is on its way, and whatever comes."""
-        self._is_cut = True
+        self._has_ended = True
         self._slices.clear()
 
     @property
     def _reads_at(self) -> float:
         """Time from which on more is read from the source."""
-        if self.has_ended or self._is_cut or self._waiting >= _MOST_ON_THEIR_WAY:
+        if self._has_ended or self._waiting >= _MOST_ON_THEIR_WAY:
             return math.inf
         return self.flow.line.free_at - _AHEAD_SECONDS
 
-    def _read(self, now: float) -> None:
+    def _read(self, now: float) -> bool:
         try:
             data = self.source.recv(self.flow.most_bytes)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data = b""
         if data:
             self._slices.append((self.flow.send(len(data), now), memoryview(data)))
             self._waiting += len(data)
-        else:
-            self.has_ended = True
+        self._has_ended = not data
+        return self._has_ended
 
 
 class LinkRelay:
@@ -261,6 +260,9 @@ class LinkRelay:
 
     def channel(self, sock: socket.socket, peer: str, name: str) -> Channel:
         """Return a channel over the link.
+
+        It sends no beats, also over TCP: a link's outage may hold them back for longer than a
+        sender waits for one. The system still finds out that a machine is gone.
 
         Args:
             sock: Socket to the peer, which belongs to the relay from here on.
@@ -331,12 +333,10 @@ class LinkRelay:
             # Whose turn it is first goes round, so that none has a line to itself.
             self._connections.rotate(1)
             for up, down in list(self._connections):
-                up.advance(now)
-                down.advance(now)
                 # Channels are never closed in one direction alone.
-                if up.has_ended:
+                if up.advance(now):
                     down.cut()
-                elif down.has_ended:
+                if down.advance(now):
                     up.cut()
                 if up.is_over and down.is_over:
                     self._connections.remove((up, down))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
@@ -25,29 +26,20 @@ MessageT = TypeVar("MessageT")
 
 
 class MessageChannel(Generic[MessageT]):
-    """Sends and receives whole messages over a channel.
+    """A channel of whole messages.
 
     Args:
-        channel: Channel that carries the bytes.
+        sock: Socket of this end.
         peer: Name of the process at the other end, for messages of errors.
         kinds: Union of the message types that may arrive, equal to ``MessageT``.
     """
 
-    def __init__(self, channel: Channel, peer: str, kinds: Any) -> None:
-        self.peer = peer
-        self._channel = channel
+    def __init__(self, sock: socket.socket, peer: str, kinds: Any) -> None:
+        self._channel = Channel(sock, peer)
         self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(kinds)
 
-    def fileno(self) -> int:
-        """Return the descriptor to select on."""
-        return self._channel.fileno()
-
-    def has_input(self) -> bool:
-        """Whether a message, or the end of the channel, can be received without waiting."""
-        return self._channel.wait(Deadline(0.0))
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for something to be received; return False if there is nothing after ``seconds``."""
+    def has_input(self, seconds: float = 0.0) -> bool:
+        """Whether something can be received, or the end is there, after ``seconds`` at most."""
         return self._channel.wait(Deadline(seconds))
 
     def send(
@@ -82,18 +74,18 @@ class MessageChannel(Generic[MessageT]):
         Raises:
             StreamingError: The peer is gone, is silent for too long, or sent something else.
         """
-        deadline = Deadline(timeout)
+        deadline, peer = Deadline(timeout), self._channel.peer
         length = bytearray(_LENGTH_BYTES)
         self._channel.receive([memoryview(length)], deadline, abort)
         size = int.from_bytes(length, "little")
         if size > _MAX_BYTES:
-            raise ProtocolError(f"{self.peer} sent a message of {size} bytes; {_MAX_BYTES} is most")
+            raise ProtocolError(f"{peer} sent a message of {size} bytes; {_MAX_BYTES} is most")
         payload = bytearray(size)
         self._channel.receive([memoryview(payload)], deadline, abort)
         try:
             return self._decoder.decode(payload)
         except UNREADABLE as error:
-            raise ProtocolError(f"{self.peer} sent an unreadable message: {error}") from error
+            raise ProtocolError(f"{peer} sent an unreadable message: {error}") from error
 
     def take_descriptor(self) -> int:
         """Return the descriptor that came with the last message: see :class:`Channel`."""

@@ -8,6 +8,7 @@ accidents, and no attacker who changes bytes on the line.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import ipaddress
@@ -22,7 +23,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple, Self
 
-from flstream.errors import ChannelClosedError, DeadlineError, StreamingError, UsageError
+from flstream.errors import (
+    ChannelClosedError,
+    DeadlineError,
+    ProtocolError,
+    StreamingError,
+    UsageError,
+)
 from flstream.transport.channel import Channel, Deadline
 
 AUTHENTICATION_SECONDS = 5.0
@@ -34,6 +41,7 @@ MOST_PENDING = 64
 KEY_BYTES = PROOF_BYTES = NONCE_BYTES = 32
 _MOST_PORT = 65_535
 _ROLE_BYTES = 16
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # Seconds after which it is looked again whether there is a descriptor for a connection.
 _NO_ROOM_SECONDS = 0.1
 # magic, version, role, id of the key, the dialler's random number
@@ -140,9 +148,9 @@ class TcpListener:
         self._on_connection = on_connection
         self._run = run
         self._admissions: dict[bytes, Admission] = {}
-        self._pending: dict[socket.socket, None] = {}  # oldest first
-        self._lock = threading.Lock()  # guards the two above
-        self._calling = threading.Lock()
+        self._pending: dict[Channel, None] = {}  # oldest first
+        # Guards the two above, and calls one after another, which may admit and dismiss.
+        self._lock = threading.RLock()
         self._is_closed = False
         host, port = _host_and_port(address)
         try:
@@ -194,9 +202,10 @@ class TcpListener:
         """Accept nothing more. Connections that were accepted stay."""
         with self._lock:
             self._is_closed = True
-            for sock in self._pending:
-                _shut(sock)
-        _shut(self._socket)  # which ends the waiting for connections
+            for channel in self._pending:
+                channel.shut()
+        with suppress(OSError):  # it is closed already
+            self._socket.shutdown(socket.SHUT_RDWR)  # which ends the waiting for connections
         self._thread.join()
 
     def abandon(self) -> None:
@@ -214,20 +223,20 @@ class TcpListener:
         with self._socket:
             while not self._is_closed:
                 try:
-                    sock, _ = self._socket.accept()
-                except OSError:  # gone again, or there is no descriptor left
-                    if not self._is_closed:
+                    channel = Channel(self._socket.accept()[0], "a stranger", beats=True)
+                except OSError as error:
+                    if error.errno in _NO_ROOM:
                         self._make_room(0)
                         time.sleep(_NO_ROOM_SECONDS)
-                    continue
+                    continue  # otherwise it has hung up already, or this is closed
                 self._make_room(MOST_PENDING - 1)
                 with self._lock:
                     if self._is_closed:
-                        sock.close()
+                        channel.close()
                         break
-                    self._pending[sock] = None
+                    self._pending[channel] = None
                 threading.Thread(
-                    target=self._meet, args=(sock,), name="tcp-handshake", daemon=True
+                    target=self._meet, args=(channel,), name="tcp-handshake", daemon=True
                 ).start()
 
     def _make_room(self, most: int) -> None:
@@ -237,30 +246,30 @@ class TcpListener:
                 oldest = next(iter(self._pending))
                 del self._pending[oldest]
                 self.strangers += 1
-                _shut(oldest)
+                oldest.shut()
 
-    def _meet(self, sock: socket.socket) -> None:
+    def _meet(self, channel: Channel) -> None:
         """Have a connection prove itself; close it without a word if it does not."""
         admission = None
-        with suppress(OSError, StreamingError):
-            admission = self._admitted(sock)
+        with suppress(StreamingError):
+            admission = self._admitted(channel)
         with self._lock:
-            was_given_up = sock not in self._pending
-            self._pending.pop(sock, None)
+            was_given_up = channel not in self._pending
+            self._pending.pop(channel, None)
             if admission is None or was_given_up or self._is_closed:
                 self.strangers += not was_given_up
-                sock.close()
+                channel.close()
                 return
-        with self._calling:
+            channel.peer = admission.name
             try:
-                self._on_connection(Channel(sock, admission.name, beats=True), admission)
+                self._on_connection(channel, admission)
             except Exception:  # of its owner, or of a peer that is gone: others are still let in
                 traceback.print_exc()
-                sock.close()
+                channel.close()
 
-    def _admitted(self, sock: socket.socket) -> Admission | None:
+    def _admitted(self, channel: Channel) -> Admission | None:
         """Return who is at the other end, if it proves that it has the key."""
-        channel, deadline = Channel(sock, "a stranger"), Deadline(AUTHENTICATION_SECONDS)
+        deadline = Deadline(AUTHENTICATION_SECONDS)
         greeting, proof = bytearray(_GREETING.size), bytearray(PROOF_BYTES)
         channel.receive([memoryview(greeting)], deadline)
         magic, version, role, token_id, _ = _GREETING.unpack(greeting)
@@ -315,27 +324,18 @@ def dial(
         proof = token.proof(b"dials", greeting, bytes(answer), run)
         channel.send([memoryview(proof)], deadline)
         channel.receive([memoryview(theirs)], deadline)
-    except DeadlineError as error:
-        channel.close()
-        raise ChannelClosedError(
-            f"{name} did not answer within {AUTHENTICATION_SECONDS:g} s; it hangs, or is no sender"
-        ) from error
+        if not hmac.compare_digest(theirs, token.proof(b"accepts", greeting, bytes(answer), run)):
+            raise ProtocolError(f"the proof of {name} is false")
     except StreamingError as error:
         channel.close()
-        raise ChannelClosedError(
-            f"{name} closed the connection before it was open; it has another key, or expects "
-            "another role or run"
-        ) from error
-    if not hmac.compare_digest(theirs, token.proof(b"accepts", greeting, bytes(answer), run)):
-        channel.close()
-        raise ChannelClosedError(f"what answers at {address} has not the key of {peer}")
+        flaw = "closed the connection before it was open; it has another key, role or run"
+        if isinstance(error, DeadlineError):
+            flaw = f"did not answer within {AUTHENTICATION_SECONDS:g} s; it hangs, or is no sender"
+        elif isinstance(error, ProtocolError):
+            flaw = "has not the key, so it is somebody else"
+        raise ChannelClosedError(f"{name} {flaw}") from error
     channel.peer = peer
     return channel
-
-
-def _shut(sock: socket.socket) -> None:
-    with suppress(OSError):  # it has ended
-        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

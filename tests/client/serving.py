@@ -84,9 +84,7 @@ class Server:
     """The server's end of a link to one worker."""
 
     def __init__(self, end: WorkerSockets) -> None:
-        self.control: MessageChannel[FromWorker] = MessageChannel(
-            Channel(end.control, PEER), PEER, FromWorker
-        )
+        self.control: MessageChannel[FromWorker] = MessageChannel(end.control, PEER, FromWorker)
         self.up = Receiver(Channel(end.up, PEER), PEER)
         self.service = DownloadService()
         self.service.attach(Channel(end.down, PEER), PEER)
@@ -194,9 +192,7 @@ class Serving:
 
     def _run(self) -> None:
         end = self._theirs
-        control: MessageChannel[ToWorker] = MessageChannel(
-            Channel(end.control, SERVER), SERVER, ToWorker
-        )
+        control: MessageChannel[ToWorker] = MessageChannel(end.control, SERVER, ToWorker)
         with (
             DownloadService() as service,
             closing(Peers(end.peers, service, DEFAULT_LIMITS)) as peers,

@@ -176,13 +176,13 @@ MUTATIONS = (
     ),
     Mutation(
         "transport/tcp.py",
-        "if not hmac.compare_digest((yield PROOF_BYTES), theirs):",
-        "if not (yield PROOF_BYTES):",
+        'if not hmac.compare_digest(proof, token.proof(b"dials", greeting, answer, self._run)):',
+        "if not proof:",
         "transport",
     ),
     Mutation(
         "transport/tcp.py",
-        'compare_digest(theirs, greeting.proof(b"accepts", token, bytes(answer), run))',
+        'compare_digest(theirs, token.proof(b"accepts", greeting, bytes(answer), run))',
         "compare_digest(theirs, theirs)",
         "transport",
     ),

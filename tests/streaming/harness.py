@@ -3,31 +3,22 @@
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from typing import Any
 
-from packet_relay import Passing, Relay
+import msgspec
+from packet_relay import Relay, Way
+from packets import MESSAGE, Packet
+from support import tensor
 
-from flstream.model.memory import MemoryBody
+from flstream.model.memory import MemoryBody, Params
+from flstream.streaming import Channel, DownloadService, Receiver, Ref, StreamSettings
 from flstream.streaming.download import RemoteSource, download
-from flstream.streaming.receiver import Receiver
-from flstream.streaming.service import DownloadService
-from flstream.streaming.settings import StreamSettings
-from flstream.streaming.wire import (
-    ENCODED,
-    FRAME,
-    HEADER_BYTES,
-    REPLIES,
-    REQUESTS,
-    Header,
-    Hello,
-    Reply,
-    Request,
-    decode,
-)
-from flstream.transport.channel import Channel, pipe
+from flstream.streaming.wire import Reply, Request
+from flstream.transport.channel import pipe
 
 QUICK = StreamSettings(chunk_size=4096, request_timeout=30, ping_after=0.05)
 
-OnFrame = Callable[[Header, bytearray], None]
+OnFrame = Callable[[int, bytearray], None]
 OnReply = Callable[[Reply, bytearray], None]
 
 
@@ -35,19 +26,14 @@ def leave(_what: object, _packet: bytearray) -> None:
     """Let a packet pass as it is."""
 
 
-def flip(packet: bytearray, place: int = HEADER_BYTES) -> None:
-    """Flip a bit; by default in the first byte of the payload."""
-    packet[place] ^= 4
-
-
 class Watch:
     """Notes every packet between a receiver and a service, and lets a test change it on its way.
 
-    Each function gets what a packet says, and the packet itself to be changed in place: damaged, or
-    cleared and so lost.
+    Each function gets the number of a frame, from 1 up, or what a reply says; and the packet to be
+    changed in place: damaged, or cleared and so lost.
 
     Attributes:
-        frames: headers of the frames that the sender sent.
+        frames: the frames that the sender sent.
         requests: what the receiver sent.
         connections: number of connections so far.
     """
@@ -55,26 +41,26 @@ class Watch:
     def __init__(self, on_frame: OnFrame, on_reply: OnReply) -> None:
         self.on_frame = on_frame
         self.on_reply = on_reply
-        self.frames: list[Header] = []
+        self.frames: list[Packet] = []
         self.requests: list[Request] = []
         self.connections = 0
 
-    def __call__(self, passing: Passing) -> list[bytes]:
+    def __call__(self, way: Way, packet: Packet) -> list[bytes]:
         """Return what a packet has become."""
-        packet = bytearray(passing.data)
-        header = Header.parse(packet[:HEADER_BYTES], "peer")
-        if header.kind in (FRAME, ENCODED):
-            self.frames.append(header)
-            self.on_frame(header, packet)
-        elif passing.way == "up":
-            request = decode(REQUESTS, passing.payload, "receiver")
-            if not isinstance(request, Hello):
-                self.requests.append(request)
+        data = bytearray(packet.data)
+        if packet.kind != MESSAGE:
+            self.frames.append(packet)
+            self.on_frame(len(self.frames), data)
+        elif packet.message["type"] == "Hello":
+            pass
+        elif way == "up":
+            self.requests.append(msgspec.msgpack.decode(packet.payload, type=Request))
         else:
-            reply = decode(REPLIES, passing.payload, "sender")
-            if not isinstance(reply, Hello):
-                self.on_reply(reply, packet)
-        return [bytes(packet)]
+            self.on_reply(msgspec.msgpack.decode(packet.payload, type=Reply), data)
+        return [bytes(data)]
+
+
+MODEL = {"w": tensor("F32", (300, 100)), "b": tensor("F16", (5,))}
 
 
 class Harness:
@@ -83,6 +69,9 @@ class Harness:
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
         self.service = stack.enter_context(DownloadService())
+
+    def offer(self, tensors: Params, *receivers: str, **options: Any) -> Ref:
+        return self.service.offer(MemoryBody.of(tensors), receivers or ["site-1"], **options)
 
     def channel(self, name: str = "site-1", *, direct: bool = False) -> Channel:
         """The receiver's end of a pipe whose other end the service serves."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from queue import Queue
 from typing import Any
 
-from packets import FRAME, VERSION, exactly, message, packed, read_packet
+from packets import FRAME, exactly, greeting, message, packed, read_packet
+
+from flstream.streaming import Channel, Receiver
+from flstream.streaming.settings import DEFAULT_LIMITS, Limits
 
 NBYTES = 100_000
 # What frames of liars have.
@@ -47,28 +49,6 @@ SENDERS: dict[str, tuple[str, ...]] = {
 WAITED_FOR = ("silence", "patience", "bytes of nobody", "chatter", "late chatter")
 """Senders that are given up after a time."""
 
-RECEIVERS = (
-    "an honest one",
-    "silence",
-    "an end",
-    "junk",
-    "no greeting",
-    "another version",
-    "no message",
-    "an answer",
-    "a damaged request",
-    "bytes beyond the end",
-    "chunks of an odd length",
-    "a failure",
-    "greed",
-)
-"""What receivers do."""
-
-
-def greeting(version: int = VERSION) -> bytes:
-    """What either side says first."""
-    return message("Hello", 0, version=version, instance=os.urandom(16))
-
 
 def layout_of(*entries: tuple[str, int, int]) -> bytes:
     """A layout of bytes: names, and where they are said to lie."""
@@ -80,23 +60,48 @@ def layout_of(*entries: tuple[str, int, int]) -> bytes:
     ).encode()
 
 
-class Liar:
-    """A peer that does what it does on a thread of its own, until either side ends it."""
+OPENED: dict[str, dict[str, object]] = {
+    "a layout that is none": {"layout": b"[" * 10_000},
+    "a layout with a hole": {"layout": layout_of(("v", 0, 10), ("w", 20, NBYTES + 10))},
+    "a layout without end": {"layout": layout_of(("w", 0, 2**62))},
+    "a layout that does not fit": {"layout": layout_of(("w", 0, NBYTES - 16))},
+    "names in no order": {"order": [1]},
+    "chunks of an odd length": {"chunk_size": 17},
+}
+"""What a sender says of what it has, in place of the truth."""
 
-    def __init__(self, sock: socket.socket, case: str) -> None:
+# Of a request's number, and the first byte and the bytes of a frame.
+FRAMES: dict[str, Callable[[int, int, bytes], bytes]] = {
+    "bytes of elsewhere": lambda number, start, data: packed(FRAME, number, start + 16, data),
+    "too few bytes": lambda number, start, data: packed(FRAME, number, start, data[:-16]),
+    "too many bytes": lambda number, start, data: packed(FRAME, number, start, data + data),
+    "bytes twice": lambda number, start, data: packed(FRAME, number, start, data) * 2,
+    "bytes that never match": lambda number, start, data: (
+        packed(FRAME, number, start, data)[:-9] + b"\1" + packed(FRAME, number, start, data)[-8:]
+    ),
+    "bytes of nobody": lambda number, start, data: packed(FRAME, number + 1, start, data),
+    "encoded bytes unasked": lambda number, start, data: packed(3, number, start, data[:100]),
+}
+"""What a sender sends in place of a frame."""
+
+
+class Liar:
+    """A peer that says something on a thread of its own, until either side ends it."""
+
+    def __init__(self, sock: socket.socket, say: Callable[[socket.socket], None]) -> None:
         self._sock = sock
-        self._case = case
-        self._thread = threading.Thread(target=self._run, name="liar", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(say,), name="liar", daemon=True)
         self._thread.start()
+
+    def _run(self, say: Callable[[socket.socket], None]) -> None:
+        with suppress(Exception):  # the other side is gone
+            say(self._sock)
 
     def close(self) -> None:
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._sock.close()
-
-    def _run(self) -> None:
-        raise NotImplementedError
 
 
 class Sender(Liar):
@@ -125,142 +130,107 @@ class Sender(Liar):
         reason: str = "no",
     ) -> None:
         self.told: Queue[tuple[bool, str]] = Queue()
-        self._layout = layout or layout_of(("w", 0, nbytes))
-        self._reason = reason
+        self._case = case
+        self._opened = {"layout": layout or layout_of(("w", 0, nbytes)), **OPENED.get(case, {})}
+        self._refusal = {"reason": "it was changed" if case == "a change at the end" else reason}
         self._again = again * (1 + (64 << 10) // len(again))
-        super().__init__(sock, case)
+        super().__init__(sock, self._say)
 
-    def _run(self) -> None:
-        with suppress(Exception):  # the receiver is gone
-            for packet in self._packets():
-                self._sock.sendall(packet)
+    def _say(self, sock: socket.socket) -> None:
+        for packet in self._packets(sock):
+            sock.sendall(packet)
 
-    def _requests(self) -> Iterator[dict[str, Any]]:
-        while True:
-            yield read_packet(self._sock).message
-
-    def _packets(self) -> Iterator[bytes]:
-        case = self._case
+    def _packets(self, sock: socket.socket) -> Iterator[bytes]:
+        case, under_way = self._case, 0
         if case == "silence":
-            exactly(self._sock, 1 << 30)
+            exactly(sock, 1 << 30)
         if case == "an end":
-            self._sock.shutdown(socket.SHUT_RDWR)
+            sock.shutdown(socket.SHUT_RDWR)
         if case == "junk":
             yield b"FLST" * 100
         if case != "no greeting":
-            yield greeting(9 if case == "another version" else VERSION)
-        under_way = 0
-        for asked in self._requests():
+            yield greeting(version=9) if case == "another version" else greeting()
+        while True:
+            asked = read_packet(sock).message
             name, number = asked["type"], asked.get("number", 0)
-            match name:
-                case "Open":
-                    yield from self._opened(number)
-                case "Ping" if case == "a change at the end":
-                    yield message("Refused", number, reason="it was changed")
-                case "Ping":
-                    yield message("Pong", number, answering=under_way)
-                case "Fetch":
-                    under_way = number
-                    yield from self._frames(asked)
-                case "Close" if case == "a change at the end":
-                    yield message("Refused", number, reason="it was changed")
-                case "Close":
-                    self.told.put((asked["ok"], asked["reason"]))
-                    yield message("Closed", number)
+            if name in ("Ping", "Close") and case == "a change at the end":
+                yield message("Refused", number, **self._refusal)
+            elif name == "Open":
+                yield from self._answer(number)
+            elif name == "Ping":
+                yield message("Pong", number, answering=under_way)
+            elif name == "Fetch":
+                under_way = number
+                yield from self._frames(asked)
+            elif name == "Close":
+                self.told.put((asked["ok"], asked["reason"]))
+                yield message("Closed", number)
 
-    def _opened(self, number: int) -> Iterator[bytes]:
-        layouts = {
-            "a layout that is none": b"[" * 10_000,
-            "a layout with a hole": layout_of(("v", 0, 10), ("w", 20, NBYTES + 10)),
-            "a layout without end": layout_of(("w", 0, 2**62)),
-            "a layout that does not fit": layout_of(("w", 0, NBYTES - 16)),
-        }
-        if self._case == "patience":
-            return
+    def _answer(self, number: int) -> Iterator[bytes]:
+        while self._case == "chatter":
+            yield self._again
         if self._case == "no message":
             yield packed(1, number, 0, b"\xc1")
         if self._case == "a refusal":
-            yield message("Refused", number, reason=self._reason)
-        while self._case == "chatter":
-            yield self._again
-        content = layouts.get(self._case, self._layout)
-        size = 17 if self._case == "chunks of an odd length" else 0
-        order = [1] if self._case == "names in no order" else []
-        yield message("Opened", number, layout=content, chunk_size=size, order=order)
+            yield message("Refused", number, **self._refusal)
+        if self._case != "patience":
+            yield message("Opened", number, **self._opened)
 
     def _frames(self, asked: dict[str, Any]) -> Iterator[bytes]:
         number, size = asked["number"], asked["chunk_size"]
+        frame = FRAMES.get(self._case, lambda *where: packed(FRAME, *where))
         while self._case == "late chatter":
             yield self._again
         for first, last in asked["ranges"]:
             for start in range(first, last, size):
-                yield self._frame(number, start, bytes(min(size, last - start)))
-
-    def _frame(self, number: int, start: int, data: bytes) -> bytes:
-        frame = packed(FRAME, number, start, data)
-        match self._case:
-            case "bytes of elsewhere":
-                return packed(FRAME, number, start + 16, data)
-            case "too few bytes":
-                return packed(FRAME, number, start, data[:-16])
-            case "too many bytes":
-                return packed(FRAME, number, start, data + data)
-            case "bytes twice":
-                return frame + frame
-            case "bytes that never match":
-                return frame[:-9] + b"\1" + frame[-8:]
-            case "bytes of nobody":
-                return packed(FRAME, number + 1, start, data)
-            case "encoded bytes unasked":
-                return packed(3, number, start, data[:100])
-        return frame
+                yield frame(number, start, bytes(min(size, last - start)))
 
 
-class Receiver(Liar):
-    """A receiver that does one thing, and then reads what comes."""
+@contextmanager
+def receiver_of(case: str, limits: Limits = DEFAULT_LIMITS, **options: Any) -> Iterator[Any]:
+    """A receiver, and the sender at the other end."""
+    ours, theirs = socket.socketpair()
+    with (
+        closing(Sender(theirs, case, **options)) as sender,
+        Receiver(Channel(ours, "liar"), "liar", limits=limits) as receiver,
+    ):
+        yield receiver, sender
 
-    def __init__(self, sock: socket.socket, case: str, token: bytes) -> None:
-        self._token = token
-        super().__init__(sock, case)
 
-    def _run(self) -> None:
-        with suppress(OSError):
-            self._sock.sendall(self._said())
-            if self._case == "an end":
-                self._sock.shutdown(socket.SHUT_RDWR)
-            while self._case != "greed" and self._sock.recv(1 << 16):
-                pass
+def _fetch(token: bytes, stop: int = 48_000, chunk_size: int = 4096) -> bytes:
+    return message("Fetch", 1, token=token, ranges=[(0, stop)], chunk_size=chunk_size)
 
-    def _said(self) -> bytes:
-        def fetch(start: int = 0, stop: int = 48_000, chunk_size: int = 4096) -> bytes:
-            ranges = [(start, stop)]
-            return message("Fetch", 1, token=self._token, ranges=ranges, chunk_size=chunk_size)
 
-        def close(ok: bool, reason: str) -> bytes:
-            return message("Close", 9, token=self._token, ok=ok, reason=reason)
+def _close(token: bytes, *, ok: bool, reason: str = "") -> bytes:
+    return message("Close", 9, token=token, ok=ok, reason=reason)
 
-        match self._case:
-            case "silence" | "an end":
-                return greeting()
-            case "junk":
-                return greeting() + b"FLST" * 100
-            case "no greeting":
-                return fetch()
-            case "another version":
-                return greeting(9)
-            case "no message":
-                return greeting() + packed(1, 1, 0, b"\xc1")
-            case "an answer":
-                return greeting() + message("Pong", 1)
-            case "a damaged request":
-                return greeting() + fetch()[:-1] + b"?"
-            case "bytes beyond the end":
-                return greeting() + fetch(stop=2**40)
-            case "chunks of an odd length":
-                return greeting() + fetch(chunk_size=17)
-            case "a failure":
-                return greeting() + close(False, "no\x1b[2J")
-            case "greed":
-                return greeting() + b"".join(fetch() for _ in range(200))
-            case _:
-                return greeting() + fetch() + close(True, "")
+
+RECEIVERS: dict[str, Callable[[bytes], bytes]] = {
+    "an honest one": lambda token: greeting() + _fetch(token) + _close(token, ok=True),
+    "silence": lambda token: greeting(),
+    "an end": lambda token: greeting(),
+    "junk": lambda token: greeting() + b"FLST" * 100,
+    "no greeting": _fetch,
+    "another version": lambda token: greeting(version=9),
+    "no message": lambda token: greeting() + packed(1, 1, 0, b"\xc1"),
+    "an answer": lambda token: greeting() + message("Pong", 1),
+    "a damaged request": lambda token: greeting() + _fetch(token)[:-1] + b"?",
+    "bytes beyond the end": lambda token: greeting() + _fetch(token, stop=2**40),
+    "chunks of an odd length": lambda token: greeting() + _fetch(token, chunk_size=17),
+    "a failure": lambda token: greeting() + _close(token, ok=False, reason="no\x1b[2J"),
+    "greed": lambda token: greeting() + _fetch(token) * 200,
+}
+"""What receivers say that are offered the ref of a token."""
+
+
+def receiver(sock: socket.socket, case: str, token: bytes) -> Liar:
+    """A receiver that says one thing, and then reads what comes: see :data:`RECEIVERS`."""
+
+    def say(sock: socket.socket) -> None:
+        sock.sendall(RECEIVERS[case](token))
+        if case == "an end":
+            sock.shutdown(socket.SHUT_RDWR)
+        while case != "greed" and sock.recv(1 << 16):
+            pass
+
+    return Liar(sock, say)

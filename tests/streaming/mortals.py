@@ -13,13 +13,11 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 if __name__ == "__main__":
-    from flstream.errors import FlstreamError
     from flstream.model.checkpoint import FileSource
-    from flstream.streaming import Channel, Receiver, StreamSettings, api
-    from flstream.streaming.service import DownloadService
+    from flstream.streaming import Channel, DownloadService, Receiver, StreamSettings, api
 
 
 class Zygote:
@@ -32,13 +30,13 @@ class Zygote:
             self._process = subprocess.Popen(words, pass_fds=[theirs.fileno()])
         self.pid = self._process.pid
 
-    def start(self, role: str, end: socket.socket, **how: Any) -> socket.socket:
-        """Start a process that has an end of a connection; return the one that it reports on."""
+    def start(self, role: str, end: socket.socket, **how: Any) -> TextIO:
+        """Start a process that has an end of a connection; return what it reports on."""
         ours, theirs = socket.socketpair()
-        with theirs, end:
+        with ours, theirs, end:
             data = json.dumps({"role": role, **how}).encode()
             socket.send_fds(self._ours, [data], [end.fileno(), theirs.fileno()])
-        return ours
+            return ours.makefile()
 
     def close(self) -> None:
         """End it; all of its children have ended."""
@@ -46,17 +44,16 @@ class Zygote:
         self._process.wait()
 
 
-def report_of(ours: socket.socket) -> Any:
+def report_of(reports: TextIO) -> Any:
     """The next report of a process; None once it is gone."""
-    line = b""
-    while not line.endswith(b"\n"):
-        if not (piece := ours.recv(1)):
-            return None
-        line += piece
-    return json.loads(line)
+    return json.loads(reports.readline() or "null")
 
 
-def _send(end: socket.socket, say: Any, path: str, dies_at: int | None) -> None:
+def _say(reports: socket.socket, *what: Any) -> None:
+    reports.sendall(json.dumps(what).encode() + b"\n")
+
+
+def _send(end: socket.socket, reports: socket.socket, path: str, dies_at: int | None) -> None:
     """Offer a file, and be killed once more than so many bytes of it are read."""
 
     class Dying(FileSource):
@@ -68,13 +65,18 @@ def _send(end: socket.socket, say: Any, path: str, dies_at: int | None) -> None:
     with DownloadService() as service:
         ref = service.offer(Dying(Path(path)), ["site-1"])
         service.attach(Channel(end, "site-1"), "site-1")
-        say(ref.id)
+        _say(reports, ref.id)
         outcome = ref.wait(30)
-    say([outcome.status, outcome.reason])
+    _say(reports, outcome.status, outcome.reason)
 
 
 def _receive(
-    end: socket.socket, say: Any, token: str, path: str, dies_at: int | None, chunk_size: int
+    end: socket.socket,
+    reports: socket.socket,
+    token: str,
+    path: str,
+    dies_at: int | None,
+    chunk_size: int,
 ) -> None:
     """Download a file, and be killed once so many bytes of it are there."""
 
@@ -83,23 +85,9 @@ def _receive(
             os.kill(os.getpid(), signal.SIGKILL)
 
     receiver = Receiver(Channel(end, "server"), "server")
-    how = StreamSettings(chunk_size=chunk_size)
-    try:
-        status, _ = api.download_file(
-            receiver, token, path, settings=how, on_progress=die, resume=True
-        )
-        say([status.code, status.cost.bytes])
-    except FlstreamError as error:
-        say([type(error).__name__, str(error)])
-
-
-def _child(data: bytes, end: socket.socket, reports: socket.socket) -> None:
-    def say(what: Any) -> None:
-        reports.sendall(json.dumps(what).encode() + b"\n")
-
-    how = json.loads(data)
-    role = how.pop("role")
-    {"send": _send, "receive": _receive}[role](end, say, **how)
+    how = {"settings": StreamSettings(chunk_size=chunk_size), "on_progress": die, "resume": True}
+    status, _ = api.download_file(receiver, token, path, optional=True, **how)
+    _say(reports, status.code, status.reason)
 
 
 def main() -> None:
@@ -113,8 +101,10 @@ def main() -> None:
         end, reports = (socket.socket(fileno=fd) for fd in fds)
         if os.fork() == 0:
             control.close()
+            how = json.loads(data)
+            run = {"send": _send, "receive": _receive}[how.pop("role")]
             try:
-                _child(data, end, reports)
+                run(end, reports, **how)
             finally:
                 os._exit(0)
         end.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from typing import Any, NamedTuple
@@ -33,6 +34,10 @@ class Packet(NamedTuple):
         return self.data[HEADER_BYTES:-TRAILER_BYTES]
 
     @property
+    def length(self) -> int:
+        return len(self.payload)
+
+    @property
     def message(self) -> dict[str, Any]:
         return msgspec.msgpack.decode(self.payload)
 
@@ -51,6 +56,12 @@ def message(name: str, number: int, **fields: Any) -> bytes:
     """A whole packet for a message; its number is a field of it, but for a greeting."""
     content = {"type": name, **({} if name == "Hello" else {"number": number}), **fields}
     return packed(MESSAGE, number, 0, msgspec.msgpack.encode(content))
+
+
+def greeting(instance: bytes | None = None, version: int = VERSION) -> bytes:
+    """What either side says first; by default, as a new process."""
+    instance = os.urandom(16) if instance is None else instance
+    return message("Hello", 0, version=version, instance=instance)
 
 
 def exactly(sock: socket.socket, count: int) -> bytes:

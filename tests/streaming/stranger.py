@@ -29,6 +29,7 @@ from packets import (
     BrokenError,
     digest,
     exactly,
+    greeting,
     message,
 )
 
@@ -64,11 +65,6 @@ class Packet(NamedTuple):
             raise BrokenError("a message that does not match its digest")
         content: dict[str, Any] = msgspec.msgpack.decode(self.payload)
         return content
-
-
-def greeting(instance: bytes = b"", version: int = VERSION) -> bytes:
-    """Return the bytes of the packet with which each side begins."""
-    return message("Hello", 0, version=version, instance=instance)
 
 
 def read_packet(read: Callable[[int], bytes]) -> Packet:
@@ -311,6 +307,8 @@ class Stranger:
             raise BrokenError("no greeting")
         if content["type"] == "Hello":
             self.greeted = True
+        elif packet.number == 0:
+            raise BrokenError("an answer to a beat")
         elif content["type"] == "Refused" and packet.number in open_numbers:
             raise RefusedError(content["reason"])
         elif packet.number != pinged:

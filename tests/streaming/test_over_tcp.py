@@ -8,12 +8,15 @@ from contextlib import ExitStack
 from queue import Queue
 
 import pytest
-from support import tensor
+import stranger
+from harness import MODEL
+from packets import BrokenError, greeting, message, read_packet
 
 from flstream.streaming import (
     DownloadService,
     Signal,
     StartToken,
+    TcpListener,
     add_tensors,
     connect,
     connection,
@@ -22,11 +25,6 @@ from flstream.streaming import (
 )
 from flstream.streaming import receiver as receiver_module
 from flstream.streaming import service as service_module
-from flstream.streaming.wire import VERSION, Hello, Open, pack_message
-from flstream.transport.channel import Deadline
-from flstream.transport.tcp import TcpListener, dial
-
-MODEL = {"w": tensor("F32", (300, 1000)), "b": tensor("F16", (5,))}
 
 
 @pytest.fixture
@@ -66,17 +64,14 @@ def test_a_receiver_that_gives_no_sign_of_life_is_dropped_and_one_that_beats_is_
     service, listener = tcp
     keys = [listener.admit(name) for name in ("beats", "hangs")]
     refs = [add_tensors(service, MODEL, [name]) for name in ("beats", "hangs")]
-    hangs = dial(listener.address, keys[1], "sender")
-    greeting = pack_message(Hello(VERSION, b"x"))
-    open_it = pack_message(Open(refs[1].token, 1))
-    hangs.send([memoryview(greeting + open_it)], Deadline(5))
-    with connect(listener.address, keys[0]) as receiver:
+    hangs = stranger.dial(listener.address, keys[1].key)
+    hangs.sendall(greeting() + message("Open", 1, token=refs[1].token))
+    with hangs, connect(listener.address, keys[0]) as receiver:
         download_tensors(receiver, bytes(16), optional=True)
         outcome = refs[1].wait(10)
         assert "hangs: it gave no sign of life for 0.6 s" in outcome.reason
         assert refs[0].wait(0.5).status == "waiting"
         assert download_tensors(receiver, refs[0].id)[0].ok
-    hangs.close()
 
 
 def test_a_receiver_that_is_let_go_leaves_no_thread(tcp, monkeypatch):
@@ -95,17 +90,20 @@ def test_a_receiver_that_is_let_go_leaves_no_thread(tcp, monkeypatch):
 
 
 def test_a_receiver_has_no_more_connections_than_it_may(tcp):
-    service, listener = tcp
-    key = listener.admit("site-1")
-    ref = add_tensors(service, MODEL, ["site-1"])
-    receivers = [connect(listener.address, key) for _ in range(20)]
-    for receiver in receivers:
-        download_tensors(receiver, bytes(16), optional=True)
-    assert len(service._connections) <= 16
-    # Those that were closed come back when they are used, in the place of others.
-    assert download_tensors(receivers[0], ref.id)[0].ok
-    for receiver in receivers:
-        receiver.close()
+    _, listener = tcp
+    key, socks = listener.admit("site-1").key, []
+    for _ in range(20):
+        socks.append(stranger.dial(listener.address, key))
+        socks[-1].sendall(greeting() + message("Ping", 1, token=bytes(16)))
+        assert [read_packet(socks[-1]).message["type"] for _ in range(2)] == ["Hello", "Refused"]
+    for number, sock in enumerate(socks):
+        with sock:
+            if number < 4:  # the oldest ones
+                with pytest.raises(BrokenError):
+                    read_packet(sock)
+            else:
+                sock.sendall(message("Ping", 2, token=bytes(16)))
+                assert read_packet(sock).number == 2
 
 
 def test_a_receiver_that_is_idle_comes_back_by_itself(monkeypatch):

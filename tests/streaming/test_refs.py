@@ -8,18 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from asking import MODEL, Asker, refusal
-from harness import QUICK, fetch
+from harness import MODEL, QUICK, fetch
 from hypothesis import given
 from hypothesis import strategies as st
+from packets import HEADER_BYTES, TRAILER_BYTES, exactly
+from stranger import RefusedError as Refused
+from stranger import Stranger
 from support import assert_same_tensors, tensor
 
 from flstream.errors import RefusedError
 from flstream.model.memory import MemoryBody
-from flstream.streaming.api import download_tensors
+from flstream.streaming import Outcome, Ref, download_tensors
 from flstream.streaming.download import RemoteSource
-from flstream.streaming.refs import Outcome, Ref
-from flstream.streaming.wire import FRAME, Fetch, Open, Ping
 
 NAMES = ["site-1", "site-2", "site-3"]
 LARGE = {"w": tensor("U8", (32 << 20,))}
@@ -94,13 +94,13 @@ def test_a_quorum_is_certain_with_the_first_word_that_decides_it(drawn):
 
 @pytest.mark.parametrize("quorum", [0, -1, 4, True, 1.0, "2"])
 def test_a_quorum_that_cannot_be_had_is_refused(harness, quorum):
-    ref = harness.service.offer(MemoryBody.of(MODEL), NAMES)
+    ref = harness.offer(MODEL, *NAMES)
     with pytest.raises(ValueError, match=rf"a quorum of {quorum!r} cannot be had of 3 receivers"):
         ref.wait(0, quorum)
 
 
 def test_a_ref_stays_on_offer_to_those_beyond_a_quorum(harness):
-    ref = harness.service.offer(MemoryBody.of(MODEL), NAMES)
+    ref = harness.offer(MODEL, *NAMES)
     for name in NAMES[:2]:
         assert ref.wait(0, 2).status == "waiting"
         fetch(harness.receiver(name), ref.token)
@@ -111,7 +111,7 @@ def test_a_ref_stays_on_offer_to_those_beyond_a_quorum(harness):
 
 
 def test_who_is_still_fetching_when_the_offer_is_withdrawn_is_refused_the_rest(harness):
-    ref = harness.service.offer(MemoryBody.of(LARGE), NAMES)
+    ref = harness.offer(LARGE, *NAMES)
     receiver = harness.receiver("site-2")
     late = RemoteSource(receiver, ref.token, QUICK)
     part = memoryview(bytearray(LARGE_BYTES))
@@ -121,7 +121,7 @@ def test_who_is_still_fetching_when_the_offer_is_withdrawn_is_refused_the_rest(h
         late.read(16384, LARGE_BYTES, part[16384:])
     late.leave()
     # Its channel is none the worse for it.
-    again = harness.service.offer(MemoryBody.of(MODEL), ["site-2"])
+    again = harness.offer(MODEL, "site-2")
     assert_same_tensors(fetch(receiver, again.token).tensors, MODEL)
 
 
@@ -169,29 +169,38 @@ def test_a_settled_ref_lets_go_of_its_tensors(harness, ending):
         names = ["w"] if ending == "by a selection" else None
         download_tensors(receiver, ref.token, select=names)
     assert ref.wait(30).ok == (ending != "aborted")
-    # An answer to this says that the service's thread is through with all that came before.
-    assert "not on offer" in refusal(Asker(harness.channel()), Open(ref.token, 1))
+    expect_refused(harness, ref)
     gc.collect()
     assert watched() is None
     assert storage() is None
 
 
-def test_a_settled_ref_lets_go_of_its_tensors_though_a_frame_of_it_is_on_its_way(harness):
-    weight = torch.zeros(4 << 20)
+@pytest.mark.parametrize("takes", [0, 100, 3 << 20])
+def test_a_settled_ref_lets_go_of_its_tensors_though_a_frame_of_it_is_on_its_way(harness, takes):
+    weight, size = torch.zeros(4 << 20), 16 << 20
     storage = weakref.ref(weight.untyped_storage())
-    ref = harness.service.offer(MemoryBody.of({"w": weight}), ["site-1"])
+    ref = harness.offer({"w": weight})
     del weight
-    receiver, other = Asker(harness.channel()), Asker(harness.channel())
-    # The frame is longer than what the kernel takes, and nobody reads it.
-    receiver.send(Fetch(ref.token, 1, [(0, 16 << 20)], 16 << 20))
-    while receiver.header().kind != FRAME:
-        pass
-    while harness.service._connections[0]._waiting:  # the header, which goes with the first bytes
-        pass
+    receiver = Stranger(lambda: harness.socket("site-1"))
+    receiver.step()  # the greeting
+    # The frame is longer than what the kernel takes, and nobody, or hardly anybody, reads it.
+    receiver.ask("Fetch", token=ref.token, ranges=[(0, size)], chunk_size=size)
+    exactly(receiver.sock, HEADER_BYTES + takes)
     ref.abort("enough")
-    assert "not on offer" in refusal(other, Open(ref.token, 1))
-    gc.collect()
+    for _ in range(100):  # the thread that has sent the header may be about to let go
+        expect_refused(harness, ref)
+        gc.collect()
+        if storage() is None:
+            break
     kept = storage() is not None  # not in the assertion, which would print every byte of it
     assert not kept
     # The frame ends where it should, so that what comes after it is found at once.
-    assert "not on offer" in refusal(receiver, Ping(ref.token, 2))
+    exactly(receiver.sock, size - takes + TRAILER_BYTES)
+    with pytest.raises(Refused, match="not on offer"):
+        receiver.call("Ping", token=ref.token)
+
+
+def expect_refused(harness, ref):
+    """By an answer to this, the service is through with what came before."""
+    with pytest.raises(Refused, match="not on offer"):
+        Stranger(lambda: harness.socket("site-2")).call("Open", token=ref.token)

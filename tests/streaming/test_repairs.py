@@ -3,43 +3,52 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from harness import QUICK, fetch, flip
+from harness import QUICK, fetch
+from packets import HEADER_BYTES
 from support import assert_same_tensors, body_of, tensor
 
-from flstream.errors import (
-    AbortedError,
-    ChannelClosedError,
-    RefusedError,
-)
+from flstream.errors import AbortedError, ChannelClosedError, RefusedError
 from flstream.model.memory import MemoryBody
+from flstream.streaming import Receiver, Signal, StreamSettings
 from flstream.streaming import receiver as receiver_module
 from flstream.streaming.download import RemoteSource, download
-from flstream.streaming.receiver import Receiver
-from flstream.streaming.settings import StreamSettings
-from flstream.streaming.wire import HEADER_BYTES, Close, Fetch, Open, Ping, Refused
+from flstream.streaming.wire import Close, Fetch, Open, Ping, Refused
 from flstream.telemetry.events import Transfer
-from flstream.transport.channel import Signal
 
 MODEL = {"large": tensor("F32", (300, 100)), "small": tensor("F16", (5,)), "flag": tensor("U8", ())}
 ALL, FRAMES = 120_011, 30  # bytes of MODEL, and frames of a download of it
 
 
+def damaged(turn, place=HEADER_BYTES):
+    """Flip a bit of a frame: of its header, its payload or its digest."""
+
+    def on_frame(number, packet):
+        if number == turn:
+            packet[place] ^= 4
+
+    return on_frame
+
+
+def lost(turn):
+    return lambda number, packet: packet.clear() if number == turn else None
+
+
+def ranges(watch):
+    """The ranges of each request."""
+    return [each.ranges for each in watch.requests if isinstance(each, Fetch)]
+
+
 @pytest.mark.parametrize("returns", [False, True], ids=["pair", "connects again"])
 @pytest.mark.parametrize(("turn", "place"), [(1, HEADER_BYTES), (17, -1), (FRAMES, -1)])
 def test_a_frame_that_is_damaged_is_fetched_again_and_only_it(harness, turn, place, returns):
-    def on_frame(header, packet):
-        if len(watch.frames) == turn:
-            flip(packet, place)
-
-    receiver, watch = harness.watched(on_frame, returns=returns)
-    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    receiver, watch = harness.watched(damaged(turn, place), returns=returns)
+    ref = harness.offer(MODEL)
     remote = RemoteSource(receiver, ref.token, QUICK)
     assert_same_tensors(download(remote, MemoryBody.allocate).tensors, MODEL)
     assert ref.wait(30).ok
     start = 4096 * (turn - 1)
     stop = min(start + 4096, ALL)
-    asked = [each.ranges for each in watch.requests if isinstance(each, Fetch)]
-    assert asked == [[(0, ALL)], [(start, stop)]]
+    assert ranges(watch) == [[(0, ALL)], [(start, stop)]]
     sent = [frame.start for frame in watch.frames]
     assert sent == [*range(0, ALL, 4096), start]
     assert remote.cost == Transfer(ALL, 2, FRAMES, 1, remote.cost.seconds)
@@ -48,13 +57,8 @@ def test_a_frame_that_is_damaged_is_fetched_again_and_only_it(harness, turn, pla
 
 
 def test_who_reads_from_front_to_back_has_a_damaged_frame_at_once(harness):
-    def third(header, packet):
-        if len(watch.frames) == 3:
-            flip(packet)
-
-    receiver, watch = harness.watched(third)
-    body = MemoryBody.of(MODEL)
-    ref = harness.service.offer(body, ["site-1"])
+    receiver, watch = harness.watched(damaged(3))
+    body, ref = MemoryBody.of(MODEL), harness.offer(MODEL)
     remote = RemoteSource(receiver, ref.token, QUICK)
     got, step = bytearray(), 5000  # neither a frame nor a multiple of one
     for start, stop in body.layout.ranges(step):
@@ -63,35 +67,26 @@ def test_who_reads_from_front_to_back_has_a_damaged_frame_at_once(harness):
         got += into
     remote.close()
     assert got == body_of(body)
-    asked = [each.ranges for each in watch.requests if isinstance(each, Fetch)]
-    assert asked == [[(0, ALL)], [(8192, ALL)]]
+    assert ranges(watch) == [[(0, ALL)], [(8192, ALL)]]
     assert ref.wait(30).ok
 
 
 def test_a_frame_that_is_lost_is_missed_at_once_and_the_rest_fetched_again(harness):
-    def lose(header, packet):
-        if len(watch.frames) == 3:
-            packet.clear()
-
-    receiver, watch = harness.watched(lose)
-    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    receiver, watch = harness.watched(lost(3))
+    ref = harness.offer(MODEL)
     assert_same_tensors(fetch(receiver, ref.token).tensors, MODEL)
     assert watch.connections == 2
-    assert watch.requests[-2].ranges == [(8192, ALL)]
+    assert ranges(watch)[-1] == [(8192, ALL)]
 
 
 def test_the_last_frame_that_is_lost_is_missed_by_a_ping(harness):
-    def lose(header, packet):
-        if len(watch.frames) == FRAMES:
-            packet.clear()
-
-    receiver, watch = harness.watched(lose)
-    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    receiver, watch = harness.watched(lost(FRAMES))
+    ref = harness.offer(MODEL)
     assert_same_tensors(fetch(receiver, ref.token).tensors, MODEL)
     assert watch.connections == 1
     kinds = [type(each) for each in watch.requests]
     assert kinds == [Open, Fetch, Ping, Fetch, Close]
-    assert watch.requests[3].ranges == [(4096 * (FRAMES - 1), ALL)]
+    assert ranges(watch)[-1] == [(4096 * (FRAMES - 1), ALL)]
 
 
 def test_a_refusal_that_is_lost_is_given_again_to_a_ping(harness):
@@ -104,7 +99,7 @@ def test_a_refusal_that_is_lost_is_given_again_to_a_ping(harness):
     def pings():
         return [each for each in watch.requests if isinstance(each, Ping)]
 
-    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    ref = harness.offer(MODEL)
     remote = RemoteSource(receiver, ref.token, QUICK)
     ref.abort("enough")
     with pytest.raises(RefusedError, match="settled"):
@@ -114,15 +109,13 @@ def test_a_refusal_that_is_lost_is_given_again_to_a_ping(harness):
 
 def test_damage_all_over_a_model_is_repaired_by_one_more_request(harness):
     tensors = {"w": tensor("U8", (80_000,))}
-    seen = set()
 
-    def every_other(header, packet):
-        if header.start % 32 == 0 and header.start not in seen:
-            seen.add(header.start)
-            flip(packet)
+    def every_other(number, packet):
+        if number % 2 and number <= 5000:
+            packet[HEADER_BYTES] ^= 4
 
     receiver, watch = harness.watched(every_other)
-    ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
+    ref = harness.offer(tensors)
     remote = RemoteSource(receiver, ref.token, StreamSettings(16, 30.0))
     assert_same_tensors(download(remote, MemoryBody.allocate).tensors, tensors)
     cost = remote.cost
@@ -153,13 +146,13 @@ def test_a_sender_that_is_gone_for_good_is_given_up_after_a_while(harness, monke
 def test_downloads_of_several_threads_share_a_connection_also_one_that_breaks(harness, breaks):
     models = [{"w": tensor("F32", (40_000 + n,), seed=n)} for n in range(6)]
 
-    def break_some(header, packet):
+    def break_some(number, packet):
         # Also what a connection that broke still has on its way.
-        if breaks and len(watch.frames) >= 7 and watch.connections < 3:
-            flip(packet, 20)
+        if breaks and number >= 7 and watch.connections < 3:
+            packet[20] ^= 4
 
     receiver, watch = harness.watched(break_some)
-    refs = [harness.service.offer(MemoryBody.of(model), ["site-1"]) for model in models]
+    refs = [harness.offer(model) for model in models]
     with ThreadPoolExecutor(len(refs)) as executor:
         bodies = list(executor.map(lambda ref: fetch(receiver, ref.token), refs))
     for model, body in zip(models, bodies, strict=True):
@@ -171,16 +164,15 @@ def test_downloads_of_several_threads_share_a_connection_also_one_that_breaks(ha
 def test_a_download_that_is_called_off_does_not_hold_up_the_next_of_its_connection(harness):
     receiver, abort = harness.receiver(), Signal()
     large = {"w": tensor("U8", (4 << 20,))}
-    refs = [harness.service.offer(MemoryBody.of(large), ["site-1"]) for _ in range(2)]
+    refs = [harness.offer(large) for _ in range(2)]
 
     def stop_half_way(start, _stop):
         if start == 1 << 20:
             abort.set()
 
+    remote = RemoteSource(receiver, refs[0].token, QUICK, abort)
     with pytest.raises(AbortedError):
-        download(
-            RemoteSource(receiver, refs[0].token, QUICK, abort), MemoryBody.allocate, stop_half_way
-        )
+        download(remote, MemoryBody.allocate, stop_half_way)
     assert_same_tensors(fetch(receiver, refs[1].token).tensors, large)
     assert "called off" in refs[0].wait(10).reason
     abort.close()

@@ -138,22 +138,6 @@ def test_any_file_travels_as_it_is(harness, tmp_path, content, resume):
     assert ref.wait(10).ok
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        TensorSpec("a", 7, "agg"),
-        TensorSpec("a", None),
-        TensorSpec("a", "7"),
-        TensorSpec("a", 10**30),
-        TensorSpec(3),
-        "a",
-    ],
-)
-def test_what_is_no_spec_is_refused_before_it_is_sent(harness, spec):
-    with pytest.raises(ValueError, match=r"is no spec; give TensorSpec\(name, round, tags\)"):
-        download_specs(harness.receiver(), [spec])
-
-
 def test_tensors_of_a_report_are_others_than_those_of_a_model(harness):
     service = harness.service
     add_tensors(service, {"w": torch.zeros(3)}, ["site-1"], round=1)
@@ -173,38 +157,45 @@ def test_more_ranges_than_a_request_has_are_fetched_by_several(harness):
     assert [int(value) for value in got.values()] == list(range(0, 70_000, 2))
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"on_settled": 3}, "on_settled is 3; give a function"),
-        ({"round": "7"}, "round is '7'; give a whole number"),
-        ({"tags": "agg"}, "tags are 'agg'; give a list of texts"),
-        ({"order": ["a", "a"]}, "order has 2 names that are not the 5 of the body"),
-        ({"max_chunk_size": 8}, "max_chunk_size is 8"),
-        ({"max_chunk_size": 1.0}, "max_chunk_size is 1.0"),
-        ({"stall_timeout": 10**400}, "stall_timeout is 1"),
-        ({"stall_timuot": 5}, "no option 'stall_timuot'; did you mean 'stall_timeout'"),
-    ],
-)
-def test_an_option_that_makes_no_sense_is_refused(harness, options, sentence):
-    with pytest.raises((ValueError, TypeError), match=sentence):
-        add_tensors(harness.service, MODEL, ["site-1"], **options)
+def offers(tensors=MODEL, **options):
+    return lambda harness: add_tensors(harness.service, tensors, ["site-1"], **options)
+
+
+def downloads(**options):
+    return lambda harness: download_tensors(harness.receiver(), bytes(16), **options)
+
+
+def finds(spec):
+    return lambda harness: download_specs(harness.receiver(), [spec])
+
+
+NO_SPEC = r"is no spec; give TensorSpec\(name, round, tags\)"
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("call", "sentence"),
     [
-        ({"settings": 3}, "settings is 3; give StreamSettings"),
-        ({"abort_signal": threading.Event()}, r"give a flstream\.streaming\.Signal\(\)"),
-        ({"abort_singal": None}, "no option 'abort_singal'; did you mean 'abort_signal'"),
-        ({"select": [3]}, r"select is \[3\]; give a list of names"),
+        (offers(on_settled=3), "on_settled is 3; give a function"),
+        (offers(round="7"), "round is '7'; give a whole number"),
+        (offers(tags="agg"), "tags are 'agg'; give a list of texts"),
+        (offers(order=["a", "a"]), "order has 2 names that are not the 5 of the body"),
+        (offers(max_chunk_size=8), "max_chunk_size is 8"),
+        (offers(max_chunk_size=1.0), "max_chunk_size is 1.0"),
+        (offers(stall_timeout=10**400), "stall_timeout is 1"),
+        (offers(stall_timuot=5), "no option 'stall_timuot'; did you mean 'stall_timeout'"),
+        (offers(torch.nn.Linear(2, 2)), "is a Linear; give tensors by name, such as the state_d"),
+        (downloads(settings=3), "settings is 3; give StreamSettings"),
+        (downloads(abort_signal=threading.Event()), r"give a flstream\.streaming\.Signal\(\)"),
+        (downloads(abort_singal=None), "no option 'abort_singal'; did you mean 'abort_signal'"),
+        (downloads(select=[3]), r"select is \[3\]; give a list of names"),
+        (finds(TensorSpec("a", 7, "agg")), NO_SPEC),
+        (finds(TensorSpec("a", None)), NO_SPEC),
+        (finds(TensorSpec("a", "7")), NO_SPEC),
+        (finds(TensorSpec("a", 10**30)), NO_SPEC),
+        (finds(TensorSpec(3)), NO_SPEC),
+        (finds("a"), NO_SPEC),
     ],
 )
-def test_an_option_of_a_download_that_makes_no_sense_is_refused(harness, options, sentence):
-    with pytest.raises((ValueError, TypeError), match=sentence):
-        download_tensors(harness.receiver(), bytes(16), **options)
-
-
-def test_a_module_is_not_offered_for_its_state(harness):
-    with pytest.raises(LayoutError, match="is a Linear; give tensors by name, such as the state_d"):
-        add_tensors(harness.service, torch.nn.Linear(2, 2), ["site-1"])
+def test_what_makes_no_sense_is_refused_at_once(harness, call, sentence):
+    with pytest.raises((ValueError, TypeError, LayoutError), match=sentence):
+        call(harness)

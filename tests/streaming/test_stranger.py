@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import stranger
 import torch
-from packets import FRAME, MESSAGE, BrokenError, exactly, message, packed
+from packets import FRAME, MESSAGE, BrokenError, exactly, greeting, message, packed
 from stranger import FailedError, Packet, RefusedError, Stranger
 from support import as_bytes, every_kind
 
@@ -230,8 +230,8 @@ def test_a_request_ends_the_one_before_it(sender: Sender) -> None:
 def test_a_ref_settles_once_and_what_comes_late_is_refused(sender: Sender) -> None:
     receiver, other = sender.stranger(), sender.stranger(OTHER)
     token = (ref := sender.offer(FAR, SITE, OTHER)).token
-    for _ in range(2):
-        receiver.call("Close", token=token, ok=True)
+    for ok in (True, False, True):  # The first word counts.
+        receiver.call("Close", token=token, ok=ok, reason="of another mind")
         receiver.call("Ping", token=token)
     other.call("Close", token=token, ok=False, reason="no\x1b[2J")
     outcome = ref.wait(SECONDS)
@@ -241,10 +241,14 @@ def test_a_ref_settles_once_and_what_comes_late_is_refused(sender: Sender) -> No
     for late, name in ((receiver, "Open"), (other, "Close")):
         with pytest.raises(RefusedError, match="settled"):
             late.call(name, token=token, ok=True)
-    for strange in (bytes(range(16)), sender.offer(FAR).token):
+    ref = sender.offer(FAR)
+    for strange in (bytes(range(16)), ref.token):
         for name in ("Open", "Ping", "Close"):
             with pytest.raises(RefusedError, match="not on offer"):
                 other.call(name, token=strange, ok=True)
+        other.call("Close", token=strange, ok=False)
+    assert ref.wait(0).status == "waiting"
+    assert_same(receiver.download(ref.token), FAR)
 
 
 @pytest.mark.parametrize("name", ["Ping", "Close"])
@@ -266,7 +270,7 @@ def test_a_receiver_that_comes_back_ends_its_earlier_connection_alone(sender: Se
         earlier.settimeout(5)  # A silent one would be closed after 10 s.
         assert not [*said_to(earlier)]
     another.call("Ping", token=ref.token)
-    receiver.send(stranger.greeting(b"another"))  # Which is passed over, like a beat.
+    receiver.send(greeting(b"another"))  # Which is passed over, like a beat.
     receiver.send(message("Ping", 0, token=bytes(16)))
     receiver.number = stranger.LAST_NUMBER - 1  # After which comes 1 again.
     assert_same(receiver.download(ref.token), FAR)
@@ -274,11 +278,11 @@ def test_a_receiver_that_comes_back_ends_its_earlier_connection_alone(sender: Se
 
 
 # Hostile receivers.
-HELLO, RANGE = stranger.greeting(), {"token": bytes(16), "chunk_size": 16}
+HELLO, RANGE = greeting(), {"token": bytes(16), "chunk_size": 16}
 PING = message("Ping", 7, token=bytes(16))
 CLOSED = {
     "version 2": b"FLST\2\1\0\0" + bytes(56) + msgspec.msgpack.encode({"type": "Hello"}),
-    "a later version": stranger.greeting(version=4),
+    "a later version": greeting(version=4),
     "no greeting": PING,
     "noise": bytes(range(256)) * 16,
     "a damaged header": HELLO + PING[:12] + b"\1" + PING[13:],
@@ -306,11 +310,17 @@ def test_who_breaks_the_protocol_loses_this_connection_alone(sender: Sender, cas
 
 def test_what_cannot_be_fetched_is_refused(sender: Sender) -> None:
     receiver, ref = sender.far()
-    spans = (16, 16), (16, 0), (-16, 16), (0, 20 * CHUNK + 1)
-    for span, size in [((32, 64), n) for n in (17, -16, 1 << 31)] + [(at, 16) for at in spans]:
-        with pytest.raises(RefusedError):
+    spans = (16, 16), (16, 0), (-16, 16), (0, 20 * CHUNK + 1), (0, 2**63)
+    sizes = {17: "of 16", -16: "of 16", 1 << 31: "more than 1073741824"}
+    cases = [(at, 16, "not a range") for at in spans]
+    for span, size, reason in [*cases, *(((32, 64), *size) for size in sizes.items())]:
+        with pytest.raises(RefusedError, match=reason):
             receiver.call("Fetch", token=ref.token, ranges=[(0, 16), span], chunk_size=size)
+    receiver.open(ref.token, chunk_size=17, eager=1 << 62)  # Nor with the layout.
+    with pytest.raises(RefusedError, match="of 16"):
+        receiver.fill()
     assert not sender.frames
+    assert_same(receiver.download(ref.token), FAR)
 
 
 def test_who_cannot_prove_a_key_for_this_is_closed_without_a_word(sender: Sender) -> None:

@@ -1,16 +1,67 @@
-"""What every channel promises: whole messages or a typed error that names the peer, in time."""
+"""What every channel promises: whole messages or a typed error that names the peer, in time.
+
+And what its deadlines and signals do.
+"""
 
 import os
+import select
+import socket
 import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager
+from queue import Queue
 
 import pytest
-from channels import CHANNELS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flstream.errors import AbortedError, ChannelClosedError, DeadlineError, FlstreamError
-from flstream.transport.channel import Deadline, Signal, pipe
+from flstream.job.link import NetworkLink
+from flstream.transport.channel import Channel, Deadline, Signal, pipe
+from flstream.transport.link import LinkRelay
+from flstream.transport.tcp import TcpListener, dial
 
+Ends = tuple[Channel, Channel]
+
+
+@contextmanager
+def pipes(*, direct: bool = False) -> Iterator[Ends]:
+    """Two ends of a pipe: the server's, whose peer is site-1, and the site's."""
+    server, site = pipe("server", "site-1", direct=direct)
+    with closing(server), closing(site):
+        yield server, site
+
+
+@contextmanager
+def tcp() -> Iterator[Ends]:
+    """The ends of an authenticated connection, once each has the other's proof."""
+    accepted: Queue[Channel] = Queue()
+    with TcpListener("127.0.0.1:0", lambda channel, _: accepted.put(channel)) as listener:
+        site = dial(listener.address, listener.admit("site-1"), "server")
+        server = accepted.get(timeout=10)
+    with closing(server), closing(site):
+        yield server, site
+
+
+@contextmanager
+def linked() -> Iterator[Ends]:
+    """A TCP connection over an emulated link, which is fast and loses packets."""
+    link = NetworkLink(up=1e9, down=1e9, latency=0.001, jitter=0.001, loss=0.01)
+    with (
+        tcp() as (server, site),
+        closing(LinkRelay({"site-1": link}, 0, "site-1")) as relay,
+        closing(relay.channel(site.detach(), "server", "up")) as near,
+    ):
+        yield server, near
+
+
+# A new channel is a function and an entry here.
+CHANNELS: dict[str, Callable[[], AbstractContextManager[Ends]]] = {
+    "pipe": pipes,
+    "tcp": tcp,
+    "link": linked,
+}
 every_channel = pytest.mark.parametrize("connect", CHANNELS.values(), ids=CHANNELS)
 
 
@@ -22,9 +73,8 @@ def ends(request):
 
 @pytest.fixture
 def signal():
-    signal = Signal()
-    yield signal
-    signal.close()
+    with closing(Signal()) as signal:
+        yield signal
 
 
 def receive(channel, count, seconds=5.0, abort=None):
@@ -105,13 +155,14 @@ def test_a_closed_peer_is_an_error_that_names_it_both_ways(ends):
         repeatedly(lambda: site.send([memoryview(b"x")], Deadline(None)))
 
 
-def test_what_was_sent_before_the_end_can_still_be_read(ends):
-    server, site = ends
-    server.send([memoryview(b"last words")], Deadline(1))
-    server.close()
-    assert receive(site, 10) == b"last words"
+@pytest.mark.parametrize("first", [0, 1], ids=["server", "site"])
+def test_what_was_sent_before_the_end_can_still_be_read(ends, first):
+    closes, reads = ends[first], ends[1 - first]
+    closes.send([memoryview(b"last words")], Deadline(1))
+    closes.close()
+    assert receive(reads, 10) == b"last words"
     with pytest.raises(ChannelClosedError):
-        receive(site, 10)
+        receive(reads, 10)
 
 
 @pytest.mark.parametrize("call", ["receive", "wait"])
@@ -160,10 +211,8 @@ def test_sending_and_receiving_some_never_wait(ends):
 
 @pytest.fixture
 def direct_ends():
-    server, site = pipe("server", "site-1", direct=True)
-    yield server, site
-    server.close()
-    site.close()
+    with pipes(direct=True) as ends:
+        yield ends
 
 
 def test_a_file_is_handed_over_with_a_message(direct_ends, tmp_path):
@@ -196,9 +245,40 @@ def test_a_process_says_who_it_is(direct_ends):
     server.send([memoryview(b"x")], Deadline(5))
     receive(site, 1)
     assert site.peer_pid == os.getpid()
-    ordinary, other = pipe("server", "site-1")
-    other.send([memoryview(b"x")], Deadline(5))
-    receive(ordinary, 1)
-    assert ordinary.peer_pid is None
-    ordinary.close()
-    other.close()
+    with pipes() as (server, site):
+        server.send([memoryview(b"x")], Deadline(5))
+        receive(site, 1)
+        assert site.peer_pid is None
+
+
+def test_a_deadline_takes_off_only_what_was_waited():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        poll = select.poll()
+        poll.register(ours, select.POLLIN)
+        over = Deadline(0.01)
+        assert not over.poll(poll)
+        assert over.left <= 0
+        theirs.send(b"x")
+        for seconds in (3600, None):
+            deadline = Deadline(seconds)
+            assert deadline.poll(poll)
+            assert deadline.left is None if seconds is None else 0 < deadline.left <= 3600
+    assert not Deadline(3600).poll(select.poll(), most=0.01)
+
+
+def test_a_signal_stays_up_until_it_is_taken_down(signal):
+    assert not signal.is_set()
+    signal.clear()
+    signal.set()
+    signal.set()
+    assert signal.is_set()
+    assert signal.is_set()
+    signal.clear()
+    assert not signal.is_set()
+
+
+def test_threads_may_ask_for_a_signal_at_the_same_time(signal):
+    with ThreadPoolExecutor(4) as executor:
+        asked = executor.map(lambda _: [signal.is_set() for _ in range(2_000)], range(4))
+        assert not any(map(any, asked))

@@ -14,14 +14,7 @@ from flstream.errors import ChannelClosedError, DeadlineError
 from flstream.job.link import NetworkLink, TracePoint
 from flstream.transport import link as links
 from flstream.transport.channel import Deadline
-from flstream.transport.link import (
-    PACKET_BYTES,
-    PIECE_PACKETS,
-    Flow,
-    Line,
-    LinkRelay,
-    emulated_pipe,
-)
+from flstream.transport.link import PACKET_BYTES, PIECE_PACKETS, Flow, Line, LinkRelay
 
 MIB = 1 << 20
 MBIT = 1e6
@@ -153,17 +146,20 @@ def nothing_is_left():
     assert descriptors() == before
 
 
+def relayed(links, site):
+    """A relay, a channel over its link, and the real socket at the other end."""
+    ours, theirs = socket.socketpair()
+    relay = LinkRelay(links, 0, site)
+    return relay, relay.channel(theirs, "server", "up"), ours
+
+
 @pytest.mark.parametrize("link", [NetworkLink(latency=30.0), NetworkLink(up=400.0)])
 def test_what_is_sent_goes_over_the_link_of_the_site_that_has_begun(monkeypatch, link):
     monkeypatch.setattr(links, "_DRAIN_SECONDS", 0.0)
-    ours, theirs = socket.socketpair()
+    relay, site, ours = relayed({"site-1": link, "site-2": NetworkLink()}, "site-2")
     poll = select.poll()
     poll.register(ours, select.POLLIN)
-    with (
-        ours,
-        closing(LinkRelay({"site-1": link, "site-2": NetworkLink()}, 0, "site-2")) as relay,
-        closing(relay.channel(theirs, "server", "up")) as site,
-    ):
+    with ours, closing(relay):
         for words in (b"at once", b"and now"):
             site.send([memoryview(words)], Deadline(5))
             assert ours.recv(7, socket.MSG_WAITALL) == words
@@ -174,31 +170,8 @@ def test_what_is_sent_goes_over_the_link_of_the_site_that_has_begun(monkeypatch,
         assert poll.poll(100) == []
 
 
-@pytest.mark.parametrize("closes", ["server", "site"])
-def test_what_was_sent_before_the_end_arrives_and_then_the_end_does(closes):
-    slow = NetworkLink(up=8e6, down=16e6, latency=0.05)
-    with emulated_pipe("server", "site-1", slow) as ends:
-        first, second = ends if closes == "server" else ends[::-1]
-        first.send([memoryview(b"last words")], Deadline(1))
-        first.close()
-        into = bytearray(10)
-        second.receive([memoryview(into)], Deadline(20))
-        assert into == b"last words"
-        with pytest.raises(ChannelClosedError):
-            second.receive([memoryview(into)], Deadline(None))
-        with pytest.raises(ChannelClosedError):
-            second.send([memoryview(bytes(1 << 20))], Deadline(20))
-
-
-def relayed(**link):
-    """A relay, a channel over its link, and the real socket at the other end."""
-    ours, theirs = socket.socketpair()
-    relay = LinkRelay({"a": NetworkLink(**link)}, 0, "a")
-    return relay, relay.channel(theirs, "server", "up"), ours
-
-
 def test_a_relay_delivers_what_was_sent_before_it_closes():
-    relay, channel, ours = relayed(latency=0.2)
+    relay, channel, ours = relayed({"a": NetworkLink(latency=0.2)}, "a")
     with ours:
         channel.send([memoryview(b"goodbye")], Deadline(1))
         relay.close()
@@ -208,7 +181,7 @@ def test_a_relay_delivers_what_was_sent_before_it_closes():
 
 
 def test_a_relay_whose_peer_takes_nothing_holds_little_and_still_ends():
-    relay, channel, ours = relayed()
+    relay, channel, ours = relayed({}, "a")
     with pytest.raises(DeadlineError):
         channel.send([memoryview(bytes(32 * MIB))], Deadline(0.1))
     ours.close()
@@ -219,7 +192,7 @@ def test_a_relay_whose_peer_takes_nothing_holds_little_and_still_ends():
 
 
 def test_a_forked_child_keeps_no_end_open():
-    relay, _, ours = relayed()
+    relay, _, ours = relayed({}, "a")
     waits, ends = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,5 +1,6 @@
 """Small messages come back as they were; anything else is a typed error that names the peer."""
 
+import socket
 from contextlib import closing
 
 import msgspec
@@ -8,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flstream.errors import ChannelClosedError, DeadlineError, ProtocolError
-from flstream.transport.channel import Deadline, pipe
 from flstream.transport.messages import MessageChannel
 
 
@@ -23,15 +23,14 @@ class Farewell(msgspec.Struct, tag=True, frozen=True):
 
 @pytest.fixture
 def ends():
-    ours, theirs = pipe("server", "site-1")
-    yield ours, MessageChannel(theirs, "server", Greeting | Farewell)
-    ours.close()
-    theirs.close()
+    ours, theirs = socket.socketpair()
+    with ours, closing(MessageChannel(theirs, "server", Greeting | Farewell)) as channel:
+        yield ours, channel
 
 
 @given(st.lists(st.builds(Greeting, st.text(), st.dictionaries(st.text(), st.floats(0, 1)))))
 def test_messages_arrive_whole_and_in_order(messages):
-    ours, theirs = pipe("server", "site-1")
+    ours, theirs = socket.socketpair()
     sender = MessageChannel(ours, "site-1", Farewell)
     receiver = MessageChannel(theirs, "server", Greeting | Farewell)
     with closing(sender), closing(receiver):
@@ -54,14 +53,14 @@ def test_messages_arrive_whole_and_in_order(messages):
 )
 def test_a_message_that_cannot_be_read_is_a_protocol_error(ends, payload):
     ours, theirs = ends
-    ours.send([memoryview(len(payload).to_bytes(4, "little") + payload)], Deadline(1))
+    ours.sendall(len(payload).to_bytes(4, "little") + payload)
     with pytest.raises(ProtocolError, match="server sent an unreadable message"):
         theirs.receive(1)
 
 
 def test_a_message_that_claims_to_be_huge_is_refused_before_it_is_read(ends):
     ours, theirs = ends
-    ours.send([memoryview(b"\xff\xff\xff\x7f")], Deadline(1))
+    ours.sendall(b"\xff\xff\xff\x7f")
     with pytest.raises(ProtocolError, match="server sent a message of 2147483647 bytes"):
         theirs.receive(1)
 

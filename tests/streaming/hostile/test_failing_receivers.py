@@ -1,6 +1,7 @@
 """Receivers that fail for reasons of their own: the sender learns of each, and when all is done."""
 
 import os
+import re
 import threading
 import weakref
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 from flstream.errors import CheckpointError, LayoutError, PayloadError
-from flstream.streaming.api import (
+from flstream.streaming import (
+    StreamSettings,
     add_arrays,
     add_payload,
     download_arrays,
@@ -17,15 +19,35 @@ from flstream.streaming.api import (
     download_payload,
     download_tensors,
 )
-from flstream.streaming.settings import StreamSettings
 
 MIB = 1 << 20
 QUICK = StreamSettings(chunk_size=1 << 16, request_timeout=30)
 
 
+def ones(nbytes=MIB):
+    return {"w": np.ones(nbytes, np.uint8)}
+
+
 @pytest.fixture
 def receiver(harness):
     return harness.receiver("site-1")
+
+
+@pytest.fixture
+def fails(harness, receiver):
+    """Expects of a download that it fails, and that the sender learns why."""
+
+    def fails(error, sentence, download, *args, add=add_arrays, of=None, **options):
+        ref = add(harness.service, of or ones(), ["site-1"])
+        with pytest.raises(error, match=sentence):
+            download(receiver, ref.token, *args, settings=QUICK, **options)
+        outcome = ref.wait(10)
+        assert outcome.status == "aborted"
+        assert re.match(f"site-1: .*{sentence}", outcome.reason)
+        # The channel is as good as before.
+        assert download_arrays(receiver, add_arrays(harness.service, ones(), ["site-1"]).id)[0].ok
+
+    return fails
 
 
 def raises(*_):
@@ -34,58 +56,38 @@ def raises(*_):
 
 @pytest.mark.parametrize("argument", ["on_progress", "on_tensors"])
 @pytest.mark.parametrize("nbytes", [1000, MIB])
-def test_an_error_of_a_callback_reaches_the_sender(harness, receiver, argument, nbytes):
-    ref = add_arrays(harness.service, {"w": np.ones(nbytes, np.uint8)}, ["site-1"])
-    with pytest.raises(ZeroDivisionError):
-        download_arrays(receiver, ref.token, settings=QUICK, **{argument: raises})
-    outcome = ref.wait(10)
-    assert outcome.status == "aborted"
-    assert outcome.reason == "site-1: ZeroDivisionError: of the user's"
-    # The channel is as good as before.
-    again = add_arrays(harness.service, {"w": np.ones(nbytes, np.uint8)}, ["site-1"])
-    assert download_arrays(receiver, again.token, settings=QUICK)[0].ok
+def test_an_error_of_a_callback_reaches_the_sender(fails, argument, nbytes):
+    options = {argument: raises, "of": ones(nbytes)}
+    fails(ZeroDivisionError, "of the user's", download_arrays, **options)
 
 
-def test_a_sink_that_cannot_be_written_reaches_the_sender(harness, receiver):
-    service, token = harness.service, np.ones((10, 10), np.float32)
-    ref = add_arrays(service, {"w": token}, ["site-1"])
-    with pytest.raises(LayoutError, match="not contiguous"):
-        download_tensors(receiver, ref.token, settings=QUICK, into={"w": torch.ones(10, 10).T})
-    assert "site-1: tensor 'w' is not contiguous" in ref.wait(10).reason
-    ref = add_arrays(service, {"w": token}, ["site-1"])
-    with pytest.raises(LayoutError, match="cannot be received into a int; give a module"):
-        download_tensors(receiver, ref.token, settings=QUICK, into=5)
-    ref = add_payload(service, {"w": token}, ["site-1"])
-    with pytest.raises(PayloadError, match="cannot be sent"):
-        download_payload(receiver, ref.token, settings=QUICK, into={"w": object()})
-    assert "cannot be sent" in ref.wait(10).reason
+def test_a_sink_that_cannot_be_written_reaches_the_sender(fails):
+    turned = {"into": {"w": torch.ones(10, 10).T}, "of": {"w": np.ones((10, 10), np.float32)}}
+    fails(LayoutError, "tensor 'w' is not contiguous", download_tensors, **turned)
+    sentence = "cannot be received into a int; give a module"
+    fails(LayoutError, sentence, download_tensors, into=5)
+    into = {"w": object()}
+    fails(PayloadError, "cannot be sent", download_payload, into=into, add=add_payload)
 
 
-def test_a_path_that_cannot_be_written_reaches_the_sender(harness, receiver, tmp_path):
+@pytest.mark.parametrize("name", ["file/m.safetensors", "m" * 300, "folder", "n\0l", "pipe"])
+def test_a_path_that_cannot_be_written_reaches_the_sender(fails, tmp_path, name):
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    for name in ("file/m.safetensors", "m" * 300, "folder", "n\0l", "pipe"):
-        sentence = "it is no regular file" if name == "pipe" else "cannot be written"
-        ref = add_arrays(harness.service, {"w": np.ones(MIB, np.uint8)}, ["site-1"])
-        with pytest.raises(CheckpointError, match=sentence):
-            download_file(receiver, ref.token, tmp_path / name, settings=QUICK, resume=True)
-        assert sentence in ref.wait(10).reason
+    sentence = "it is no regular file" if name == "pipe" else "cannot be written"
+    fails(CheckpointError, sentence, download_file, tmp_path / name, resume=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "pipe"]
 
 
 def test_a_disk_that_refuses_the_last_step_is_a_failure_for_the_sender(
-    harness, receiver, tmp_path, monkeypatch
+    fails, tmp_path, monkeypatch
 ):
-    ref = add_arrays(harness.service, {"w": np.ones(MIB, np.uint8)}, ["site-1"])
-
-    def fails(fd):
+    def refuse(fd):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(os, "fsync", fails)
-    with pytest.raises(CheckpointError, match="Input/output error"):
-        download_file(receiver, ref.token, tmp_path / "m.safetensors", settings=QUICK)
-    assert "Input/output error" in ref.wait(10).reason
+    monkeypatch.setattr(os, "fsync", refuse)
+    fails(CheckpointError, "Input/output error", download_file, tmp_path / "m.safetensors")
     assert not list(tmp_path.iterdir())
 
 
