@@ -14,8 +14,7 @@ from flstream.inspection.examine import model_at
 from flstream.inspection.runs import run_of, verify_checkpoint
 from flstream.model.checkpoint import write_checkpoint
 from flstream.model.composed import ComposedSource
-from flstream.model.formats.file import CheckpointFile
-from flstream.model.formats.opening import open_checkpoint
+from flstream.model.formats.opening import CheckpointFile, open_checkpoint
 from flstream.model.order import ORDER, in_order
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.export_files import kept_files, kept_prefix

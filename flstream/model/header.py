@@ -90,14 +90,7 @@ def encode_header(
     aliases: Mapping[str, str],
     metadata: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Encode a header: 8 bytes with its length, then JSON padded with spaces.
-
-    Args:
-        tensors: Tensors in the order of their bytes.
-        aliases: Names of tensors by their further names.
-        metadata: Strings for ``__metadata__``, under any names but ``flstream.tied``, where the
-            aliases stand.
-    """
+    """Encode a header: see :meth:`Layout.header`. The aliases stand in its metadata."""
     metadata = dict(metadata or {})
     if aliases:
         metadata[TIED] = _json(aliases).decode()
@@ -136,16 +129,7 @@ def check_name(name: object) -> None:
 
 
 def header_length(prefix: bytes, available: int, origin: str) -> int:
-    """Return the length in bytes of the JSON header that follows an 8-byte prefix.
-
-    Args:
-        prefix: First 8 bytes of a safetensors file or message.
-        available: Bytes of the file or message after the prefix.
-        origin: Name of the file or message, for messages.
-
-    Raises:
-        LayoutError: The prefix is cut short or states more bytes than are available.
-    """
+    """Return the length of the JSON that follows a file's first 8 bytes, of those available."""
     if len(prefix) < 8:
         raise LayoutError(f"{origin} is shorter than a safetensors header; it may be truncated")
     length = int.from_bytes(prefix, "little")
@@ -160,12 +144,7 @@ def header_length(prefix: bytes, available: int, origin: str) -> int:
 def decode_header(
     text: bytes, origin: str, most: int | None = None
 ) -> tuple[list[TensorInfo], dict[str, str], dict[str, str]]:
-    """Decode the JSON of a header, without its 8-byte length: see ``layout.parse_header``.
-
-    Returns:
-        The tensors in the order of their bytes; the names of those that have further names, by
-        these names; and the strings of ``__metadata__``, but for these.
-    """
+    """Return the tensors, aliases and metadata of a header: see :func:`layout.parse_header`."""
     if not text.strip():
         raise LayoutError(f"{origin} has a header with nothing in it")
     try:

@@ -130,12 +130,7 @@ class Layout:
         return self.header()
 
     @cached_property
-    def _bounds(self) -> list[int]:
-        # Starts of the tensors with bytes. Empty tensors are in no range.
-        return [spec.start for spec in self._filled]
-
-    @cached_property
-    def _filled(self) -> list[TensorInfo]:
+    def _filled(self) -> list[TensorInfo]:  # empty tensors are in no range
         return [spec for spec in self.tensors if spec.nbytes]
 
     def __eq__(self, other: object) -> bool:
@@ -150,14 +145,6 @@ class Layout:
 
     def __repr__(self) -> str:
         return f"Layout({len(self.tensors)} tensors, {self.nbytes} bytes)"
-
-    def names_of(self, codes: Container[str]) -> frozenset[str]:
-        """Return the names of the tensors that have one of some element types.
-
-        Args:
-            codes: Element types as safetensors codes.
-        """
-        return frozenset(spec.name for spec in self.tensors if spec.dtype in codes)
 
     def subset(self, names: Container[str], aliases: Container[str] | None = None) -> Layout:
         """Return the layout of some of the tensors, in the same order.
@@ -190,7 +177,7 @@ class Layout:
 
     def overlapping(self, start: int, stop: int) -> Iterator[TensorInfo]:
         """Yield the tensors with at least one byte in ``[start, stop)``, in order."""
-        first = max(bisect_right(self._bounds, start) - 1, 0)
+        first = max(bisect_right(self._filled, start, key=lambda spec: spec.start) - 1, 0)
         for index in range(first, len(self._filled)):  # a slice would copy the tail every time
             spec = self._filled[index]
             if spec.start >= stop:

@@ -20,8 +20,6 @@ import numpy as np
 from msgspec.msgpack import Ext
 
 from flstream.errors import LayoutError, PayloadError
-from flstream.model.dense import dense
-from flstream.model.device import viewed
 from flstream.model.dtypes import code_of, numpy_dtype
 from flstream.model.layout import Layout
 from flstream.model.memory import Framework, MemoryBody, Params
@@ -222,10 +220,10 @@ def payload_memory(layout: Layout, into: Params, framework: Framework, peer: str
         raise LayoutError(f"the payload that {peer} offers does not fit: {difference}")
     others = Layout.of(entry for entry in entries if entry[0] not in into)
     tensors = {**MemoryBody.allocate(others, framework).tensors, **targets.tensors}
-    views = {name: viewed(name, tensors[name], writable=True) for name in layout.by_name}
     tensors |= {alias: tensors[name] for alias, name in layout.aliases.items()}
-    del tensors["message"]  # no caller is to be told of it
-    return MemoryBody(layout, tensors, views)
+    body = MemoryBody(layout, tensors)
+    del body.tensors["message"]  # no caller is to be told of it
+    return body
 
 
 def value_of(body: MemoryBody, registry: Registry) -> Any:
@@ -238,10 +236,10 @@ def value_of(body: MemoryBody, registry: Registry) -> Any:
 def _converted(tensors: Params, name: str, code: int) -> Any:
     if name not in tensors:
         raise ValueError(f"the tensor {name!r} did not arrive")
-    if code == _ARRAY:
-        return dense(name, tensors[name]).array
-    is_array = isinstance(tensors[name], np.ndarray)
-    return import_module("torch").from_numpy(tensors[name]) if is_array else tensors[name]
+    tensor: Any = tensors[name]
+    if (code == _ARRAY) == isinstance(tensor, np.ndarray):
+        return tensor
+    return tensor.numpy() if code == _ARRAY else import_module("torch").from_numpy(tensor)
 
 
 def _code_of(kind: type) -> int | None:

@@ -21,14 +21,19 @@ from support import (
 )
 
 from flstream.errors import CheckpointError
-from flstream.model.checkpoint import FileSink, FileSource, open_blob, write_checkpoint
+from flstream.model.checkpoint import (
+    FileSink,
+    FileSource,
+    open_blob,
+    unnamed_file,
+    write_checkpoint,
+)
 from flstream.model.copy import copy
 from flstream.model.digests import body_digest
 from flstream.model.header import MAX_HEADER_BYTES
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Scratch, views_of
-from flstream.model.unnamed_file import UnnamedFile
 
 
 def read_back(path):
@@ -101,7 +106,7 @@ def test_a_model_larger_than_the_disk_is_refused_before_any_work(tmp_path):
     with pytest.raises(CheckpointError, match="bytes of disk"):
         FileSink(tmp_path / "huge", huge)
     with pytest.raises(CheckpointError, match=r"has no room for .* bytes: "):
-        UnnamedFile(huge, tmp_path)
+        unnamed_file(huge, tmp_path)
     assert os.listdir(tmp_path) == []
 
 
@@ -214,7 +219,8 @@ def test_what_somebody_else_has_of_an_older_file_stays_as_it_is(tmp_path, who):
             file = mapped
         write_checkpoint(path, MemoryBody.of({"t": torch.arange(9)}))
         assert file is None or file.read() == b"\xff" * 5000
-    assert (path.stat().st_ino == was) == (who == "nobody")
+    # Whose inode nobody has, it may be given to the new file.
+    assert who == "nobody" or path.stat().st_ino != was
     assert_same_tensors(safetensors.torch.load_file(path), {"t": torch.arange(9)})
 
 

@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import save_file
 from support import as_bytes, body_of, every_kind
 
-from flstream.model.formats.file import CheckpointFile
-from flstream.model.formats.opening import open_checkpoint
+from flstream.model.formats.opening import CheckpointFile, open_checkpoint
 from flstream.model.source import Scratch, views_of
 
 

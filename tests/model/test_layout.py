@@ -79,9 +79,6 @@ def test_a_subset_under_other_names_is_the_layout_of_these_alone(given_entries, 
     renamed = layout.subset(names).renamed(longer)
     assert renamed.by_name.keys() == {longer[name] for name in names}
     assert renamed.aliases == {longer[alias]: longer[name] for alias, name in kept.items()}
-    assert layout.subset(layout.names_of({"F32"})).names == [
-        name for name in layout.names if layout.find(name).dtype == "F32"
-    ]
 
 
 @given(layouts(), st.data())

@@ -11,8 +11,7 @@ import numpy as np
 
 from flstream.errors import CheckpointError, LayoutError
 from flstream.model.dtypes import BY_CODE, code_of
-from flstream.model.formats.archive import AGAIN, open_archive, reading
-from flstream.model.formats.file import CheckpointFile
+from flstream.model.formats.opening import AGAIN, CheckpointFile, open_archive, reading
 from flstream.model.header import TensorInfo, check_name
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
