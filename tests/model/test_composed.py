@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from support import as_bytes
+from support import as_bytes, assert_same_tensors, tensors_of
 
 from flstream.errors import CheckpointError
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.composed import composed
 from flstream.model.fitted import Differences, fitted
 from flstream.model.memory import MemoryBody
-from flstream.model.source import Scratch, views_of
 
 
 def parts_of(source, names):
@@ -33,25 +32,12 @@ def test_neighbours_in_a_file_are_read_at_once_and_a_change_of_it_is_told_of(tmp
     source = composed(parts_of(file, [*names[:40], *names[60:]]))
     read = file.read
     file.read = lambda *where: (reads.append(where), read(*where))
-    assert values_of(source, 4096) == {
-        name: as_bytes(tensors[name]) for name in source.layout.names
-    }
+    assert_same_tensors(tensors_of(source), {name: tensors[name] for name in source.layout.names})
     assert len(reads) == 2
     assert source.changed() is None
     with (tmp_path / "m").open("r+b") as file:
         file.write(b"junk")
     assert "was changed after it was opened" in source.changed()
-
-
-def values_of(source, step=32):
-    """The tensors of a source that is read in small ranges, as rows of bytes by name."""
-    scratch = Scratch()
-    body = b"".join(
-        bytes(view)
-        for start, stop in source.layout.ranges(step)
-        for view in views_of(source, start, stop, scratch)
-    )
-    return {spec.name: body[spec.start : spec.stop] for spec in source.layout.tensors}
 
 
 def fit(model, given, **options):
@@ -61,13 +47,9 @@ def fit(model, given, **options):
     return fitted(made.layout, source, "the file", made if keeps else None, **options)
 
 
-def bytes_of(tensor):
-    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
 def test_integers_that_do_not_fit_are_refused():
     with pytest.raises(CheckpointError, match="'w'"):
-        values_of(fit({"w": torch.empty(2, dtype=torch.int8)}, {"w": torch.tensor([1, 300])}))
+        tensors_of(fit({"w": torch.empty(2, dtype=torch.int8)}, {"w": torch.tensor([1, 300])}))
 
 
 def test_values_come_in_the_models_order_and_dtypes():
@@ -83,18 +65,19 @@ def test_values_come_in_the_models_order_and_dtypes():
         "c": torch.empty((), dtype=torch.float32),
         "d": torch.empty(0),
     }
-    found = values_of(fit(model, given))
-    assert found == {name: bytes_of(given[name].to(model[name].dtype)) for name in model}
+    due = {name: value.to(model[name].dtype) for name, value in given.items()}
+    assert_same_tensors(tensors_of(fit(model, given), 32), due)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
 def test_a_value_that_a_dtype_does_not_have_is_refused_unless_it_may_be_rounded(dtype):
     given, model = {"w": torch.tensor([1.0, 1 / 3, float("nan")])}, {"w": torch.empty(3).to(dtype)}
     with pytest.raises(CheckpointError, match=r"tensor 'w' of the file is F32, .* model.strict"):
-        values_of(fit(model, given))
-    assert values_of(fit(model, given, rounds=True))["w"] == bytes_of(given["w"].to(dtype))
+        tensors_of(fit(model, given))
+    rounded = tensors_of(fit(model, given, rounds=True))
+    assert_same_tensors(rounded, {"w": given["w"].to(dtype)})
     given["w"] = torch.tensor([1.0, -0.0, float("nan")])
-    assert values_of(fit(model, given))["w"] == bytes_of(given["w"].to(dtype))
+    assert_same_tensors(tensors_of(fit(model, given)), {"w": given["w"].to(dtype)})
 
 
 @pytest.mark.parametrize("names", [["wte"], ["head"], ["wte", "head"]])
@@ -105,7 +88,7 @@ def test_a_tied_tensor_may_be_under_any_of_its_names(names):
     # Under both names, the file has two copies.
     given = {"bias": torch.ones(2), **{name: value.clone() for name in names}}
     source = fit(model, given)
-    assert values_of(source) == {"bias": bytes_of(given["bias"]), "head": bytes_of(value)}
+    assert_same_tensors(tensors_of(source), {"bias": given["bias"], "head": value})
     assert source.layout.aliases == {"wte": "head"}
 
 
@@ -113,7 +96,7 @@ def test_copies_of_a_tied_tensor_that_differ_are_refused():
     weight = torch.empty(4, 3)
     given = {"wte": torch.zeros(4, 3), "head": torch.ones(4, 3)}
     with pytest.raises(CheckpointError, match="different values for 'head' and 'wte'"):
-        values_of(fit({"wte": weight, "head": weight}, given))
+        tensors_of(fit({"wte": weight, "head": weight}, given))
 
 
 def test_what_differs_is_listed_by_kind():
@@ -140,9 +123,5 @@ def test_names_that_differ_by_a_prefix_are_pointed_out():
 def test_what_a_file_lacks_may_be_kept_from_the_model():
     model = {"body": torch.ones(40), "head": torch.full((3, 2), 7.0), "new": torch.tensor(5)}
     given = {"body": torch.arange(40.0), "head": torch.zeros(9, 2), "gone": torch.zeros(1)}
-    found = values_of(fit(model, given, keeps=True))
-    assert found == {
-        "body": bytes_of(given["body"]),
-        "head": bytes_of(model["head"]),
-        "new": bytes_of(model["new"]),
-    }
+    found = tensors_of(fit(model, given, keeps=True))
+    assert_same_tensors(found, {**model, "body": given["body"]})

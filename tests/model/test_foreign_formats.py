@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from support import as_bytes, body_of, every_kind
+from support import as_bytes, every_kind
 
 from flstream.model.formats.opening import CheckpointFile, open_checkpoint
 from flstream.model.source import Scratch, views_of
@@ -18,13 +18,6 @@ from flstream.model.source import Scratch, views_of
 def tensor_bytes(file: CheckpointFile, name: str) -> bytes:
     spec = file.layout.by_name[file.layout.aliases.get(name, name)]
     return b"".join(views_of(file, spec.start, spec.stop, Scratch())) if spec.nbytes else b""
-
-
-def assert_any_range(file: CheckpointFile, step: int) -> None:
-    whole, scratch = body_of(file), Scratch()
-    for start in range(0, len(whole), step):
-        stop = min(start + 2 * step, len(whole))
-        assert b"".join(views_of(file, start, stop, scratch)) == whole[start:stop]
 
 
 def test_tensors_of_torch_keep_their_bits_names_and_ties(tmp_path: Path) -> None:
@@ -48,7 +41,6 @@ def test_tensors_of_torch_keep_their_bits_names_and_ties(tmp_path: Path) -> None
         assert tensor_bytes(file, f"state.{name}") == as_bytes(value.resolve_conj()), name
     assert file.layout.aliases == {"state.weight": "state.tied"}
     assert file.metadata == {"epoch": "3", "history.0.loss": "0.5"}
-    assert_any_range(file, 29)
     assert "CRC-32" in file.check()[-1]
 
 
@@ -59,14 +51,12 @@ def test_arrays_of_an_npz_are_read_in_c_order(tmp_path: Path, save: Callable[...
         "fortran": np.asfortranarray(generator.standard_normal((6, 5, 4))),
         "column": np.asfortranarray(generator.standard_normal((9, 1))),
         "scalar": np.array(3, np.int16),
-        "large": np.asfortranarray(np.arange(60 * 7 * 60, dtype=np.float32).reshape(60, 7, 60)),
     }
     save(tmp_path / "a.npz", **arrays)
     file = open_checkpoint(tmp_path / "a.npz")
     for name, array in arrays.items():
         assert file.layout.by_name[name].shape == array.shape
         assert tensor_bytes(file, name) == array.tobytes("C"), name
-    assert_any_range(file, 1003)
     assert "CRC-32" in file.check()[-1]
 
 
