@@ -280,9 +280,7 @@ class FileSink(BodyFile):
         try:
             self._temporary = path.with_name(path.name + ".tmp")
             path.parent.mkdir(parents=True, exist_ok=True)
-            if path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            if path.exists() and not path.is_file():  # a device, which a file would replace
+            if path.exists() and not path.is_file():  # a folder, or a device to be replaced
                 raise FileExistsError(errno.EEXIST, "it is no regular file; choose another path")
             fd = open_to_write(self._temporary, keep=resume)
         except (OSError, ValueError) as error:

@@ -16,19 +16,12 @@ Place = tuple[Source, TensorInfo]
 
 
 class Segment(NamedTuple, Generic[PartT]):
-    """A range of a body that is one range of a part of it.
+    """A range of a body that is one range of a part of it."""
 
-    Attributes:
-        start: Offset in bytes of its first byte in the body.
-        stop: Offset in bytes after its last byte there.
-        part: The part.
-        offset: Offset in bytes of its first byte in the part.
-    """
-
-    start: int
+    start: int  # in the body, in bytes
     stop: int
     part: PartT
-    offset: int
+    offset: int  # of its first byte in the part
 
 
 class Segments(Generic[PartT]):

@@ -56,15 +56,12 @@ def open_to_write(path: Path, *, keep: bool) -> int:
     while True:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-        except PermissionError:  # the file may be removed, but not written
-            if keep:
+        except OSError as error:
+            is_link = error.errno == errno.ELOOP  # to somebody else's file
+            # A file may be removed, but not written.
+            if not (is_link or (isinstance(error, PermissionError) and not keep)):
                 raise
             path.unlink()
-            continue
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            path.unlink()  # a link to somebody else's file
             continue
         try:
             _lock(fd)

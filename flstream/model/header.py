@@ -7,10 +7,9 @@ no memory before it is refused.
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container
 from itertools import pairwise
 from typing import Annotated, NamedTuple
 
@@ -20,8 +19,6 @@ from flstream.errors import LayoutError
 from flstream.model.dtypes import BY_CODE
 from flstream.text import quotable
 
-# The body begins at a multiple of 64 bytes of the file: a mapped tensor is then aligned for SIMD.
-_BODY_ALIGNMENT = 64
 # The limit of the safetensors library, checked before anything is allocated.
 MAX_HEADER_BYTES = 100_000_000
 METADATA = "__metadata__"
@@ -83,31 +80,6 @@ class TensorInfo(NamedTuple):
     def elements(self) -> int:
         """Number of elements; 1 for a scalar."""
         return math.prod(self.shape)
-
-
-def encode_header(
-    tensors: Iterable[TensorInfo],
-    aliases: Mapping[str, str],
-    metadata: Mapping[str, str] | None = None,
-) -> bytes:
-    """Encode a header: see :meth:`Layout.header`. The aliases stand in its metadata."""
-    metadata = dict(metadata or {})
-    if aliases:
-        metadata[TIED] = _json(aliases).decode()
-    fields: dict[str, object] = {METADATA: metadata} if metadata else {}
-    for spec in tensors:
-        fields[spec.name] = {
-            "dtype": spec.dtype,
-            "shape": list(spec.shape),
-            "data_offsets": [spec.start, spec.stop],
-        }
-    text = _json(fields)
-    text += b" " * (-(8 + len(text)) % _BODY_ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def check_name(name: object) -> None:

@@ -6,6 +6,7 @@ that header in a file. All other code reads, moves and writes ranges of the body
 
 from __future__ import annotations
 
+import json
 import math
 from bisect import bisect_right
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -17,11 +18,13 @@ import xxhash
 from flstream.errors import LayoutError
 from flstream.model.dtypes import BY_CODE
 from flstream.model.header import MAX_HEADER_BYTES as MAX_HEADER_BYTES
+from flstream.model.header import METADATA, TIED, check_name, decode_header
 from flstream.model.header import TensorInfo as TensorInfo
-from flstream.model.header import check_name, decode_header, encode_header
 
 ALIGNMENT = 16
 """Divisor in bytes of every chunk's start, so that no element straddles two chunks."""
+# The body begins at a multiple of 64 bytes of the file: a mapped tensor is then aligned for SIMD.
+_BODY_ALIGNMENT = 64
 
 
 class TypeRun(NamedTuple):
@@ -231,8 +234,28 @@ class Layout:
         return "the tensors are in another order"
 
     def header(self, metadata: Mapping[str, str] | None = None) -> bytes:
-        """Encode the safetensors header: 8 bytes with its length, then JSON padded with spaces."""
-        return encode_header(self.tensors, self.aliases, metadata)
+        """Encode the safetensors header: 8 bytes with its length, then JSON padded with spaces.
+
+        Args:
+            metadata: Strings for ``__metadata__``, under any names but that of the aliases.
+        """
+        metadata = dict(metadata or {})
+        if self.aliases:
+            metadata[TIED] = _json(self.aliases)
+        fields: dict[str, object] = {METADATA: metadata} if metadata else {}
+        for spec in self.tensors:
+            fields[spec.name] = {
+                "dtype": spec.dtype,
+                "shape": list(spec.shape),
+                "data_offsets": [spec.start, spec.stop],
+            }
+        text = _json(fields).encode()
+        text += b" " * (-(8 + len(text)) % _BODY_ALIGNMENT)
+        return len(text).to_bytes(8, "little") + text
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 def _absent(name: str, layout: Layout) -> str:

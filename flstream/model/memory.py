@@ -145,13 +145,8 @@ class MemoryBody(ComposedSource):
         )
 
     def part(self, layout: Layout) -> MemoryBody:
-        """Return the writable body of some of the tensors, in their own storage.
-
-        Args:
-            layout: Layout of those tensors.
-        """
-        names = layout.names
-        tensors = {name: self.tensors[name] for name in names}
+        """Return the writable body of the tensors that a layout names, in their own storage."""
+        tensors = {name: self.tensors[name] for name in layout.names}
         return MemoryBody.of(tensors, writable=True, tied=layout.aliases)
 
     def views(self, start: int, stop: int) -> list[memoryview]:

@@ -98,18 +98,12 @@ def open_checkpoint(path: Path) -> CheckpointFile:
         CheckpointError: The file cannot be read, or is not sound; the message names it.
         LayoutError: It has a tensor that a body cannot hold; the message names both.
     """
-    if path.name.lower().endswith(".json"):
-        from flstream.model.formats.shards import open_shards
-
-        regular_size(path)
-        return open_shards(path)
-    return open_tensors(path)
-
-
-def open_tensors(path: Path) -> CheckpointFile:
-    """Open a single file of tensors: see :func:`open_checkpoint`."""
     regular_size(path)
     suffix = path.suffix.lower()
+    if suffix == ".json":
+        from flstream.model.formats.shards import open_shards
+
+        return open_shards(path)
     if suffix == ".npz":
         from flstream.model.formats.npz import open_npz
 

@@ -11,7 +11,7 @@ import msgspec
 
 from flstream.errors import CheckpointError
 from flstream.model.composed import Place, composed
-from flstream.model.formats.opening import CheckpointFile, open_tensors
+from flstream.model.formats.opening import CheckpointFile, open_checkpoint
 from flstream.model.header import MAX_HEADER_BYTES
 
 
@@ -29,7 +29,7 @@ def open_shards(path: Path) -> CheckpointFile:
         CheckpointError: The index or a shard is not sound, or a shard is not in the index's folder.
     """
     members, metadata = _parse(path)
-    shards = {name: open_tensors(_shard_path(name, path)) for name in sorted(members)}
+    shards = {name: open_checkpoint(_shard_path(name, path)) for name in sorted(members)}
     aliases: dict[str, str] = {}
     places: dict[str, Place] = {}
     for name, shard in shards.items():
