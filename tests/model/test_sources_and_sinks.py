@@ -17,8 +17,8 @@ from support import as_bytes, body_of, every_kind, tensor
 
 from flstream.aggregation.ahead import WriteBehind
 from flstream.errors import LayoutError
-from flstream.model import composed as model_composed
 from flstream.model.checkpoint import FileSink, FileSource, unnamed_file, write_checkpoint
+from flstream.model.composed import arranged, composed
 from flstream.model.copy import copy
 from flstream.model.digests import BodyDigest, body_digest
 from flstream.model.dtypes import BY_CODE
@@ -106,20 +106,14 @@ def saved(state: State, place: Place) -> Source:
     return open_checkpoint(place.folder / "m.pt")
 
 
-def arranged(state: State, place: Place) -> Source:
-    return model_composed.arranged(shards(state, place))
-
-
-def composed(state: State, place: Place) -> Source:
+def parts(state: State, place: Place) -> Source:
     """Every other tensor of a file, and the others of two bodies in memory."""
     names = sorted(state)
     sources: list[Source] = [
         part({name: state[name] for name in names[number::3]}, place)
         for number, part in enumerate((file, strided, buffer))
     ]
-    return model_composed.composed(
-        {spec.name: (each, spec) for each in sources for spec in each.layout.tensors}
-    )
+    return composed({spec.name: (each, spec) for each in sources for spec in each.layout.tensors})
 
 
 def remote(state: State, place: Place) -> Source:
@@ -139,8 +133,7 @@ SOURCES: dict[str, Callable[[State, Place], Source]] = {
     "shards": shards,
     "compressed Fortran npz": compressed,
     "torch": saved,
-    "arranged": arranged,
-    "composed": composed,
+    "composed": parts,
     "remote": remote,
 }
 
@@ -324,7 +317,7 @@ def test_in_what_is_arranged_the_first_of_tied_names_stands_for_the_tensor():
         specs.append(spec._replace(start=offset, stop=offset + spec.nbytes))
         offset += spec.nbytes
     given = BufferSource(Layout(specs, ties), memoryview(random.Random(4).randbytes(offset)))
-    source = model_composed.arranged(given)
+    source = arranged(given)
     assert source.layout.is_canonical
     assert source.layout.aliases == {"w": "a", "x": "a"}
     assert [spec.name for spec in source.layout.tensors] == ["a", "none", "ones", "b"]
