@@ -62,9 +62,7 @@ class Differences(NamedTuple):
         return f"{origin} {'; it '.join(clauses)}{hint}"
 
 
-def fitted(
-    layout: Layout, file: Source, origin: str, own: Source | None = None, *, rounds: bool = False
-) -> ComposedSource:
+def fitted(layout: Layout, file: Source, origin: str, own: Source | None = None) -> ComposedSource:
     """Compose the tensors of a model of the values of a file.
 
     Values are cast to the model's dtypes as they are read.
@@ -73,16 +71,17 @@ def fitted(
         layout: Layout of the model.
         file: The file's tensors.
         origin: Name of the file, for messages.
-        own: The model's own tensors, which are taken where the file has none of that shape; None
-            where the layouts have no :class:`Differences`.
-        rounds: Whether a value may change when it is cast. Otherwise, reading one that does raises
-            a :class:`CheckpointError`.
+        own: The model's own tensors, which are taken where the file has none of that shape; values
+            may change then when they are cast. None where the layouts have no
+            :class:`Differences`; reading a value that a cast changes is a
+            :class:`CheckpointError`.
 
     Raises:
         CheckpointError: Names that are tied in the model have different values in the file.
     """
     differences = Differences.between(layout, file.layout)
     apart = {*differences.missing, *differences.misshapen}
+    rounds = own is not None
     places: dict[str, Place] = {}
     for spec in layout.tensors:
         if own is not None and spec.name in apart:

@@ -100,7 +100,10 @@ def part_layout(layout: Layout, body: str, bodies: Sequence[str]) -> Layout:
         bodies: Names of all bodies beside the model's.
     """
     names = {name: own_name(name, body) for name in layout.names if body_of(name, bodies) == body}
-    return layout.subset(names, names).renamed(names)
+    return Layout.of(
+        ((names[s.name], s.dtype, s.shape) for s in layout.tensors if s.name in names),
+        {names[a]: names[name] for a, name in layout.aliases.items() if a in names},
+    )
 
 
 def join_bodies(parts: Mapping[str, Source]) -> ComposedSource:

@@ -168,16 +168,6 @@ class Layout:
         }
         return Layout(specs, ties)
 
-    def renamed(self, names: Mapping[str, str]) -> Layout:
-        """Return the layout with other names, in the same order.
-
-        Args:
-            names: The new name of each tensor by its own, and of each alias that it is to keep.
-        """
-        specs = [spec._replace(name=names[spec.name]) for spec in self.tensors]
-        ties = {names[a]: names[name] for a, name in self.aliases.items() if a in names}
-        return Layout(specs, ties)
-
     def overlapping(self, start: int, stop: int) -> Iterator[TensorInfo]:
         """Yield the tensors with at least one byte in ``[start, stop)``, in order."""
         first = max(bisect_right(self._filled, start, key=lambda spec: spec.start) - 1, 0)

@@ -174,7 +174,7 @@ def _initial(model: ModelSection, seed: int) -> _Initial:
         layout, made = layout_on(model, seed)
         expect_fit(model, layout, given.layout)
         own = MemoryBody.of(made.state)
-    source = fitted(layout, given, str(model.initial), own, rounds=not model.strict)
+    source = fitted(layout, given, str(model.initial), own)
     return _Initial(source, order_text(layout, made.state), made)
 
 

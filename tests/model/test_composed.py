@@ -40,11 +40,9 @@ def test_neighbours_in_a_file_are_read_at_once_and_a_change_of_it_is_told_of(tmp
     assert "was changed after it was opened" in source.changed()
 
 
-def fit(model, given, **options):
-    made = MemoryBody.of(model)
-    keeps = options.pop("keeps", False)
-    source = MemoryBody.of(given)
-    return fitted(made.layout, source, "the file", made if keeps else None, **options)
+def fit(model, given, *, keeps=False):
+    made, source = MemoryBody.of(model), MemoryBody.of(given)
+    return fitted(made.layout, source, "the file", made if keeps else None)
 
 
 def test_integers_that_do_not_fit_are_refused():
@@ -74,7 +72,7 @@ def test_a_value_that_a_dtype_does_not_have_is_refused_unless_it_may_be_rounded(
     given, model = {"w": torch.tensor([1.0, 1 / 3, float("nan")])}, {"w": torch.empty(3).to(dtype)}
     with pytest.raises(CheckpointError, match=r"tensor 'w' of the file is F32, .* model.strict"):
         tensors_of(fit(model, given))
-    rounded = tensors_of(fit(model, given, rounds=True))
+    rounded = tensors_of(fit(model, given, keeps=True))
     assert_same_tensors(rounded, {"w": given["w"].to(dtype)})
     given["w"] = torch.tensor([1.0, -0.0, float("nan")])
     assert_same_tensors(tensors_of(fit(model, given)), {"w": given["w"].to(dtype)})
