@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
@@ -15,7 +17,7 @@ Place = tuple[Source, TensorInfo]
 """A source, and one of its tensors."""
 
 
-class Segment(NamedTuple, Generic[PartT]):
+class Segment(msgspec.Struct, Generic[PartT], gc=False):
     """A range of a body that is one range of a part of it."""
 
     start: int  # in the body, in bytes
@@ -41,7 +43,7 @@ class Segments(Generic[PartT]):
             and last.stop == spec.start
             and last.offset + last.stop - last.start == offset
         ):
-            self._all[-1] = last._replace(stop=spec.stop)
+            last.stop = spec.stop
         else:
             self._all.append(Segment(spec.start, spec.stop, part, offset))
 
@@ -82,14 +84,15 @@ class ComposedSource:
 
     def read(self, start: int, stop: int, into: memoryview) -> None:
         """Read the bytes ``[start, stop)``, each segment from its source."""
-        for first, last, source, offset in self._segments.cut(start, stop):
-            source.read(offset, offset + last - first, into[first - start : last - start])
+        for at in self._segments.cut(start, stop):
+            view = into[at.start - start : at.stop - start]
+            at.part.read(at.offset, at.offset + len(view), view)
 
     def in_place(self, start: int, stop: int) -> list[memoryview] | None:
         """Return the bytes ``[start, stop)`` in place; None if a source has some not in memory."""
         views: list[memoryview] = []
-        for first, last, source, offset in self._segments.cut(start, stop):
-            own = in_place(source, offset, offset + last - first)
+        for at in self._segments.cut(start, stop):
+            own = in_place(at.part, at.offset, at.offset + at.stop - at.start)
             if own is None:
                 return None
             views += own

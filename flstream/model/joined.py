@@ -187,10 +187,10 @@ class SplitWriter:
         """Write bytes that begin at ``start`` of the joint body; 0 begins all of it again."""
         if start == 0:
             self._begin()
-        for first, last, body, offset in self._segments.cut(start, start + len(view)):
-            piece = view[first - start : last - start]
-            self._parts[body].write(offset, piece)
-            self._digests[body].update([piece])
+        for at in self._segments.cut(start, start + len(view)):
+            piece = view[at.start - start : at.stop - start]
+            self._parts[at.part].write(at.offset, piece)
+            self._digests[at.part].update([piece])
 
     def _begin(self) -> None:
         self._digests = {body: BodyDigest(part.layout) for body, part in self._parts.items()}

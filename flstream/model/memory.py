@@ -156,11 +156,11 @@ class MemoryBody(ComposedSource):
         """
         views: list[memoryview] = []
         incoming: list[tuple[TensorView, int, memoryview]] = []
-        for first, last, view, offset in self._segments.cut(start, stop):
-            own = view.in_place(offset, offset + last - first)
+        for at in self._segments.cut(start, stop):
+            own = at.part.in_place(at.offset, at.offset + at.stop - at.start)
             if own is None:
-                own = [memoryview(bytearray(last - first))]
-                incoming.append((view, offset, own[0]))
+                own = [memoryview(bytearray(at.stop - at.start))]
+                incoming.append((at.part, at.offset, own[0]))
             views += own
         if incoming:
             self._incoming[start, stop] = incoming
