@@ -212,12 +212,7 @@ def _refuse_oversize(layout: Layout) -> None:
 
 
 def empty_tensor(spec: TensorInfo, framework: Framework) -> torch.Tensor | np.ndarray[Any, Any]:
-    """Make a tensor or an array of new, uninitialised memory.
-
-    Raises:
-        MemoryError, RuntimeError, ValueError: There is not enough memory.
-        LayoutError: NumPy lacks the dtype.
-    """
+    """Make a tensor or an array of new, uninitialised memory."""
     if framework == "numpy":
         return np.empty(spec.shape, numpy_dtype(spec.dtype, spec.name))
     import torch
@@ -226,11 +221,7 @@ def empty_tensor(spec: TensorInfo, framework: Framework) -> torch.Tensor | np.nd
 
 
 def over_bytes(array: np.ndarray[Any, Any], spec: TensorInfo, framework: Framework) -> Any:
-    """Return a tensor or an array over an array of its bytes.
-
-    Raises:
-        LayoutError: NumPy lacks the dtype.
-    """
+    """Return a tensor or an array over an array of its bytes."""
     if framework == "numpy":
         return array.view(numpy_dtype(spec.dtype, spec.name)).reshape(spec.shape)
     import torch

@@ -74,7 +74,8 @@ def uniforms(key: bytes, start: int, count: int) -> Floats:
         start: Index of the first one, at least 0.
         count: How many.
     """
-    return _uniform(words(key, start, count))
+    # 52 bits and a half: exact in a float, so that the numbers lie evenly around 1/2.
+    return ((words(key, start, count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
 def normals(key: bytes, start: int, count: int) -> Floats:
@@ -135,11 +136,6 @@ def _in_blocks(quantile: Callable[[Floats], Floats], key: bytes, start: int, cou
         stop = min(first + _BLOCK, count)
         found[first:stop] = quantile(uniforms(key, start + first, stop - first))
     return found
-
-
-def _uniform(raw: np.ndarray[Any, np.dtype[np.uint64]]) -> Floats:
-    # 52 bits and a half: exact in a float, so that the numbers lie evenly around 1/2.
-    return ((raw >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
 def _laplace(uniform: Floats) -> Floats:

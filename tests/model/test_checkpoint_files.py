@@ -131,10 +131,6 @@ def test_any_file_is_a_body_of_bytes(tmp_path, size):
     source = open_blob(tmp_path / "any")
     assert source.layout == Layout.of([("blob", "U8", (size,))])
     assert b"".join(views_of(source, 0, size, Scratch()) if size else []) == content
-    with FileSink(tmp_path / "copy", source.layout, bare=True) as sink:
-        copy(source, sink)
-        sink.finish()
-    assert (tmp_path / "copy").read_bytes() == content
 
 
 def test_what_is_no_regular_file_is_no_body_of_bytes(tmp_path):

@@ -20,12 +20,7 @@ _SUFFIX = ".npy"
 
 
 def open_npz(path: Path) -> CheckpointFile:
-    """Open the arrays of an ``.npz`` file, as tensors in C order.
-
-    Raises:
-        CheckpointError: The archive is not sound, or a member is not an array of numbers.
-        LayoutError: A body cannot hold an array's type.
-    """
+    """Open the arrays of an ``.npz`` file, as tensors in C order."""
     specs: list[TensorInfo] = []
     with open_archive(path, "save the arrays with np.savez") as archive:
         for member in archive.infolist():

@@ -127,15 +127,7 @@ def open_checkpoint(path: Path) -> CheckpointFile:
 
 @contextmanager
 def open_archive(path: Path, remedy: str) -> Iterator[zipfile.ZipFile]:
-    """Open a zip archive, and give errors of reading it the name of the file.
-
-    Args:
-        path: Path of the file.
-        remedy: What to do if it is no archive, in the imperative.
-
-    Raises:
-        CheckpointError: It is none, is damaged, or is encrypted.
-    """
+    """Open a zip archive, whose errors get the file's name, and a remedy for what is none."""
     with reading(path):
         if not zipfile.is_zipfile(path):
             raise CheckpointError(f"{path} is no zip archive, or was cut short; {remedy}")
@@ -151,11 +143,7 @@ def open_archive(path: Path, remedy: str) -> Iterator[zipfile.ZipFile]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Give errors of reading an archive the name of the file.
-
-    Raises:
-        CheckpointError: It cannot be read.
-    """
+    """Give errors of reading an archive the name of the file."""
     try:
         yield
     # An archive, and the headers in it, can be wrong in any way.

@@ -23,11 +23,7 @@ class _Index(msgspec.Struct):
 
 
 def open_shards(path: Path) -> CheckpointFile:
-    """Open the tensors that an index names.
-
-    Raises:
-        CheckpointError: The index or a shard is not sound, or a shard is not in the index's folder.
-    """
+    """Open the tensors that an index names."""
     members, metadata = _parse(path)
     shards = {name: open_checkpoint(_shard_path(name, path)) for name in sorted(members)}
     aliases: dict[str, str] = {}

@@ -27,11 +27,6 @@ def open_torch(path: Path) -> CheckpointFile:
 
     Keys of nested tables are joined by dots. Numbers and texts become metadata, and all other
     values are ignored.
-
-    Raises:
-        CheckpointError: The file is not sound, is in torch's format before 1.6, or loading it would
-            run code.
-        LayoutError: A tensor is sparse, quantised or of a type that a body cannot hold.
     """
     with open_archive(path, "save it again with torch.save of a current version") as archive:
         members = archive.infolist()
