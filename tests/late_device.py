@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from flstream.model import device
+from flstream.model import tensor_view
 
 
 class LateDevice:
@@ -31,7 +31,7 @@ class LateDevice:
 def late(monkeypatch):
     """All torch tensors count as those of such a device."""
     found = LateDevice()
-    monkeypatch.setattr(device, "is_elsewhere", lambda value: isinstance(value, torch.Tensor))
-    monkeypatch.setattr(device, "begin_copy", found.begin)
-    monkeypatch.setattr(device, "wait_for_copies", found.wait)
+    monkeypatch.setattr(tensor_view, "is_elsewhere", lambda value: isinstance(value, torch.Tensor))
+    monkeypatch.setattr(tensor_view, "begin_copy", found.begin)
+    monkeypatch.setattr(tensor_view, "wait_for_copies", found.wait)
     return found

@@ -18,7 +18,7 @@ from flstream.aggregation.walk import OnRange, fold_updates
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.digests import BodyDigest
 from flstream.model.dtypes import FLOATS, SCALES, first_not_finite, load, numbers_in
-from flstream.model.joined import MAIN, DiscardWriter, SplitWriter, part_layout
+from flstream.model.joined import MAIN, SplitWriter, part_layout
 from flstream.model.layout import Layout
 from flstream.model.source import Sink, Source
 
@@ -128,10 +128,9 @@ def write_site_model(
     # Multiplied by a weight and divided by it again, a float64 need not be what it was.
     model = replace(update, weight=1.0)
     # What travels with the model is no part of it.
-    layouts = {body: part_layout(base.layout, body, rule.bodies) for body in (MAIN, *rule.bodies)}
-    with FileSink(path, layouts[MAIN], header, durable=False) as sink:
-        others = {body: DiscardWriter(layouts[body]) for body in rule.bodies}
-        writer = SplitWriter({MAIN: sink, **others})
+    layout = part_layout(base.layout, MAIN, rule.bodies)
+    with FileSink(path, layout, header, durable=False) as sink:
+        writer = SplitWriter({MAIN: sink}, base.layout)
         with closing(WriteBehind(base.layout, writer.write)) as target:
             adopt_update(base, [model], adopting(rule), target, step, lambda _: check())
         sink.finish()

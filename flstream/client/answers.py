@@ -12,12 +12,11 @@ from flstream.client.logged_values import check_length
 from flstream.client.messages import TaskKind
 from flstream.client.number import no_number, number_of
 from flstream.errors import ClientError
-from flstream.model.device import viewed
-from flstream.model.header import TensorInfo, check_name
+from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, Framework, Params
 from flstream.model.source import Scratch, Source, views_of
-from flstream.model.ties import find_ties, restore_ties
+from flstream.model.ties import distinct_views
 
 RESERVED_METRICS = frozenset({"round", "sites", "train"})
 """Names that a metric must not have, since the summary uses them beside the metrics."""
@@ -189,10 +188,7 @@ def copied(params: Params, tied: Mapping[str, str] | None) -> list[Piece]:
         LayoutError: A value cannot be streamed, or tied names hold different values; the message
             names them.
     """
-    for name in params:
-        check_name(name)
-    known = {name: viewed(name, value) for name, value in params.items()}
-    kept = restore_ties(known, find_ties(known) if tied is None else tied)
+    kept, _ = distinct_views(params, tied)
     return [Piece(name, each.code, each.shape, each.tobytes()) for name, each in kept.items()]
 
 

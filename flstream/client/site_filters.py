@@ -15,10 +15,10 @@ from flstream.errors import ClientError
 from flstream.filters.block import Passage
 from flstream.filters.chain import filtered, remaining
 from flstream.job.filters import FilterSpec
+from flstream.model.checkpoint import BodyFile, unnamed_file
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Source
-from flstream.model.unnamed_file import UnnamedFile
 
 # A model up to here is kept in memory: a file would cost more than it saves.
 _TINY_BYTES = 1 << 20
@@ -59,7 +59,7 @@ class SiteFilters(NamedTuple):
         remaining(layout, self.up, "up")
         remaining(layout, self.down, "down")
 
-    def place(self, layout: Layout) -> MemoryBody | UnnamedFile:
+    def place(self, layout: Layout) -> MemoryBody | BodyFile:
         """Return the place where a received model is kept.
 
         Raises:
@@ -67,7 +67,7 @@ class SiteFilters(NamedTuple):
         """
         if layout.nbytes <= _TINY_BYTES:
             return MemoryBody.allocate(layout)
-        return UnnamedFile(layout, self.folder)
+        return unnamed_file(layout, self.folder)
 
     def received(self, model: Source, site: SiteContext) -> Source:
         """Return a received model as the site's code is to see it."""

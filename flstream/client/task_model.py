@@ -16,13 +16,13 @@ from flstream.client.site_filters import SiteFilters
 from flstream.client.watched import WatchedValues
 from flstream.client.worker import KnownModel, Worker
 from flstream.errors import ClientError, FlstreamError, StreamingError
+from flstream.model.checkpoint import BodyFile
 from flstream.model.copy import copy
 from flstream.model.layout import Layout
 from flstream.model.mapped import MappedModel
 from flstream.model.memory import BufferSource, Framework, MemoryBody, Params
 from flstream.model.order import in_order
 from flstream.model.source import Source
-from flstream.model.unnamed_file import UnnamedFile
 from flstream.streaming.download import download
 from flstream.telemetry.events import Transfer
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # Bytes of the smallest mapped model of which it matters how much is written to.
 _LEAST_LOOKED_AT = 16 << 20
 
-BodyT = TypeVar("BodyT", bound=MemoryBody | UnnamedFile)
+BodyT = TypeVar("BodyT", bound=MemoryBody | BodyFile)
 
 SinkFor = Callable[[Layout, Layout], MemoryBody]
 """Function from the layout of a model, and that of the part that code receives, to the sink."""
@@ -91,7 +91,7 @@ class TaskModel:
         self.joined: JoinedBodies | None = None
         self.selected: Collection[str] | None = None
         self.held_back: Collection[str] = ()
-        self.kept: MemoryBody | UnnamedFile | BufferSource | None = None
+        self.kept: MemoryBody | BodyFile | BufferSource | None = None
         self._mapped: MappedModel | None = None
         self._worker = worker
         self._filters = filters
@@ -216,7 +216,7 @@ class TaskModel:
 
     def _arrived(
         self, seen: Callable[[Layout], MemoryBody]
-    ) -> MemoryBody | UnnamedFile | BufferSource:
+    ) -> MemoryBody | BodyFile | BufferSource:
         """Return the received model, of which code gets a copy.
 
         Args:
@@ -255,7 +255,7 @@ class TaskModel:
         body = MemoryBody.over(into)
         if difference := model.layout.difference(body.layout):
             raise ClientError(f"the model does not fit what it is received into: {difference}")
-        model.copy_into(body)
+        copy(model.source(), body)
         return body.tensors
 
     def _copied(self, sink_for: SinkFor, site: SiteContext) -> Params:

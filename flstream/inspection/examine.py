@@ -23,8 +23,7 @@ from flstream.inspection.runs import (
 )
 from flstream.inspection.statistics import TensorRow, tensor_statistics
 from flstream.model.checkpoint import regular_size
-from flstream.model.formats.file import CheckpointFile
-from flstream.model.formats.opening import open_checkpoint
+from flstream.model.formats.opening import CheckpointFile, open_checkpoint
 from flstream.model.header import TensorInfo
 from flstream.model.source import Scratch
 from flstream.runs.run_directory import RunDirectory

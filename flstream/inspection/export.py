@@ -13,9 +13,8 @@ from flstream.errors import CheckpointError, UsageError
 from flstream.inspection.examine import model_at
 from flstream.inspection.runs import run_of, verify_checkpoint
 from flstream.model.checkpoint import write_checkpoint
-from flstream.model.composed import ComposedSource
-from flstream.model.formats.file import CheckpointFile
-from flstream.model.formats.opening import open_checkpoint
+from flstream.model.composed import composed
+from flstream.model.formats.opening import CheckpointFile, open_checkpoint
 from flstream.model.order import ORDER, in_order
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.export_files import kept_files, kept_prefix
@@ -97,8 +96,7 @@ def _write_folder(
     # Of tied names the first is written, as libraries do that tie them again.
     first = {tensor: name for name, tensor in reversed([*names.items()])}
     places = {first[spec.name]: (file, spec) for spec in file.layout.tensors}
-    renamed = ComposedSource(file.layout.renamed(first), places)
-    write_checkpoint(weights, renamed, {"format": "pt"})
+    write_checkpoint(weights, composed(places), {"format": "pt"})
     return [*files, weights]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,13 +29,7 @@ from flstream.text import quotable
 
 # Bytes written between two requests to the disk to begin writing.
 _WRITEBACK_BYTES = 16 << 20
-_KINDS = (
-    (stat.S_ISDIR, "folder"),
-    (stat.S_ISFIFO, "pipe"),
-    (stat.S_ISSOCK, "socket"),
-    (stat.S_ISCHR, "device"),
-    (stat.S_ISBLK, "device"),
-)
+_KINDS = {"d": "folder", "p": "pipe", "s": "socket"}
 
 
 class FileHeader(NamedTuple):
@@ -52,17 +47,95 @@ class FileHeader(NamedTuple):
     nbytes: int
 
 
-class FileSource:
-    """A safetensors file as a source. It reads with ``pread``, so threads may share it.
+class BodyFile:
+    """A body in an open file. Threads may read it at once.
 
     Mapping the file would avoid one copy but charge every page touched to this process's RSS.
 
     Attributes:
-        path: Path of the file.
         layout: Tensors in the file.
         metadata: Strings of the header.
         header_bytes: Length of the header in bytes: where the body begins in the file.
         fd: Descriptor of the file, open as long as this object exists.
+        is_used: Whether it has held a model before: never.
+
+    Args:
+        name: Name of the file, for messages.
+        fd: Descriptor, which this object closes.
+        header: Header of the file, if it is known; otherwise it is read and checked.
+
+    Raises:
+        CheckpointError: It is not a sound safetensors file.
+        OSError: It cannot be read.
+    """
+
+    is_used = False
+
+    def __init__(self, name: str, fd: int, header: FileHeader | None = None) -> None:
+        self.fd = fd
+        # A service's thread may still be reading when a round drops the source. So the
+        # descriptor is closed with the last reference, never under a reader.
+        self._release = weakref.finalize(self, os.close, fd)
+        self.layout, self.metadata, self.header_bytes = header or header_of(fd, name)
+        self._name = name
+        self._scratch = Scratch()
+        self._view = memoryview(b"")
+
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Read the bytes ``[start, stop)``: zeros where nothing was written.
+
+        Raises:
+            CheckpointError: The file cannot be read there, or became shorter since it was opened.
+        """
+        try:
+            count = read_at(self.fd, into, self.header_bytes + start)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self._name}: bytes {start} to {stop} of its tensors cannot be read: "
+                f"{error.strerror}"
+            ) from error
+        if count < len(into):
+            raise self._cut_short(start + count)
+
+    def views(self, start: int, stop: int) -> list[memoryview]:
+        """Return a buffer for the bytes ``[start, stop)``, valid until the next call."""
+        self._view = self._scratch.take(stop - start)
+        return [self._view]
+
+    def commit(self, start: int, stop: int) -> None:
+        """Write the buffer's bytes to their place in the file.
+
+        Raises:
+            CheckpointError: The disk refused them.
+        """
+        self.write(start, self._view)
+
+    def write(self, start: int, view: memoryview) -> None:
+        """Write bytes that begin at ``start`` of the body.
+
+        Raises:
+            CheckpointError: The disk refused them.
+        """
+        try:
+            write_at(self.fd, view, self.header_bytes + start)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self._name}: bytes {start} to {start + len(view)} cannot be written: "
+                f"{error.strerror}"
+            ) from error
+
+    def _cut_short(self, reached: int) -> CheckpointError:
+        return CheckpointError(
+            f"{self._name} ends at byte {reached} of its tensors; it was cut short after it was "
+            "opened"
+        )
+
+
+class FileSource(BodyFile):
+    """A safetensors file as a source.
+
+    Attributes:
+        path: Path of the file.
 
     Args:
         path: Path of the file.
@@ -72,44 +145,15 @@ class FileSource:
         CheckpointError: The file cannot be read or is not a sound safetensors file.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        header: FileHeader | None = None,
-    ) -> None:
+    def __init__(self, path: Path, header: FileHeader | None = None) -> None:
         self.path = path
         try:
-            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            # A service's thread may still be reading when a round drops the source. So the
-            # descriptor is closed with the last reference, never under a reader.
-            weakref.finalize(self, os.close, self.fd)
-            known = header or header_of(self.fd, str(path))
+            super().__init__(str(path), os.open(path, os.O_RDONLY | os.O_CLOEXEC), header)
         except OSError as error:
             raise CheckpointError(
                 f"{path} cannot be read: {error.strerror}; check the path and its permissions"
             ) from error
-        self.layout, self.metadata, self.header_bytes = known
         self._modified = os.fstat(self.fd).st_mtime_ns
-
-    def read(self, start: int, stop: int, into: memoryview) -> None:
-        """Read the bytes ``[start, stop)``.
-
-        Raises:
-            CheckpointError: The file cannot be read there, or became shorter since it was opened.
-        """
-        try:
-            count = read_at(self.fd, into, self.header_bytes + start)
-        except OSError as error:
-            raise CheckpointError(
-                f"{self.path}: bytes {start} to {stop} of its tensors cannot be read: "
-                f"{error.strerror}"
-            ) from error
-        if count < len(into):
-            raise self._cut_short(start + count)
-
-    def has_more(self, offset: int) -> bool:
-        """Whether there is a byte at an offset of the file, whatever its size says."""
-        return bool(os.pread(self.fd, 1, offset))
 
     def changed(self) -> str | None:
         """Return a sentence if the file was written to since it was opened, as its time tells."""
@@ -121,21 +165,11 @@ class FileSource:
             return str(self._cut_short(reached))
         return f"{self.path} was changed after it was opened; offer a file that stays as it is"
 
-    def _cut_short(self, reached: int) -> CheckpointError:
-        return CheckpointError(
-            f"{self.path} ends at byte {reached} of its tensors; it was cut short after it was "
-            "opened"
-        )
-
 
 def header_of(fd: int, origin: str) -> FileHeader:
     """Read the header of an open safetensors file, and check it against the file's length.
 
     The descriptor's offset stays as it is, since other processes may share it.
-
-    Args:
-        fd: Descriptor of the file.
-        origin: Name of the file, for messages.
 
     Raises:
         CheckpointError: It is not a sound safetensors file.
@@ -174,8 +208,8 @@ def regular_size(path: Path) -> int:
         raise CheckpointError(
             f"{quotable(str(path))} cannot be read: {flaw}; check the path and its permissions"
         ) from error
-    kind = next((kind for is_kind, kind in _KINDS if is_kind(status.st_mode)), None)
-    if kind is not None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.filemode(status.st_mode)[0], "device")
         raise CheckpointError(f"{path} is a {kind}; name a regular file")
     return status.st_size
 
@@ -190,13 +224,13 @@ def open_blob(path: Path) -> FileSource:
     """
     size = regular_size(path)
     layout = Layout.of([("blob", "U8", (size,))])
-    source = FileSource(path, header=FileHeader(layout, {}, 0))
-    if not size and source.has_more(0):
+    source = FileSource(path, FileHeader(layout, {}, 0))
+    if not size and os.pread(source.fd, 1, 0):
         raise CheckpointError(f"{path} has no size, as those of the system; copy it into a file")
     return source
 
 
-class FileSink:
+class FileSink(BodyFile):
     """A safetensors file that is being written, range by range.
 
     The bytes go to ``<path>.tmp``. :meth:`finish` makes them durable and moves the file to its
@@ -219,7 +253,6 @@ class FileSink:
 
     Attributes:
         path: Path of the finished file.
-        layout: Tensors to be written.
         resumed: Whether an earlier attempt's temporary file is continued. The bytes in it are to
             be verified: see :meth:`read`.
 
@@ -239,57 +272,37 @@ class FileSink:
         durable: bool = True,
     ) -> None:
         self.path = path
-        self.layout = layout
-        self._scratch = Scratch()
-        self._view = memoryview(b"")
         header = b"" if bare else layout.header(metadata)
-        self._metadata = dict(metadata or {})
-        self._body = len(header)
-        size = self._body + layout.nbytes
+        size = len(header) + layout.nbytes
         self._keep, self._durable = resume, durable
         self._unsynced = 0
         self.resumed = False
         try:
             self._temporary = path.with_name(path.name + ".tmp")
             path.parent.mkdir(parents=True, exist_ok=True)
-            if path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            if path.exists() and not path.is_file():  # a device, which a file would replace
+            if path.exists() and not path.is_file():  # a folder, or a device to be replaced
                 raise FileExistsError(errno.EEXIST, "it is no regular file; choose another path")
-            self._fd = open_to_write(self._temporary, keep=resume)
+            fd = open_to_write(self._temporary, keep=resume)
         except (OSError, ValueError) as error:
             flaw = error.strerror if isinstance(error, OSError) else error  # a NUL in its name
             raise CheckpointError(f"{quotable(str(path))} cannot be written: {flaw}") from error
+        known = FileHeader(layout, dict(metadata or {}), len(header))
+        super().__init__(str(path), fd, known)
         try:
-            size_before = os.fstat(self._fd).st_size
-            self.resumed = (
-                resume and size_before > 0 and os.pread(self._fd, len(header), 0) == header
-            )
+            size_before = os.fstat(fd).st_size
+            self.resumed = resume and size_before > 0 and os.pread(fd, len(header), 0) == header
             # To resume later, bytes of this attempt must differ from what an older file had.
             size_after = min(size_before, size) if self.resumed else 0
-            os.ftruncate(self._fd, size_after if resume else size)
+            os.ftruncate(fd, size_after if resume else size)
             if size:
                 # Claiming the space now finds a full disk before the work is done, not after.
-                os.posix_fallocate(self._fd, 0, size)
-            write_at(self._fd, memoryview(header), 0)
+                os.posix_fallocate(fd, 0, size)
+            write_at(fd, memoryview(header), 0)
         except (OSError, OverflowError) as error:
             self._keep = self.resumed  # nothing else of use is in it
             self.close()
             flaw = error.strerror if isinstance(error, OSError) else "no file may have as many"
             raise CheckpointError(f"{path} needs {size} bytes of disk: {flaw}") from error
-
-    def views(self, start: int, stop: int) -> list[memoryview]:
-        """Return a buffer for the bytes ``[start, stop)``, valid until the next call."""
-        self._view = self._scratch.take(stop - start)
-        return [self._view]
-
-    def commit(self, start: int, stop: int) -> None:
-        """Write the buffer's bytes to their place in the file.
-
-        Raises:
-            CheckpointError: The disk refused them.
-        """
-        self.write(start, self._view)
 
     def write(self, start: int, view: memoryview) -> None:
         """Write bytes that begin at ``start`` of the body.
@@ -297,29 +310,12 @@ class FileSink:
         Raises:
             CheckpointError: The disk refused them.
         """
-        try:
-            write_at(self._fd, view, self._body + start)
-            self._unsynced += len(view)
-            if self._durable and self._unsynced >= _WRITEBACK_BYTES:
-                # The disk can write this part while the next ones are made.
-                begin_writeback(self._fd, 0, self._body + start + len(view))
-                self._unsynced = 0
-        except OSError as error:
-            raise CheckpointError(
-                f"{self.path}: bytes {start} to {start + len(view)} cannot be written: "
-                f"{error.strerror}"
-            ) from error
-
-    def read(self, start: int, stop: int, into: memoryview) -> None:
-        """Read what the file holds at ``[start, stop)``: zeros where nothing was written.
-
-        Raises:
-            CheckpointError: The file cannot be read.
-        """
-        try:
-            read_at(self._fd, into, self._body + start)
-        except OSError as error:
-            raise CheckpointError(f"{self._temporary} cannot be read: {error.strerror}") from error
+        super().write(start, view)
+        self._unsynced += len(view)
+        if self._durable and self._unsynced >= _WRITEBACK_BYTES:
+            # The disk can write this part while the next ones are made.
+            begin_writeback(self.fd, 0, self.header_bytes + start + len(view))
+            self._unsynced = 0
 
     def finish(self) -> FileSource:
         """Make the file durable, give it its name, and open it as a source.
@@ -332,32 +328,55 @@ class FileSink:
         """
         try:
             if self._durable:
-                os.fsync(self._fd)
+                os.fsync(self.fd)
                 halt_at("rename")
             self._temporary.replace(self.path)
             if self._durable:
                 sync_directory(self.path.parent)
         except OSError as error:
             raise CheckpointError(f"{self.path} cannot be written: {error.strerror}") from error
-        os.close(self._fd)
-        self._fd = -1
-        header = FileHeader(self.layout, self._metadata, self._body)
-        return FileSource(self.path, header)
+        self._release()
+        return FileSource(self.path, FileHeader(self.layout, self.metadata, self.header_bytes))
 
     def close(self) -> None:
         """Remove the temporary file, unless the sink was finished or is to be resumed."""
-        if self._fd >= 0:
+        if self._release.alive:
             if not self._keep:
                 # Before it is closed, and so unlocked: then it may be somebody else's.
                 self._temporary.unlink(missing_ok=True)
-            os.close(self._fd)
-            self._fd = -1
+            self._release()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def unnamed_file(layout: Layout, folder: Path) -> BodyFile:
+    """Make a file without a name, gone with the process whatever ends it.
+
+    It holds a body for a while, in pages that the kernel may put on the disk, and that no process
+    has.
+
+    Args:
+        layout: Tensors of the body.
+        folder: Folder of the file system that has the bytes.
+
+    Raises:
+        CheckpointError: The disk has no room for it, or the folder cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            if layout.nbytes:
+                os.posix_fallocate(file.fileno(), 0, layout.nbytes)
+            return BodyFile("a received model", os.dup(file.fileno()), FileHeader(layout, {}, 0))
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} has no room for {layout.nbytes} bytes: {error.strerror}; "
+            "free some, or choose another disk with --run-dir"
+        ) from error
 
 
 def write_checkpoint(path: Path, source: Source, metadata: Mapping[str, str] | None = None) -> str:

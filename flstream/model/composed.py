@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
@@ -15,20 +17,13 @@ Place = tuple[Source, TensorInfo]
 """A source, and one of its tensors."""
 
 
-class Segment(NamedTuple, Generic[PartT]):
-    """A range of a body that is one range of a part of it.
+class Segment(msgspec.Struct, Generic[PartT], gc=False):
+    """A range of a body that is one range of a part of it."""
 
-    Attributes:
-        start: Offset in bytes of its first byte in the body.
-        stop: Offset in bytes after its last byte there.
-        part: The part.
-        offset: Offset in bytes of its first byte in the part.
-    """
-
-    start: int
+    start: int  # in the body, in bytes
     stop: int
     part: PartT
-    offset: int
+    offset: int  # of its first byte in the part
 
 
 class Segments(Generic[PartT]):
@@ -36,7 +31,6 @@ class Segments(Generic[PartT]):
 
     def __init__(self) -> None:
         self._all: list[Segment[PartT]] = []
-        self._starts: list[int] = []
 
     def add(self, spec: TensorInfo, part: PartT, offset: int) -> None:
         """Add the next tensor of the body, which begins in a part at ``offset``."""
@@ -46,16 +40,17 @@ class Segments(Generic[PartT]):
         if (
             last is not None
             and last.part is part
+            and last.stop == spec.start
             and last.offset + last.stop - last.start == offset
         ):
-            self._all[-1] = last._replace(stop=spec.stop)
+            last.stop = spec.stop
         else:
             self._all.append(Segment(spec.start, spec.stop, part, offset))
-            self._starts.append(spec.start)
 
     def cut(self, start: int, stop: int) -> Iterator[Segment[PartT]]:
         """Yield the segments in ``[start, stop)``, cut at its ends."""
-        for index in range(max(bisect_right(self._starts, start) - 1, 0), len(self._all)):
+        first_index = bisect_right(self._all, start, key=lambda segment: segment.start) - 1
+        for index in range(max(first_index, 0), len(self._all)):
             segment = self._all[index]
             if segment.start >= stop:
                 return
@@ -82,54 +77,22 @@ class ComposedSource:
 
     def __init__(self, layout: Layout, places: Mapping[str, Place]) -> None:
         self.layout = layout
-        self._segments = Segments[Source]()
+        self._segments: Segments[Any] = Segments()
         for spec in layout.tensors:
             source, info = places[spec.name]
             self._segments.add(spec, source, info.start)
 
-    @classmethod
-    def of(cls, places: Mapping[str, Place], ties: Mapping[str, str] | None = None) -> Self:
-        """Compose tensors in the order of :meth:`Layout.of`.
-
-        Args:
-            places: The place of each tensor, by the name that it gets.
-            ties: Names of tensors by their further names.
-
-        Raises:
-            LayoutError: A name cannot be written into a header.
-        """
-        entries = ((name, info.dtype, info.shape) for name, (_, info) in places.items())
-        return cls(Layout.of(entries, ties), places)
-
-    @classmethod
-    def arranged(cls, source: Source) -> Self:
-        """Compose all tensors of a source in the order of :meth:`Layout.of`.
-
-        Of tied names the first in alphabetical order stands for the tensor. Empty tensors share no
-        bytes, so ties between them are dropped.
-        """
-        places: dict[str, Place] = {}
-        ties: dict[str, str] = {}
-        for name, names in source.layout.all_names.items():
-            info = source.layout.by_name[name]
-            first, *others = sorted(names)
-            places[first] = source, info
-            if info.nbytes:
-                ties |= dict.fromkeys(others, first)
-            else:
-                places |= dict.fromkeys(others, (source, info))
-        return cls.of(places, ties)
-
     def read(self, start: int, stop: int, into: memoryview) -> None:
         """Read the bytes ``[start, stop)``, each segment from its source."""
-        for first, last, source, offset in self._segments.cut(start, stop):
-            source.read(offset, offset + last - first, into[first - start : last - start])
+        for at in self._segments.cut(start, stop):
+            view = into[at.start - start : at.stop - start]
+            at.part.read(at.offset, at.offset + len(view), view)
 
     def in_place(self, start: int, stop: int) -> list[memoryview] | None:
         """Return the bytes ``[start, stop)`` in place; None if a source has some not in memory."""
         views: list[memoryview] = []
-        for first, last, source, offset in self._segments.cut(start, stop):
-            own = in_place(source, offset, offset + last - first)
+        for at in self._segments.cut(start, stop):
+            own = in_place(at.part, at.offset, at.offset + at.stop - at.start)
             if own is None:
                 return None
             views += own
@@ -138,3 +101,36 @@ class ComposedSource:
     def changed(self) -> str | None:
         """Return what the first source to have changed says of it."""
         return next((flaw for flaw in map(change_of, self._segments.parts) if flaw), None)
+
+
+def composed(places: Mapping[str, Place], ties: Mapping[str, str] | None = None) -> ComposedSource:
+    """Compose tensors in the order of :meth:`Layout.of`.
+
+    Args:
+        places: The place of each tensor, by the name that it gets.
+        ties: Names of tensors by their further names.
+
+    Raises:
+        LayoutError: A name cannot be written into a header.
+    """
+    entries = ((name, info.dtype, info.shape) for name, (_, info) in places.items())
+    return ComposedSource(Layout.of(entries, ties), places)
+
+
+def arranged(source: Source) -> ComposedSource:
+    """Compose all tensors of a source in the order of :meth:`Layout.of`.
+
+    Of tied names the first in alphabetical order stands for the tensor. Empty tensors share no
+    bytes, so ties between them are dropped.
+    """
+    places: dict[str, Place] = {}
+    ties: dict[str, str] = {}
+    for name, names in source.layout.all_names.items():
+        info = source.layout.by_name[name]
+        first, *others = sorted(names)
+        places[first] = source, info
+        if info.nbytes:
+            ties |= dict.fromkeys(others, first)
+        else:
+            places |= dict.fromkeys(others, (source, info))
+    return composed(places, ties)

@@ -13,14 +13,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def read_at(fd: int, view: memoryview, offset: int) -> int:
-    """Fill a view with a file's bytes from ``offset`` on.
-
-    Returns:
-        The number of bytes read, less than the view's length where the file ends.
-
-    Raises:
-        OSError: The file cannot be read there.
-    """
+    """Fill a view with a file's bytes, and return how many it has there."""
     done = 0
     while done < len(view):
         count = os.preadv(fd, [view[done:]], offset + done)
@@ -31,11 +24,7 @@ def read_at(fd: int, view: memoryview, offset: int) -> int:
 
 
 def write_at(fd: int, view: memoryview, offset: int) -> None:
-    """Write all of a view at ``offset`` of a file.
-
-    Raises:
-        OSError: The disk refused the bytes.
-    """
+    """Write all of a view at ``offset`` of a file."""
     while len(view):
         count = os.pwrite(fd, view, offset)
         view, offset = view[count:], offset + count
@@ -67,15 +56,12 @@ def open_to_write(path: Path, *, keep: bool) -> int:
     while True:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-        except PermissionError:  # the file may be removed, but not written
-            if keep:
+        except OSError as error:
+            is_link = error.errno == errno.ELOOP  # to somebody else's file
+            # A file may be removed, but not written.
+            if not (is_link or (isinstance(error, PermissionError) and not keep)):
                 raise
             path.unlink()
-            continue
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            path.unlink()  # a link to somebody else's file
             continue
         try:
             _lock(fd)
@@ -91,11 +77,7 @@ def open_to_write(path: Path, *, keep: bool) -> int:
 
 
 def _lock(fd: int) -> None:
-    """Make this descriptor the only one to write a file, until it is closed.
-
-    Raises:
-        OSError: Another one writes it.
-    """
+    """Make this descriptor the only one to write a file, until it is closed."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -80,6 +80,9 @@ def code_of(value: torch.Tensor | np.ndarray[Any, Any], name: str) -> str:
 
 
 def _remedy(value: torch.Tensor | np.ndarray[Any, Any]) -> str:
+    if str(value.dtype).endswith("complex128"):  # which no .safetensors file has
+        is_array = isinstance(value, np.ndarray)
+        return "send it as " + (".astype('complex64')" if is_array else ".to(torch.complex64)")
     if isinstance(value, np.ndarray):
         native = value.dtype.newbyteorder("=")
         if native in _BY_NUMPY:
@@ -91,14 +94,6 @@ def _remedy(value: torch.Tensor | np.ndarray[Any, Any]) -> str:
     elif value.is_quantized:
         return "send its values: .dequantize()"
     return f"convert it to one of {', '.join(dtype.torch_name for dtype in _ALL)}"
-
-
-def bits_dtype(itemsize: int) -> np.dtype[Any]:
-    """Return a NumPy dtype of that many bytes, whose elements are copied bit by bit.
-
-    Floats may lose the bits of a signalling NaN on their way.
-    """
-    return np.dtype(f"u{itemsize}" if itemsize <= 8 else f"V{itemsize}")
 
 
 def torch_dtype(code: str) -> torch.dtype:
@@ -253,7 +248,7 @@ def stored(code: str, numbers: Numbers) -> bytes:
 def first_not_finite(numbers: Numbers, start: int = 0) -> int | None:
     """Return ``start`` plus the index of the first infinity or NaN among floats, or None."""
     if numbers.dtype in _NOT_FINITE:
-        bits = numbers.view(bits_dtype(numbers.itemsize))
+        bits = numbers.view(f"u{numbers.itemsize}")
         mask, value = map(bits.dtype.type, _NOT_FINITE[numbers.dtype])
         found = (bits & mask) == value
         return start + int(np.argmax(found)) if found.any() else None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from flstream.errors import CheckpointError, LayoutError
-from flstream.model.composed import ComposedSource, Place
+from flstream.errors import CheckpointError
+from flstream.model.composed import ComposedSource, Place, composed
 from flstream.model.digests import body_digest
 from flstream.model.dtypes import BY_CODE, torch_dtype
 from flstream.model.header import TensorInfo
@@ -62,9 +62,7 @@ class Differences(NamedTuple):
         return f"{origin} {'; it '.join(clauses)}{hint}"
 
 
-def fitted(
-    layout: Layout, file: Source, origin: str, own: Source | None = None, *, rounds: bool = False
-) -> ComposedSource:
+def fitted(layout: Layout, file: Source, origin: str, own: Source | None = None) -> ComposedSource:
     """Compose the tensors of a model of the values of a file.
 
     Values are cast to the model's dtypes as they are read.
@@ -73,20 +71,17 @@ def fitted(
         layout: Layout of the model.
         file: The file's tensors.
         origin: Name of the file, for messages.
-        own: The model's own tensors, which are taken where the file has none of that shape; None
-            where that is not allowed.
-        rounds: Whether a value may change when it is cast. Otherwise, reading one that does raises
-            a :class:`CheckpointError`.
+        own: The model's own tensors, which are taken where the file has none of that shape; values
+            may change then when they are cast. None where the layouts have no
+            :class:`Differences`; reading a value that a cast changes is a
+            :class:`CheckpointError`.
 
     Raises:
-        LayoutError: The file lacks tensors, or has them in other shapes, and ``own`` is None; the
-            message names them.
         CheckpointError: Names that are tied in the model have different values in the file.
     """
     differences = Differences.between(layout, file.layout)
-    if own is None and differences:
-        raise LayoutError(differences.sentence(origin))
     apart = {*differences.missing, *differences.misshapen}
+    rounds = own is not None
     places: dict[str, Place] = {}
     for spec in layout.tensors:
         if own is not None and spec.name in apart:
@@ -111,7 +106,7 @@ def _named(file: Layout, names: Sequence[str]) -> list[TensorInfo]:
 
 
 def _digest(spec: TensorInfo, place: Place) -> str:
-    return body_digest(ComposedSource.of({spec.name: place}))
+    return body_digest(composed({spec.name: place}))
 
 
 def _cast(spec: TensorInfo, place: Place, origin: str, *, rounds: bool) -> Place:

@@ -7,7 +7,9 @@ and the targets of links. Times are copied, but are no part of the digest.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
+import shutil
 import stat
 import struct
 from collections.abc import Iterator
@@ -17,20 +19,16 @@ from typing import NamedTuple
 
 import xxhash
 
-from flstream.model.descriptors import begin_writeback, sync_directory, write_at
+from flstream.model.descriptors import begin_writeback, sync_directory
 
-_READ_BYTES = 1 << 20
 # What a digest begins with, so that another rule for it gives other digests.
 _RULE = b"flstream folder 1\0"
 # Kind, permission bits and bytes of the name of an entry; its name and 16 bytes of content follow.
 _ENTRY = struct.Struct("<cHI")
-_NO_CONTENT = bytes(16)
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 def folder_digest(folder: str, *, writeback: bool = False) -> str:
-    """Take the digest of a folder's content, which is read in pieces of 1 MiB.
+    """Take the digest of a folder's content, whose entries each have a form that no other one has.
 
     Args:
         folder: Path of the folder.
@@ -44,7 +42,20 @@ def folder_digest(folder: str, *, writeback: bool = False) -> str:
         OSError: Something cannot be read, or is neither a file, a folder nor a link; the error has
             its path.
     """
-    return _taken(folder, None, writeback=writeback)
+    digest = xxhash.xxh3_128(_RULE)
+    for entry in _entries(folder):
+        content, bits = bytes(16), entry.info.st_mode & 0o777
+        if entry.kind == b"f":
+            with _about(entry.path), open(entry.path, "rb", buffering=0) as file:
+                content = hashlib.file_digest(file, xxhash.xxh3_128).digest()
+                if writeback:
+                    begin_writeback(file.fileno(), 0, 0)  # 0 bytes stand for all up to the end
+        elif entry.kind == b"l":
+            # The bits of a link are of no meaning, and differ from system to system.
+            content, bits = xxhash.xxh3_128(os.fsencode(os.readlink(entry.path))).digest(), 0
+        name = os.fsencode(entry.name)
+        digest.update(_ENTRY.pack(entry.kind, bits, len(name)) + name + content)
+    return digest.hexdigest()
 
 
 def copy_folder(source: str, target: str) -> str:
@@ -60,68 +71,20 @@ def copy_folder(source: str, target: str) -> str:
     Raises:
         OSError: Something cannot be read or written; the error has its path.
     """
-    return _taken(source, target, writeback=False)
-
-
-def _taken(folder: str, target: str | None, *, writeback: bool) -> str:
-    """Take the digest of a folder's entries in order, each in a form that no other one has."""
-    digest, buffer = xxhash.xxh3_128(_RULE), memoryview(bytearray(_READ_BYTES))
-    folders: list[tuple[str, os.stat_result]] = []
-    for entry in _entries(folder):
-        copy = None if target is None else f"{target}/{entry.name}" if entry.name else target
-        content, bits = _NO_CONTENT, entry.info.st_mode & 0o777
-        if entry.kind == b"f":
-            content = _file_digest(entry, buffer, copy, writeback=writeback)
-        elif entry.kind == b"l":
-            link = os.readlink(entry.path)
-            # The bits of a link are of no meaning, and differ from system to system.
-            content, bits = xxhash.xxh3_128(os.fsencode(link)).digest(), 0
-            if copy is not None:
-                with _about(copy):
-                    os.symlink(link, copy)
-        elif copy is not None:
-            # It gets its own permissions once its content is there, which they may forbid.
-            os.mkdir(copy, 0o700)
-            folders.append((copy, entry.info))
-        name = os.fsencode(entry.name)
-        digest.update(_ENTRY.pack(entry.kind, bits, len(name)) + name + content)
-    for path, info in reversed(folders):
-        os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
-        os.chmod(path, stat.S_IMODE(info.st_mode))
-    return digest.hexdigest()
-
-
-def _file_digest(entry: _Entry, buffer: memoryview, copy: str | None, *, writeback: bool) -> bytes:
-    """Take the digest of a file, and copy the file to ``copy``."""
-    digest, target = xxhash.xxh3_128(), -1
-    with _about(entry.path):
-        source = os.open(entry.path, _READ)
-    try:
-        if copy is not None:
-            with _about(copy):
-                target = os.open(copy, _WRITE, 0o600)
-        reached = 0
-        while True:
-            with _about(entry.path):
-                piece = buffer[: os.readv(source, [buffer])]
-            if not piece:
-                break
-            digest.update(piece)
-            if copy is not None:
-                with _about(copy):
-                    write_at(target, piece, reached)
-            reached += len(piece)
-        if writeback:
-            begin_writeback(source, 0, 0)  # 0 bytes stand for all up to the end
-        if copy is not None:
-            with _about(copy):
-                os.fchmod(target, stat.S_IMODE(entry.info.st_mode))
-                os.utime(target, ns=(entry.info.st_atime_ns, entry.info.st_mtime_ns))
-    finally:
-        os.close(source)
-        if target >= 0:
-            os.close(target)
-    return digest.digest()
+    digest = folder_digest(source)
+    folders: list[tuple[str, str]] = []
+    for entry in _entries(source):
+        copy = f"{target}/{entry.name}" if entry.name else target
+        with _about(copy):
+            if entry.kind == b"d":
+                # It gets its own permissions once its content is there, which they may forbid.
+                os.mkdir(copy, 0o700)
+                folders.append((entry.path, copy))
+            else:
+                shutil.copy2(entry.path, copy, follow_symlinks=False)
+    for folder, copy in reversed(folders):
+        shutil.copystat(folder, copy)
+    return digest
 
 
 def sync_folder(folder: str) -> None:
@@ -135,11 +98,8 @@ def sync_folder(folder: str) -> None:
             if entry.kind == b"d":
                 sync_directory(Path(entry.path))
             elif entry.kind == b"f":
-                fd = os.open(entry.path, _READ)
-                try:
-                    os.fsync(fd)
-                finally:
-                    os.close(fd)
+                with open(entry.path, "rb") as file:
+                    os.fsync(file.fileno())
 
 
 def folder_bytes(folder: str) -> int:

@@ -7,10 +7,9 @@ no memory before it is refused.
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container
 from itertools import pairwise
 from typing import Annotated, NamedTuple
 
@@ -20,8 +19,6 @@ from flstream.errors import LayoutError
 from flstream.model.dtypes import BY_CODE
 from flstream.text import quotable
 
-# The body begins at a multiple of 64 bytes of the file: a mapped tensor is then aligned for SIMD.
-_BODY_ALIGNMENT = 64
 # The limit of the safetensors library, checked before anything is allocated.
 MAX_HEADER_BYTES = 100_000_000
 METADATA = "__metadata__"
@@ -85,38 +82,6 @@ class TensorInfo(NamedTuple):
         return math.prod(self.shape)
 
 
-def encode_header(
-    tensors: Iterable[TensorInfo],
-    aliases: Mapping[str, str],
-    metadata: Mapping[str, str] | None = None,
-) -> bytes:
-    """Encode a header: 8 bytes with its length, then JSON padded with spaces.
-
-    Args:
-        tensors: Tensors in the order of their bytes.
-        aliases: Names of tensors by their further names.
-        metadata: Strings for ``__metadata__``, under any names but ``flstream.tied``, where the
-            aliases stand.
-    """
-    metadata = dict(metadata or {})
-    if aliases:
-        metadata[TIED] = _json(aliases).decode()
-    fields: dict[str, object] = {METADATA: metadata} if metadata else {}
-    for spec in tensors:
-        fields[spec.name] = {
-            "dtype": spec.dtype,
-            "shape": list(spec.shape),
-            "data_offsets": [spec.start, spec.stop],
-        }
-    text = _json(fields)
-    text += b" " * (-(8 + len(text)) % _BODY_ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
-
-
 def check_name(name: object) -> None:
     """Refuse a tensor's name that a header cannot hold.
 
@@ -136,16 +101,7 @@ def check_name(name: object) -> None:
 
 
 def header_length(prefix: bytes, available: int, origin: str) -> int:
-    """Return the length in bytes of the JSON header that follows an 8-byte prefix.
-
-    Args:
-        prefix: First 8 bytes of a safetensors file or message.
-        available: Bytes of the file or message after the prefix.
-        origin: Name of the file or message, for messages.
-
-    Raises:
-        LayoutError: The prefix is cut short or states more bytes than are available.
-    """
+    """Return the length of the JSON that follows a file's first 8 bytes, of those available."""
     if len(prefix) < 8:
         raise LayoutError(f"{origin} is shorter than a safetensors header; it may be truncated")
     length = int.from_bytes(prefix, "little")
@@ -160,12 +116,7 @@ def header_length(prefix: bytes, available: int, origin: str) -> int:
 def decode_header(
     text: bytes, origin: str, most: int | None = None
 ) -> tuple[list[TensorInfo], dict[str, str], dict[str, str]]:
-    """Decode the JSON of a header, without its 8-byte length: see ``layout.parse_header``.
-
-    Returns:
-        The tensors in the order of their bytes; the names of those that have further names, by
-        these names; and the strings of ``__metadata__``, but for these.
-    """
+    """Return the tensors, aliases and metadata of a header: see :func:`layout.parse_header`."""
     if not text.strip():
         raise LayoutError(f"{origin} has a header with nothing in it")
     try:

@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 from flstream.errors import LayoutError
 from flstream.model.composed import ComposedSource, Segments
 from flstream.model.digests import BodyDigest
+from flstream.model.dtypes import FLOATS
 from flstream.model.layout import Layout
 from flstream.model.source import Source
 
@@ -99,7 +100,10 @@ def part_layout(layout: Layout, body: str, bodies: Sequence[str]) -> Layout:
         bodies: Names of all bodies beside the model's.
     """
     names = {name: own_name(name, body) for name in layout.names if body_of(name, bodies) == body}
-    return layout.subset(names, names).renamed(names)
+    return Layout.of(
+        ((names[s.name], s.dtype, s.shape) for s in layout.tensors if s.name in names),
+        {names[a]: names[name] for a, name in layout.aliases.items() if a in names},
+    )
 
 
 def join_bodies(parts: Mapping[str, Source]) -> ComposedSource:
@@ -136,14 +140,9 @@ class ZeroSource:
         into[:] = bytes(stop - start)
 
 
-def zeros_beside(layout: Layout, codes: Iterable[str]) -> ZeroSource:
-    """A body that begins beside a model.
-
-    Args:
-        layout: Layout of the model.
-        codes: Element types of these tensors as safetensors codes.
-    """
-    return ZeroSource(layout.subset(layout.names_of(frozenset(codes))))
+def zeros_beside(layout: Layout) -> ZeroSource:
+    """Make the body that begins beside a model: zeros for each of its floats."""
+    return ZeroSource(layout.subset({s.name for s in layout.tensors if s.dtype in FLOATS}))
 
 
 class WritesRanges(Protocol):
@@ -159,20 +158,6 @@ class WritesRanges(Protocol):
         ...
 
 
-class DiscardWriter:
-    """Takes the bytes of a body that nobody wants.
-
-    Attributes:
-        layout: Layout of the body.
-    """
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-
-    def write(self, start: int, view: memoryview) -> None:
-        """Take bytes, and keep nothing."""
-
-
 class SplitWriter:
     """Writes a joint body to its parts, from front to back, and takes their digests.
 
@@ -181,35 +166,35 @@ class SplitWriter:
 
     Args:
         parts: What takes each part, by name of the body.
+        layout: Layout of the joint body, where it has further bodies, which nobody wants.
     """
 
-    def __init__(self, parts: Mapping[str, WritesRanges]) -> None:
-        self.layout = joint_layout({body: part.layout for body, part in parts.items()})
-        self._parts = {body: _Part(part) for body, part in parts.items()}
-        self._segments = Segments[_Part]()
+    def __init__(self, parts: Mapping[str, WritesRanges], layout: Layout | None = None) -> None:
+        self.layout = layout or joint_layout({body: part.layout for body, part in parts.items()})
+        self._parts = dict(parts)
+        self._begin()
+        places = {
+            joint_name(body, spec.name): (body, spec.start)
+            for body, part in parts.items()
+            for spec in part.layout.tensors
+        }
+        self._segments = Segments[str]()
         for spec in self.layout.tensors:
-            body = body_of(spec.name, parts)
-            own = parts[body].layout.by_name[own_name(spec.name, body)]
-            self._segments.add(spec, self._parts[body], own.start)
+            if spec.name in places:
+                self._segments.add(spec, *places[spec.name])
 
     def write(self, start: int, view: memoryview) -> None:
         """Write bytes that begin at ``start`` of the joint body; 0 begins all of it again."""
         if start == 0:
-            for part in self._parts.values():
-                part.digest = BodyDigest(part.writer.layout)
-        for first, last, part, offset in self._segments.cut(start, start + len(view)):
-            piece = view[first - start : last - start]
-            part.writer.write(offset, piece)
-            part.digest.update([piece])
+            self._begin()
+        for at in self._segments.cut(start, start + len(view)):
+            piece = view[at.start - start : at.stop - start]
+            self._parts[at.part].write(at.offset, piece)
+            self._digests[at.part].update([piece])
+
+    def _begin(self) -> None:
+        self._digests = {body: BodyDigest(part.layout) for body, part in self._parts.items()}
 
     def digests(self) -> dict[str, str]:
         """Digest of each body, once all is written."""
-        return {body: part.digest.hexdigest() for body, part in self._parts.items()}
-
-
-class _Part:
-    """A body of a joint one, and the digest of what was written of it."""
-
-    def __init__(self, writer: WritesRanges) -> None:
-        self.writer = writer
-        self.digest = BodyDigest(writer.layout)
+        return {body: digest.hexdigest() for body, digest in self._digests.items()}

@@ -6,6 +6,7 @@ that header in a file. All other code reads, moves and writes ranges of the body
 
 from __future__ import annotations
 
+import json
 import math
 from bisect import bisect_right
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -17,11 +18,13 @@ import xxhash
 from flstream.errors import LayoutError
 from flstream.model.dtypes import BY_CODE
 from flstream.model.header import MAX_HEADER_BYTES as MAX_HEADER_BYTES
+from flstream.model.header import METADATA, TIED, check_name, decode_header
 from flstream.model.header import TensorInfo as TensorInfo
-from flstream.model.header import check_name, decode_header, encode_header
 
 ALIGNMENT = 16
 """Divisor in bytes of every chunk's start, so that no element straddles two chunks."""
+# The body begins at a multiple of 64 bytes of the file: a mapped tensor is then aligned for SIMD.
+_BODY_ALIGNMENT = 64
 
 
 class TypeRun(NamedTuple):
@@ -130,12 +133,7 @@ class Layout:
         return self.header()
 
     @cached_property
-    def _bounds(self) -> list[int]:
-        # Starts of the tensors with bytes. Empty tensors are in no range.
-        return [spec.start for spec in self._filled]
-
-    @cached_property
-    def _filled(self) -> list[TensorInfo]:
+    def _filled(self) -> list[TensorInfo]:  # empty tensors are in no range
         return [spec for spec in self.tensors if spec.nbytes]
 
     def __eq__(self, other: object) -> bool:
@@ -150,14 +148,6 @@ class Layout:
 
     def __repr__(self) -> str:
         return f"Layout({len(self.tensors)} tensors, {self.nbytes} bytes)"
-
-    def names_of(self, codes: Container[str]) -> frozenset[str]:
-        """Return the names of the tensors that have one of some element types.
-
-        Args:
-            codes: Element types as safetensors codes.
-        """
-        return frozenset(spec.name for spec in self.tensors if spec.dtype in codes)
 
     def subset(self, names: Container[str], aliases: Container[str] | None = None) -> Layout:
         """Return the layout of some of the tensors, in the same order.
@@ -178,19 +168,9 @@ class Layout:
         }
         return Layout(specs, ties)
 
-    def renamed(self, names: Mapping[str, str]) -> Layout:
-        """Return the layout with other names, in the same order.
-
-        Args:
-            names: The new name of each tensor by its own, and of each alias that it is to keep.
-        """
-        specs = [spec._replace(name=names[spec.name]) for spec in self.tensors]
-        ties = {names[a]: names[name] for a, name in self.aliases.items() if a in names}
-        return Layout(specs, ties)
-
     def overlapping(self, start: int, stop: int) -> Iterator[TensorInfo]:
         """Yield the tensors with at least one byte in ``[start, stop)``, in order."""
-        first = max(bisect_right(self._bounds, start) - 1, 0)
+        first = max(bisect_right(self._filled, start, key=lambda spec: spec.start) - 1, 0)
         for index in range(first, len(self._filled)):  # a slice would copy the tail every time
             spec = self._filled[index]
             if spec.start >= stop:
@@ -244,8 +224,28 @@ class Layout:
         return "the tensors are in another order"
 
     def header(self, metadata: Mapping[str, str] | None = None) -> bytes:
-        """Encode the safetensors header: 8 bytes with its length, then JSON padded with spaces."""
-        return encode_header(self.tensors, self.aliases, metadata)
+        """Encode the safetensors header: 8 bytes with its length, then JSON padded with spaces.
+
+        Args:
+            metadata: Strings for ``__metadata__``, under any names but that of the aliases.
+        """
+        metadata = dict(metadata or {})
+        if self.aliases:
+            metadata[TIED] = _json(self.aliases)
+        fields: dict[str, object] = {METADATA: metadata} if metadata else {}
+        for spec in self.tensors:
+            fields[spec.name] = {
+                "dtype": spec.dtype,
+                "shape": list(spec.shape),
+                "data_offsets": [spec.start, spec.stop],
+            }
+        text = _json(fields).encode()
+        text += b" " * (-(8 + len(text)) % _BODY_ALIGNMENT)
+        return len(text).to_bytes(8, "little") + text
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 def _absent(name: str, layout: Layout) -> str:

@@ -12,32 +12,22 @@ import mmap
 import os
 import stat
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 
 from flstream.errors import CheckpointError, LayoutError
 from flstream.model.checkpoint import header_of
-from flstream.model.copy import scatter
-from flstream.model.dtypes import numpy_dtype, torch_dtype
-from flstream.model.header import TensorInfo
-from flstream.model.memory import BufferSource, Framework, MemoryBody, empty_tensor
+from flstream.model.memory import BufferSource, Framework, over_bytes
 from flstream.units import format_bytes
 
 if TYPE_CHECKING:
-    import torch
-
     from flstream.model.memory import Params
 
-# Bytes that are copied at a time.
-_STEP = 2 << 20
 # Where torch's allocator begins tensors. Libraries of linear algebra take other paths for other
 # addresses, whose sums differ in the last bit: so do products with one row, 8 bytes off.
 _ALIGNMENT = 64
-_SMAPS = Path("/proc/self/smaps")
-# Pages of a private mapping of a file that were written to, in memory and swapped out.
-_OWN_PAGES = (b"Anonymous:", b"Swap:")
 
 
 class MappedModel:
@@ -99,55 +89,25 @@ class MappedModel:
         """
         tensors: dict[str, Any] = {}
         for spec in self.layout.tensors:
-            array = self._array(spec)
-            if spec.nbytes and not array.ctypes.data % _ALIGNMENT:
-                tensors[spec.name] = _shaped(array, spec, framework)
-            else:
-                tensors[spec.name] = empty_tensor(spec, framework)
-                self._copy(spec, MemoryBody.of({spec.name: tensors[spec.name]}, writable=True))
+            start = self._body + spec.start
+            tensor = over_bytes(self._bytes[start : start + spec.nbytes], spec, framework)
+            if not spec.nbytes or (self._address + start) % _ALIGNMENT:
+                tensor = tensor.copy() if framework == "numpy" else tensor.clone()
+            tensors[spec.name] = tensor
         return tensors | {alias: tensors[name] for alias, name in self.layout.aliases.items()}
-
-    def copy_into(self, body: MemoryBody) -> None:
-        """Copy the tensors that a body has into it, by their names."""
-        for spec in body.layout.tensors:
-            self._copy(self.layout.by_name[spec.name], body)
 
     def written_bytes(self) -> int:
         """Return how much of the mapping was written to, and so copied; 0 where that is unknown."""
-        first, count = self._address, 0
-        last = first + len(self._bytes)
-        is_inside = False
-        with suppress(OSError, ValueError), _SMAPS.open("rb") as lines:
-            for line in lines:
-                key, *rest = line.split()
-                if not key.endswith(b":"):
-                    start, _, stop = key.partition(b"-")
-                    is_inside = first <= int(start, 16) and int(stop, 16) <= last + mmap.PAGESIZE
-                elif is_inside and key in _OWN_PAGES:
-                    count += int(rest[0]) << 10
+        first, last = self._address, self._address + len(self._bytes) + mmap.PAGESIZE
+        count = 0
+        with suppress(OSError, psutil.Error):
+            for mapping in psutil.Process().memory_maps(grouped=False):
+                start, _, stop = mapping.addr.partition("-")
+                if first <= int(start, 16) and int(stop, 16) <= last:
+                    # Pages of a private mapping of a file that were written to.
+                    count += mapping.anonymous + mapping.swap
         return count
 
     @property
     def _address(self) -> int:
         return int(self._bytes.ctypes.data)
-
-    def _array(self, spec: TensorInfo) -> np.ndarray[Any, Any]:
-        return self._bytes[self._body + spec.start : self._body + spec.stop]
-
-    def _copy(self, spec: TensorInfo, body: MemoryBody) -> None:
-        start, array = body.layout.by_name[spec.name].start, self._array(spec)
-        for first in range(0, spec.nbytes, _STEP):
-            last = min(first + _STEP, spec.nbytes)
-            scatter([array[first:last].data], body.views(start + first, start + last))
-            body.commit(start + first, start + last)
-
-
-def _shaped(
-    array: np.ndarray[Any, Any], spec: TensorInfo, framework: Framework
-) -> torch.Tensor | np.ndarray[Any, Any]:
-    """Return the bytes of a tensor as the tensor, over the same memory."""
-    if framework == "numpy":
-        return array.view(numpy_dtype(spec.dtype, spec.name)).reshape(spec.shape)
-    import torch
-
-    return torch.from_numpy(array).view(torch_dtype(spec.dtype)).view(spec.shape)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,12 +10,13 @@ import numpy as np
 import psutil
 
 from flstream.errors import LayoutError
-from flstream.model.device import DeviceTensor, TensorView, viewed
+from flstream.model.composed import ComposedSource, Segments
 from flstream.model.dtypes import numpy_dtype, torch_dtype
-from flstream.model.header import TensorInfo, check_name
+from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
 from flstream.model.modules import exchanged_state, is_own_memory
-from flstream.model.ties import find_ties, restore_ties
+from flstream.model.tensor_view import TensorView
+from flstream.model.ties import distinct_views
 from flstream.units import format_bytes
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ Empty = Callable[[TensorInfo, Framework], "torch.Tensor | np.ndarray[Any, Any]"]
 """Function that makes an uninitialised tensor or array."""
 
 
-class MemoryBody:
+class MemoryBody(ComposedSource):
     """The body of tensors in memory, over their own storage.
 
     Attributes:
@@ -43,36 +43,22 @@ class MemoryBody:
     Args:
         layout: Layout of the body.
         tensors: Tensors by name, with all aliases.
-        views: Each tensor of the layout as bytes, by name.
-        watched: Whether the tensors are to stay as they are, so that :meth:`changed` is meaningful.
+        views: Each tensor of the layout as bytes, by name; None for tensors to be written to.
     """
 
-    lendable = True
-
     def __init__(
-        self,
-        layout: Layout,
-        tensors: Params,
-        views: Mapping[str, TensorView],
-        *,
-        watched: bool = False,
+        self, layout: Layout, tensors: Params, views: Mapping[str, TensorView] | None = None
     ) -> None:
         self.layout = layout
         self.tensors = dict(tensors)
         self.is_used = False
-        # Empty tensors are in no range.
-        filled = [spec for spec in layout.tensors if spec.nbytes]
-        self._views = [views[spec.name] for spec in filled]
-        self._starts = [spec.start for spec in filled]
-        # How often torch's operators have changed each tensor in place. What NumPy writes, or what
-        # goes through .data, is not counted; nor are tensors made in inference mode.
-        self._versions = [
-            (spec.name, tensor, tensor._version)
-            for spec, view in zip(filled if watched else (), self._views, strict=False)
-            if (tensor := view.tensor) is not None and not tensor.is_inference()
-        ]
+        self._segments = Segments()
+        for spec in layout.tensors:
+            name = spec.name
+            view = views[name] if views else TensorView(name, tensors[name], writable=True)
+            self._segments.add(spec, view, 0)
         # Ranges of tensors on other devices that are being written: where they go, and their bytes.
-        self._incoming: dict[tuple[int, int], list[tuple[DeviceTensor, int, memoryview]]] = {}
+        self._incoming: dict[tuple[int, int], list[tuple[TensorView, int, memoryview]]] = {}
 
     @classmethod
     def of(
@@ -90,17 +76,12 @@ class MemoryBody:
             LayoutError: A value cannot be streamed, or names that are tied hold different values;
                 the message names them and says what to do.
         """
-        for name in tensors:
-            check_name(name)
-        known = {name: viewed(name, value, writable=writable) for name, value in tensors.items()}
-        if tied is None:
-            tied = find_ties(known)
-        views = restore_ties(known, tied)
+        views, tied = distinct_views(tensors, tied, writable=writable)
         layout = Layout.of(
             ((name, view.code, view.shape) for name, view in views.items()),
             {alias: name for alias, name in tied.items() if name in views},
         )
-        return cls(layout, tensors, views, watched=not writable)
+        return cls(layout, tensors, views)
 
     @classmethod
     def over(cls, into: torch.nn.Module | Params) -> MemoryBody:
@@ -148,9 +129,8 @@ class MemoryBody:
         tensors = {
             spec.name: _allocated(empty or empty_tensor, spec, framework) for spec in layout.tensors
         }
-        views = {name: viewed(name, value, writable=True) for name, value in tensors.items()}
         tensors |= {alias: tensors[name] for alias, name in layout.aliases.items()}
-        return cls(layout, tensors, views)
+        return cls(layout, tensors)
 
     @property
     def overlaps(self) -> bool:
@@ -158,52 +138,16 @@ class MemoryBody:
 
         Such memory keeps what is written last.
         """
-        places = sorted((*view.address, view.nbytes) for view in self._views)
+        places = sorted((*view.address, view.nbytes) for view in self._segments.parts)
         return any(
             device == other and start + size > place
             for (device, start, size), (other, place, _) in pairwise(places)
         )
 
     def part(self, layout: Layout) -> MemoryBody:
-        """Return the writable body of some of the tensors, in their own storage.
-
-        Args:
-            layout: Layout of those tensors.
-        """
-        names = layout.names
-        tensors = {name: self.tensors[name] for name in names}
+        """Return the writable body of the tensors that a layout names, in their own storage."""
+        tensors = {name: self.tensors[name] for name in layout.names}
         return MemoryBody.of(tensors, writable=True, tied=layout.aliases)
-
-    def in_place(self, start: int, stop: int) -> list[memoryview] | None:
-        """Return the bytes ``[start, stop)`` in the tensors' own storage, one view a tensor.
-
-        Returns:
-            The views; None if a tensor among them is not contiguous, or on another device.
-        """
-        views: list[memoryview] = []
-        for view, first, last in self._parts(start, stop):
-            own = view.in_place(first, last)
-            if own is None:
-                return None
-            views.append(own)
-        return views
-
-    def read(self, start: int, stop: int, into: memoryview) -> None:
-        """Copy the bytes ``[start, stop)``, gathered from wherever they are."""
-        for view, first, last in self._parts(start, stop):
-            view.read(first, last, into[: last - first])
-            into = into[last - first :]
-
-    def _parts(self, start: int, stop: int) -> Iterator[tuple[TensorView, int, int]]:
-        """Yield each tensor with bytes in ``[start, stop)``, and where they are in the tensor."""
-        index = bisect_right(self._starts, start) - 1
-        while start < stop:
-            view = self._views[index]
-            first = start - self._starts[index]
-            last = min(first + stop - start, view.nbytes)
-            yield view, first, last
-            start += last - first
-            index += 1
 
     def views(self, start: int, stop: int) -> list[memoryview]:
         """Return writable views of the bytes ``[start, stop)``, one a tensor.
@@ -211,28 +155,16 @@ class MemoryBody:
         Those of tensors on other devices are new memory until :meth:`commit`.
         """
         views: list[memoryview] = []
-        incoming: list[tuple[DeviceTensor, int, memoryview]] = []
-        for view, first, last in self._parts(start, stop):
-            if isinstance(view, DeviceTensor):
-                views.append(memoryview(bytearray(last - first)))
-                incoming.append((view, first, views[-1]))
-            else:
-                own = view.in_place(first, last)
-                assert own is not None  # others are not writable
-                views.append(own)
+        incoming: list[tuple[TensorView, int, memoryview]] = []
+        for at in self._segments.cut(start, stop):
+            own = at.part.in_place(at.offset, at.offset + at.stop - at.start)
+            if own is None:
+                own = [memoryview(bytearray(at.stop - at.start))]
+                incoming.append((at.part, at.offset, own[0]))
+            views += own
         if incoming:
             self._incoming[start, stop] = incoming
         return views
-
-    def changed(self) -> str | None:
-        """Return a sentence on the first tensor that torch has changed since; None if none is."""
-        for name, tensor, version in self._versions:
-            if tensor._version != version:
-                return (
-                    f"tensor {name!r} was changed while it was on offer; send a copy of it, or "
-                    "change it once the offer has settled"
-                )
-        return None
 
     def commit(self, start: int, stop: int) -> None:
         """Copy the bytes for tensors on other devices to them."""
@@ -280,17 +212,21 @@ def _refuse_oversize(layout: Layout) -> None:
 
 
 def empty_tensor(spec: TensorInfo, framework: Framework) -> torch.Tensor | np.ndarray[Any, Any]:
-    """Make a tensor or an array of new, uninitialised memory.
-
-    Raises:
-        MemoryError, RuntimeError, ValueError: There is not enough memory.
-        LayoutError: NumPy lacks the dtype.
-    """
+    """Make a tensor or an array of new, uninitialised memory."""
     if framework == "numpy":
         return np.empty(spec.shape, numpy_dtype(spec.dtype, spec.name))
     import torch
 
     return torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
+
+
+def over_bytes(array: np.ndarray[Any, Any], spec: TensorInfo, framework: Framework) -> Any:
+    """Return a tensor or an array over an array of its bytes."""
+    if framework == "numpy":
+        return array.view(numpy_dtype(spec.dtype, spec.name)).reshape(spec.shape)
+    import torch
+
+    return torch.from_numpy(array).view(torch_dtype(spec.dtype)).view(spec.shape)
 
 
 def _allocated(

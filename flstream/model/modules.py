@@ -41,12 +41,7 @@ def adapter_of(module: Any) -> dict[str, torch.Tensor]:
 
 
 def load_adapter(module: Any, state: Mapping[str, torch.Tensor]) -> None:
-    """Copy tensors into a PEFT model's active adapter.
-
-    Args:
-        module: The model.
-        state: Tensors by the names that adapter files have.
-    """
+    """Copy tensors into a PEFT model's active adapter, by the names that adapter files have."""
     from peft import set_peft_model_state_dict
 
     set_peft_model_state_dict(module, dict(state), adapter_name=module.active_adapter)

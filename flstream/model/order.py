@@ -6,10 +6,11 @@ module's parameters side by side, so training code gets the tensors in the order
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TypeVar
+
+import msgspec
 
 from flstream.model.layout import Layout
 
@@ -29,9 +30,9 @@ def order_text(layout: Layout, names: Iterable[str]) -> str:
     Returns:
         The text; empty where the order is the layout's.
     """
-    places = {name: place for place, name in enumerate(_names(layout))}
+    places = {name: place for place, name in enumerate(layout.names)}
     order = [places[name] for name in names]
-    return "" if order == sorted(order) else json.dumps(order, separators=(",", ":"))
+    return "" if order == sorted(order) else msgspec.json.encode(order).decode()
 
 
 def in_order(values: Mapping[str, ValueT], layout: Layout, text: str) -> dict[str, ValueT]:
@@ -42,22 +43,16 @@ def in_order(values: Mapping[str, ValueT], layout: Layout, text: str) -> dict[st
         layout: Layout of the model.
         text: As :func:`order_text` gives it. One that does not fit the layout gives no order.
     """
-    names = _names(layout)
+    names = layout.names
     order = _places(text)
-    if len(order) == len(names) == len(set(order)) and set(order) <= set(range(len(names))):
+    if sorted(order) == list(range(len(names))):
         names = [names[place] for place in order]
     return {name: values[name] for name in names if name in values}
-
-
-def _names(layout: Layout) -> list[str]:
-    return [*(spec.name for spec in layout.tensors), *layout.aliases]
 
 
 @lru_cache(maxsize=1)
 def _places(text: str) -> tuple[int, ...]:
     try:
-        places = json.loads(text)
-    except ValueError:
+        return msgspec.json.decode(text, type=tuple[int, ...])
+    except msgspec.DecodeError:
         return ()
-    is_list = isinstance(places, list) and all(isinstance(each, int) for each in places)
-    return tuple(places) if is_list else ()

@@ -11,18 +11,13 @@ import mmap
 import weakref
 from collections import defaultdict
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from flstream.model.dtypes import numpy_dtype, torch_dtype
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
-from flstream.model.memory import Framework, MemoryBody, empty_tensor
-
-if TYPE_CHECKING:
-    import torch
+from flstream.model.memory import Framework, MemoryBody, empty_tensor, over_bytes
 
 # Smaller tensors come from the allocator: a process may not have many mappings of its own.
 _LEAST_BYTES = 1 << 20
@@ -57,30 +52,32 @@ class ModelMemory:
         Raises:
             LayoutError: There is not enough memory, or NumPy lacks one of the dtypes.
         """
-        free = _FreeMemory()
+        free: dict[int, dict[str, mmap.mmap]] = defaultdict(dict)
         for each in self._lent:
             memory = each.memory()
             if memory is not None and each.array() is None:
-                free.add(each.name, memory)
+                free[len(memory)][each.name] = memory
         self.release()
-        body = MemoryBody.allocate(layout, framework, partial(self._empty, free))
-        body.is_used = free.is_used
+        is_used = False
+
+        def empty(spec: TensorInfo, framework: Framework) -> Any:
+            nonlocal is_used
+            if spec.nbytes < _LEAST_BYTES:
+                return empty_tensor(spec, framework)
+            if memories := free[spec.nbytes]:
+                is_used = True
+                name = spec.name if spec.name in memories else next(iter(memories))
+                memory = memories.pop(name)
+            else:
+                memory = _mapped(spec.nbytes)
+            # Tensors made of this array keep it alive, and it the memory.
+            array = np.frombuffer(memory, np.uint8)
+            self._lent.append(_Lent(spec.name, weakref.ref(memory), weakref.ref(array)))
+            return over_bytes(array, spec, framework)
+
+        body = MemoryBody.allocate(layout, framework, empty)
+        body.is_used = is_used
         return body
-
-    def _empty(
-        self, free: _FreeMemory, spec: TensorInfo, framework: Framework
-    ) -> torch.Tensor | np.ndarray[Any, Any]:
-        if spec.nbytes < _LEAST_BYTES:
-            return empty_tensor(spec, framework)
-        memory = free.take(spec.name, spec.nbytes) or _mapped(spec.nbytes)
-        # Tensors made of this array keep it alive, and it the memory.
-        array = np.frombuffer(memory, np.uint8)
-        self._lent.append(_Lent(spec.name, weakref.ref(memory), weakref.ref(array)))
-        if framework == "numpy":
-            return array.view(numpy_dtype(spec.dtype, spec.name)).reshape(spec.shape)
-        import torch
-
-        return torch.from_numpy(array).view(torch_dtype(spec.dtype)).view(spec.shape)
 
 
 class _Lent(NamedTuple):
@@ -89,30 +86,6 @@ class _Lent(NamedTuple):
     name: str
     memory: weakref.ref[mmap.mmap]
     array: weakref.ref[np.ndarray[Any, Any]]
-
-
-class _FreeMemory:
-    """Memory that nothing refers to, by the names of tensors that it was for.
-
-    Attributes:
-        is_used: Whether some of it was taken.
-    """
-
-    def __init__(self) -> None:
-        self.is_used = False
-        self._by_size: dict[int, dict[str, mmap.mmap]] = defaultdict(dict)
-
-    def add(self, name: str, memory: mmap.mmap) -> None:
-        """Add the memory of a tensor."""
-        self._by_size[len(memory)][name] = memory
-
-    def take(self, name: str, size: int) -> mmap.mmap | None:
-        """Return memory of this size, best that of a name; None if there is none."""
-        memories = self._by_size[size]
-        if not memories:
-            return None
-        self.is_used = True
-        return memories.pop(name) if name in memories else memories.popitem()[1]
 
 
 def _mapped(size: int) -> mmap.mmap:

@@ -2,52 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import numpy as np
+from collections.abc import Hashable, Mapping
 
 from flstream.errors import LayoutError
-from flstream.model.device import TensorView
-from flstream.model.source import Scratch
+from flstream.model.header import check_name
+from flstream.model.tensor_view import TensorView
 
 _STEP = 1 << 20
 
 
-def find_ties(tensors: Mapping[str, TensorView]) -> dict[str, str]:
+def find_ties(places: Mapping[str, Hashable]) -> dict[str, str]:
     """Find the names that show the same elements of the same memory as another name.
+
+    Args:
+        places: Key of a tensor's elements in memory by name, of those that have any.
 
     Returns:
         The name that stands for the tensor, by each of its other names. It is the first in
         alphabetical order, so that it does not depend on the order of the state dict.
     """
-    firsts: dict[tuple[object, ...], str] = {}
+    firsts: dict[Hashable, str] = {}
     ties = {}
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        if tensor.nbytes:  # empty tensors have no byte to share
-            first = firsts.setdefault(tensor.place, name)
-            if first != name:
-                ties[name] = first
+    for name in sorted(places):
+        first = firsts.setdefault(places[name], name)
+        if first != name:
+            ties[name] = first
     return ties
 
 
-def restore_ties(
-    tensors: Mapping[str, TensorView], ties: Mapping[str, str]
-) -> dict[str, TensorView]:
-    """Return the tensors without the aliases of a model, if these still hold the same bytes.
+def distinct_views(
+    tensors: Mapping[str, object], tied: Mapping[str, str] | None, *, writable: bool = False
+) -> tuple[dict[str, TensorView], Mapping[str, str]]:
+    """View tensors as bytes, those that are tied once.
 
     Training often breaks a tie in its results, by cloning every value, or lists a tied parameter
     under one of its names only, as ``Module.named_parameters`` does. Neither loses anything.
 
     Args:
-        tensors: Tensors by name.
-        ties: Aliases of the model, as :func:`find_ties` returns them.
+        tensors: Torch tensors and NumPy arrays by name.
+        tied: Aliases of the model that these are an update of; None to find the ties.
+        writable: Whether the tensors are to be written to.
+
+    Returns:
+        The tensors by name without the aliases, and the aliases.
 
     Raises:
-        LayoutError: Two names that the model ties hold different bytes; the message has both.
+        LayoutError: A value cannot be streamed, or two names that the model ties hold different
+            bytes; the message has the names.
     """
-    distinct = dict(tensors)
-    for alias, name in ties.items():
+    for name in tensors:
+        check_name(name)
+    distinct = {name: TensorView(name, value, writable=writable) for name, value in tensors.items()}
+    if tied is None:
+        tied = find_ties({name: view.place for name, view in distinct.items() if view.nbytes})
+    for alias, name in tied.items():
         if alias not in distinct:
             continue
         mine = distinct.pop(alias)
@@ -56,7 +64,7 @@ def restore_ties(
                 f"tensor {alias!r} is tied to {name!r} in the model, but the update holds "
                 "different values; tie them again or untie them in the model"
             )
-    return distinct
+    return distinct, tied
 
 
 def _same_bytes(one: TensorView, other: TensorView) -> bool:
@@ -64,13 +72,11 @@ def _same_bytes(one: TensorView, other: TensorView) -> bool:
         return True
     if (one.code, one.shape) != (other.code, other.shape):
         return False
-    scratches = Scratch(), Scratch()
     for start in range(0, one.nbytes, _STEP):
         stop = min(start + _STEP, one.nbytes)
-        rooms = [scratch.take(stop - start) for scratch in scratches]
-        one.read(start, stop, rooms[0])
-        other.read(start, stop, rooms[1])
-        mine, theirs = (np.frombuffer(room, np.uint8) for room in rooms)
-        if not np.array_equal(mine, theirs):
+        mine, theirs = bytearray(stop - start), bytearray(stop - start)
+        one.read(start, stop, memoryview(mine))
+        other.read(start, stop, memoryview(theirs))
+        if mine != theirs:
             return False
     return True

@@ -14,7 +14,6 @@ from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.rounded_writer import RoundedWriter
 from flstream.errors import CheckpointError, SimulationError
 from flstream.model.checkpoint import FileSink, FileSource
-from flstream.model.dtypes import FLOATS
 from flstream.model.joined import MAIN, SplitWriter, join_bodies, zeros_beside
 from flstream.model.layout import Layout
 from flstream.model.order import ORDER
@@ -154,7 +153,7 @@ class ModelStore:
             if stored.begun is None:
                 stored.beside = {name: self._body(stored, name) for name in stored.record.bodies}
             else:
-                stored.beside = {name: zeros_beside(layout, FLOATS) for name in stored.begun}
+                stored.beside = {name: zeros_beside(layout) for name in stored.begun}
         return stored.beside
 
     def _body(self, stored: StoredModel, name: str) -> FileSource:

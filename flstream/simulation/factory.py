@@ -12,7 +12,7 @@ from flstream.debugging import code_failed
 from flstream.errors import FlstreamError, LayoutError, ModelError, UsageError
 from flstream.job import ModelSection
 from flstream.job.code import make
-from flstream.model.dense import streamed_code
+from flstream.model.dtypes import code_of
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.model.modules import exchanged_state
@@ -98,25 +98,16 @@ def layout_on(
     return layout, MadeModel(state, parts)
 
 
-class _OnMeta(NamedTuple):
-    """A tensor on the meta device, as :func:`find_ties` looks at it."""
-
-    code: str
-    shape: tuple[int, ...]
-    place: tuple[object, ...]
-    nbytes: int
-
-
 def _meta_layout(state: Mapping[str, Any]) -> Layout:
     """Return the layout of tensors on the meta device."""
     if not all(getattr(value, "is_meta", False) for value in state.values()):
         raise ModelError("some of its tensors are not on the meta device")
-    tensors: dict[str, Any] = {}
-    for name, value in state.items():
-        code, storage = streamed_code(name, value), value.untyped_storage()
-        shape = tuple(value.shape)
-        place = (storage._cdata, value.storage_offset(), value.stride(), shape, code)
-        tensors[name] = _OnMeta(code, shape, place, value.nbytes)
-    ties = find_ties(tensors)
-    entries = ((name, *view[:2]) for name, view in tensors.items() if name not in ties)
-    return Layout.of(entries, ties)
+    entries = {name: (code_of(value, name), tuple(value.shape)) for name, value in state.items()}
+    ties = find_ties(
+        {
+            name: (value.untyped_storage()._cdata, value.storage_offset(), value.stride(), *entry)
+            for name, entry in entries.items()
+            if (value := state[name]).nbytes
+        }
+    )
+    return Layout.of(((name, *entry) for name, entry in entries.items() if name not in ties), ties)

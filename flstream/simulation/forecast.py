@@ -21,7 +21,6 @@ from flstream.aggregation.rules import rule_for
 from flstream.client.personal_part import part_of
 from flstream.filters.chain import remaining
 from flstream.job import Job
-from flstream.model.dtypes import FLOATS
 from flstream.model.joined import MAIN, joint_layout, zeros_beside
 from flstream.model.layout import Layout
 from flstream.server.disk import free_bytes
@@ -133,7 +132,7 @@ def forecast(job: Job, layout: Layout, imports: Imports | None = None) -> Foreca
     workers, cohort = job.clients.workers, job.clients.cohort_size
     imports = imports or Imports()
     bodies = job.stages[0].args.bodies
-    beside = {name: zeros_beside(layout, FLOATS).layout for name in bodies}
+    beside = {name: zeros_beside(layout).layout for name in bodies}
     whole = joint_layout({MAIN: layout, **beside}) if bodies else layout
     update_bytes = _update_bytes(job, layout) + whole.nbytes - layout.nbytes
     chunk_size = stream_settings(job, job.train.exchange_format).chunk_size

@@ -24,7 +24,7 @@ from flstream.errors import FlstreamError, ModelError, SimulationError
 from flstream.job import Job, ModelSection
 from flstream.job.code import make_importable
 from flstream.model.checkpoint import FileSink, write_checkpoint
-from flstream.model.composed import ComposedSource
+from flstream.model.composed import arranged
 from flstream.model.copy import copy
 from flstream.model.fitted import Differences, fitted
 from flstream.model.formats.opening import open_checkpoint
@@ -165,7 +165,7 @@ def _initial(model: ModelSection, seed: int) -> _Initial:
     if model.factory is None:
         if given.layout.is_canonical:
             return _Initial(given, given.metadata.get(ORDER, ""))
-        return _Initial(ComposedSource.arranged(given))
+        return _Initial(arranged(given))
     own = None
     if model.strict:
         layout, made = layout_of(model, seed)
@@ -174,7 +174,7 @@ def _initial(model: ModelSection, seed: int) -> _Initial:
         layout, made = layout_on(model, seed)
         expect_fit(model, layout, given.layout)
         own = MemoryBody.of(made.state)
-    source = fitted(layout, given, str(model.initial), own, rounds=not model.strict)
+    source = fitted(layout, given, str(model.initial), own)
     return _Initial(source, order_text(layout, made.state), made)
 
 

@@ -25,7 +25,7 @@ from flstream.errors import CheckpointError, FlstreamError, ModelError, UsageErr
 from flstream.job import Job, JobError, Problem
 from flstream.job.code import check, load, make_importable
 from flstream.job.imports import missing_modules
-from flstream.model.composed import ComposedSource
+from flstream.model.composed import arranged
 from flstream.model.fitted import Differences
 from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout, parse_header
@@ -111,7 +111,7 @@ def probe(job: Job, host: ProcessHost) -> Probe:
             difference = differences.sentence(job.model.initial.name) if differences else ""
         return Probe(layout, answer.imports, difference)
     assert weights is not None  # loading the job file checked that there is one of the two
-    whole = weights if weights.layout.is_canonical else ComposedSource.arranged(weights)
+    whole = weights if weights.layout.is_canonical else arranged(weights)
     return Probe(whole.layout, answer.imports)
 
 

@@ -20,8 +20,6 @@ import numpy as np
 from msgspec.msgpack import Ext
 
 from flstream.errors import LayoutError, PayloadError
-from flstream.model.dense import dense
-from flstream.model.device import viewed
 from flstream.model.dtypes import code_of, numpy_dtype
 from flstream.model.layout import Layout
 from flstream.model.memory import Framework, MemoryBody, Params
@@ -219,10 +217,10 @@ def payload_memory(layout: Layout, into: Params, framework: Framework, peer: str
         raise LayoutError(f"the payload that {peer} offers does not fit: {difference}")
     others = layout.subset(layout.by_name.keys() - into.keys())
     tensors = {**MemoryBody.allocate(others, framework).tensors, **targets.tensors}
-    views = {name: viewed(name, tensors[name], writable=True) for name in layout.by_name}
     tensors |= {alias: tensors[name] for alias, name in layout.aliases.items()}
-    del tensors["message"]  # no caller is to be told of it
-    return MemoryBody(layout, tensors, views)
+    body = MemoryBody(layout, tensors)
+    del body.tensors["message"]  # no caller is to be told of it
+    return body
 
 
 def value_of(body: MemoryBody, registry: Registry) -> Any:
@@ -312,10 +310,12 @@ class _Walk:
                 raise ValueError(f"the tensor {name!r} did not arrive")
             if (name, code) not in self.seen:  # of either kind, there is one
                 value = self.tensors[name]
-                if code == _ARRAY:
-                    value = dense(name, value).array
-                elif isinstance(value, np.ndarray):
-                    value = import_module("torch").from_numpy(value)
+                if (code == _ARRAY) != isinstance(value, np.ndarray):
+                    value = (
+                        value.numpy()
+                        if code == _ARRAY
+                        else import_module("torch").from_numpy(value)
+                    )
                 self.seen[name, code] = value
             return self.seen[name, code]
         if code == _TYPE and (decomposer := self.registry.by_name.get(data.decode())):

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from flstream.errors import ProtocolError, RefusedError
 from flstream.model.copy import expect_fit
-from flstream.model.device import viewed
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.streaming import wire
@@ -89,10 +88,7 @@ class Selection:
             LayoutError: It is of other tensors.
         """
         expect_fit(self.layout, sink, self._peer)
-        views = {
-            name: viewed(name, sink.tensors[name], writable=True) for name in self._places.by_name
-        }
-        return MemoryBody(self._places, sink.tensors, views)
+        return MemoryBody(self._places, sink.tensors)
 
 
 def ranges_of(sink: MemoryBody) -> list[wire.Range]:

@@ -9,9 +9,8 @@ from nightly_cases import first_and_nightly
 
 from flstream.codecs.error_feedback import encode_with_feedback, residual_layout
 from flstream.errors import CodecError
-from flstream.model.checkpoint import FileSource
+from flstream.model.checkpoint import FileSource, unnamed_file
 from flstream.model.memory import MemoryBody
-from flstream.model.unnamed_file import UnnamedFile
 from tests.codecs.lossy_cases import lossy, model
 from tests.support import assert_same_tensors, tensors_of
 
@@ -62,7 +61,7 @@ def test_a_residual_of_another_model_is_refused_and_nothing_is_left(tmp_path):
     codec = lossy("topk")
     other = MemoryBody.of({"w": torch.zeros(1001)})
     layout = residual_layout(codec.coded(other.layout)[1])
-    before = UnnamedFile(layout, tmp_path)
+    before = unnamed_file(layout, tmp_path)
     with pytest.raises(CodecError, match=r"than this update: tensor 'w' has shape \[1001\]"):
         encode_with_feedback(
             MemoryBody.of({"w": torch.zeros(1000)}),

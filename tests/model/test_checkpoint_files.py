@@ -18,31 +18,23 @@ from support import (
     body_of,
     entries,
     tensor,
+    tensors_of,
 )
 
 from flstream.errors import CheckpointError
-from flstream.model.checkpoint import FileSink, FileSource, open_blob, write_checkpoint
+from flstream.model.checkpoint import (
+    FileSink,
+    FileSource,
+    open_blob,
+    unnamed_file,
+    write_checkpoint,
+)
 from flstream.model.copy import copy
 from flstream.model.digests import body_digest
 from flstream.model.header import MAX_HEADER_BYTES
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Scratch, views_of
-from flstream.model.unnamed_file import UnnamedFile
-
-
-def read_back(path):
-    """A file's tensors, read with our own code alone."""
-    source = FileSource(path)
-    body = MemoryBody.allocate(source.layout)
-    if source.layout.nbytes:
-        scratch = Scratch()
-        for start, stop in source.layout.ranges(48):
-            (data,) = views_of(source, start, stop, scratch)
-            for view in body.views(start, stop):
-                view[:] = data[: len(view)]
-                data = data[len(view) :]
-    return body.tensors
 
 
 @given(st.just([]) | entries(), st.dictionaries(st.text("ab"), st.text("cd")))
@@ -54,7 +46,7 @@ def test_the_safetensors_library_and_we_open_what_the_other_writes(tmp_path, dra
     assert_same_tensors(safetensors.torch.load_file(tmp_path / "ours"), tensors)
     safetensors.torch.save_file(tensors, tmp_path / "theirs", {"format": "pt"})
     assert FileSource(tmp_path / "theirs").metadata == {"format": "pt"}
-    assert_same_tensors(read_back(tmp_path / "theirs"), tensors)
+    assert_same_tensors(tensors_of(FileSource(tmp_path / "theirs"), 48), tensors)
 
 
 def test_the_digest_tells_a_changed_bit_name_shape_or_dtype(tmp_path):
@@ -101,36 +93,23 @@ def test_a_model_larger_than_the_disk_is_refused_before_any_work(tmp_path):
     with pytest.raises(CheckpointError, match="bytes of disk"):
         FileSink(tmp_path / "huge", huge)
     with pytest.raises(CheckpointError, match=r"has no room for .* bytes: "):
-        UnnamedFile(huge, tmp_path)
+        unnamed_file(huge, tmp_path)
     assert os.listdir(tmp_path) == []
 
 
-def damaged(folder, fields, body=b""):
-    path = folder / "damaged"
-    text = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + body)
-    return path
-
-
-def u8(start, stop):
-    return {"dtype": "U8", "shape": [stop - start], "data_offsets": [start, stop]}
-
-
 @pytest.mark.parametrize(
-    ("fields", "body", "sentence"),
+    ("shape", "sentence"),
     [
-        ({"a": u8(0, 8)}, bytes(9), "has 9 bytes of tensors where its header promises 8"),
-        ({"a": u8(0, 4), "b": u8(5, 6)}, bytes(6), "'a' and 'b' leave a hole"),
-        (b"not json", b"", "cannot be read"),
-        (
-            {"w": {"dtype": "C128", "shape": [0], "data_offsets": [0, 0]}},
-            b"",
-            "'w' has the dtype 'C128'",
-        ),
+        (8, "has 9 bytes of tensors where its header promises 8"),
+        (10, "has 9 bytes of tensors where its header promises 10"),
+        (-1, "'a' lacks a proper"),
     ],
 )
-def test_a_damaged_file_is_refused_with_a_sentence(tmp_path, fields, body, sentence):
-    path = damaged(tmp_path, fields, body)
+def test_a_damaged_file_is_refused_with_a_sentence(tmp_path, shape, sentence):
+    path = tmp_path / "damaged"
+    field = {"dtype": "U8", "shape": [shape], "data_offsets": [0, shape]}
+    text = json.dumps({"a": field}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(9))
     with pytest.raises(CheckpointError, match=sentence) as refusal:
         FileSource(path)
     assert str(path) in str(refusal.value)
@@ -152,10 +131,6 @@ def test_any_file_is_a_body_of_bytes(tmp_path, size):
     source = open_blob(tmp_path / "any")
     assert source.layout == Layout.of([("blob", "U8", (size,))])
     assert b"".join(views_of(source, 0, size, Scratch()) if size else []) == content
-    with FileSink(tmp_path / "copy", source.layout, bare=True) as sink:
-        copy(source, sink)
-        sink.finish()
-    assert (tmp_path / "copy").read_bytes() == content
 
 
 def test_what_is_no_regular_file_is_no_body_of_bytes(tmp_path):
@@ -214,7 +189,8 @@ def test_what_somebody_else_has_of_an_older_file_stays_as_it_is(tmp_path, who):
             file = mapped
         write_checkpoint(path, MemoryBody.of({"t": torch.arange(9)}))
         assert file is None or file.read() == b"\xff" * 5000
-    assert (path.stat().st_ino == was) == (who == "nobody")
+    # Whose inode nobody has, it may be given to the new file.
+    assert who == "nobody" or path.stat().st_ino != was
     assert_same_tensors(safetensors.torch.load_file(path), {"t": torch.arange(9)})
 
 

@@ -5,7 +5,7 @@ import torch
 from late_device import late
 
 from flstream.errors import LayoutError
-from flstream.model import device
+from flstream.model import tensor_view
 from flstream.model.copy import copy
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Scratch, views_of
@@ -74,7 +74,7 @@ def test_ranges_may_be_committed_in_any_order(late):
 
 def test_a_change_during_an_offer_is_noticed(late):
     weight = torch.zeros(8)
-    assert device.is_elsewhere(weight)
+    assert tensor_view.is_elsewhere(weight)
     body = MemoryBody.of({"w": weight})
     assert body.changed() is None
     weight += 1

@@ -11,33 +11,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import as_bytes, assert_same_tensors, body_of, tensor
+from support import as_bytes, assert_same_tensors, body_of
 from torch import nn
 
 from flstream.errors import LayoutError
-from flstream.model.copy import copy
-from flstream.model.dense import HostTensor
 from flstream.model.dtypes import BY_CODE, torch_dtype
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout, parse_header
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Scratch, views_of
-
-
-@pytest.mark.parametrize("framework", ["pytorch", "numpy"])
-def test_writing_into_the_views_writes_into_the_tensors(framework):
-    due = {f"t.{i}": torch.full((), float(i)) for i in range(10_000)}
-    body = MemoryBody.allocate(MemoryBody.of(due).layout, framework)
-    copy(MemoryBody.of(due), body)
-    assert {name: float(value) for name, value in body.tensors.items()} == {
-        name: value.item() for name, value in due.items()
-    }
-    module = torch.nn.Linear(3, 2)
-    body = MemoryBody.of(module.state_dict(), writable=True)
-    for view in body.views(0, body.layout.nbytes):
-        view[:] = bytes(len(view))
-    assert not module.weight.any()
-    assert module.weight.requires_grad
+from flstream.model.tensor_view import TensorView
 
 
 def test_the_storage_is_the_tensors_own_and_is_not_kept_alive_by_another():
@@ -113,7 +96,10 @@ def freed():
         (np.zeros(2, "f4,i4"), "'w' has dtype .* each of its fields"),
         (np.array([None]), "'w' has dtype object.* other values in meta"),
         (np.zeros(2, np.longdouble), "'w' has dtype float128.*convert it to one of float64"),
-        (torch.zeros(2, dtype=torch.complex128), r"'w' is complex128, .*\.to\(torch\.complex64\)"),
+        (
+            torch.zeros(2, dtype=torch.complex128),
+            r"'w' has .*\.to\(torch\.complex64\)",
+        ),
         (np.ma.masked_array([1.0], [True]), r"'w' is masked.*\.filled"),
         (freed(), "'w'"),
         (Elsewhere(torch.ones(3)), "'w' is a Elsewhere, whose values do not lie in one"),
@@ -258,7 +244,7 @@ def _small(shape: list[int]) -> bool:
 @given(strided(), st.data())
 def test_any_range_of_any_strided_array_is_that_range_of_its_elements_in_order(array, data):
     due = np.ascontiguousarray(array).tobytes()
-    view = HostTensor("U8", array)
+    view = TensorView("w", array)
     assert view.nbytes == len(due)
     start = data.draw(st.integers(0, len(due) - 1))
     stop = data.draw(st.integers(start + 1, len(due)))
@@ -284,29 +270,10 @@ def test_every_dtype_keeps_every_bit_when_it_is_gathered(code):
     assert body_of(MemoryBody.of({"w": value})) == raw.numpy().tobytes()
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        torch.arange(300.0 * 200).reshape(300, 200).t(),
-        tensor("I16", (2, 64, 9, 9)).to(memory_format=torch.channels_last),
-        np.arange(70.0 * 3 * 90).reshape(90, 3, 70).transpose(2, 1, 0)[::-1],
-        torch.arange(5000, dtype=torch.uint8).reshape(2, 2500).t(),
-        torch.arange(16, dtype=torch.int16).expand((5 << 30) // 32, 16),
-    ],
-    ids=["turned", "channels last", "three axes reversed", "narrow", "beyond 4 GiB"],
-)
-def test_tiles_cover_every_element_once(value):
-    body = MemoryBody.of({"w": value})
-    if body.layout.nbytes > 1 << 30:
-        due = as_bytes(value[:3])[6:70]
-        assert b"".join(views_of(body, (9 << 29) + 6, (9 << 29) + 70, Scratch())) == due
-        return
-    due = np.ascontiguousarray(value).tobytes()
-    for step in (16, 4096, 12_000, len(due)):
-        scratch, found = Scratch(), b""
-        for start, stop in body.layout.ranges(step):
-            found += b"".join(views_of(body, start, stop, scratch))
-        assert found == due
+def test_ranges_beyond_4_gib_are_gathered():
+    value = torch.arange(16, dtype=torch.int16).expand((5 << 30) // 32, 16)
+    views = views_of(MemoryBody.of({"w": value}), (9 << 29) + 6, (9 << 29) + 70, Scratch())
+    assert b"".join(views) == as_bytes(value[:3])[6:70]
 
 
 def test_a_tensor_that_is_not_contiguous_is_never_copied_whole():

@@ -17,8 +17,8 @@ from support import as_bytes, body_of, every_kind, tensor
 
 from flstream.aggregation.ahead import WriteBehind
 from flstream.errors import LayoutError
-from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
-from flstream.model.composed import ComposedSource
+from flstream.model.checkpoint import FileSink, FileSource, unnamed_file, write_checkpoint
+from flstream.model.composed import arranged, composed
 from flstream.model.copy import copy
 from flstream.model.digests import BodyDigest, body_digest
 from flstream.model.dtypes import BY_CODE
@@ -26,7 +26,6 @@ from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
 from flstream.model.source import Scratch, Sink, Source, in_place, views_of
-from flstream.model.unnamed_file import UnnamedFile
 from flstream.streaming.download import RemoteSource
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
@@ -107,20 +106,14 @@ def saved(state: State, place: Place) -> Source:
     return open_checkpoint(place.folder / "m.pt")
 
 
-def arranged(state: State, place: Place) -> Source:
-    return ComposedSource.arranged(shards(state, place))
-
-
-def composed(state: State, place: Place) -> Source:
+def parts(state: State, place: Place) -> Source:
     """Every other tensor of a file, and the others of two bodies in memory."""
     names = sorted(state)
     sources: list[Source] = [
         part({name: state[name] for name in names[number::3]}, place)
         for number, part in enumerate((file, strided, buffer))
     ]
-    return ComposedSource.of(
-        {spec.name: (each, spec) for each in sources for spec in each.layout.tensors}
-    )
+    return composed({spec.name: (each, spec) for each in sources for spec in each.layout.tensors})
 
 
 def remote(state: State, place: Place) -> Source:
@@ -140,8 +133,7 @@ SOURCES: dict[str, Callable[[State, Place], Source]] = {
     "shards": shards,
     "compressed Fortran npz": compressed,
     "torch": saved,
-    "arranged": arranged,
-    "composed": composed,
+    "composed": parts,
     "remote": remote,
 }
 
@@ -191,7 +183,7 @@ def written_behind(layout: Layout, place: Place) -> tuple[Sink, Written]:
 
 
 def unnamed(layout: Layout, place: Place) -> tuple[Sink, Written]:
-    file = UnnamedFile(layout, place.folder / "sites")
+    file = unnamed_file(layout, place.folder / "sites")
     assert os.listdir(place.folder / "sites") == []
     return file, lambda: body_of(file) if layout.nbytes else b""
 
@@ -325,7 +317,7 @@ def test_in_what_is_arranged_the_first_of_tied_names_stands_for_the_tensor():
         specs.append(spec._replace(start=offset, stop=offset + spec.nbytes))
         offset += spec.nbytes
     given = BufferSource(Layout(specs, ties), memoryview(random.Random(4).randbytes(offset)))
-    source = ComposedSource.arranged(given)
+    source = arranged(given)
     assert source.layout.is_canonical
     assert source.layout.aliases == {"w": "a", "x": "a"}
     assert [spec.name for spec in source.layout.tensors] == ["a", "none", "ones", "b"]

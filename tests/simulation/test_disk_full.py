@@ -20,8 +20,8 @@ def expected(tmp_path_factory, jobs_in):
 
 @pytest.mark.parametrize(
     ("call", "count"),
-    [("posix_fallocate", 2), ("pwrite", 2), ("pwrite", 5), ("pwrite", 8), ("fsync", 8),
-     ("fsync", 13), ("rename", 3), ("replace", 5)],
+    [("posix_fallocate", 2), ("pwrite", 2), ("pwrite", 5), ("pwrite", 7), ("sendfile", 2),
+     ("fsync", 8), ("fsync", 13), ("rename", 3), ("replace", 5)],
 )  # fmt: skip
 def test_a_run_goes_on_to_the_same_bits_once_there_is_room(
     jobs, monkeypatch, expected, call, count

@@ -101,8 +101,7 @@ def test_digests_are_taken_once_for_all_who_ask(harness):
             reads.append(start)
             return super().in_place(start, stop)
 
-    counting = Counting(body().layout, body().tensors, dict.fromkeys("w"))
-    counting._views = body()._views
+    counting = Counting(body().layout, body().tensors)
     ref = harness.service.offer(counting, ["site-1", "site-2"])
     for name in ("site-1", "site-2"):
         remote = RemoteSource(harness.receiver(name), ref.token, REUSING, digests=True)

@@ -109,7 +109,7 @@ def test_a_tensor_that_is_changed_meanwhile_is_refused_by_its_name(harness):
     model = {"still": torch.ones(5 * MIB), "moving": torch.ones(5 * MIB)}
 
     def change(start, stop):
-        model["moving"].add_(1)
+        model["moving"][:1].add_(1)
 
     with pytest.raises(RefusedError, match="moving"):
         fetched(harness, MemoryBody.of(model), on_range=change)
@@ -165,7 +165,7 @@ def test_a_place_that_cannot_be_is_refused(place, tmp_path):
         if place not in SPANS:
             where = {"type": "file", "offset": 8}
         ours.sendall(message("Hello", 0, version=3, instance=b""))
-        answer = message("Opened", 1, layout=header, place=where)
+        answer = message("Opened", 1, layout=header, place=where) + message("Closed", 2)
         socket.send_fds(ours, [answer], [file.fileno()] * (place == "a short file"))
         with pytest.raises((ProtocolError, ChannelClosedError)):
             RemoteSource(receiver, bytes(16), QUICK)

@@ -322,8 +322,8 @@ class Transfers(RuleBasedStateMachine):
         how = StreamSettings(chunk_size, 20.0)
         if not are_mended(harms):  # something may never come
             how = replace(how, ping_after=0.03, ping_timeout=0.3)
-        # What is decoded comes in frames, and what is all in one can only be had whole.
-        if not chunk_size and (kind in LOSSY or sink == "selected"):
+        # What is decoded comes in frames.
+        if not chunk_size and kind in LOSSY:
             how = replace(how, chunk_size=16_384)
         if kind == "encoded":
             sink = "decoded"

@@ -11,8 +11,7 @@ import numpy as np
 
 from flstream.errors import CheckpointError, LayoutError
 from flstream.model.dtypes import BY_CODE, code_of
-from flstream.model.formats.archive import AGAIN, open_archive, reading
-from flstream.model.formats.file import CheckpointFile
+from flstream.model.formats.opening import AGAIN, CheckpointFile, open_archive, reading
 from flstream.model.header import TensorInfo, check_name
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
@@ -21,12 +20,7 @@ _SUFFIX = ".npy"
 
 
 def open_npz(path: Path) -> CheckpointFile:
-    """Open the arrays of an ``.npz`` file, as tensors in C order.
-
-    Raises:
-        CheckpointError: The archive is not sound, or a member is not an array of numbers.
-        LayoutError: A body cannot hold an array's type.
-    """
+    """Open the arrays of an ``.npz`` file, as tensors in C order."""
     specs: list[TensorInfo] = []
     with open_archive(path, "save the arrays with np.savez") as archive:
         for member in archive.infolist():

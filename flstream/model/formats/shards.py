@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import msgspec
 
 from flstream.errors import CheckpointError
-from flstream.model.composed import ComposedSource, Place
-from flstream.model.formats.file import CheckpointFile
+from flstream.model.composed import Place, composed
+from flstream.model.formats.opening import CheckpointFile, open_checkpoint
 from flstream.model.header import MAX_HEADER_BYTES
-from flstream.model.layout import Layout, TensorInfo
 
 
 class _Index(msgspec.Struct):
@@ -23,19 +22,10 @@ class _Index(msgspec.Struct):
     metadata: dict[str, Any] | None = None
 
 
-def open_shards(path: Path, opener: Callable[[Path], CheckpointFile]) -> CheckpointFile:
-    """Open the tensors that an index names, one shard after another.
-
-    Args:
-        path: Path of the index.
-        opener: Function that opens a shard.
-
-    Raises:
-        CheckpointError: The index or a shard is not sound, or a shard is not in the index's folder.
-    """
+def open_shards(path: Path) -> CheckpointFile:
+    """Open the tensors that an index names."""
     members, metadata = _parse(path)
-    shards = {name: opener(_shard_path(name, path)) for name in sorted(members)}
-    specs: list[TensorInfo] = []
+    shards = {name: open_checkpoint(_shard_path(name, path)) for name in sorted(members)}
     aliases: dict[str, str] = {}
     places: dict[str, Place] = {}
     for name, shard in shards.items():
@@ -45,13 +35,11 @@ def open_shards(path: Path, opener: Callable[[Path], CheckpointFile]) -> Checkpo
                 f"{path} says that tensor {lacking[0]!r} is in {name}, which has no such tensor; "
                 "fetch both files again"
             )
-        named = shard.layout.subset(members[name])
-        offset = specs[-1].stop if specs else 0
-        specs += [s._replace(start=offset + s.start, stop=offset + s.stop) for s in named.tensors]
-        aliases |= named.aliases
-        places |= {spec.name: (shard, shard.layout.by_name[spec.name]) for spec in named.tensors}
-    source = ComposedSource(Layout(specs, aliases), places)
-    further = sum(len(shard.layout.tensors) for shard in shards.values()) - len(specs)
+        own = shard.layout
+        aliases |= own.subset(members[name]).aliases
+        places |= {spec.name: (shard, spec) for spec in own.tensors if spec.name in members[name]}
+    source = composed(places, aliases)
+    further = sum(len(shard.layout.tensors) for shard in shards.values()) - len(places)
 
     total, nbytes = metadata.get("total_size", ""), source.layout.nbytes
     agrees = "as" if total == str(nbytes) else f"where it says {total}, not as"

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flstream.errors import CheckpointError, LayoutError
-from flstream.model.formats.archive import AGAIN, open_archive
-from flstream.model.formats.file import CheckpointFile
+from flstream.model.formats.opening import AGAIN, CheckpointFile, open_archive
 from flstream.model.memory import MemoryBody
 
 if TYPE_CHECKING:
@@ -28,11 +27,6 @@ def open_torch(path: Path) -> CheckpointFile:
 
     Keys of nested tables are joined by dots. Numbers and texts become metadata, and all other
     values are ignored.
-
-    Raises:
-        CheckpointError: The file is not sound, is in torch's format before 1.6, or loading it would
-            run code.
-        LayoutError: A tensor is sparse, quantised or of a type that a body cannot hold.
     """
     with open_archive(path, "save it again with torch.save of a current version") as archive:
         members = archive.infolist()
@@ -42,7 +36,7 @@ def open_torch(path: Path) -> CheckpointFile:
                 f"{path}: the member {member.filename!r} is compressed, so it cannot be mapped; "
                 "save it again with torch.save"
             )
-    tensors, metadata = flatten(_load(path), str(path))
+    tensors, metadata = _flatten(_load(path), str(path))
     try:
         body = MemoryBody.of(tensors)
     except LayoutError as error:
@@ -77,20 +71,10 @@ def _load(path: Path) -> Any:
         ) from error
 
 
-def flatten(value: Any, origin: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def _flatten(value: Any, origin: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Collect the tensors in a value, and its numbers and texts, by their paths.
 
     A path is keys and indices joined by dots. A single tensor is named ``tensor``.
-
-    Args:
-        value: Nested mappings, lists and tuples.
-        origin: Name of the file, for messages.
-
-    Returns:
-        The tensors, and the numbers and texts as strings.
-
-    Raises:
-        CheckpointError: The value is nested too deeply, or two tensors have the same path.
     """
     import torch
 
