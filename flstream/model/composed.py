@@ -52,10 +52,12 @@ class Segments(Generic[PartT]):
         first_index = bisect_right(self._all, start, key=lambda segment: segment.start) - 1
         for index in range(max(first_index, 0), len(self._all)):
             segment = self._all[index]
+            first, last = max(segment.start, start), min(segment.stop, stop)
             if segment.start >= stop:
                 return
-            first, last = max(segment.start, start), min(segment.stop, stop)
-            if first < last:
+            if last - first == segment.stop - segment.start:
+                yield segment
+            elif first < last:
                 yield Segment(first, last, segment.part, segment.offset + first - segment.start)
 
     @property
