@@ -145,7 +145,7 @@ def install() -> None:
         )
     }
     found["PTFedProxLoss"] = fedprox_loss()
-    for name in [each for each in sys.modules if each.partition(".")[0] == "nvflare"]:
+    for name in [each for each in list(sys.modules) if each.partition(".")[0] == "nvflare"]:
         del sys.modules[name]
     for name, ours in ALIASES.items():
         _enter(name, importlib.import_module(ours))

@@ -285,7 +285,8 @@ def _import_file(path: Path, source: bytes) -> _Imported:
         sys.path.remove(str(path.parent))
         new = {name.partition(".")[0] for name in set(sys.modules) - before} - before
         own = {name for name in new if _lies_in(sys.modules[name], path.parent)}
-        beside = {name: sys.modules[name] for name in sys.modules if name.partition(".")[0] in own}
+        modules = sys.modules.copy()  # other threads may import meanwhile
+        beside = {name: it for name, it in modules.items() if name.partition(".")[0] in own}
         for name in beside:
             del sys.modules[name]
     return _Imported(module, beside)

@@ -165,7 +165,9 @@ class Places:
         self._roots = [str(root) for root in roots]
         self._threads = threads
         self._turn = threading.Condition()
-        self._shared = {name for name, module in sys.modules.items() if _has_no_origin(module)}
+        self._shared = {
+            name for name, module in sys.modules.copy().items() if _has_no_origin(module)
+        }
         self._path = list(sys.path)
         # What the run's caller has, whose thread runs no code of the user's meanwhile.
         self._outside = ThreadPlace("outside")
