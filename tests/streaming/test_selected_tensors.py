@@ -8,8 +8,9 @@ import torch
 from harness import QUICK
 from support import assert_same_tensors, tensor
 
-from flstream.errors import LayoutError, RefusedError
+from flstream.errors import AbortedError, LayoutError, RefusedError
 from flstream.streaming import (
+    Signal,
     TensorSpec,
     add_arrays,
     add_blob,
@@ -20,6 +21,7 @@ from flstream.streaming import (
     download_specs,
     download_tensors,
 )
+from flstream.streaming.wire import MAX_LABELS
 
 MODEL = OrderedDict(
     (name, tensor(code, shape, seed=len(name)))
@@ -155,6 +157,20 @@ def test_more_ranges_than_a_request_has_are_fetched_by_several(harness):
     status, got = download_tensors(harness.receiver(), ref.id, select=chosen)
     assert (list(got), status.cost.requests) == (chosen, 2)
     assert [int(value) for value in got.values()] == list(range(0, 70_000, 2))
+
+
+def test_more_labels_than_a_request_has_are_looked_up_by_several(harness):
+    specs = [TensorSpec(f"t{number}", number) for number in range(MAX_LABELS + 1)]
+    for number, spec in enumerate(specs):
+        tensors = {spec.tensor_name: torch.tensor(number)}
+        add_tensors(harness.service, tensors, ["site-1"], round=number)
+    signal, receiver = Signal(), harness.receiver()
+    _, got = download_specs(receiver, specs, abort_signal=signal)
+    assert [int(value) for value in got.values()] == list(range(MAX_LABELS + 1))
+    signal.set()
+    with pytest.raises(AbortedError):
+        download_specs(receiver, specs, abort_signal=signal)
+    signal.close()
 
 
 def offers(tensors=MODEL, **options):
