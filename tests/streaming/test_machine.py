@@ -551,7 +551,8 @@ class Transfers(RuleBasedStateMachine):
         left = descriptors() - self.descriptors_before
         assert not left, f"descriptors are left: {left}"
         assert set(psutil.Process().children()) <= self.processes_before
-        assert not psutil.Process(self.zygote.pid).children()
+        _, left = psutil.wait_procs(psutil.Process(self.zygote.pid).children(), timeout=10)
+        assert not left
 
 
 def are_mended(harms: list[Harm]) -> bool:
