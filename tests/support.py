@@ -1,9 +1,12 @@
 """Tensors of every kind, and what the tests of several rooms do with them."""
 
+import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import torch
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from flstream.model.dtypes import BY_CODE, torch_dtype
 from flstream.model.layout import Layout
@@ -83,6 +86,19 @@ def tensors_of(source: Source, step: int = 4096) -> dict[str, torch.Tensor]:
         flat = torch.frombuffer(own, dtype=torch_dtype(spec.dtype)) if own else torch.empty(0)
         tensors[spec.name] = flat.to(torch_dtype(spec.dtype)).reshape(spec.shape)
     return tensors
+
+
+def write_shards(folder: Path, state: Mapping[str, torch.Tensor], count: int = 3) -> Path:
+    """Write a checkpoint in several files; return their index, which gives a wrong size."""
+    where: dict[str, str] = {}
+    for number in range(count):
+        name = f"model-{number}.safetensors"
+        if part := {each: state[each] for each in sorted(state)[number::count]}:
+            save_file(part, folder / name, {"format": "pt"})
+            where |= dict.fromkeys(part, name)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": where}))
+    return index
 
 
 @st.composite

@@ -52,20 +52,13 @@ _DRAIN_SECONDS = 5.0
 class Line:
     """One way of a site's link: bytes leave one after another at its rate, then they travel.
 
-    Args:
-        link: The link.
-        site: Name of the site.
-        way: The way.
-        began: Time at which the link's trace begins, in seconds of the caller's clock.
-
-    Attributes:
-        link, site, way: As given.
-        free_at: Time at which the last byte so far leaves.
+    Its trace begins at ``began``, in seconds of the caller's clock.
     """
 
     def __init__(self, link: NetworkLink, site: str, way: Way, began: float) -> None:
         self.link, self.site, self.way = link, site, way
-        self._began = self.free_at = began
+        self._began = began
+        self.free_at = began  # when the last byte so far leaves
         rates = [math.inf if bits is None else bits / 8 for bits in link.values(way)]
         self._states = list(zip(rates, link.values("latency"), strict=True))
         self._starts = [point.seconds for point in link.trace] or [0.0]
@@ -78,11 +71,7 @@ class Line:
         return int(min(max(rate * _TURN_SECONDS, _LEAST_BYTES), _MOST_BYTES))
 
     def send(self, nbytes: int, now: float) -> tuple[float, float]:
-        """Send bytes after those before them.
-
-        Returns:
-            The time at which the last one leaves, and the seconds that it travels.
-        """
+        """Send bytes; return the time at which the last one leaves, and the seconds it travels."""
         at, waiting = max(self.free_at, now), float(nbytes)
         while True:
             rate, latency, ends = self._state(at)
@@ -104,16 +93,8 @@ class Line:
 class Flow:
     """The bytes of one connection one way: when each arrives.
 
-    How late they are depends on the seed, the site, the connection, the way and their place in the
-    stream alone, and never on how they are cut.
-
-    Args:
-        name: Name of the connection.
-        seed: Seed of what is random.
-        line: The line that they leave by.
-
-    Attributes:
-        line: The line that they leave by now, which other flows share.
+    How late they are depends on the seed, the site, the connection's name, the way and their place
+    in the stream alone, and never on how they are cut. Other flows share the line.
     """
 
     def __init__(self, name: str, seed: int, line: Line) -> None:

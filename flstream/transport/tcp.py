@@ -53,12 +53,9 @@ class StartToken(NamedTuple):
     """A secret that two processes share, each of which proves to the other that it has it.
 
     Its text, ``str(token)``, is 64 hexadecimal digits.
-
-    Attributes:
-        key: 256 random bits.
     """
 
-    key: bytes
+    key: bytes  # 256 random bits
 
     @classmethod
     def new(cls) -> StartToken:
@@ -89,14 +86,7 @@ class StartToken(NamedTuple):
         return hashlib.sha256(b"flstream token" + self.key).digest()[:8]
 
     def proof(self, side: bytes, greeting: bytes | bytearray, answer: bytes, run: str) -> bytes:
-        """Return what only a side with the key can know.
-
-        Args:
-            side: ``dials`` or ``accepts``, whose proof it is.
-            greeting: The 64 bytes with which the side that dials begins.
-            answer: Random number of the side that accepts.
-            run: What both sides are part of.
-        """
+        """Return what only a side with the key can know, which is ``dials`` or ``accepts``."""
         covered = b"flstream 1 " + side + b"\0" + greeting + answer + run.encode()
         return hmac.new(self.key, covered, hashlib.sha256).digest()
 
@@ -108,21 +98,11 @@ class StartToken(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """Who may come with a key.
-
-    Attributes:
-        token: The key.
-        name: Name of the process, which it does not say itself.
-        role: What it may be.
-    """
+    """Who may come with a key."""
 
     token: StartToken
-    name: str
-    role: str
-
-
-OnConnection = Callable[[Channel, Admission], None]
-"""Function called with a channel to a process that has proven itself; it may not take long."""
+    name: str  # of the process, which does not say it itself
+    role: str  # what it may be
 
 
 class TcpListener:
@@ -132,7 +112,8 @@ class TcpListener:
 
     Args:
         address: Address to bind, ``HOST:PORT``; port 0 is a free one. Not all addresses at once.
-        on_connection: Called with each channel, one after another.
+        on_connection: Called with each channel to a process that has proven itself, one after
+            another; it may not take long.
         run: What both sides are part of; a key of one run opens no other.
 
     Attributes:
@@ -143,7 +124,9 @@ class TcpListener:
         UsageError: The address is none, is not one of this machine, or is in use.
     """
 
-    def __init__(self, address: str, on_connection: OnConnection, run: str = "") -> None:
+    def __init__(
+        self, address: str, on_connection: Callable[[Channel, Admission], None], run: str = ""
+    ) -> None:
         self.strangers = 0
         self._on_connection = on_connection
         self._run = run

@@ -1,14 +1,17 @@
-"""Checkpoints: files any tool opens, whole or absent, and refused with a sentence if damaged."""
+"""Checkpoints: files any tool opens, whole or absent, and refused with a sentence if damaged.
+
+Every format gives the bytes that its tensors have.
+"""
 
 import json
 import mmap
 import os
+import shutil
 import tracemalloc
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
-import safetensors.numpy
 import safetensors.torch
 import torch
 from hypothesis import given, settings
@@ -17,11 +20,13 @@ from support import (
     assert_same_tensors,
     body_of,
     entries,
+    every_kind,
     tensor,
     tensors_of,
+    write_shards,
 )
 
-from flstream.errors import CheckpointError
+from flstream.errors import CheckpointError, LayoutError
 from flstream.model.checkpoint import (
     FileSink,
     FileSource,
@@ -31,8 +36,10 @@ from flstream.model.checkpoint import (
 )
 from flstream.model.copy import copy
 from flstream.model.digests import body_digest
+from flstream.model.formats.opening import open_checkpoint
 from flstream.model.header import MAX_HEADER_BYTES
 from flstream.model.layout import Layout
+from flstream.model.mapped import MappedModel
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Scratch, views_of
 
@@ -97,22 +104,13 @@ def test_a_model_larger_than_the_disk_is_refused_before_any_work(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("shape", "sentence"),
-    [
-        (8, "has 9 bytes of tensors where its header promises 8"),
-        (10, "has 9 bytes of tensors where its header promises 10"),
-        (-1, "'a' lacks a proper"),
-    ],
-)
-def test_a_damaged_file_is_refused_with_a_sentence(tmp_path, shape, sentence):
+@pytest.mark.parametrize("length", [8, 10])
+def test_a_file_of_another_length_than_its_header_says_is_refused_by_name(tmp_path, length):
     path = tmp_path / "damaged"
-    field = {"dtype": "U8", "shape": [shape], "data_offsets": [0, shape]}
-    text = json.dumps({"a": field}).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(9))
-    with pytest.raises(CheckpointError, match=sentence) as refusal:
+    path.write_bytes(Layout.of([("a", "U8", (length,))]).header() + bytes(9))
+    sentence = f"damaged.* has 9 bytes of tensors where its header promises {length}"
+    with pytest.raises(CheckpointError, match=sentence):
         FileSource(path)
-    assert str(path) in str(refusal.value)
 
 
 def test_what_is_no_file_and_what_can_be_none_is_refused(tmp_path):
@@ -122,15 +120,6 @@ def test_what_is_no_file_and_what_can_be_none_is_refused(tmp_path):
             FileSource(tmp_path / path)
     with pytest.raises(CheckpointError, match=r"file/model cannot be written"):
         FileSink(tmp_path / "file" / "model", MemoryBody.of({}).layout)
-
-
-@pytest.mark.parametrize("size", [0, 1, 100_001])
-def test_any_file_is_a_body_of_bytes(tmp_path, size):
-    content = np.random.default_rng(1).bytes(size)
-    (tmp_path / "any").write_bytes(content)
-    source = open_blob(tmp_path / "any")
-    assert source.layout == Layout.of([("blob", "U8", (size,))])
-    assert b"".join(views_of(source, 0, size, Scratch()) if size else []) == content
 
 
 def test_what_is_no_regular_file_is_no_body_of_bytes(tmp_path):
@@ -172,18 +161,14 @@ def test_a_file_cut_short_under_a_reader_is_an_error_not_zeros(tmp_path):
         views_of(source, 3000, 4000, Scratch())
 
 
-@pytest.mark.parametrize("who", ["nobody", "another name", "a reader", "a mapping"])
+@pytest.mark.parametrize("who", ["nobody", "a reader", "a mapping"])
 def test_what_somebody_else_has_of_an_older_file_stays_as_it_is(tmp_path, who):
     path, temporary = tmp_path / "m.safetensors", tmp_path / "m.safetensors.tmp"
     temporary.write_bytes(b"\xff" * 5000)
     was = temporary.stat().st_ino
     with ExitStack() as stack:
         file = stack.enter_context(temporary.open("rb")) if who != "nobody" else None
-        if who == "another name":
-            (tmp_path / "global.safetensors").hardlink_to(temporary)
-            file.close()
-            file = stack.enter_context((tmp_path / "global.safetensors").open("rb"))
-        elif who == "a mapping":
+        if who == "a mapping":
             mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
             file.close()
             file = mapped
@@ -192,6 +177,43 @@ def test_what_somebody_else_has_of_an_older_file_stays_as_it_is(tmp_path, who):
     # Whose inode nobody has, it may be given to the new file.
     assert who == "nobody" or path.stat().st_ino != was
     assert_same_tensors(safetensors.torch.load_file(path), {"t": torch.arange(9)})
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_file_that_is_written_is_not_written_by_another(tmp_path, resume):
+    layout = Layout.of([("w", "F32", (4,))])
+    path = tmp_path / "model.safetensors"
+    with FileSink(path, layout) as sink:
+        with pytest.raises(CheckpointError, match="someone else is writing it now"):
+            FileSink(path, layout, resume=resume)
+        sink.write(0, memoryview(bytes(16)))
+        sink.finish()
+    with FileSink(path, layout, resume=resume) as sink:
+        sink.write(0, memoryview(b"\1" * 16))
+        sink.finish()
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_file_that_a_link_leads_to_is_not_written(tmp_path, link, resume):
+    other, path = tmp_path / "other", tmp_path / "m.safetensors"
+    other.write_bytes(b"somebody's")
+    getattr(path.with_name("m.safetensors.tmp"), link)(other)
+    with FileSink(path, Layout.of([("w", "F32", (4,))]), resume=resume) as sink:
+        sink.write(0, memoryview(bytes(16)))
+        sink.finish()
+    assert other.read_bytes() == b"somebody's"
+    assert not path.is_symlink()
+    assert safetensors.torch.load_file(path)["w"].tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_layout_that_no_file_can_have_leaves_none(tmp_path, resume):
+    layout = Layout.of([("w", "U8", (2**63 - 1,))])
+    with pytest.raises(CheckpointError, match=r"needs .* bytes of disk: no file may have as many"):
+        FileSink(tmp_path / "model.safetensors", layout, resume=resume)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_digest_of_a_large_model_takes_little_memory(tmp_path):
@@ -207,3 +229,142 @@ def test_the_digest_of_a_large_model_takes_little_memory(tmp_path):
         tracemalloc.stop()
         path.unlink()
     assert peak < 4 << 20
+
+
+# Of other formats.
+def test_tensors_of_torch_keep_their_bits_names_and_ties(tmp_path):
+    state = every_kind()
+    weight = torch.arange(12.0).reshape(3, 4)
+    state |= {
+        "tied": weight,
+        "weight": weight,
+        "turned": weight.t(),
+        "columns": torch.arange(40000.0).reshape(200, 200)[:, 20:40],
+        "part": torch.arange(100)[10:20],
+        "every other": torch.arange(100)[::2],
+        "conjugate": torch.tensor([1 + 2j]).conj(),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+    }
+    path = tmp_path / "model.bin"
+    torch.save({"state": state, "epoch": 3, "history": [{"loss": 0.5}, None]}, path)
+    file = open_checkpoint(path)
+    assert {*file.layout.by_name, *file.layout.aliases} == {f"state.{name}" for name in state}
+    del state["weight"]
+    due = {f"state.{name}": value.detach().resolve_conj() for name, value in state.items()}
+    assert_same_tensors(tensors_of(file), due)
+    assert file.layout.aliases == {"state.weight": "state.tied"}
+    assert file.metadata == {"epoch": "3", "history.0.loss": "0.5"}
+    assert "CRC-32" in file.check()[-1]
+
+
+def test_shards_are_one_body_of_what_the_index_names_also_in_a_download_cache_of_links(tmp_path):
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "main"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    path = snapshot / write_shards(blobs, every_kind()).name
+    for number, shard in enumerate(sorted(blobs.iterdir())):
+        shutil.move(shard, blobs / f"digest{number}")
+        (snapshot / shard.name).symlink_to(f"../../blobs/digest{number}")
+    file = open_checkpoint(path)
+    assert_same_tensors(tensors_of(file), every_kind())
+    assert sum(each.stat().st_size for each in snapshot.iterdir()) == file.file_bytes
+    assert any("where it says 1" in check for check in file.check())
+    index = json.loads(path.read_text())
+    del index["weight_map"]["F32.matrix"]
+    path.write_text(json.dumps(index))
+    file = open_checkpoint(path)
+    assert "F32.matrix" not in file.layout.by_name
+    assert any("1 more that the index does not name" in check for check in file.check())
+
+
+# Mapped by their descriptors: the same tensors, and nobody else's pages.
+MIB = 1 << 20
+LARGE = torch.randn(512, 1024)
+TENSORS = {**every_kind(), "odd": torch.arange(5.0), "large": LARGE, "tied": LARGE}
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "model.safetensors"
+    write_checkpoint(path, MemoryBody.of(TENSORS))
+    return path
+
+
+@contextmanager
+def opened(path, flags=os.O_RDONLY):
+    fd = os.open(path, flags)
+    yield fd
+    os.close(fd)
+
+
+def mapped(path):
+    with opened(path) as fd:
+        return MappedModel(fd, "the checkpoint")
+
+
+def test_a_mapped_model_has_the_bits_and_kinds_of_the_file(path):
+    found = mapped(path).tensors("pytorch")
+    assert_same_tensors(found, TENSORS)
+    assert found["tied"] is found["large"]
+    # The descriptor's offset is shared with other processes.
+    with opened(path) as fd:
+        os.lseek(fd, 17, os.SEEK_SET)
+        source = MappedModel(fd, "the checkpoint").source()
+        assert body_of(source) == body_of(FileSource(path))
+        assert os.lseek(fd, 0, os.SEEK_CUR) == 17
+
+
+def test_arrays_are_mapped_too_unless_numpy_lacks_the_kind(tmp_path):
+    weights = np.arange(64 * 1024, dtype=np.float32)
+    write_checkpoint(tmp_path / "a.safetensors", MemoryBody.of({"w": weights}))
+    found = mapped(tmp_path / "a.safetensors").tensors("numpy")["w"]
+    assert found.flags.writeable
+    assert np.array_equal(found, weights)
+    half = {"w": torch.ones(64, dtype=torch.bfloat16)}
+    write_checkpoint(tmp_path / "b.safetensors", MemoryBody.of(half))
+    with pytest.raises(LayoutError, match="bfloat16"):
+        mapped(tmp_path / "b.safetensors").tensors("numpy")
+
+
+def test_views_begin_where_torch_begins_its_own_tensors_and_the_rest_is_copied(path):
+    # The last bits of products depend on where their factors begin.
+    model = mapped(path)
+    tensors = model.tensors("pytorch")
+    assert all(each.data_ptr() % 64 == 0 for each in tensors.values() if each.numel())
+    first = model._bytes.ctypes.data
+    are_views = {first <= each.data_ptr() < first + len(model._bytes) for each in tensors.values()}
+    assert are_views == {True, False}
+
+
+def test_what_is_written_stays_in_this_process(path):
+    before, model = path.read_bytes(), mapped(path)
+    model.tensors("pytorch")["large"].fill_(3)
+    assert path.read_bytes() == before
+    assert mapped(path).tensors("pytorch")["large"].ne(3).any()
+
+
+def test_pages_that_were_written_to_are_counted_and_those_that_were_read_are_not(tmp_path):
+    path = tmp_path / "model.safetensors"
+    write_checkpoint(path, MemoryBody.of({"w": torch.zeros(4 * MIB)}))
+    model = mapped(path)
+    weights = model.tensors("pytorch")["w"]
+    assert weights.sum() == 0
+    assert model.written_bytes() == 0
+    weights[: 2 * MIB] += 1
+    assert 8 * MIB <= model.written_bytes() <= 8 * MIB + 2 * mmap.PAGESIZE
+
+
+def refused(place, match, flags=os.O_RDONLY):
+    with opened(place, flags) as fd, pytest.raises(CheckpointError, match=match):
+        MappedModel(fd, "the checkpoint")
+
+
+def test_what_is_no_checkpoint_opened_to_be_read_alone_is_refused(path):
+    refused(path.parent, "no regular file")
+    refused("/dev/zero", "no regular file")
+    for flags in (os.O_RDWR, os.O_WRONLY, os.O_PATH):
+        refused(path, "read alone", flags)
+    data = path.read_bytes()
+    for content in (b"", data[:4], data[:40], data[:-1], b"\xff" * 4096):
+        path.write_bytes(content)
+        refused(path, "the checkpoint")

@@ -31,6 +31,10 @@ def field(start: int, stop: int, dtype: str = "U8", shape: list[int] | None = No
     }
 
 
+def tied(ties: str) -> bytes:
+    return header(__metadata__={"flstream.tied": ties}, a=field(0, 1), b=field(1, 2))
+
+
 @given(entries())
 def test_tensors_fill_the_body_without_a_hole_by_falling_item_size(given_entries):
     layout = Layout.of(given_entries)
@@ -123,22 +127,44 @@ def test_two_tensors_of_one_name_are_refused():
         Layout.of([("a", "F32", (1,)), ("a", "F16", (2,))])
 
 
+def test_no_tie_has_the_name_that_the_format_keeps():
+    with pytest.raises(LayoutError, match="'__metadata__', which the format keeps"):
+        parse_header(tied('{"__metadata__": "a"}'), "it")
+
+
+def test_ties_are_part_of_what_a_layout_is():
+    entries = [("a", "F32", (2,)), ("b", "F32", (2,))]
+    plain, tied = Layout.of(entries), Layout.of(entries, {"c": "a"})
+    other = Layout.of(entries, {"c": "b"})
+    assert len({plain, tied, other, Layout.of(entries, {"c": "a"})}) == 3
+    assert len({each.fingerprint for each in (plain, tied, other)}) == 3
+    assert tied.is_canonical
+    assert not Layout.of([("b", "U8", (1,))], {"a": "b"}).is_canonical
+
+
+A, B, C = ("a", "F32", (2,)), ("b", "F32", (2,)), ("c", "F32", (2,))
+
+
 @pytest.mark.parametrize(
-    ("other", "sentence"),
+    ("entries", "aliases", "sentence"),
     [
-        ([("a", "F32", (2,))], "tensor 'b' is missing"),
-        ([("a", "F32", (3,)), ("b", "I64", ())], r"'a' has shape \[3\] instead of \[2\]"),
-        ([("a", "F16", (2,)), ("b", "I64", ())], "'a' has dtype F16 instead of F32"),
-        (
-            [("a", "F32", (2,)), ("b", "I64", ()), ("c", "U8", (1,))],
-            "'c' is not part of the model",
-        ),
+        ([A], {}, "tensor 'b' is missing"),
+        ([("a", "F32", (3,)), B], {"c": "a"}, "'a' has shape [3] instead of [2]"),
+        ([("a", "F16", (2,)), B], {"c": "a"}, "'a' has dtype F16 instead of F32"),
+        ([A, B, ("d", "U8", (1,))], {"c": "a"}, "'d' is not part of the model"),
+        ([A, B], {}, "'c' is missing"),
+        ([A, B, C], {}, "'c' is not tied to 'a', as it is in the model"),
+        ([A], {"b": "a", "c": "a"}, "'b' is tied to 'a', which it is not in the model"),
+        ([A, B], {"c": "b"}, "'c' is tied to 'b', which it is not in the model"),
     ],
 )
-def test_the_first_difference_is_named(other, sentence):
-    layout = Layout.of([("a", "F32", (2,)), ("b", "I64", ())])
-    with pytest.raises(AssertionError, match=sentence):
-        raise AssertionError(layout.difference(Layout.of(other)))
+def test_the_first_difference_is_named(entries, aliases, sentence):
+    layout = Layout.of([A, B], {"c": "a"})
+    assert sentence in str(layout.difference(Layout.of(entries, aliases)))
+    assert layout.difference(layout) is None
+
+
+def test_another_order_is_a_difference():
     here, _ = parse_header(header(a=field(0, 1), b=field(1, 2)), "it")
     there, _ = parse_header(header(b=field(0, 1), a=field(1, 2)), "it")
     assert here.difference(there) == "the tensors are in another order"
@@ -170,6 +196,17 @@ def test_the_first_difference_is_named(other, sentence):
         ),
         (b'{"a": {"dtype": "U8", "dtype": "I8", "shape": [], "data_offsets": [0, 1]}}', "twice"),
         (b'{"__metadata__": {"k": "1", "k": "2"}}', "stands there twice"),
+        (tied("{"), "ties that are not a table of strings: .*truncated"),
+        (tied("[" * 100_000), "not a table of strings"),
+        (tied('{"c": "a", "c": "b"}'), "a name stands there twice"),
+        (tied("[]"), "not a table of strings"),
+        (tied('{"c": 1}'), "not a table of strings: Expected `str`, got `int`"),
+        (tied('{"c": ["a"]}'), "not a table of strings: Expected `str`, got `array`"),
+        (tied('{"c": "missing"}'), "ties 'c' to 'missing', which is none of its tensors"),
+        (tied('{"c": "d", "d": "a"}'), "ties 'c' to 'd', which is none of its tensors"),
+        (tied('{"c": "c"}'), "ties 'c' to 'c', which is none of its tensors"),
+        (tied('{"a": "b"}'), "ties 'a', which is a tensor of its own"),
+        (tied('{"\\ud800": "a"}'), "not a table of strings: .*surrogate"),
     ],
 )
 def test_a_header_that_describes_no_body_is_refused_with_a_sentence(text, sentence):
@@ -211,10 +248,10 @@ ORDERED = st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=8, uniq
 def test_any_order_comes_back(names, data):
     names = [name for name in names if name != "__metadata__" and name.isascii()] or ["a"]
     dtypes = [data.draw(st.sampled_from(["F32", "F64", "BF16", "I64"])) for _ in names]
-    tied = {f"{names[0]}~": names[0]} if data.draw(st.booleans()) else {}
+    ties = {f"{names[0]}~": names[0]} if data.draw(st.booleans()) else {}
     entries = ((name, dtype, (2,)) for name, dtype in zip(names, dtypes, strict=True))
-    layout = Layout.of(entries, tied)
-    shuffled = data.draw(st.permutations([*names, *tied]))
+    layout = Layout.of(entries, ties)
+    shuffled = data.draw(st.permutations([*names, *ties]))
     text = order_text(layout, shuffled)
     values = {name: name.upper() for name in sorted(shuffled)}
     assert list(in_order(values, layout, text).items()) == [(n, n.upper()) for n in shuffled]

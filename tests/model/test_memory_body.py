@@ -4,6 +4,7 @@ import gc
 import resource
 import tracemalloc
 import weakref
+from typing import Any
 
 import numpy as np
 import psutil
@@ -18,7 +19,8 @@ from flstream.errors import LayoutError
 from flstream.model.dtypes import BY_CODE, torch_dtype
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout, parse_header
-from flstream.model.memory import MemoryBody
+from flstream.model.memory import Framework, MemoryBody
+from flstream.model.reuse import ModelMemory
 from flstream.model.source import Scratch, views_of
 from flstream.model.tensor_view import TensorView
 
@@ -64,6 +66,9 @@ def test_a_state_that_is_made_anew_cannot_be_received_into():
         MemoryBody.over(Anew(2, 2))
 
 
+ONE = torch.zeros(1)
+
+
 class Elsewhere(torch.Tensor):
     """Like a DTensor: its values lie in another tensor."""
 
@@ -85,6 +90,11 @@ def freed():
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
+        # Names that no header can carry.
+        ({"half \ud800 one": ONE}, r"'half \\ud800 one' is not a text of Unicode"),
+        ({3: ONE}, "3 cannot name a tensor"),
+        ({("a", "b"): ONE}, r"\('a', 'b'\) cannot name a tensor"),
+        ({"__metadata__": ONE}, "__metadata__"),
         ("text", "'w' is a str, not a tensor"),
         (np.zeros(2, "M8[s]"), "'w' has dtype datetime64"),
         (torch.zeros(2, dtype=torch.float4_e2m1fn_x2), "'w' has dtype torch.float4_e2m1fn_x2"),
@@ -112,8 +122,9 @@ def freed():
 @pytest.mark.filterwarnings("ignore")  # torch warns that quantised types will go
 def test_what_cannot_be_streamed_is_refused_by_name(value, sentence):
     value = value() if callable(value) and not isinstance(value, torch.Tensor) else value
+    tensors = value if isinstance(value, dict) else {"w": value}
     with pytest.raises(LayoutError, match=sentence):
-        MemoryBody.of({"fine": torch.zeros(1), "w": value})
+        MemoryBody.of({"fine": ONE, **tensors})
 
 
 class Named(torch.Tensor):
@@ -156,20 +167,6 @@ def test_a_tensor_under_vmap_is_refused_by_name():
         return value
 
     torch.func.vmap(send)(torch.zeros(2, 2))
-
-
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("half \ud800 a character", r"'half \\ud800 a character' is not a text of Unicode"),
-        (3, "3 cannot name a tensor"),
-        (("a", "b"), r"\('a', 'b'\) cannot name a tensor"),
-        ("__metadata__", "__metadata__"),
-    ],
-)
-def test_a_name_that_no_header_can_carry_is_refused(name, sentence):
-    with pytest.raises(LayoutError, match=sentence):
-        MemoryBody.of({"fine": torch.zeros(1), name: torch.zeros(1)})
 
 
 def machine_memory():
@@ -288,3 +285,76 @@ def test_a_tensor_that_is_not_contiguous_is_never_copied_whole():
     finally:
         tracemalloc.stop()
     assert peak < 1 << 20
+
+
+# Memory that one model after another is received into.
+PLAIN = Layout.of([("large", "F32", (512, 1024)), ("small", "I64", (7,))])
+
+
+def address(value: torch.Tensor | np.ndarray) -> int:
+    return value.data_ptr() if isinstance(value, torch.Tensor) else value.ctypes.data
+
+
+@pytest.mark.parametrize("framework", ["pytorch", "numpy"])
+@pytest.mark.parametrize("is_held", [False, True], ids=["let go of", "referred to"])
+def test_memory_holds_the_next_model_unless_a_script_still_refers_to_it(
+    framework: Framework, is_held: bool
+) -> None:
+    memory = ModelMemory()
+    params = dict(memory.allocate(PLAIN, framework).tensors)
+    params["large"][:] = 1
+    was = address(params["large"])
+    view = params["large"][3:5] if is_held else None  # not the tensor itself, but of its memory
+    memory.keep()
+    params.clear()
+    gc.collect()
+    following = memory.allocate(PLAIN, framework).tensors["large"]
+    following[:] = 2
+    assert (address(following) == was) != is_held
+    assert view is None or (view == 1).all()
+
+
+def held_back(memory: ModelMemory) -> weakref.ref[Any]:
+    """Have a model's memory held back that nobody uses any more; tells whether it is there."""
+    params = dict(memory.allocate(PLAIN, "numpy").tensors)
+    alive = weakref.ref(params["large"].base.base.obj)
+    memory.keep()
+    params.clear()
+    assert alive() is not None
+    return alive
+
+
+def test_before_the_answer_and_after_a_release_memory_is_free_at_once() -> None:
+    memory = ModelMemory()
+    params = dict(memory.allocate(PLAIN, "numpy").tensors)
+    alive = weakref.ref(params["large"].base.base.obj)
+    params.clear()
+    assert alive() is None
+    alive = held_back(memory)
+    memory.release()
+    assert alive() is None
+
+
+def test_memory_of_another_size_is_given_back() -> None:
+    memory = ModelMemory()
+    alive = held_back(memory)
+    other = memory.allocate(Layout.of([("large", "F32", (512, 1025))]), "numpy")
+    assert alive() is None
+    assert other.tensors["large"].shape == (512, 1025)
+
+
+def test_tensors_of_the_same_size_get_back_what_they_held() -> None:
+    layout = Layout.of(
+        [("half", "BF16", (3, 1 << 20)), *((f"{i}", "F32", (512, 1024)) for i in range(5))]
+    )
+    memory = ModelMemory()
+    first = memory.allocate(layout, "pytorch")
+    assert not first.is_used
+    assert first.layout == layout
+    for number, tensor in enumerate(first.tensors.values()):
+        tensor[:] = number
+    memory.keep()
+    del first, tensor
+    second = memory.allocate(layout, "pytorch")
+    assert second.is_used
+    assert [tensor[0, 0].item() for tensor in second.tensors.values()] == [0, 1, 2, 3, 4, 5]

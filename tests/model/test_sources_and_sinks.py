@@ -1,10 +1,10 @@
 """What every source and every sink promises. A new one joins by a line in ``SOURCES``/``SINKS``."""
 
-import json
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
-from support import as_bytes, body_of, every_kind, tensor
+from support import as_bytes, body_of, every_kind, tensor, write_shards
 
 from flstream.aggregation.ahead import WriteBehind
 from flstream.errors import LayoutError
@@ -41,6 +40,8 @@ State = Mapping[str, torch.Tensor]
 STATE: State = {
     **{name: t for name, t in every_kind().items() if BY_CODE[name.split(".")[0]].numpy_name},
     "F32.large": tensor("F32", (150, 200)),
+    "F64.deep": tensor("F64", (6, 5, 4)),
+    "F64.column": tensor("F64", (9, 1)),
     "I16.odd": tensor("I16", (4099,)),
 }
 EMPTY: State = {"F32.empty": torch.zeros(0, 3)}
@@ -78,22 +79,9 @@ def file(state: State, place: Place) -> Source:
     return FileSource(place.folder / "m.safetensors")
 
 
-def shards(state: State, place: Place) -> Source:
-    where = {}
-    for number in range(3):
-        name = f"m-{number}.safetensors"
-        part = {each: state[each] for each in sorted(state)[number::3]}
-        if part:
-            save_file(part, place.folder / name)
-            where |= dict.fromkeys(part, name)
-    index = place.folder / "m.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": where}))
-    return open_checkpoint(index)
-
-
-def compressed(state: State, place: Place) -> Source:
+def npz(state: State, place: Place, save: Callable[..., None] = np.savez) -> Source:
     arrays = {name: np.asarray(value.numpy(), order="F") for name, value in state.items()}
-    np.savez_compressed(place.folder / "m.npz", **arrays)
+    save(place.folder / "m.npz", **arrays)
     return open_checkpoint(place.folder / "m.npz")
 
 
@@ -130,8 +118,9 @@ SOURCES: dict[str, Callable[[State, Place], Source]] = {
     "strided memory": strided,
     "buffer": buffer,
     "file": file,
-    "shards": shards,
-    "compressed Fortran npz": compressed,
+    "shards": lambda state, place: open_checkpoint(write_shards(place.folder, state)),
+    "Fortran npz": npz,
+    "compressed npz": partial(npz, save=np.savez_compressed),
     "torch": saved,
     "composed": parts,
     "remote": remote,

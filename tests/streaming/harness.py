@@ -1,7 +1,8 @@
 """A service with receivers at pipes: all in one process, but for the tests that need a death."""
 
 import socket
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
@@ -10,10 +11,13 @@ from packet_relay import Relay, Way
 from packets import MESSAGE, Packet
 from support import tensor
 
+from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody, Params
+from flstream.model.source import Source
 from flstream.streaming import Channel, DownloadService, Receiver, Ref, StreamSettings
 from flstream.streaming.download import RemoteSource, download
 from flstream.streaming.wire import Reply, Request
+from flstream.telemetry.events import Transfer
 from flstream.transport.channel import pipe
 
 QUICK = StreamSettings(chunk_size=4096, request_timeout=30, ping_after=0.05)
@@ -60,7 +64,25 @@ class Watch:
         return [bytes(data)]
 
 
-MODEL = {"w": tensor("F32", (300, 100)), "b": tensor("F16", (5,))}
+MODEL = {"large": tensor("F32", (300, 100)), "small": tensor("F16", (5,)), "flag": tensor("U8", ())}
+
+
+class Slow:
+    """A source that takes its time, and says that it was changed in a way of its own."""
+
+    layout = Layout.of([("w", "U8", (2 << 20,))])
+
+    def __init__(self, seconds=0.0, change=None):
+        self._seconds, self._change = seconds, change
+
+    def read(self, start, stop, into):
+        time.sleep(self._seconds)
+        into[:] = bytes(len(into))
+
+    def changed(self):
+        if isinstance(self._change, Exception):
+            raise self._change
+        return self._change
 
 
 class Harness:
@@ -83,6 +105,7 @@ class Harness:
     def socket(self, name: str) -> socket.socket:
         """The other end of a channel, on which anything may be said."""
         ours, theirs = socket.socketpair()
+        theirs.settimeout(30)
         self.service.attach(Channel(ours, name), name)
         return self._stack.enter_context(theirs)
 
@@ -105,6 +128,24 @@ class Harness:
             return self._stack.enter_context(closing(Channel(ours, "server")))
 
         return Receiver(connect(), "server", connect=connect if returns else None), watch
+
+    def fetched(
+        self,
+        source: Source,
+        settings: StreamSettings = QUICK,
+        sink_for: Callable[[Layout], Any] = MemoryBody.allocate,
+        *,
+        receiver: Receiver | None = None,
+        encoder: Any = None,
+        opening: Mapping[str, Any] | None = None,
+        **how: Any,
+    ) -> tuple[Any, Transfer, Ref]:
+        """Offer a body and download it; return the sink, the cost and the ref, which is settled."""
+        ref = self.service.offer(source, ["site-1"], encoder=encoder)
+        remote = RemoteSource(receiver or self.receiver(), ref.token, settings, **opening or {})
+        sink = download(remote, sink_for, **how)
+        assert ref.wait(30).ok
+        return sink, remote.cost, ref
 
 
 @contextmanager

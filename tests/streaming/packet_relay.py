@@ -96,21 +96,13 @@ class Relay:
 
 
 class Harm(NamedTuple):
-    """What befalls one packet of a download.
+    """What befalls one packet of a download."""
 
-    Attributes:
-        fault: Its name in :data:`FAULTS`.
-        way: Direction of the packet.
-        of_frames: Whether frames are counted, or messages.
-        place: Number of such packets before it.
-        seed: What chooses the bit or the byte.
-    """
-
-    fault: str
-    way: Way
-    of_frames: bool
-    place: int
-    seed: int
+    fault: str  # its name in FAULTS
+    way: Way  # direction of the packet
+    of_frames: bool  # whether frames are counted, or messages
+    place: int  # number of such packets before it
+    seed: int  # what chooses the bit or the byte
 
 
 Fault = Callable[[Packet, random.Random], list[bytes]]

@@ -1,20 +1,21 @@
 """What a receiver has is not sent: found by digests of blocks, never taken for what it is not."""
 
-import time
 from dataclasses import replace
 
 import msgspec
 import numpy as np
 import pytest
-from harness import open_harness
-from hypothesis import given, settings
+import torch
+from harness import Slow, open_harness
+from hypothesis import example, given
 from hypothesis import strategies as st
-from support import body_of
+from safetensors.torch import load_file
+from support import FrontToBack, body_of
 
 from flstream.errors import ProtocolError
-from flstream.model.checkpoint import FileSink, FileSource
-from flstream.model.copy import copy
+from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
 from flstream.model.memory import MemoryBody
+from flstream.streaming.api import add_arrays, download_file
 from flstream.streaming.download import RemoteSource, download
 from flstream.streaming.reuse import block_size
 from flstream.streaming.settings import StreamSettings
@@ -49,20 +50,19 @@ BLOCKS = st.sets(st.integers(0, COUNT - 1), max_size=COUNT // 3)
 
 def fetched(harness, held, sink_for=MemoryBody.allocate, how=REUSING, decode=None):
     """The sink and the cost of a download by one who has something at hand."""
-    ref = harness.service.offer(body(), ["site-1"])
-    remote = RemoteSource(harness.receiver(), ref.token, how, digests=True)
-    sink = download(remote, sink_for, held=lambda _: held, decode=decode)
-    assert ref.wait(10).ok
-    assert ref.deliveries["site-1"].bytes == remote.cost.bytes
-    return sink, remote.cost
+    sink, cost, ref = harness.fetched(
+        body(), how, sink_for, opening={"digests": True}, held=lambda _: held, decode=decode
+    )
+    assert ref.deliveries["site-1"].bytes == cost.bytes
+    return sink, cost
 
 
-@settings(deadline=None)
 @given(
     BLOCKS,
     st.sampled_from([4096, 4000, 16 << 10, 64 << 10, 192 << 10, 256 << 10, 4 << 20]),
     st.sampled_from(["new memory", "in place", "front to back"]),
 )
+@example(set(), 4096, "new memory")
 def test_only_blocks_that_differ_are_fetched(blocks, chunk_size, sink):
     with open_harness() as harness:
         held = changed(blocks)
@@ -72,25 +72,13 @@ def test_only_blocks_that_differ_are_fetched(blocks, chunk_size, sink):
         _, cost = fetched(harness, held, lambda _: into, how, decode)
         assert body_of(into) == body_of(body())
         assert (cost.bytes, cost.reused) == (size_of(blocks), NBYTES - size_of(blocks))
-
-
-class FrontToBack:
-    """What a remote source gives, read from front to back."""
-
-    def __init__(self, remote) -> None:
-        self.layout, self.read = remote.layout, remote.read
+        assert bool(cost.requests) == bool(blocks)
 
 
 def test_a_body_of_another_layout_is_of_no_use(harness):
     sink, cost = fetched(harness, MemoryBody.of({"another": body().tensors["w"]}))
     assert body_of(sink) == body_of(body())
     assert cost.reused == 0
-
-
-def test_all_that_is_here_takes_no_request(harness):
-    sink, cost = fetched(harness, body())
-    assert body_of(sink) == body_of(body())
-    assert (cost.requests, cost.reused) == (0, NBYTES)
 
 
 def test_digests_are_taken_once_for_all_who_ask(harness):
@@ -123,14 +111,9 @@ def test_digests_that_are_not_those_of_the_body_end_the_download(harness, change
         download(remote, MemoryBody.allocate, held=lambda _: body())
 
 
-def written(path, source) -> FileSource:
-    with FileSink(path, source.layout) as sink:
-        copy(source, sink)
-        return sink.finish()
-
-
 def test_blocks_in_files_are_copied_from_one_to_the_other(harness, tmp_path):
-    base = written(tmp_path / "here.safetensors", changed({3, 4, 30}))
+    write_checkpoint(tmp_path / "here.safetensors", changed({3, 4, 30}))
+    base = FileSource(tmp_path / "here.safetensors")
     with FileSink(tmp_path / "got.safetensors", base.layout) as sink:
         _, cost = fetched(harness, base, lambda _: sink)
         got = sink.finish()
@@ -145,19 +128,44 @@ def test_the_digests_of_all_blocks_take_2_mib_at_most(nbytes):
     assert -(-nbytes // size) * 8 <= 2 << 20
 
 
-class Slow:
-    """A body that is read at 3 MB/s."""
-
-    layout = body().layout
-
-    def read(self, start: int, stop: int, into: memoryview) -> None:
-        time.sleep(0.02)
-        into[:] = bytes(len(into))
-
-
 def test_a_sender_that_takes_long_for_its_digests_says_that_it_lives(harness):
-    ref = harness.service.offer(Slow(), ["site-1"])
+    ref = harness.service.offer(Slow(0.025), ["site-1"])  # for each of 32 blocks
     how = replace(REUSING, ping_after=0.05, ping_timeout=0.6)
     remote = RemoteSource(harness.receiver(), ref.token, how, digests=True)
     assert remote.cost.seconds > how.ping_after + how.ping_timeout
     remote.close("it has been measured")
+
+
+@pytest.mark.parametrize("left", ["as it was", "damaged", "of another model", "of another layout"])
+def test_a_download_into_a_file_goes_on_with_what_is_sound_of_it(harness, tmp_path, left):
+    nbytes, first = 400_000, {"w": np.random.default_rng(3).random(100_000, dtype=np.float32)}
+    path, progress = tmp_path / "model.safetensors", []
+    part = path.with_name(path.name + ".tmp")
+
+    def go_on(name, model, on_progress):
+        ref = add_arrays(harness.service, model, [name])
+        how = {"settings": StreamSettings(1024), "on_progress": on_progress, "resume": True}
+        return download_file(harness.receiver(name), ref.token, path, **how)[0]
+
+    def stop(done, _):
+        if done >= 300_000:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        go_on("first", first, stop)
+    assert not path.exists()
+    model = {"w": first["w"] + (left == "of another model")}
+    data = bytearray(part.read_bytes())
+    if left == "damaged":
+        data[-nbytes + 5] ^= 1
+    part.write_bytes(b"something else altogether" * 999 if left == "of another layout" else data)
+    here, due = part.read_bytes()[-nbytes:], model["w"].tobytes()
+    starts = range(0, nbytes, BLOCK_BYTES)
+    missing = [at for at in starts if here[at:][:BLOCK_BYTES] != due[at:][:BLOCK_BYTES]]
+    assert (len(missing) < 5) == (left in ("as it was", "damaged"))
+    status = go_on("second", model, lambda done, _: progress.append(done))
+    assert status.cost.bytes == sum(min(BLOCK_BYTES, nbytes - at) for at in missing)
+    assert progress == sorted(set(progress))
+    assert progress[-1] == nbytes
+    assert torch.equal(load_file(path)["w"], torch.from_numpy(model["w"]))
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]

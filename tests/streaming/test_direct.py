@@ -39,11 +39,8 @@ def reader_of(source):
     return FileReader if isinstance(source, FileSource) else MemoryReader
 
 
-def fetched(harness, source, sink_for=MemoryBody.allocate, **options):
-    ref = harness.service.offer(source, ["site-1"])
-    remote = RemoteSource(harness.receiver(direct=True), ref.token, QUICK)
-    sink = download(remote, sink_for, **options)
-    return sink, remote.cost, ref
+def fetched(harness, source, settings=QUICK, **how):
+    return harness.fetched(source, settings, receiver=harness.receiver(direct=True), **how)
 
 
 def open_files():
@@ -58,7 +55,6 @@ def test_bytes_are_read_without_a_frame_and_files_are_closed(harness, source):
     assert cost.direct == cost.bytes == BODY.layout.nbytes
     # As many as of frames.
     assert (cost.requests, cost.chunks) == (1, -(-BODY.layout.nbytes // QUICK.chunk_size))
-    assert ref.wait(10).ok
     assert ref.deliveries["site-1"].bytes == 0
     assert open_files() <= before + 2  # the sockets of one more pair
 
@@ -95,7 +91,6 @@ def test_what_the_kernel_does_not_allow_comes_as_frames(harness, source, code, g
     assert body_of(sink) == body_of(BODY)
     assert cost.chunks > 0
     assert cost.bytes == BODY.layout.nbytes == cost.direct + ref.deliveries["site-1"].bytes
-    assert ref.wait(10).ok
 
 
 def test_memory_that_does_not_lie_in_order_comes_as_frames(harness):
@@ -190,11 +185,9 @@ def test_memory_that_is_not_there_is_asked_for_as_frames():
 
 
 def test_settings_may_ask_for_frames(harness):
-    ref = harness.service.offer(BODY, ["site-1"])
-    how = replace(QUICK, direct=False)
-    remote = RemoteSource(harness.receiver(direct=True), ref.token, how)
-    assert body_of(download(remote, MemoryBody.allocate)) == body_of(BODY)
-    assert remote.cost.direct == 0
+    sink, cost, _ = fetched(harness, BODY, replace(QUICK, direct=False))
+    assert body_of(sink) == body_of(BODY)
+    assert cost.direct == 0
 
 
 @pytest.mark.parametrize("by", ["another receiver", "another connection of the same one"])

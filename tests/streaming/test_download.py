@@ -2,109 +2,152 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from math import ceil
 
 import numpy as np
 import pytest
 import torch
-from harness import QUICK, fetch, open_harness
-from hypothesis import given
+from harness import MODEL, QUICK, fetch, open_harness
+from hypothesis import example, given
 from hypothesis import strategies as st
-from support import assert_same_tensors, body_of, entries, tensor
+from support import as_bytes, assert_same_tensors, body_of, entries, every_kind, tensor
 
 from flstream.errors import RefusedError
+from flstream.model.checkpoint import FileSource
+from flstream.model.dtypes import BY_CODE, torch_dtype
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.streaming.download import RemoteSource, download
 from flstream.streaming.settings import StreamSettings
-from flstream.streaming.wire import HEADER_BYTES, Close, Fetch, Open
+from flstream.streaming.wire import Close, Fetch, Open
 from flstream.telemetry.events import Transfer
 
-MODEL = {"large": tensor("F32", (300, 100)), "small": tensor("F16", (5,)), "flag": tensor("U8", ())}
-SMALL = {"w": tensor("F32", (32, 32)), "b": tensor("F16", (5,))}
-KIB = 1 << 10
-multiples_of_16 = st.integers(1, 40).map(lambda count: 16 * count)
 
-
-@given(entries(), multiples_of_16)
+@given(entries(), st.integers(0, 40).map(lambda count: 16 * count))
+@example([], 0)
+@example([("empty", "F32", (0,))], 0)
 def test_every_tensor_arrives_bit_by_bit_in_one_request_and_frames_as_promised(
     given_entries, chunk_size
 ):
     tensors = {name: tensor(code, shape) for name, code, shape in given_entries}
-    body = MemoryBody.of(tensors)
+    body, how = MemoryBody.of(tensors), StreamSettings(chunk_size, 30)
     with open_harness() as harness:
-        receiver, channel = harness.watched()
-        ref = harness.service.offer(body, ["site-1"])
-        remote = RemoteSource(receiver, ref.token, StreamSettings(chunk_size, 30), eager=False)
-        sink = download(remote, MemoryBody.allocate)
-        assert ref.wait(30).ok
+        receiver, watch = harness.watched()
+        opening = {"eager": False}
+        sink, cost, ref = harness.fetched(body, how, receiver=receiver, opening=opening)
     assert_same_tensors(sink.tensors, tensors)
-    nbytes, cost = body.layout.nbytes, remote.cost
-    assert all(frame.length <= chunk_size for frame in channel.frames)
-    assert len(channel.frames) == ceil(nbytes / chunk_size)
-    assert cost == Transfer(nbytes, nbytes > 0, len(channel.frames), 0, cost.seconds)
-    delivery = ref.deliveries["site-1"]
-    assert (delivery.bytes, delivery.requests, delivery.chunks) == (
-        nbytes,
-        nbytes > 0,
-        len(channel.frames),
-    )
-
-
-@pytest.mark.parametrize("tensors", [{}, {"none": torch.zeros(0)}], ids=["none", "empty"])
-@pytest.mark.parametrize("chunk_size", [0, 4096])
-def test_a_model_without_bytes_arrives(harness, tensors, chunk_size):
-    ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
-    how = replace(QUICK, chunk_size=chunk_size)
-    remote = RemoteSource(harness.receiver(), ref.token, how)
-    assert_same_tensors(download(remote, MemoryBody.allocate).tensors, tensors)
-    assert ref.wait(30).ok
-    assert remote.cost.chunks == remote.cost.requests == 0
-
-
-def test_a_body_in_one_frame_is_the_bytes_of_all_tensors(harness):
-    body = MemoryBody.of(MODEL)
-    ref = harness.service.offer(body, ["site-1"])
-    frames = []
-    receiver, _ = harness.watched(lambda header, packet: frames.append(packet[HEADER_BYTES:-8]))
-    assert_same_tensors(fetch(receiver, ref.token, replace(QUICK, chunk_size=0)).tensors, MODEL)
-    assert [bytes(frame) for frame in frames] == [body_of(body)]
-
-
-def kinds(channel):
-    return [type(request) for request in channel.requests]
-
-
-def test_a_small_body_takes_two_requests_and_counts_as_one_fetch(harness):
-    receiver, channel = harness.watched()
-    ref = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
-    remote = RemoteSource(receiver, ref.token, QUICK)
-    assert_same_tensors(download(remote, MemoryBody.allocate).tensors, SMALL)
-    cost = remote.cost
-    assert kinds(channel) == [Open, Close]
-    assert (cost.requests, cost.retries, cost.chunks) == (1, 0, 2)
-    assert ref.deliveries["site-1"].requests == 1
+    nbytes = body.layout.nbytes
+    starts = range(0, nbytes, chunk_size or max(nbytes, 1))
+    expected = [(start, min(starts.step, nbytes - start)) for start in starts]
+    assert [(frame.start, frame.length) for frame in watch.frames] == expected
+    assert cost == Transfer(nbytes, nbytes > 0, len(starts), 0, cost.seconds)
+    sent = ref.deliveries["site-1"]
+    assert (sent.bytes, sent.requests, sent.chunks) == (nbytes, nbytes > 0, len(starts))
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "settings", "fetches"),
+    ("nbytes", "settings", "fetches", "frames"),
     [
-        (64 * KIB, StreamSettings(), 0),
-        (64 * KIB + 1, StreamSettings(), 1),
-        (64 * KIB + 1, QUICK, 1),
-        (0, QUICK, 0),
-        (100, replace(QUICK, chunk_size=0), 1),
+        (64 << 10, StreamSettings(), 0, 1),
+        (4110, QUICK, 0, 2),
+        ((64 << 10) + 1, StreamSettings(), 1, 1),
+        ((64 << 10) + 1, QUICK, 1, 17),
+        (0, QUICK, 0, 0),
+        (100, replace(QUICK, chunk_size=0), 1, 1),
     ],
-    ids=["64 KiB", "more", "more, in many frames", "nothing", "native"],
+    ids=["64 KiB", "in two frames", "more", "more, in many frames", "nothing", "native"],
 )
 def test_what_has_64_kib_comes_with_its_layout_and_the_rest_by_one_request(
-    harness, nbytes, settings, fetches
+    harness, nbytes, settings, fetches, frames
 ):
-    receiver, channel = harness.watched()
-    ref = harness.service.offer(MemoryBody.of({"w": np.zeros(nbytes, np.uint8)}), ["site-1"])
-    assert fetch(receiver, ref.token, settings).layout.nbytes == nbytes
-    assert kinds(channel).count(Fetch) == fetches
-    assert ref.wait(10).ok
+    receiver, watch = harness.watched()
+    body = MemoryBody.of({"w": np.full(nbytes, 7, np.uint8)})
+    sink, cost, ref = harness.fetched(body, settings, receiver=receiver)
+    assert body_of(sink) == body_of(body)
+    kinds = [type(request) for request in watch.requests]
+    assert kinds.count(Fetch) == fetches
+    assert fetches or kinds == [Open, Close]
+    # What comes with the layout counts as a request, too.
+    assert cost.requests == ref.deliveries["site-1"].requests == (nbytes > 0)
+    assert (cost.retries, cost.chunks) == (0, frames)
+
+
+def odd_tensors():
+    """Every dtype, seen in every way that is not contiguous, and one tensor under two names."""
+    weight = torch.randn(300, 40)
+    tensors = {"wte": weight, "lm_head": weight, "turned": weight.t(), "half": weight[:150]}
+    for code in BY_CODE:
+        value = tensor(code, (12, 20), len(code))
+        tensors |= {
+            f"{code}.transposed": value.t(),
+            f"{code}.every other": value[::2, 1::3],
+            f"{code}.expanded": value[:1].expand(9, 20),
+            f"{code}.permuted": value.reshape(3, 4, 4, 5).permute(3, 1, 0, 2),
+            f"{code}.scalar": value[3, 4],
+            f"{code}.no rows": value[:0],
+            f"{code}.no columns": value[:, :0].t(),
+        }
+    tensors["channels last"] = tensor("F32", (2, 3, 9, 8)).to(memory_format=torch.channels_last)
+    return tensors
+
+
+@pytest.mark.parametrize("chunk_size", [16, 4096, 0], ids=["tiny", "chunks", "whole"])
+def test_every_dtype_shape_stride_and_tie_arrives_bit_for_bit(harness, chunk_size):
+    tensors = {**every_kind(), **odd_tensors()}
+    body = MemoryBody.of(tensors)
+    arrived, _, _ = harness.fetched(body, replace(QUICK, chunk_size=chunk_size))
+    assert_same_tensors(arrived.tensors, tensors)
+    assert arrived.layout == body.layout
+    assert all(value.is_contiguous() for value in arrived.tensors.values())
+    assert arrived.tensors["wte"] is arrived.tensors["lm_head"]
+
+
+PATTERNS = {
+    "F64": [0x7FF0000000000001, 0xFFF8DEADBEEF0001, 0x8000000000000000, 0x7FF0000000000000, 1],
+    "F32": [0x7F800001, 0xFFC0BEEF, 0x80000000, 0xFF800000, 1],
+    "F16": [0x7C01, 0xFE12, 0x8000, 0xFC00, 1],
+    "BF16": [0x7F81, 0xFFC3, 0x8000, 0xFF80, 1],
+    "F8_E4M3": [0x7F, 0xFF, 0x80, 0x7E, 1],
+    "F8_E5M2": [0x7D, 0xFE, 0x80, 0xFC, 1],
+    "F8_E4M3FNUZ": [0x80, 0x7F, 0xFF, 0x00, 1],
+    "F8_E5M2FNUZ": [0x80, 0x7F, 0xFF, 0x00, 1],
+    "F8_E8M0": [0xFF, 0xFE, 0x80, 0x00, 1],
+}
+
+
+def test_signalling_nans_their_payloads_infinities_and_the_sign_of_zero_are_kept(harness):
+    tensors = {}
+    for code, patterns in PATTERNS.items():
+        raw = np.array(patterns * 3, f"<u{BY_CODE[code].itemsize}").reshape(3, 5)
+        value = torch.from_numpy(raw.view(np.uint8)).view(torch_dtype(code))
+        tensors |= {code: value, f"{code}.turned": value.t()}
+        assert as_bytes(value) == raw.tobytes()
+    raw = np.array(PATTERNS["F32"] * 6, np.uint32).reshape(3, 10)
+    value = torch.from_numpy(raw.view(np.complex64))
+    tensors |= {"C64": value, "C64.turned": value.t()}
+    arrived, _, _ = harness.fetched(MemoryBody.of(tensors))
+    assert_same_tensors(arrived.tensors, tensors)
+
+
+@pytest.mark.nightly
+def test_a_tensor_of_more_than_4_gib_streams_from_a_sparse_file(harness, tmp_path):
+    size = (4 << 30) + (33 << 20) + 48
+    with (tmp_path / "sparse").open("wb") as file:
+        file.write(Layout.of([("w", "U8", (size,))]).header())
+        body = file.tell()
+        file.truncate(body + size)
+        for place in (4 << 30, size):
+            file.seek(body + place - 64)
+            file.write(bytes(range(1, 65)))
+    ref = harness.service.offer(FileSource(tmp_path / "sparse"), ["site-1"])
+    remote = RemoteSource(harness.receiver(), ref.token, replace(QUICK, chunk_size=2 << 20))
+    chunk, found = memoryview(bytearray(2 << 20)), {}
+    for start, stop in remote.layout.ranges(2 << 20):
+        remote.read(start, stop, chunk[: stop - start])
+        if any(end := bytes(chunk[: stop - start][-64:])):
+            found[stop] = end
+    remote.close()
+    assert remote.cost.bytes == size
+    assert found == {4 << 30: bytes(range(1, 65)), size: bytes(range(1, 65))}
 
 
 class Squares:
@@ -119,15 +162,13 @@ class Squares:
 
 @pytest.mark.parametrize("chunk_size", [4096, 2 << 20, 0])
 def test_a_source_of_ones_own_is_offered_range_by_range(harness, chunk_size):
-    ref = harness.service.offer(Squares(300_000), ["site-1"])
-    body = fetch(harness.receiver(), ref.token, replace(QUICK, chunk_size=chunk_size))
+    body, _, _ = harness.fetched(Squares(300_000), replace(QUICK, chunk_size=chunk_size))
     assert torch.equal(body.tensors["squares"], torch.arange(300_000) ** 2)
-    assert ref.wait(10).ok
 
 
 def test_a_connection_carries_one_download_at_a_time_and_threads_wait_for_their_turn(harness):
     receiver = harness.receiver()
-    first, second = (harness.service.offer(MemoryBody.of(MODEL), ["site-1"]) for _ in range(2))
+    first, second = harness.offer(MODEL), harness.offer(MODEL)
     remote = RemoteSource(receiver, first.token, QUICK)
     with pytest.raises(RefusedError, match="carries one at a time; end it first"):
         RemoteSource(receiver, second.token, QUICK)

@@ -8,12 +8,8 @@ from support import body_of
 from flstream.errors import CodecError, StreamingError
 from flstream.model.memory import MemoryBody
 from flstream.streaming.coding import HEAD_BYTES, EncodedBytes
-from flstream.streaming.download import RemoteSource, download
-from flstream.streaming.receiver import Receiver
-from flstream.streaming.service import DownloadService
 from flstream.streaming.settings import StreamSettings
 from flstream.streaming.wire import ENCODED, FRAME, Fetch
-from flstream.transport.channel import pipe
 
 BODY = MemoryBody.of({"w": np.arange(100_000, dtype=np.uint32).view(np.uint8), "v": np.ones(999)})
 SIZES = [stop - start for start, stop in BODY.layout.ranges(QUICK.chunk_size)]
@@ -49,15 +45,14 @@ class Halving:
         out[1] ^= self._shift
 
 
-def fetched(harness, codec, *, decodes=True, body=BODY, how=QUICK):
-    receiver, watch = harness.watched()
-    ref = harness.service.offer(body, ["site-1"], encoder=codec.encoder)
-    decoder_for = (lambda layout: codec) if decodes else None
-    remote = RemoteSource(receiver, ref.token, how, decoder_for=decoder_for)
-    sink = download(remote, MemoryBody.allocate)
+def fetched(harness, codec, *, decodes=True, body=BODY, how=QUICK, returns=True):
+    receiver, watch = harness.watched(returns=returns)
+    opening = {"decoder_for": lambda layout: codec} if decodes else {}
+    sink, cost, ref = harness.fetched(
+        body, how, receiver=receiver, encoder=codec.encoder, opening=opening
+    )
     assert body_of(sink) == body_of(body)
-    assert ref.wait(20).ok
-    return remote.cost, watch, ref
+    return cost, watch, ref
 
 
 def test_frames_come_encoded_to_those_who_can_give_them_back(harness):
@@ -82,11 +77,10 @@ def test_frames_come_as_they_are_to_others_and_where_they_would_be_no_smaller(
     assert {frame.kind for frame in watch.frames} == {FRAME}
 
 
+@pytest.mark.parametrize("returns", [False, True], ids=["pair", "connects again"])
 @pytest.mark.parametrize("error", [None, CodecError("it is not the compressed form")])
-def test_what_does_not_decode_to_what_was_encoded_is_fetched_as_it_is(harness, error):
-    _, watch, _ = fetched(
-        harness, Halving(error=error, shift=1), how=StreamSettings(chunk_size=4096)
-    )
+def test_what_does_not_decode_to_what_was_encoded_is_fetched_as_it_is(harness, error, returns):
+    _, watch, _ = fetched(harness, Halving(error=error, shift=1), returns=returns)
     asked = [each for each in watch.requests if isinstance(each, Fetch)]
     assert asked[0].encoded
     # From the first one on that was not sound, nothing is asked for that is encoded.
@@ -94,28 +88,14 @@ def test_what_does_not_decode_to_what_was_encoded_is_fetched_as_it_is(harness, e
     assert not any(each.encoded for each in asked[first_plain:])
 
 
-def test_a_receiver_with_another_model_is_served_over_a_pair_that_breaks_for_good():
-    ours, theirs = pipe("server", "site-1")
-    codec = Halving(shift=1)
-    with DownloadService() as service, Receiver(theirs, "server") as receiver:
-        service.attach(ours, "site-1")
-        ref = service.offer(BODY, ["site-1"], encoder=codec.encoder)
-        remote = RemoteSource(receiver, ref.token, QUICK, decoder_for=lambda layout: codec)
-        assert body_of(download(remote, MemoryBody.allocate)) == body_of(BODY)
-        assert ref.wait(20).ok
-
-
 @pytest.mark.parametrize("error", [ValueError("no"), MemoryError(), SystemExit(3)])
 def test_an_encoder_of_whatever_errors_does_not_end_the_service(harness, error):
-    def fail(data, start, stop):
+    def fail(*_):
         raise error
 
-    def fail_at_once(name):
-        raise error
-
-    for codec in (Halving(fail), Halving()):
-        if codec._encode is halved:
-            codec.encoder = fail_at_once
+    of_the_whole = Halving()
+    of_the_whole.encoder = fail
+    for codec in (Halving(fail), of_the_whole):
         with pytest.raises(StreamingError, match="a frame cannot be encoded"):
             fetched(harness, codec)
     fetched(harness, Halving())

@@ -5,12 +5,11 @@ import time
 
 import numpy as np
 import pytest
-from harness import QUICK, fetch
+from harness import QUICK, Slow, fetch
 from packets import message
 from support import body_of
 
 from flstream.errors import AbortedError, LayoutError, RefusedError
-from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.streaming import TensorSpec
 from flstream.streaming.api import add_arrays, download_arrays, download_specs
@@ -97,24 +96,6 @@ def test_what_is_selected_must_fit_what_it_goes_into(harness, into, sentence):
     ref = add_arrays(harness.service, ARRAYS, ["site-1"])
     with pytest.raises(LayoutError, match=sentence):
         download_arrays(harness.receiver(), ref.id, into=into, select=["b"])
-
-
-class Slow:
-    """A source that takes its time, and says that it was changed in a way of its own."""
-
-    layout = Layout.of([("w", "U8", (2 * MIB,))])
-
-    def __init__(self, seconds=0.0, change=None):
-        self._seconds, self._change = seconds, change
-
-    def read(self, start, stop, into):
-        time.sleep(self._seconds)
-        into[:] = bytes(len(into))
-
-    def changed(self):
-        if isinstance(self._change, Exception):
-            raise self._change
-        return self._change
 
 
 @pytest.mark.parametrize("change", ["it was repainted", True, OSError("no such disk")])

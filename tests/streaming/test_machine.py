@@ -103,9 +103,8 @@ class Offered(NamedTuple):
     ref: Ref
     bits: Bits  # as they are to arrive
     size: str  # of the model
-    base: MemoryBody | None = None  # model that encoded frames are decoded with
-    codec: LossyCodec | None = None  # what decodes a model that was encoded with a loss, and
-    layout: Any = None  # its layout
+    decoder_for: Any = None  # what decodes frames that are encoded
+    decode: Any = None  # what decodes a model that was encoded with a loss
 
 
 class Site:
@@ -231,7 +230,8 @@ class Transfers(RuleBasedStateMachine):
                 body, base = MemoryBody.of(tensors), MemoryBody.of(model(size, 0))
                 encoder = frames.encoder_for(FRAMES, body.layout, {"known": base})
                 ref = self.service.offer(body, names, encoder=encoder, **options)
-                return Offered(ref, bits_of(tensors), size, base)
+                decoder_for = frames.decoder_for(FRAMES, base, "known")
+                return Offered(ref, bits_of(tensors), size, decoder_for)
             case "payload":
                 value = {"model": tensors, "round": self.version}
                 ref = api.add_payload(self.service, value, names, **options)
@@ -240,23 +240,17 @@ class Transfers(RuleBasedStateMachine):
                 source = MemoryBody.of(tensors)
                 sent = codec.encode(source)
                 ref = self.service.offer(sent, names, **options)
+                decode = partial(codec.decode, layout=source.layout)
                 due = MemoryBody.allocate(source.layout)
-                copy(codec.decode(sent, source.layout), due)
-                return Offered(ref, bits_of(due.tensors), size, None, codec, source.layout)
+                copy(decode(sent), due)
+                return Offered(ref, bits_of(due.tensors), size, decode=decode)
         return Offered(ref, bits_of(tensors), size)
 
     # Where it goes.
     def fetch(self, offered: Offered, site: Site, sink: str, how: StreamSettings) -> Bits:
         receiver, token = site.receiver, offered.ref.id
-        if offered.codec is not None:
-
-            def decode(remote: Any) -> Any:
-                return offered.codec.decode(remote, offered.layout)
-
-            remote = RemoteSource(receiver, offered.ref.token, how)
-            return bits_of(download(remote, MemoryBody.allocate, decode=decode).tensors)
-        decoder_for, held = None, None
-        match sink:
+        is_decoded = offered.decode is not None or offered.decoder_for is not None
+        match "decoded" if is_decoded else sink:
             case "memory":
                 return bits_of(api.download_tensors(receiver, token, settings=how)[1])
             case "in place":
@@ -280,18 +274,15 @@ class Transfers(RuleBasedStateMachine):
                 path.unlink()
                 return bits_of(body.tensors)
             case "decoded":
-                decoder_for = frames.decoder_for(FRAMES, offered.base, "known")
+                held = None
             case _:  # what this process has of it already need not come
                 held = self.held
-        remote = RemoteSource(
-            receiver,
-            offered.ref.token,
-            how,
-            digests=held is not None,
-            decoder_for=decoder_for,
-        )
-        body = download(remote, MemoryBody.allocate, held=lambda _: held)
-        self.held = body
+        opening = {"digests": held is not None, "decoder_for": offered.decoder_for}
+        remote = RemoteSource(receiver, offered.ref.token, how, **opening)
+        decode = offered.decode
+        body = download(remote, MemoryBody.allocate, held=lambda _: held, decode=decode)
+        if decode is None:
+            self.held = body
         return bits_of(body.tensors)
 
     def within_its_time(self, call: Callable[[], Bits]) -> Bits | FlstreamError:
@@ -325,8 +316,6 @@ class Transfers(RuleBasedStateMachine):
         # What is decoded comes in frames.
         if not chunk_size and kind in LOSSY:
             how = replace(how, chunk_size=16_384)
-        if kind == "encoded":
-            sink = "decoded"
 
         def fetch(site: Site) -> Bits:
             if kind == "payload":

@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from harness import QUICK, fetch
+from harness import MODEL, QUICK, fetch
 from packets import HEADER_BYTES
 from support import assert_same_tensors, body_of, tensor
 
@@ -15,7 +15,6 @@ from flstream.streaming.download import RemoteSource, download
 from flstream.streaming.wire import Close, Fetch, Open, Ping, Refused
 from flstream.telemetry.events import Transfer
 
-MODEL = {"large": tensor("F32", (300, 100)), "small": tensor("F16", (5,)), "flag": tensor("U8", ())}
 ALL, FRAMES = 120_011, 30  # bytes of MODEL, and frames of a download of it
 
 
@@ -29,10 +28,6 @@ def damaged(turn, place=HEADER_BYTES):
     return on_frame
 
 
-def lost(turn):
-    return lambda number, packet: packet.clear() if number == turn else None
-
-
 def ranges(watch):
     """The ranges of each request."""
     return [each.ranges for each in watch.requests if isinstance(each, Fetch)]
@@ -42,16 +37,14 @@ def ranges(watch):
 @pytest.mark.parametrize(("turn", "place"), [(1, HEADER_BYTES), (17, -1), (FRAMES, -1)])
 def test_a_frame_that_is_damaged_is_fetched_again_and_only_it(harness, turn, place, returns):
     receiver, watch = harness.watched(damaged(turn, place), returns=returns)
-    ref = harness.offer(MODEL)
-    remote = RemoteSource(receiver, ref.token, QUICK)
-    assert_same_tensors(download(remote, MemoryBody.allocate).tensors, MODEL)
-    assert ref.wait(30).ok
+    sink, cost, ref = harness.fetched(MemoryBody.of(MODEL), receiver=receiver)
+    assert_same_tensors(sink.tensors, MODEL)
     start = 4096 * (turn - 1)
     stop = min(start + 4096, ALL)
     assert ranges(watch) == [[(0, ALL)], [(start, stop)]]
     sent = [frame.start for frame in watch.frames]
     assert sent == [*range(0, ALL, 4096), start]
-    assert remote.cost == Transfer(ALL, 2, FRAMES, 1, remote.cost.seconds)
+    assert cost == Transfer(ALL, 2, FRAMES, 1, cost.seconds)
     assert ref.deliveries["site-1"].bytes == ALL + stop - start
     assert watch.connections == 1
 
@@ -71,22 +64,22 @@ def test_who_reads_from_front_to_back_has_a_damaged_frame_at_once(harness):
     assert ref.wait(30).ok
 
 
-def test_a_frame_that_is_lost_is_missed_at_once_and_the_rest_fetched_again(harness):
-    receiver, watch = harness.watched(lost(3))
-    ref = harness.offer(MODEL)
-    assert_same_tensors(fetch(receiver, ref.token).tensors, MODEL)
-    assert watch.connections == 2
-    assert ranges(watch)[-1] == [(8192, ALL)]
+@pytest.mark.parametrize("turn", [3, FRAMES], ids=["at once", "by a ping"])
+def test_a_frame_that_is_lost_is_missed_and_the_rest_fetched_again(harness, turn):
+    def lose(number, packet):
+        if number == turn:
+            packet.clear()
 
-
-def test_the_last_frame_that_is_lost_is_missed_by_a_ping(harness):
-    receiver, watch = harness.watched(lost(FRAMES))
-    ref = harness.offer(MODEL)
-    assert_same_tensors(fetch(receiver, ref.token).tensors, MODEL)
-    assert watch.connections == 1
-    kinds = [type(each) for each in watch.requests]
-    assert kinds == [Open, Fetch, Ping, Fetch, Close]
-    assert ranges(watch)[-1] == [(4096 * (FRAMES - 1), ALL)]
+    receiver, watch = harness.watched(lose)
+    sink, _, _ = harness.fetched(MemoryBody.of(MODEL), receiver=receiver)
+    assert_same_tensors(sink.tensors, MODEL)
+    assert ranges(watch)[-1] == [(4096 * (turn - 1), ALL)]
+    if turn < FRAMES:
+        assert watch.connections == 2
+    else:
+        assert watch.connections == 1
+        kinds = [type(each) for each in watch.requests]
+        assert kinds == [Open, Fetch, Ping, Fetch, Close]
 
 
 def test_a_refusal_that_is_lost_is_given_again_to_a_ping(harness):
@@ -115,10 +108,9 @@ def test_damage_all_over_a_model_is_repaired_by_one_more_request(harness):
             packet[HEADER_BYTES] ^= 4
 
     receiver, watch = harness.watched(every_other)
-    ref = harness.offer(tensors)
-    remote = RemoteSource(receiver, ref.token, StreamSettings(16, 30.0))
-    assert_same_tensors(download(remote, MemoryBody.allocate).tensors, tensors)
-    cost = remote.cost
+    how = StreamSettings(16, 30.0)
+    sink, cost, _ = harness.fetched(MemoryBody.of(tensors), how, receiver=receiver)
+    assert_same_tensors(sink.tensors, tensors)
     assert (cost.requests, cost.retries, cost.chunks, len(watch.frames)) == (2, 1, 5000, 7500)
 
 

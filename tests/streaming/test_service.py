@@ -1,32 +1,223 @@
-"""The service: whatever its receivers do and its sources fail with, it serves the others.
+"""A ref settles once, when all are done, and lets go of its tensors; a quorum may be waited for.
 
-What it answers to each request, test_stranger.py has.
+Whatever receivers do and sources fail with, the service serves the others. What it answers to each
+request, test_stranger.py has.
 """
 
+import gc
+import re
 import socket
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from harness import MODEL, QUICK, fetch
-from packets import BrokenError, exactly
+from hypothesis import given
+from hypothesis import strategies as st
+from packets import HEADER_BYTES, TRAILER_BYTES, BrokenError, exactly
 from stranger import RefusedError as Refused
 from stranger import Stranger
 from support import assert_same_tensors, body_of, tensor
 
 from flstream.errors import ChannelClosedError, LayoutError, RefusedError
 from flstream.model.memory import MemoryBody
-from flstream.streaming import Channel, DownloadService, Limits
+from flstream.streaming import Channel, DownloadService, Limits, Outcome, Ref, download_tensors
 from flstream.streaming.download import RemoteSource
 
+NAMES = ["site-1", "site-2", "site-3"]
+LARGE = {"w": tensor("U8", (32 << 20,))}
+LARGE_BYTES = 32 << 20
 
+
+def test_a_ref_settles_once_and_keeps_its_first_outcome():
+    settled: list[Ref] = []
+    ref = Ref(MemoryBody.of(MODEL), ["site-1"], after_settled=settled.append)
+    barrier = threading.Barrier(8)
+
+    def settle(reason: str) -> None:
+        barrier.wait()
+        ref.abort(reason)
+
+    with ThreadPoolExecutor(8) as executor:
+        assert list(executor.map(settle, "12345678")) == [None] * 8
+    first = ref.outcome
+    ref.receiver_done("site-1", None)
+    ref.abort("too late")
+    assert settled == [ref]
+    assert ref.outcome is first
+    assert ref.wait(0) is first
+    assert not first.ok
+
+
+@st.composite
+def closings(draw):
+    """A quorum, and what each receiver says: why it failed, or None; in the order they say it."""
+    words = draw(st.lists(st.sampled_from([None, "no room", ""]), min_size=1, max_size=7))
+    receivers = draw(st.permutations([f"site-{number}" for number in range(len(words))]))
+    quorum = draw(st.none() | st.integers(1, len(words)))
+    return quorum, list(zip(receivers, words, strict=True))
+
+
+@given(closings())
+def test_a_quorum_is_certain_with_the_first_word_that_decides_it(drawn):
+    quorum, said = drawn
+    settled = []
+    receivers = [name for name, _ in said]
+    ref = Ref(MemoryBody.of(MODEL), receivers, after_settled=settled.append)
+    have, failed = 0, []
+    for number, (name, failure) in enumerate(said, 1):
+        ref.receiver_done(name, failure)
+        ref.receiver_done(name, None if failure else "changed its mind")  # the first word counts
+        have += failure is None
+        failed += [name] if failure is not None else []
+        if quorum is not None and have >= quorum:
+            status = "finished"
+        elif quorum is not None and len(said) - len(failed) < quorum:
+            status = "aborted"
+        elif number < len(said):
+            status = "waiting"
+        else:
+            status = "aborted" if failed else "finished"
+        outcome = ref.wait(0, quorum)
+        # Once all are done it has settled, whoever waits for how many.
+        if number == len(said) and quorum is not None:
+            status = "aborted" if failed else "finished"
+        assert outcome.status == status
+        assert bool(settled) == (number == len(said))
+    assert settled == [ref]
+    assert ref.source is None
+    if ref.outcome.ok:
+        assert ref.outcome == Outcome("finished")
+    else:
+        assert all(
+            re.search(rf"{name}: (no room|it gave no reason)", ref.outcome.reason)
+            for name in failed
+        )
+
+
+@pytest.mark.parametrize("quorum", [0, -1, 4, True, 1.0, "2"])
+def test_a_quorum_that_cannot_be_had_is_refused(harness, quorum):
+    ref = harness.offer(MODEL, *NAMES)
+    with pytest.raises(ValueError, match=rf"a quorum of {quorum!r} cannot be had of 3 receivers"):
+        ref.wait(0, quorum)
+
+
+def test_a_ref_stays_on_offer_to_those_beyond_a_quorum(harness):
+    ref = harness.offer(MODEL, *NAMES)
+    for name in NAMES[:2]:
+        assert ref.wait(0, 2).status == "waiting"
+        fetch(harness.receiver(name), ref.token)
+    assert ref.wait(30, 2).ok
+    assert ref.outcome is None
+    assert_same_tensors(fetch(harness.receiver(NAMES[2]), ref.token).tensors, MODEL)
+    assert ref.wait(30).ok
+
+
+def test_who_is_still_fetching_when_the_offer_is_withdrawn_is_refused_the_rest(harness):
+    ref = harness.offer(LARGE, *NAMES)
+    receiver = harness.receiver("site-2")
+    late = RemoteSource(receiver, ref.token, QUICK)
+    part = memoryview(bytearray(LARGE_BYTES))
+    late.read(0, 16384, part[:16384])
+    ref.abort("enough of them have it")
+    with pytest.raises(RefusedError, match="settled"):
+        late.read(16384, LARGE_BYTES, part[16384:])
+    late.leave()
+    # Its channel is none the worse for it.
+    again = harness.offer(MODEL, "site-2")
+    assert_same_tensors(fetch(receiver, again.token).tensors, MODEL)
+
+
+def test_a_quorum_that_takes_too_long_is_told_of_and_stays_on_offer():
+    ref = Ref(MemoryBody.of(MODEL), NAMES)
+    ref.receiver_done("site-1", None)
+    outcome = ref.wait(0.01, 2)
+    assert outcome.status == "waiting"
+    reason = outcome.reason
+    assert reason.startswith("fewer than 2 of 3 receivers, without site-2 (sent 0 B of 117.2 KiB,")
+    assert "site-3 (sent 0 B" in reason
+    assert reason.endswith("were done within 0.01 s")
+
+
+def test_a_ref_has_settled_even_if_its_callback_interrupts_who_settled_it():
+    settled = []
+
+    def interrupt(ref):
+        settled.append(ref.outcome.status)
+        raise KeyboardInterrupt
+
+    ref = Ref(MemoryBody.of(MODEL), ["site-1"], after_settled=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ref.receiver_done("site-1", None)
+    ref.receiver_done("site-1", "too late")
+    ref.abort("too late")
+    assert ref.wait(0) == Outcome("finished")
+    assert settled == ["finished"]
+    assert ref.deliveries["site-1"].failure is None
+
+
+@pytest.mark.parametrize("ending", ["finished", "by a selection", "aborted"])
+def test_a_settled_ref_lets_go_of_its_tensors(harness, ending):
+    weight = torch.zeros(5000)
+    storage = weakref.ref(weight.untyped_storage())
+    source = MemoryBody.of({"w": weight, "v": torch.ones(2)})
+    watched = weakref.ref(source)
+    ref = harness.service.offer(source, ["site-1"])
+    del source, weight
+    receiver = harness.receiver()
+    assert watched() is not None
+    if ending == "aborted":
+        ref.abort("enough")
+    else:
+        names = ["w"] if ending == "by a selection" else None
+        download_tensors(receiver, ref.token, select=names)
+    assert ref.wait(30).ok == (ending != "aborted")
+    expect_refused(harness, ref)
+    gc.collect()
+    assert watched() is None
+    assert storage() is None
+
+
+@pytest.mark.parametrize("takes", [0, 100, 3 << 20])
+def test_a_settled_ref_lets_go_of_its_tensors_though_a_frame_of_it_is_on_its_way(harness, takes):
+    weight, size = torch.zeros(4 << 20), 16 << 20
+    storage = weakref.ref(weight.untyped_storage())
+    ref = harness.offer({"w": weight})
+    del weight
+    receiver = Stranger(lambda: harness.socket("site-1"))
+    receiver.step()  # the greeting
+    # The frame is longer than what the kernel takes, and nobody, or hardly anybody, reads it.
+    receiver.ask("Fetch", token=ref.token, ranges=[(0, size)], chunk_size=size)
+    exactly(receiver.sock, HEADER_BYTES + takes)
+    ref.abort("enough")
+    for _ in range(100):  # the thread that has sent the header may be about to let go
+        expect_refused(harness, ref)
+        gc.collect()
+        if storage() is None:
+            break
+    kept = storage() is not None  # not in the assertion, which would print every byte of it
+    assert not kept
+    # The frame ends where it should, so that what comes after it is found at once.
+    exactly(receiver.sock, size - takes + TRAILER_BYTES)
+    with pytest.raises(Refused, match="not on offer"):
+        receiver.call("Ping", token=ref.token)
+
+
+def expect_refused(harness, ref):
+    """By an answer to this, the service is through with what came before."""
+    with pytest.raises(Refused, match="not on offer"):
+        Stranger(lambda: harness.socket("site-2")).call("Open", token=ref.token)
+
+
+# The service.
 def test_closing_the_service_aborts_what_is_on_offer_and_its_receivers_see_the_end(harness):
     ref, unattached = harness.offer(MODEL), harness.offer(MODEL, "nobody")
     remote = RemoteSource(harness.receiver(), ref.token, QUICK)
     harness.service.close()
-    for each in (ref, unattached):
-        assert each.outcome.status == "aborted"
-        assert "the service was closed" in each.outcome.reason
+    for outcome in (ref.outcome, unattached.outcome):
+        assert (outcome.status, "the service was closed" in outcome.reason) == ("aborted", True)
     # What the service had put on its way may arrive; then comes the end.
     with pytest.raises(ChannelClosedError):
         remote.read(0, remote.layout.nbytes, memoryview(bytearray(remote.layout.nbytes)))

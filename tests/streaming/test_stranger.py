@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import stranger
 import torch
+from harness import Harness
 from packets import FRAME, MESSAGE, BrokenError, exactly, greeting, message, packed
 from stranger import FailedError, Packet, RefusedError, Stranger
 from support import as_bytes, every_kind
 
 from flstream.model.dtypes import code_of
-from flstream.streaming import Channel, DownloadService, Ref, add_payload, add_tensors, listen
+from flstream.streaming import Ref, add_payload, add_tensors, listen
 
 SECONDS, SITE, OTHER = 30, "site-1", "site-2"
 CHUNK, BLOCK = 4096, 64 << 10
@@ -28,21 +29,14 @@ STARTS = [*range(0, 20 * CHUNK, CHUNK)]
 Change = Callable[[Packet], Packet | None] | None
 
 
-class Sender:
+class Sender(Harness):
     """A service, and strangers that fetch from it."""
 
     def __init__(self, stack: ExitStack) -> None:
-        self.stack = stack
-        self.service = stack.enter_context(DownloadService())
+        super().__init__(stack)
         self.listener = stack.enter_context(listen(self.service, "127.0.0.1:0", "run"))
         # What has come to the strangers: the number of the connection, and the first byte.
         self.frames: list[tuple[int, int]] = []
-
-    def pair(self, site: str = SITE) -> socket.socket:
-        near, far = socket.socketpair()
-        near.settimeout(SECONDS)
-        self.service.attach(Channel(far, site), site)
-        return self.stack.enter_context(near)
 
     def stranger(self, site: str = SITE, way: str = "pair", change: Change = None) -> Stranger:
         """A receiver that is connected; `change` gives what comes in the place of a packet."""
@@ -53,9 +47,12 @@ class Sender:
             return change(packet) if change is not None else packet
 
         address, key = self.listener.address, self.listener.admit(site).key
-        ways = {"pair": lambda: self.pair(site), "tcp": lambda: stranger.dial(address, key, "run")}
+        ways = {
+            "pair": lambda: self.socket(site),
+            "tcp": lambda: stranger.dial(address, key, "run"),
+        }
         receiver = Stranger(ways[way], way == "tcp", on_packet)
-        self.stack.callback(receiver.close)
+        self._stack.callback(receiver.close)
         return receiver
 
     def offer(self, tensors: Mapping[str, torch.Tensor], *sites: str, **options: Any) -> Ref:
@@ -133,7 +130,7 @@ def test_ranges_are_fetched_alone_in_frames_that_the_sender_allows(sender: Sende
 
 def test_refs_are_found_by_labels_and_stay_on_offer(sender: Sender) -> None:
     receiver = sender.stranger()
-    sender.pair(OTHER)
+    sender.socket(OTHER)
     first = sender.offer(FAR, round=1, tags=["trained", "x"])
     second = sender.offer(FAR, SITE, OTHER, round=1, tags=["x", "trained"])
     report = sender.offer(FAR, round=1, report=True)
@@ -301,7 +298,7 @@ CLOSED = {
 @pytest.mark.parametrize("case", CLOSED)
 def test_who_breaks_the_protocol_loses_this_connection_alone(sender: Sender, case: str) -> None:
     receiver, ref = sender.far()
-    sock = sender.pair()
+    sock = sender.socket(SITE)
     with suppress(ConnectionError):  # Where it has not read all of that.
         sock.sendall(CLOSED[case])
         assert all(packet.content["type"] == "Hello" for packet in said_to(sock))

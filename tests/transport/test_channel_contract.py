@@ -12,14 +12,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
 from queue import Queue
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flstream.errors import AbortedError, ChannelClosedError, DeadlineError, FlstreamError
+from flstream.errors import (
+    AbortedError,
+    ChannelClosedError,
+    DeadlineError,
+    ProtocolError,
+)
 from flstream.job.link import NetworkLink
 from flstream.transport.channel import Channel, Deadline, Signal, pipe
 from flstream.transport.link import LinkRelay
+from flstream.transport.messages import MessageChannel
 from flstream.transport.tcp import TcpListener, dial
 
 Ends = tuple[Channel, Channel]
@@ -72,6 +79,12 @@ def ends(request):
 
 
 @pytest.fixture
+def direct_ends():
+    with pipes(direct=True) as ends:
+        yield ends
+
+
+@pytest.fixture
 def signal():
     with closing(Signal()) as signal:
         yield signal
@@ -101,14 +114,6 @@ def test_bytes_arrive_as_sent_however_either_side_cuts_them(connect, parts, size
         views = [memoryview(into)[at : at + size] for at in range(0, len(whole), size)]
         site.receive(views, Deadline(5))
     assert into == whole
-
-
-def test_both_ends_send_and_receive(ends):
-    server, site = ends
-    server.send([memoryview(b"a question")], Deadline(5))
-    assert receive(site, 10) == b"a question"
-    site.send([memoryview(b"an answer")], Deadline(5))
-    assert receive(server, 9) == b"an answer"
 
 
 def test_a_message_larger_than_the_kernels_buffers_and_of_more_views_than_it_takes_arrives(ends):
@@ -146,45 +151,32 @@ def test_a_deadline_that_is_over_still_takes_what_is_there(ends, seconds):
     assert receive(site, 4, seconds) == b"abcd"
 
 
-def test_a_closed_peer_is_an_error_that_names_it_both_ways(ends):
-    server, site = ends
-    server.close()
-    with pytest.raises(ChannelClosedError, match="server closed the channel"):
-        receive(site, 1, None)
-    with pytest.raises(ChannelClosedError, match="server closed the channel"):
-        repeatedly(lambda: site.send([memoryview(b"x")], Deadline(None)))
-
-
-@pytest.mark.parametrize("first", [0, 1], ids=["server", "site"])
-def test_what_was_sent_before_the_end_can_still_be_read(ends, first):
+@pytest.mark.parametrize(("first", "name"), [(0, "server"), (1, "site-1")])
+def test_what_was_sent_before_the_end_can_still_be_read_and_the_end_is_an_error_both_ways(
+    ends, first, name
+):
     closes, reads = ends[first], ends[1 - first]
     closes.send([memoryview(b"last words")], Deadline(1))
     closes.close()
     assert receive(reads, 10) == b"last words"
-    with pytest.raises(ChannelClosedError):
-        receive(reads, 10)
+    with pytest.raises(ChannelClosedError, match=f"{name} closed the channel"):
+        receive(reads, 1, None)
+    with pytest.raises(ChannelClosedError, match=f"{name} closed the channel"):
+        repeatedly(lambda: reads.send([memoryview(b"x")], Deadline(None)))
 
 
 @pytest.mark.parametrize("call", ["receive", "wait"])
 def test_a_signal_wakes_whoever_waits_for_the_peer(ends, signal, call):
     _, site = ends
-    raised: list[FlstreamError] = []
-
-    def wait() -> None:
-        try:
-            if call == "receive":
-                receive(site, 1, None, signal)
-            else:
-                site.wait(Deadline(3600), signal)
-        except FlstreamError as error:
-            raised.append(error)
-
-    waiter = threading.Thread(target=wait)
-    waiter.start()
-    signal.set()
-    waiter.join(10)
-    assert not waiter.is_alive()
-    assert isinstance(raised[0], AbortedError)
+    calls = {
+        "receive": lambda: receive(site, 1, 20, signal),
+        "wait": lambda: site.wait(Deadline(20), signal),
+    }
+    with ThreadPoolExecutor(1) as executor:
+        waiter = executor.submit(calls[call])
+        signal.set()
+        with pytest.raises(AbortedError):
+            waiter.result(10)
 
 
 def test_waiting_says_whether_there_is_something_to_receive(ends):
@@ -207,12 +199,6 @@ def test_sending_and_receiving_some_never_wait(ends):
     assert site.wait(Deadline(5))
     buffer = bytearray(1 << 16)
     assert 0 < site.receive_some([memoryview(buffer)]) <= len(buffer)
-
-
-@pytest.fixture
-def direct_ends():
-    with pipes(direct=True) as ends:
-        yield ends
 
 
 def test_a_file_is_handed_over_with_a_message(direct_ends, tmp_path):
@@ -282,3 +268,59 @@ def test_threads_may_ask_for_a_signal_at_the_same_time(signal):
     with ThreadPoolExecutor(4) as executor:
         asked = executor.map(lambda _: [signal.is_set() for _ in range(2_000)], range(4))
         assert not any(map(any, asked))
+
+
+# Small messages come back as they were; anything else is a typed error that names the peer.
+class Greeting(msgspec.Struct, tag=True, frozen=True):
+    text: str
+    numbers: dict[str, float]
+
+
+class Farewell(msgspec.Struct, tag=True, frozen=True):
+    pass
+
+
+@given(st.lists(st.builds(Greeting, st.text(), st.dictionaries(st.text(), st.floats(0, 1)))))
+def test_messages_arrive_whole_and_in_order(messages):
+    ours, theirs = socket.socketpair()
+    sender = MessageChannel(ours, "site-1", Farewell)
+    receiver = MessageChannel(theirs, "server", Greeting | Farewell)
+    with closing(sender), closing(receiver):
+        for message in (*messages, Farewell()):
+            sender.send(message)
+        assert [receiver.receive(1) for _ in range(len(messages) + 1)] == [*messages, Farewell()]
+
+
+def framed(payload):
+    return len(payload).to_bytes(4, "little") + payload
+
+
+WORD = framed(msgspec.msgpack.encode({"type": "Greeting", "text": "WORD", "numbers": {}}))
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence", "data"),
+    [
+        (ProtocolError, "sent an unreadable message", WORD.replace(b"WORD", b"\xff\xfe\xfd\xfc")),
+        (ProtocolError, "unreadable", framed(b"\x81\xa1z" + b"\x91" * 100_000 + b"\x00")),
+        (ProtocolError, "unreadable", framed(msgspec.msgpack.encode({"type": "Stranger"}))),
+        (ProtocolError, "unreadable", framed(b"")),
+        # Before it is read.
+        (ProtocolError, "sent a message of 2147483647 bytes", b"\xff\xff\xff\x7f"),
+        (DeadlineError, "did not answer", b""),
+        (ChannelClosedError, "closed the channel", None),
+    ],
+    ids=[
+        *("text that is not UTF-8", "arrays without end", "an unknown type", "nothing", "too much"),
+        *("silence", "the end"),
+    ],
+)
+def test_what_is_no_message_is_an_error_that_names_the_peer(error, sentence, data):
+    ours, theirs = socket.socketpair()
+    with ours, closing(MessageChannel(theirs, "server", Greeting | Farewell)) as channel:
+        if data is None:
+            ours.shutdown(socket.SHUT_WR)
+        else:
+            ours.sendall(data)
+        with pytest.raises(error, match=f"server.* {sentence}"):
+            channel.receive(0.02 if data == b"" else 1)

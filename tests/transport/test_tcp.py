@@ -23,11 +23,6 @@ class Listening:
         self.address = self.listener.address
         self.token = self.listener.admit("site-1")
 
-    @property
-    def strangers(self):
-        """Those that were closed; who has seen the end of a connection is one of them by then."""
-        return self.listener.strangers
-
     def raw(self):
         """A connection that says nothing yet."""
         host, port = self.address.split(":")
@@ -58,17 +53,15 @@ def listening():
         listening.accepted.get()[0].close()
 
 
-def test_both_sides_with_the_key_are_connected_and_the_name_follows_from_the_key(listening):
+def test_a_key_lets_its_process_in_by_its_name_as_often_as_it_comes_until_it_is_dismissed(
+    listening,
+):
     other = listening.listener.admit("site-2", role="agent")
-    for token, role, name in ((listening.token, "receiver", "site-1"), (other, "agent", "site-2")):
+    keys = (listening.token, "receiver", "site-1"), (other, "agent", "site-2")
+    for token, role, name in 2 * keys:
         who, near, far = listening.let_in(role, token=token)
         assert (who.name, who.role, far.peer, near.peer) == (name, role, name, "server")
-    assert listening.strangers == 0
-
-
-def test_a_key_lets_its_process_in_as_often_as_it_comes_until_it_is_dismissed(listening):
-    for _ in range(3):
-        listening.let_in()
+    assert listening.listener.strangers == 0
     listening.listener.dismiss(listening.token)
     with pytest.raises(ChannelClosedError, match="closed the connection before it was open"):
         dial(listening.address, listening.token, "server")
@@ -83,28 +76,22 @@ def test_who_has_not_the_key_is_closed_and_counted_and_never_handed_on(listening
     token = token or listening.token
     with pytest.raises(ChannelClosedError, match=r"server at 127\.0\.0\.1:\d+ closed the connect"):
         dial(listening.address, token, "server", role, run)
-    assert listening.strangers == 1
+    assert listening.listener.strangers == 1
     assert listening.accepted.empty()
 
 
 def test_a_listener_without_the_key_is_found_out(listening):
-    server = socket.create_server(("127.0.0.1", 0))
-
     def pretend():
-        sock, _ = server.accept()
-        with sock:
-            sock.recv(64)
-            sock.sendall(bytes(32))
-            sock.recv(32)
-            sock.sendall(bytes(32))
+        with server.accept()[0] as sock:
+            sock.sendall(bytes(64))  # what it draws, and a proof
+            sock.recv(96, socket.MSG_WAITALL)
 
-    thread = threading.Thread(target=pretend)
-    thread.start()
-    host, port = server.getsockname()
-    with pytest.raises(ChannelClosedError, match="has not the key"):
-        dial(f"{host}:{port}", listening.token, "server")
-    thread.join(10)
-    server.close()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        with pytest.raises(ChannelClosedError, match="has not the key"):
+            dial(f"127.0.0.1:{server.getsockname()[1]}", listening.token, "server")
+        thread.join(10)
 
 
 def test_a_key_that_is_dismissed_meanwhile_opens_nothing(listening):
@@ -113,7 +100,7 @@ def test_a_key_that_is_dismissed_meanwhile_opens_nothing(listening):
         listening.listener.dismiss(listening.token)
         sock.sendall(proof)
         assert sock.recv(1) == b""
-    assert listening.strangers == 1
+    assert listening.listener.strangers == 1
 
 
 @pytest.mark.parametrize(
@@ -124,7 +111,7 @@ def test_who_says_something_else_gets_no_answer_but_the_end(listening, said):
         sock.sendall(said)
         with suppress(ConnectionResetError):  # what it said beyond the first bytes was not read
             assert sock.recv(1) == b""
-    assert listening.strangers == 1
+    assert listening.listener.strangers == 1
 
 
 def test_who_says_nothing_is_closed_in_time_and_others_are_let_in_meanwhile(listening, monkeypatch):
@@ -133,7 +120,7 @@ def test_who_says_nothing_is_closed_in_time_and_others_are_let_in_meanwhile(list
         slow.sendall(b"FLSA")
         listening.let_in()
         assert silent.recv(1) == slow.recv(1) == b""
-        assert listening.strangers == 2
+        assert listening.listener.strangers == 2
 
 
 @pytest.mark.parametrize("number", [errno.ECONNABORTED, errno.EMFILE])
@@ -149,7 +136,7 @@ def test_others_are_given_up_for_want_of_room_and_for_nothing_else(listening, mo
     with sock, listening.raw():  # for which the listener may be waiting already
         listening.let_in()
         proof = proof if number == errno.ECONNABORTED else b""
-        assert bool(listening.strangers) == (not proof)
+        assert bool(listening.listener.strangers) == (not proof)
         sock.sendall(proof)
         assert len(sock.recv(32)) == len(proof)
 
@@ -159,7 +146,7 @@ def test_of_too_many_that_are_pending_the_oldest_goes_first(listening, monkeypat
     socks = [listening.raw() for _ in range(11)]
     for sock in socks[:3]:
         assert sock.recv(1) == b""
-    assert listening.strangers >= 3
+    assert listening.listener.strangers >= 3
     # Who comes with a key is let in all the same.
     listening.let_in()
     for sock in socks:

@@ -1,4 +1,7 @@
-"""Downloads over TCP: connections break and come back, and dead links are found out."""
+"""Downloads over networks: connections break and come back, and dead links are found out.
+
+A long frame over a slow link is no silence, and a distant peer is no dead one.
+"""
 
 import gc
 import os
@@ -7,24 +10,33 @@ import threading
 from contextlib import ExitStack
 from queue import Queue
 
+import numpy as np
 import pytest
 import stranger
 from harness import MODEL
+from journal_support import a_job
 from packets import BrokenError, greeting, message, read_packet
 
+from flstream.errors import ChannelClosedError
+from flstream.job.link import NetworkLink
+from flstream.server.stream_settings import stream_settings
 from flstream.streaming import (
     DownloadService,
+    Receiver,
     Signal,
     StartToken,
-    TcpListener,
+    StreamSettings,
+    add_arrays,
     add_tensors,
     connect,
     connection,
+    download_arrays,
     download_tensors,
     listen,
 )
 from flstream.streaming import receiver as receiver_module
 from flstream.streaming import service as service_module
+from flstream.transport.link import emulated_pipe
 
 
 @pytest.fixture
@@ -106,25 +118,18 @@ def test_a_receiver_has_no_more_connections_than_it_may(tcp):
                 assert read_packet(sock).number == 2
 
 
-def test_a_receiver_that_is_idle_comes_back_by_itself(monkeypatch):
+def test_a_receiver_that_is_idle_comes_back_by_itself(tcp, monkeypatch):
     monkeypatch.setattr(receiver_module, "BEAT_SECONDS", 0.05)
-    came = Queue()
-    with DownloadService() as service:
-
-        def attach(channel, who):
-            service.attach(channel, who.name)
-            came.put(channel)
-
-        with (
-            TcpListener("127.0.0.1:0", attach) as listener,
-            connect(listener.address, listener.admit("site-1")) as receiver,
-        ):
-            download_tensors(receiver, bytes(16), optional=True)
-            ref = add_tensors(service, MODEL, ["site-1"])
-            with socket.socket(fileno=os.dup(came.get(timeout=10).fileno())) as sock:
-                sock.shutdown(socket.SHUT_RDWR)
-            assert came.get(timeout=10)
-            assert download_tensors(receiver, ref.id)[0].ok
+    service, listener = tcp
+    came, attach = Queue(), service.attach
+    monkeypatch.setattr(service, "attach", lambda *who: (attach(*who), came.put(who[0])))
+    with connect(listener.address, listener.admit("site-1")) as receiver:
+        download_tensors(receiver, bytes(16), optional=True)
+        ref = add_tensors(service, MODEL, ["site-1"])
+        with socket.socket(fileno=os.dup(came.get(timeout=10).fileno())) as sock:
+            sock.shutdown(socket.SHUT_RDWR)
+        assert came.get(timeout=10)
+        assert download_tensors(receiver, ref.id)[0].ok
 
 
 def test_a_receiver_whose_sender_was_away_for_long_comes_back_with_it(monkeypatch):
@@ -151,3 +156,36 @@ def test_an_abort_of_the_receiver_ends_downloads_that_have_one_of_their_own(tcp)
     assert status.code == "aborted"
     for signal in (every, mine):
         signal.close()
+
+
+def fetch(link, nbytes, settings):
+    """Download so many bytes over a link, and compare them."""
+    sent = np.frombuffer(os.urandom(nbytes), np.uint8)
+    with emulated_pipe("server", "site-1", link) as (server, site), DownloadService() as service:
+        service.attach(server, "site-1")
+        ref = add_arrays(service, {"w": sent}, ["site-1"])
+        with Receiver(site, "server") as receiver:
+            _, received = download_arrays(receiver, ref.id, settings=settings)
+            assert np.array_equal(received["w"], sent)
+
+
+def test_a_frame_that_takes_longer_than_a_peer_may_be_silent_arrives():
+    """Most of a second at 800 kbit/s, in which a byte comes every few milliseconds."""
+    settings = StreamSettings(ping_after=0.1, ping_timeout=0.3)
+    fetch(NetworkLink(up=8e5, down=8e5), 75_000, settings)
+
+
+def test_a_peer_that_is_far_away_may_take_as_long_as_its_link():
+    far = NetworkLink(latency=0.12)
+    quick = StreamSettings(ping_after=0.05, ping_timeout=0.1)
+    with pytest.raises(ChannelClosedError, match="whether it lives"):
+        fetch(far, 1_000, quick)
+    fetch(far, 1_000, StreamSettings(ping_after=0.05, ping_timeout=0.1 + far.silence))
+
+
+def test_jobs_over_emulated_links_wait_for_the_farthest_site():
+    plain = stream_settings(a_job(), "numpy")
+    network = {"latency": "1 s", "sites": {"site-2": {"latency": "4 s"}}}
+    far = stream_settings(a_job(network=network), "numpy")
+    assert plain.ping_timeout == StreamSettings().ping_timeout
+    assert far.ping_timeout == plain.ping_timeout + 8
