@@ -58,4 +58,4 @@ class ModelForm:
         """Return a model that is here in the form in which another one comes."""
         if model is None or self.codec is None:
             return model
-        return self.codec.encode(model, blanks=True)
+        return self.codec.encode(model, block=self.codec.comparable_block)

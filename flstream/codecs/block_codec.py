@@ -67,17 +67,9 @@ class BlockCodec(Protocol):
     """A codec of blocks, a built-in or the user's own.
 
     Its functions depend on their arguments alone, so that they give the same bits whenever and
-    wherever they are called.
-
-    Attributes:
-        for_updates: Whether it is for differences from a model, with what it leaves out added to
-            the next one (error feedback). A codec of the user's own may lack it: then it is not.
+    wherever they are called. One with an attribute ``for_updates`` that is true is for differences
+    from a model, and what it leaves out of one is added to the next (error feedback).
     """
-
-    @property
-    def for_updates(self) -> bool:
-        """Whether it is for differences alone."""
-        ...
 
     def nbytes(self, dtype: str, count: int) -> int:
         """Return the length in bytes of an encoded block.

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 from flstream.codecs.block_codec import BlockCodec
 from flstream.codecs.cast import Cast
-from flstream.codecs.frames import FrameCodec, FrameCompressor
+from flstream.codecs.frames import FrameCodec, FrameCompressor, Zstd
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.quantised import Quantised
 from flstream.codecs.sparse import Ternary, TopK
-from flstream.codecs.zstd import Zstd
 from flstream.job.code import make
 from flstream.job.codecs import CodecPlan
 

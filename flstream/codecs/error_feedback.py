@@ -12,35 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from flstream.codecs.blocks import Blockwise
-from flstream.codecs.lossy import CodedTensors, LossyCodec, block_bytes, differences, read_numbers
+from flstream.codecs.block_codec import BlockPlace
+from flstream.codecs.lossy import LossyCodec, read_numbers
 from flstream.errors import CodecError
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.copy import copy
-from flstream.model.dtypes import (
-    LARGEST,
-    Numbers,
-    first_not_finite,
-    loaded,
-    number_type,
-    quietly,
-    stored,
-)
-from flstream.model.header import TensorInfo
+from flstream.model.dtypes import LARGEST, Numbers, first_not_finite, loaded, quietly, stored
 from flstream.model.layout import Layout
 from flstream.model.source import Scratch, Source
-
-
-def residual_layout(coded: CodedTensors) -> Layout:
-    """Return the layout of a residual: float32 for each encoded tensor, or float64.
-
-    Args:
-        coded: The tensors of an update that are encoded.
-    """
-    return Layout.of(
-        (name, "F64" if tensor.spec.dtype == "F64" else "F32", tensor.spec.shape)
-        for name, tensor in coded.items()
-    )
 
 
 def encode_with_feedback(
@@ -73,9 +52,11 @@ def encode_with_feedback(
         CodecError: The codec cannot encode a number, or the residual is that of another model.
         CheckpointError: A file cannot be written.
     """
-    encoded, coded = codec.coded(update.layout)
-    layout = residual_layout(coded)
-    numbers_at = differences(update, base, coded)
+    _, coded = codec.coded(update.layout)
+    layout = Layout.of(
+        (name, "F64" if tensor.spec.dtype == "F64" else "F32", tensor.spec.shape)
+        for name, tensor in coded.items()
+    )
     if before is not None and (flaw := layout.difference(before.layout)):
         raise CodecError(
             f"what the codec {codec.name} has left out before is of other tensors than this "
@@ -83,38 +64,30 @@ def encode_with_feedback(
             "nothing"
         )
     scratch = Scratch()
+
+    @quietly
+    def block(numbers: Numbers, place: BlockPlace) -> bytes:
+        if before is not None:  # what is infinite then, the codec refuses
+            numbers = numbers + read_numbers(before, place, scratch)
+        held = numbers
+        if place.dtype not in ("F32", "F64"):  # a sum may be beyond their range
+            most = LARGEST[place.dtype]
+            held = np.where(np.isinf(numbers), numbers, np.clip(numbers, -most, most))
+        made = codec.encode_block(held, place)
+        due = codec.decode_block(memoryview(made), place)
+        left = numbers - loaded(place.dtype, memoryview(stored(place.dtype, due)))
+        wrong = first_not_finite(left)
+        if wrong is not None:  # it would be in all residuals from now on
+            raise place.refused(wrong, numbers[wrong], f"{codec.name} with error feedback")
+        start = layout.by_name[place.tensor].start + place.offset * left.itemsize
+        residuals.write(start, left.view(np.uint8).data)
+        return made
+
+    encoded = codec.encode(update, base, block)
     with (
-        FileSink(path, encoded, durable=False) as sink,
+        FileSink(path, encoded.layout, durable=False) as sink,
         FileSink(after, layout, durable=False) as residuals,
     ):
-
-        @quietly
-        def fill(spec: TensorInfo, index: int, out: memoryview) -> None:
-            place = coded[spec.name].place(index)
-            kind = number_type(place.dtype)
-            numbers = numbers_at(place)
-            if before is not None:
-                rest = read_numbers(before, place, scratch)
-                numbers = numbers + rest  # what is infinite then, the codec refuses
-            made = codec.encode_block(_within(numbers, place.dtype), place)
-            due = codec.decode_block(memoryview(made), place)
-            received = loaded(place.dtype, memoryview(stored(place.dtype, due)))
-            left = np.subtract(numbers, received, dtype=kind)
-            wrong = first_not_finite(left)
-            if wrong is not None:  # it would be in all residuals from now on
-                raise place.refused(wrong, numbers[wrong], f"{codec.name} with error feedback")
-            start = layout.by_name[place.tensor].start + place.offset * kind.itemsize
-            residuals.write(start, left.view(np.uint8).data)
-            out[:] = made.ljust(len(out), b"\0")
-
-        copy(Blockwise(update, encoded, block_bytes(coded), fill), sink)
+        copy(encoded, sink)
         residuals.finish()
         return sink.finish()
-
-
-def _within(numbers: Numbers, dtype: str) -> Numbers:
-    """Bound numbers that are with a residual more than their tensor's type can hold."""
-    most = LARGEST[dtype]
-    if dtype in ("F32", "F64") or np.abs(numbers).max() <= most:
-        return numbers
-    return np.where(np.isinf(numbers), numbers, np.clip(numbers, -most, most))

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -21,16 +21,8 @@ from flstream.model.layout import Layout
 from flstream.model.source import Scratch, Source, view_of
 from flstream.streaming.coding import DecoderFor, EncodedBytes, EncoderFor
 
-
-def delta(data: memoryview, base: memoryview, out: memoryview) -> None:
-    """Write the exclusive or of a frame's and its base's bytes, which is its own inverse.
-
-    A model that was trained on differs from its base in the last bits of its numbers, and where it
-    was not trained not at all. Signs, exponents and the first bits of mantissas become zeros, which
-    a compressor takes out. An arithmetic difference would be rounded.
-    """
-    ours, theirs, changed = (np.frombuffer(view, np.uint8) for view in (data, base, out))
-    np.bitwise_xor(ours, theirs, out=changed)
+if TYPE_CHECKING:
+    import zstandard
 
 
 def shuffle(
@@ -94,6 +86,51 @@ class FrameCompressor(Protocol):
         ...
 
 
+class _Contexts(threading.local):
+    """A thread's own state of the library: it takes a megabyte, and longer to make than to use."""
+
+    encoder: zstandard.ZstdCompressor | None = None
+    decoder: zstandard.ZstdDecompressor | None = None
+
+
+@dataclass(frozen=True)
+class Zstd:
+    """The compressor ``zstd``: Zstandard (RFC 8878), by the library ``zstandard``.
+
+    Attributes:
+        level: Level of the compression, from 1 (fast) to 19; the library's levels below 1 are
+            faster still.
+    """
+
+    level: int = 1
+    _own: _Contexts = field(default_factory=_Contexts, repr=False, compare=False)
+
+    def compress(self, data: memoryview) -> bytes:
+        """Return the bytes as one Zstandard frame."""
+        import zstandard
+
+        if self._own.encoder is None:
+            # Frames on the wire have digests of their own.
+            self._own.encoder = zstandard.ZstdCompressor(level=self.level, write_checksum=False)
+        return self._own.encoder.compress(data)
+
+    def expand(self, payload: memoryview, size: int) -> bytes:
+        """Return the bytes that were compressed: see :class:`FrameCompressor`.
+
+        A frame says how many it has, and is unpacked only if that is what is due.
+        """
+        import zstandard
+
+        if self._own.decoder is None:
+            self._own.decoder = zstandard.ZstdDecompressor()
+        try:
+            if zstandard.get_frame_parameters(payload).content_size == size:
+                return self._own.decoder.decompress(payload)
+        except zstandard.ZstdError as error:
+            raise CodecError(f"came as no Zstandard frame: {error}; send it again") from error
+        raise CodecError(f"came as a Zstandard frame of other than {size} bytes")
+
+
 class _Rooms(threading.local):
     """A thread's own memory for the base's bytes, for what a step reads and for what it writes."""
 
@@ -123,7 +160,7 @@ class FrameCodec:
 
 
 class FrameCoder:
-    """Encodes and decodes the frames of one body; several threads may use it.
+    """Encoder and decoder of the frames of one body; several threads may use it.
 
     It is a :class:`~flstream.streaming.coding.Decoder`. Memory is bounded by a few times the frame.
 
@@ -170,14 +207,7 @@ class FrameCoder:
     def decode(
         self, data: memoryview, out: memoryview, start: int, stop: int, *, has_base: bool
     ) -> None:
-        """Decode what :meth:`encode` returned, or anything else, into the bytes ``[start, stop)``.
-
-        Args:
-            data: The payload.
-            out: Writable bytes, as many as the frame has.
-            start: Offset in bytes of the frame's first byte in the body.
-            stop: Offset in bytes after its last byte.
-            has_base: Whether the sender has used the base.
+        """Decode what :meth:`encode` returned, or anything else: see :class:`Decoder`.
 
         Raises:
             CodecError: It is not the encoded form of such a frame; what is in ``out`` is then of no
@@ -212,8 +242,12 @@ class FrameCoder:
         if step == "shuffle":
             shuffle(data, out, self._layout, start, undo=undo)
         elif self._source is not None:
+            # A trained model differs from its base in the last bits of its numbers. An exclusive
+            # or turns signs, exponents and the first bits of mantissas into zeros, which a
+            # compressor takes out, and is its own inverse; a difference would be rounded.
             base = view_of(self._source, start, start + len(data), self._codec.rooms.base)
-            delta(data, base, out)
+            ours, theirs, changed = (np.frombuffer(view, np.uint8) for view in (data, base, out))
+            np.bitwise_xor(ours, theirs, out=changed)
 
     def _place(self, start: int, stop: int) -> str:
         """Describe a frame, with the name of the first tensor in it."""

@@ -69,8 +69,8 @@ class CodedTensor(NamedTuple):
         return start, min(start + self.block_bytes, self.encoded.stop)
 
 
-CodedTensors = Mapping[str, CodedTensor]
-"""The tensors that are encoded, by name. All others are the same in both bodies."""
+EncodeBlock = Callable[[Numbers, BlockPlace], bytes]
+"""Function from a block's numbers and their place to the bytes of its encoded form."""
 
 
 @dataclass(frozen=True)
@@ -97,19 +97,19 @@ class LossyCodec:
         """Whether it is for differences from a model alone, with error feedback."""
         return bool(getattr(self.codec, "for_updates", False))
 
-    def coded(self, layout: Layout) -> tuple[Layout, CodedTensors]:
-        """Return the layout of a model's encoded form, and which tensors are encoded there.
+    def coded(self, layout: Layout) -> tuple[Layout, Mapping[str, CodedTensor]]:
+        """Return the layout of a model's encoded form, and the tensors that are encoded there.
 
-        Those are encoded that become shorter. Names and aliases are the model's.
+        Those are encoded that become shorter; all others are the same in both bodies. Names and
+        aliases are the model's.
 
         Raises:
             CodecError: The codec, which may be the user's own, gives no length.
         """
-        owners = {name: name for name in layout.by_name} | layout.aliases
         passed = {
-            owner
-            for name, owner in owners.items()
-            if any(re.search(pattern, name) for pattern in self.require_lossless)
+            name
+            for name, names in layout.all_names.items()
+            if any(re.search(pattern, each) for pattern in self.require_lossless for each in names)
         }
         specs: list[TensorInfo] = []
         coded: dict[str, CodedTensor] = {}
@@ -136,7 +136,9 @@ class LossyCodec:
         """Return the layout of a model's encoded form: no longer than the model."""
         return self.coded(layout)[0]
 
-    def encode(self, source: Source, base: Source | None = None, *, blanks: bool = False) -> Source:
+    def encode(
+        self, source: Source, base: Source | None = None, block: EncodeBlock | None = None
+    ) -> Source:
         """Return a model's encoded form: a source that is computed range by range.
 
         Nothing is kept for the next one: see
@@ -146,25 +148,31 @@ class LossyCodec:
             source: The model, or an update.
             base: Model with random access that the receiver has, too. What is encoded is then the
                 difference from it; tensors that pass are still the source's own.
-            blanks: Whether a block that cannot be encoded is zeros, for what is only compared.
+            block: Encodes a block; :meth:`encode_block` by default.
 
         Raises:
-            CodecError: The base lacks a tensor; the message names it.
+            CodecError: The base lacks a tensor that is encoded; the message names it.
         """
         layout, coded = self.coded(source.layout)
-        numbers_at = differences(source, base, coded)
+        if base is not None:
+            due, theirs = (body.layout.subset(coded, ()) for body in (source, base))
+            if flaw := due.difference(theirs):
+                raise CodecError(
+                    f"the codec {self.name} encodes changes from a base, in which {flaw}; name the "
+                    "tensor in require_lossless"
+                )
+        encode_block = block or self.encode_block
+        scratch, base_scratch = Scratch(), Scratch()
 
         def fill(spec: TensorInfo, index: int, out: memoryview) -> None:
             place = coded[spec.name].place(index)
-            try:
-                data = self.encode_block(numbers_at(place), place)
-            except CodecError:
-                if not blanks:
-                    raise
-                data = b""
-            out[:] = data.ljust(len(out), b"\0")
+            numbers = read_numbers(source, place, scratch)
+            if base is not None:
+                numbers = _change(numbers, read_numbers(base, place, base_scratch))
+            out[:] = encode_block(numbers, place).ljust(len(out), b"\0")
 
-        return Blockwise(source, layout, block_bytes(coded), fill)
+        sizes = {name: tensor.block_bytes for name, tensor in coded.items()}
+        return Blockwise(source, layout, sizes, fill)
 
     def decode(self, encoded: Source, layout: Layout, base: Source | None = None) -> Source:
         """Return the model that an encoded form stands for: a source, computed range by range.
@@ -172,8 +180,8 @@ class LossyCodec:
         Args:
             encoded: The encoded form, which is read from front to back if the model is.
             layout: Layout of the model.
-            base: Model with which it was encoded, if it was with one. Its numbers are added, and
-                the sum is rounded once to the tensor's type.
+            base: Model with which it was encoded, if it was with one; it has all tensors of the
+                layout. Its numbers are added, and the sum is rounded once to the tensor's type.
 
         Raises:
             CodecError: The encoded form is not laid out as one of such a model; the message names
@@ -184,8 +192,6 @@ class LossyCodec:
             raise CodecError(
                 f"what came is not the model as the codec {self.name} encodes it: {difference}"
             )
-        if base is not None:
-            _expect_tensors(base, coded)
         scratch, base_scratch = Scratch(), Scratch()
 
         @quietly
@@ -222,6 +228,13 @@ class LossyCodec:
             )
         return data
 
+    def comparable_block(self, numbers: Numbers, place: BlockPlace) -> bytes:
+        """Encode a block of what is only compared: as nothing if it cannot be encoded."""
+        try:
+            return self.encode_block(numbers, place)
+        except CodecError:
+            return b""
+
     def decode_block(self, data: memoryview, place: BlockPlace) -> Numbers:
         """Decode a block.
 
@@ -241,11 +254,6 @@ class LossyCodec:
         return numbers
 
 
-def block_bytes(coded: CodedTensors) -> Mapping[str, int]:
-    """Return the bytes of an encoded block of each tensor, padding included."""
-    return {name: tensor.block_bytes for name, tensor in coded.items()}
-
-
 def read_numbers(source: Source, place: BlockPlace, scratch: Scratch) -> Numbers:
     """Return a block's numbers from a body that has its tensor, valid until ``scratch`` is used."""
     spec = source.layout.by_name[place.tensor]
@@ -254,46 +262,11 @@ def read_numbers(source: Source, place: BlockPlace, scratch: Scratch) -> Numbers
     return loaded(spec.dtype, view_of(source, start, start + place.count * itemsize, scratch))
 
 
-def differences(
-    source: Source, base: Source | None, coded: CodedTensors
-) -> Callable[[BlockPlace], Numbers]:
-    """Return what reads a block's differences from a base; its numbers if there is none.
-
-    Args:
-        source: The model, or an update.
-        base: Model that may have further tensors; None for none.
-        coded: The tensors that are encoded.
-
-    Raises:
-        CodecError: The base lacks a tensor that is encoded; the message names it.
-    """
-    scratch, base_scratch = Scratch(), Scratch()
-    if base is None:
-        return lambda place: read_numbers(source, place, scratch)
-    _expect_tensors(base, coded)
-
-    @quietly
-    def difference(place: BlockPlace) -> Numbers:
-        numbers, theirs = (
-            read_numbers(body, place, room)
-            for body, room in ((source, scratch), (base, base_scratch))
-        )
-        changes = np.subtract(numbers, theirs, dtype=number_type(place.dtype))
-        changes.flags.writeable = False
-        return changes
-
-    return difference
-
-
-def _expect_tensors(base: Source, coded: CodedTensors) -> None:
-    for name, tensor in coded.items():
-        spec = base.layout.by_name.get(name)
-        if spec is None or spec[1:3] != tensor.spec[1:3]:
-            kind = f"{tensor.spec.dtype} and shape {list(tensor.spec.shape)}"
-            raise CodecError(
-                f"tensor {name!r} has no tensor of its name with dtype {kind} in the base, so "
-                "its change cannot be encoded; name it in require_lossless"
-            )
+@quietly
+def _change(numbers: Numbers, base: Numbers) -> Numbers:
+    changes: Numbers = numbers - base
+    changes.flags.writeable = False
+    return changes
 
 
 def _padded(codec: BlockCodec, spec: TensorInfo, count: int) -> int:

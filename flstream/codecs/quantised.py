@@ -44,11 +44,6 @@ class Quantised:
             raise ValueError(f"a group of {self.group} is no even divisor of {BLOCK}")
 
     @property
-    def name(self) -> str:
-        """Name of the codec."""
-        return f"int{self.bits}"
-
-    @property
     def _most(self) -> int:
         return (1 << (self.bits - 1)) - 1
 
@@ -73,7 +68,7 @@ class Quantised:
         largest = _largest(rows)
         if not np.isfinite(largest).all():
             index = int(np.argmin(np.isfinite(numbers)))
-            raise place.refused(index, numbers[index], self.name)
+            raise place.refused(index, numbers[index], f"int{self.bits}")
         scales = largest / self._most
         # A scale that was rounded down, as the smallest are by half, would cut its largest number.
         np.nextafter(scales, np.inf, out=scales, where=scales * self._most < largest)
@@ -99,7 +94,7 @@ class Quantised:
         scales = np.frombuffer(data[:head], kind)
         if not (np.isfinite(scales).all() and (scales >= 0).all()):
             wrong = scales[~(scales >= 0) | np.isinf(scales)][0]
-            raise place.damaged(f"a scale of {wrong}", self.name)
+            raise place.damaged(f"a scale of {wrong}", f"int{self.bits}")
         whole = np.frombuffer(data[head:], np.int8)
         if self.bits == 4:
             pairs = whole.view(np.uint8).astype(np.uint16)

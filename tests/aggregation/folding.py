@@ -3,14 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 import torch
-from support import FrontToBack, tensor
+from support import FrontToBack, tensor, tensors_of
 
 from flstream.aggregation.optimizers import Optimization
-from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
-from flstream.model.copy import copy
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
 
@@ -36,9 +34,7 @@ class MemorySink:
         return BufferSource(self.layout, memoryview(self.body))
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        into = MemoryBody.allocate(self.layout)
-        copy(self.source(), into)
-        return into.tensors
+        return tensors_of(self.source())
 
 
 def update(site: str, state: State, weight=1.0, params_type="FULL", partial=False):
@@ -46,23 +42,35 @@ def update(site: str, state: State, weight=1.0, params_type="FULL", partial=Fals
     return UpdateSource(site, lambda: FrontToBack(body), weight, params_type, partial)
 
 
+def sent(states: Sequence[State], weights=(), params_type="FULL", partial=False):
+    """An update of each of site-0, site-1 and so on, of weight 1 where there is no other."""
+    return [
+        update(f"site-{i}", state, weights[i] if weights else 1.0, params_type, partial)
+        for i, state in enumerate(states)
+    ]
+
+
 def fold_into(
-    base: State,
-    updates: Sequence[UpdateSource],
-    rule: AggregationRule | None = None,
-    step: int = 1 << 20,
-    optimization: Optimization | None = None,
-    earlier: PartialSum | None = None,
+    base: State, updates, rule=None, step=1 << 20, optimization=None, earlier=None
 ) -> tuple[MemorySink, str]:
+    """The sink of the next model, and its digest."""
     body, rule = MemoryBody.of(base), rule or AggregationRule()
     sink = MemorySink(body.layout)
     digest = fold_updates(body, updates, rule, sink, step, lambda _: None, optimization, earlier)
     return sink, digest
 
 
-def fold(base: State, updates: Sequence[UpdateSource], rule=None, **how):
+def fold(base: State, updates, rule=None, **how) -> dict[str, torch.Tensor]:
     """The next model, as tensors."""
     return fold_into(base, updates, rule, **how)[0].tensors()
+
+
+def step_of(optimizer, base: State, updates, state=None, rule=None, step=1 << 20):
+    """The next model that a server optimizer makes, and its state."""
+    layout = MemoryBody.of(base).layout
+    out = MemorySink(optimizer.state_layout(layout, rule or AggregationRule()))
+    optimization = Optimization(optimizer, state, out)
+    return fold(base, updates, rule, step=step, optimization=optimization), out
 
 
 def shifted(state: State, seed: int) -> dict[str, torch.Tensor]:

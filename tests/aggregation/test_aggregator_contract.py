@@ -5,6 +5,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
 
+import folding
 import numpy as np
 import pytest
 import torch
@@ -23,10 +24,11 @@ from support import (
     tensor,
 )
 
+from flstream.aggregation.ranked import fraction_trim
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import UpdateRefusedError
 from flstream.job.aggregation_method import METHODS
-from flstream.model.dtypes import BY_CODE, torch_dtype
+from flstream.model.dtypes import BY_CODE, LARGEST, stored, torch_dtype
 
 Array = np.ndarray
 
@@ -75,9 +77,7 @@ kinds = pytest.mark.parametrize("params_type", ["FULL", "DIFF"])
 
 def sent(states, params_type="FULL", weights=WEIGHTS, **how):
     """An update of each site."""
-    return [
-        update(f"site-{i}", state, weights[i], params_type, **how) for i, state in enumerate(states)
-    ]
+    return folding.sent(states, weights, params_type, **how)
 
 
 def parts(value):
@@ -240,23 +240,19 @@ def test_each_tensor_is_folded_as_if_only_those_existed_who_send_it(
 @every_aggregator
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("code", [*FLOATS, *COMPLEX])
-def test_what_is_not_finite_is_refused_and_the_model_is_that_of_the_others(code, value, aggregator):
+def test_what_is_not_finite_is_refused_by_site_tensor_and_place(code, value, aggregator):
     if code.startswith("F8") and code != "F8_E5M2" and value == value:
         return  # it has no infinity
     base = {f"{code}.w": tensor(code, (5000,), 9), f"{code}.z": tensor(code, (4, 5), 9)}
     states = [shifted(base, seed) for seed in range(3)]
-    updates = sent(states)
-    others = fold(base, [updates[0], updates[2]], aggregator.rule)
-    place = (f"{code}.z", (2, 3)) if value != value else (f"{code}.w", (3001,))
-    states[1][place[0]][place[1]] = value
+    name, place = (f"{code}.z", (2, 3)) if value != value else (f"{code}.w", (3001,))
+    states[1][name][place] = value
     for params_type in ("FULL", "DIFF"):
         with pytest.raises(UpdateRefusedError) as caught:
             fold(base, sent(states, params_type), aggregator.rule, step=4096)
         assert caught.value.site == "site-1"
-        due = f"tensor '{place[0]}' at {list(place[1])} is {value}; "
+        due = f"tensor '{name}' at {list(place)} is {value}; "
         assert str(caught.value).startswith(f"the update of site-1 is not finite: {due}")
-    left = [each for each in sent(states) if each.site != caught.value.site]
-    assert_same_tensors(fold(base, left, aggregator.rule), others)
 
 
 @every_aggregator
@@ -270,3 +266,66 @@ def test_where_it_is_allowed_a_nan_touches_no_other_element(aggregator):
     assert found["F32.w"].isnan().nonzero().tolist() == [[7]]
     found["F32.w"][7] = clean["F32.w"][7]
     assert_same_tensors(found, clean)
+
+
+def mean_of(tensors, weights=()):
+    """The mean of tensors of one dtype, in their order."""
+    updates = folding.sent([{"w": value} for value in tensors], weights)
+    return fold({"w": torch.zeros_like(tensors[0])}, updates)["w"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "due", "weights"),
+    [
+        # A half is rounded to even.
+        (torch.uint8, [0, 255], 128, []),
+        (torch.int8, [-128, 127], 0, []),
+        # Integers on which all agree, and the ends of 64 bits.
+        (torch.int64, [2**50 + 1] * 3, 2**50 + 1, [0.1, 0.7, 1e9]),
+        (torch.uint64, [0, 2**64 - 1], 2**64 - 1, [1e-20, 1.0]),
+        (torch.int64, [-(2**63), 2**63 - 1], 2**63 - 1, [1e-20, 1.0]),
+        # More than half the weight.
+        (torch.bool, [True, False, True], True, [5.0, 2.0, 1.0]),
+        (torch.bool, [True, False, True], False, [1.0, 2.0, 1.0]),
+        # The largest floats of large weights do not overflow.
+        (torch.float16, [65504.0] * 4, 65504.0, [1e6] * 4),
+        (torch.float32, [LARGEST["F32"]] * 3, LARGEST["F32"], [1e30] * 3),
+    ],
+)
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_ends_of_types(dtype, values, due, weights, order):
+    tensors = [torch.tensor([value], dtype=dtype) for value in values][::order]
+    assert mean_of(tensors, weights[::order]).tolist() == [due]
+
+
+@pytest.mark.parametrize("code", ["F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"])
+def test_minus_zero_stays_minus_zero_where_all_agree(code):
+    minus = torch.tensor([-0.0, -0.0], dtype=torch.float32).to(torch_dtype(code))
+    assert as_bytes(mean_of([minus] * 3, [3.0, 1.0, 7.5])) == as_bytes(minus)
+    mixed = mean_of([minus, minus.float().neg().to(minus.dtype)])
+    assert not mixed.float().signbit().any()
+
+
+@pytest.mark.parametrize("code", ["BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"])
+def test_small_floats_are_rounded_once_to_the_nearest(code):
+    # torch goes by way of float32, where what is just beside a tie becomes one.
+    dtype = torch_dtype(code)
+    # All of a type of one byte; 256 neighbours of bfloat16, from 1 to 4.
+    bits = torch.arange(256).to(torch.uint8 if dtype.itemsize == 1 else torch.int16)
+    every = (bits if dtype.itemsize == 1 else bits + 0x3F80).view(dtype)
+    values = np.unique(every.double().numpy())
+    values = values[np.isfinite(values)]
+    middle = (values[1:] + values[:-1]) / 2
+    beside = [np.nextafter(middle, np.inf), np.nextafter(middle, -np.inf)]
+    given = np.concatenate([values, middle, *beside])
+    found = torch.frombuffer(bytearray(stored(code, given)), dtype=dtype).double().numpy()
+    nearest = np.abs(given[:, None] - values[None, :]).min(axis=1)
+    assert (np.abs(found - given) == nearest).all()
+
+
+@pytest.mark.parametrize(
+    ("fraction", "count", "left_out"),
+    [(0.1, 10, 1), (0.1, 9, 0), (0.3, 10, 3), (0.49, 100, 49), (0.499, 2, 0), (0.0, 5, 0)],
+)
+def test_a_fraction_is_rounded_down_to_whole_values(fraction, count, left_out):
+    assert fraction_trim(fraction)(count) == left_out

@@ -5,17 +5,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from folding import fold, shifted, update
+from folding import fold, sent, shifted, step_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import COMPLEX, FLOATS, FOLDED, as_bytes, assert_same_tensors, cuts, every_kind, tensor
 
 from flstream.aggregation.clipping import AdaptiveNorm
-from flstream.aggregation.optimizers import Optimization, ServerOptimizer
+from flstream.aggregation.optimizers import ServerOptimizer
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.private import GaussianMechanism, NoiseSource
 from flstream.aggregation.rules import AggregationRule
-from flstream.errors import UpdateRefusedError
 from flstream.model.memory import MemoryBody
 
 
@@ -26,11 +25,11 @@ def wide(value):
 @given(seed=st.integers(0, 99), share=st.floats(0.01, 2.0), full=st.booleans(), step=cuts(1400))
 @settings(max_examples=30, deadline=None)
 def test_a_difference_is_scaled_to_the_norm_it_may_have(seed, share, full, step):
-    base, sent = every_kind(FOLDED), shifted(every_kind(FOLDED), seed)
+    base, state = every_kind(FOLDED), shifted(every_kind(FOLDED), seed)
     floats = [n for n, value in base.items() if value.is_floating_point() or value.is_complex()]
-    moved = {name: wide(sent[name]) - (wide(base[name]) if full else 0) for name in floats}
+    moved = {name: wide(state[name]) - (wide(base[name]) if full else 0) for name in floats}
     norm = math.sqrt(sum((each.abs() ** 2).sum().item() for each in moved.values()))
-    updates = [update("site-1", sent, 3.0, "FULL" if full else "DIFF")]
+    updates = sent([state], [3.0], "FULL" if full else "DIFF")
     found = fold(base, updates, AggregationRule(clip_norm=norm * share), step=step)
     plain = fold(base, updates)
     if share >= 1:
@@ -46,35 +45,24 @@ def test_a_difference_is_scaled_to_the_norm_it_may_have(seed, share, full, step)
 def test_each_update_is_clipped_for_itself_before_the_mean():
     base = {"w": torch.zeros(2), "z": tensor("F32", (2,))}
     near, far = ({"w": torch.tensor([3.0, 4.0]) * by, "z": base["z"]} for by in (1, 200))
-    updates = [update("near", near), update("far", far)]
     # The last is the median of the norms 5, 5 and 1000.
-    for most, sent, due in (
-        (5.0, updates, [3.0, 4.0]),
-        (10.0, updates, [4.5, 6.0]),
-        ("median", [*updates, update("too", near)], [3.0, 4.0]),
+    for most, states, due in (
+        (5.0, [near, far], [3.0, 4.0]),
+        (10.0, [near, far], [4.5, 6.0]),
+        ("median", [near, far, near], [3.0, 4.0]),
     ):
-        found = fold(base, sent, AggregationRule(clip_norm=most))
+        found = fold(base, sent(states), AggregationRule(clip_norm=most))
         torch.testing.assert_close(found["w"], torch.tensor(due))
         assert as_bytes(found["z"]) == as_bytes(base["z"])
 
 
 def test_only_what_is_aggregated_counts_for_the_norm():
     base = {"a": torch.zeros(1), "b": torch.zeros(1)}
-    sent = {"a": torch.tensor([1.0]), "b": torch.tensor([1e6])}
-    found = fold(base, [update("site-1", sent)], AggregationRule(clip_norm=1.0, exclude=["b"]))
+    whole, part = {"a": torch.ones(1), "b": torch.tensor([1e6])}, {"a": torch.ones(1)}
+    found = fold(base, sent([whole]), AggregationRule(clip_norm=1.0, exclude=["b"]))
     assert (found["a"].item(), found["b"].item()) == (1.0, 0.0)
-    part = update("site-1", {"a": sent["a"]}, partial=True)
-    assert fold(base, [part], AggregationRule(clip_norm=1.0))["a"].item() == 1.0
-
-
-@pytest.mark.parametrize("policy", ["reject", "allow"])
-def test_a_difference_without_a_finite_norm_is_refused_even_where_it_is_allowed(policy):
-    base = {"w": torch.zeros(3)}
-    bad = {"w": torch.tensor([1.0, float("nan"), 2.0])}
-    updates = [update("site-1", base), update("site-2", bad)]
-    with pytest.raises(UpdateRefusedError) as caught:
-        fold(base, updates, AggregationRule(clip_norm=1.0, on_nonfinite=policy))
-    assert caught.value.site == "site-2"
+    found = fold(base, sent([part], partial=True), AggregationRule(clip_norm=1.0))
+    assert found["a"].item() == 1.0
 
 
 def test_an_adaptive_norm_follows_the_papers_algorithm_step_by_step():
@@ -107,13 +95,12 @@ def private(clip_norm=1.0, cohort=1, noise=0.0, name="test", **kwargs):
 
 
 def test_all_updates_count_alike_and_those_that_are_missing_change_no_denominator():
-    base = {"w": torch.zeros(2, dtype=torch.float64)}
-    near = {"w": torch.tensor([0.3, 0.4], dtype=torch.float64)}
-    far = {"w": torch.tensor([60.0, -80.0], dtype=torch.float64)}
-    weigh = private().weighted
-    sent = [weigh(update("near", near, 1.0)), weigh(update("far", far, 1000.0))]
+    base, *states = (
+        {"w": torch.tensor(row, dtype=torch.float64)} for row in ([0, 0], [0.3, 0.4], [60, -80])
+    )
+    updates = [*map(private().weighted, sent(states, [1.0, 1000.0]))]
     for cohort in (2, 5):  # three of five have failed
-        found = fold(base, sent, private(1.0, cohort))["w"]
+        found = fold(base, updates, private(1.0, cohort))["w"]
         assert found.tolist() == pytest.approx([(0.3 + 0.6) / cohort, (0.4 - 0.8) / cohort])
     assert fold(base, [], private(1.0, 5))["w"].tolist() == [0.0, 0.0]
 
@@ -123,53 +110,44 @@ def test_all_updates_count_alike_and_those_that_are_missing_change_no_denominato
 def test_one_site_moves_the_model_by_its_share_of_the_norm_at_most(seed, size, sites):
     generator = torch.Generator().manual_seed(seed)
     base = {"w": torch.randn(50, generator=generator, dtype=torch.float64)}
-    sent = []
-    for i in range(sites):
-        moved = base["w"] + size * torch.randn(50, generator=generator, dtype=torch.float64)
-        sent.append(update(f"{i}", {"w": moved}))
-    with_it, without = (fold(base, some, private(0.5, 4, 0.1)) for some in (sent, sent[:-1]))
+    moves = size * torch.randn(sites, 50, generator=generator, dtype=torch.float64)
+    updates = sent([{"w": base["w"] + move} for move in moves])
+    with_it, without = (fold(base, some, private(0.5, 4, 0.1)) for some in (updates, updates[:-1]))
     assert (with_it["w"] - without["w"]).norm() <= 0.5 / 4 * (1 + 1e-9)
 
 
 def test_what_a_partial_update_lacks_counts_as_no_difference_and_is_noised_all_the_same():
     base = {name: torch.zeros(1000, dtype=torch.float64) for name in ("both", "one", "none")}
-    ones = torch.full((1000,), 1e-3, dtype=torch.float64)
-    sent = [
-        update("site-1", {"both": ones, "one": ones.clone()}, partial=True),
-        update("site-2", {"both": ones}, partial=True),
-    ]
-    plain = fold(base, sent, private(1.0, 4))
+    both, one = (torch.full((1000,), 1e-3, dtype=torch.float64) for _ in range(2))
+    updates = sent([{"both": both, "one": one}, {"both": both}], partial=True)
+    plain = fold(base, updates, private(1.0, 4))
     assert [plain[name][0].item() for name in ("both", "one", "none")] == [0.5e-3, 0.25e-3, 0.0]
     # Standard deviation z C / n on the mean, which is what the mechanism is given.
-    noisy = fold(base, sent, private(1.0, 4, 0.1))
+    noisy = fold(base, updates, private(1.0, 4, 0.1))
     for name, value in noisy.items():
         assert (value - plain[name]).std().item() == pytest.approx(0.1, rel=0.15)
     assert not torch.equal(noisy["none"], noisy["one"] - plain["one"])  # each tensor its own
 
 
 def test_only_floats_are_aggregated_and_all_else_keeps_its_values():
-    base, sent = every_kind(), shifted(every_kind(), 5)
-    found = fold(base, [update("site-1", sent)], private(1e-6, 1, 20.0, exclude=["^F16"]))
+    base = every_kind()
+    found = fold(base, sent([shifted(base, 5)]), private(1e-6, 1, 20.0, exclude=["^F16"]))
     for name, value in base.items():
         is_noised = name.split(".")[0] in {*FLOATS, *COMPLEX} - {"F16"} and value.numel()
         assert (as_bytes(found[name]) != as_bytes(value)) == bool(is_noised), name
 
 
 def test_noise_comes_before_the_server_optimizer():
-    base, sent = {"w": torch.zeros(100)}, {"w": torch.full((100,), 0.01)}
-    rule = private(1.0, 2, 0.1)
-    mean = fold(base, [update("site-1", sent)], rule)["w"]
-    optimizer = ServerOptimizer("fedavgm", 0.5, 0.0, 0.9, 1e-3)
-    state = optimizer.state_layout(MemoryBody.of(base).layout, rule)
-    optimization = Optimization(optimizer, None, MemoryBody.allocate(state))
-    found = fold(base, [update("site-1", sent)], rule, optimization=optimization)["w"]
-    assert torch.allclose(found, 0.5 * mean, rtol=1e-6)
+    base, updates = {"w": torch.zeros(100)}, sent([{"w": torch.full((100,), 0.01)}])
+    rule, optimizer = private(1.0, 2, 0.1), ServerOptimizer("fedavgm", 0.5, 0.0, 0.9, 1e-3)
+    found, _ = step_of(optimizer, base, updates, rule=rule)
+    assert torch.allclose(found["w"], 0.5 * fold(base, updates, rule)["w"], rtol=1e-6)
 
 
 def test_a_partial_sum_knows_who_was_clipped(tmp_path):
     base = {"w": tensor("F32", (5000,)), "v": tensor("F64", (3,))}
-    sent = [update(f"site-{i}", {n: v + 10.0**-i for n, v in base.items()}) for i in range(4)]
-    for some in (sent[:2], sent[2:]):  # each in a process of its own, as it were
+    updates = sent([{n: v + 10.0**-i for n, v in base.items()} for i in range(4)])
+    for some in (updates[:2], updates[2:]):  # each in a process of its own, as it were
         path, body = tmp_path / "sum.safetensors", MemoryBody.of(base)
         sums = PartialSum(path, body, private(5.0, 6, 0.3), "x")
         sums.add(some, 4096, lambda _: None)
@@ -179,7 +157,7 @@ def test_a_partial_sum_knows_who_was_clipped(tmp_path):
 def test_the_noise_follows_from_the_name_of_the_fold_alone():
     base = {"w": torch.zeros(1000, dtype=torch.float64)}
     first, other = (fold(base, [], private(1.0, 2, 1.0, name))["w"] for name in ("a", "b"))
-    again = fold(base, [update("site-1", base)], private(9.0, 3, 1.0, "a"))
+    again = fold(base, sent([base]), private(9.0, 3, 1.0, "a"))
     assert_same_tensors(again, {"w": first})
     assert abs(np.corrcoef(first, other)[0, 1]) < 0.15
 

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+import folding
 import numpy as np
 import pytest
 import torch
-from folding import fold, update
+from folding import fold
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import as_bytes, assert_same_tensors
@@ -22,14 +23,9 @@ RULES = {
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 
 
-def distances(updates):
-    """Distances of all pairs of rows."""
-    return np.linalg.norm(updates[:, None] - updates[None], axis=2)
-
-
 def krum_order(updates, byzantine):
     """The places of the rows, the one with the lowest score first."""
-    squares = distances(updates) ** 2
+    squares = np.linalg.norm(updates[:, None] - updates[None], axis=2) ** 2
     near = len(updates) - byzantine - 2
     scores = [
         np.sort(np.delete(row, place))[: max(near, 0)].sum() for place, row in enumerate(squares)
@@ -71,20 +67,21 @@ def due(rule, updates):
     return geometric_median(updates)
 
 
-def rows(count, seed, numbers=40, far=0):
+def rows(count, seed, far=0):
     """Updates around a common one, the first of which are far off."""
     rng = np.random.default_rng(seed)
-    found = rng.standard_normal(numbers) + 0.3 * rng.standard_normal((count, numbers))
+    found = rng.standard_normal(40) + 0.3 * rng.standard_normal((count, 40))
     found[:far] = -5 * found[:far]
     return found
 
 
-def sent(values, params_type="FULL", base=None, **how):
-    old = 0 if base is None else base["w"]
-    return [
-        update(f"site-{i}", {"w": old + torch.from_numpy(row)}, 1.0 + i, params_type, **how)
-        for i, row in enumerate(values)
-    ]
+ZEROS = {"w": torch.zeros(40, dtype=torch.float64)}
+
+
+def sent(values, params_type="FULL", base=ZEROS):
+    """An update of each row, or of the row's sum with the model."""
+    states = [{"w": base["w"] + torch.from_numpy(row)} for row in values]
+    return folding.sent(states, np.arange(1.0, 1 + len(values)).tolist(), params_type)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +100,7 @@ def sent(values, params_type="FULL", base=None, **how):
 def test_a_rule_comes_to_its_definition_on_whole_models(rule, count, seed, full):
     values = rows(count, seed, far=seed % 3)
     base = {"w": torch.randn(40, dtype=torch.float64)}
-    updates = sent(values, "FULL", base) if full else sent(values, "DIFF")
+    updates = sent(values, base=base) if full else sent(values, "DIFF")
     found = fold(base, updates, rule)["w"] - base["w"]
     np.testing.assert_allclose(found.numpy(), due(rule, values), rtol=1e-4, atol=1e-6)
     agreed = fold(base, sent(values[:1].repeat(9, axis=0)), rule)["w"].numpy()
@@ -112,15 +109,15 @@ def test_a_rule_comes_to_its_definition_on_whole_models(rule, count, seed, full)
 
 @every_rule
 def test_integers_weights_and_tensors_that_are_not_aggregated_do_not_count(rule):
-    values, base = rows(9, 5), {"w": torch.zeros(40, dtype=torch.float64)}
-    plain = fold(base, sent(values), rule)["w"]
-    more = {**base, "x": torch.zeros(1), "n": torch.tensor(0)}
-    updates = []
-    for i, row in enumerate(values):
-        state = {"w": torch.from_numpy(row), "x": torch.tensor([1e9 * i]), "n": torch.tensor(9**i)}
-        updates.append(update(f"site-{i}", state, 1e9 if i == 3 else 1.0))
+    values = rows(9, 5)
+    more = {**ZEROS, "x": torch.zeros(1), "n": torch.tensor(0)}
+    states = [
+        {"w": torch.from_numpy(row), "x": torch.tensor([1e9 * i]), "n": torch.tensor(9**i)}
+        for i, row in enumerate(values)
+    ]
+    updates = folding.sent(states, [1.0, 1.0, 1.0, 1e9, *[1.0] * 5])
     found = fold(more, updates, replace(rule, exclude=["x"]))
-    assert as_bytes(found["w"]) == as_bytes(plain)
+    assert as_bytes(found["w"]) == as_bytes(fold(ZEROS, sent(values), rule)["w"])
     assert found["x"].item() == 0
 
 
@@ -131,23 +128,23 @@ def test_a_tensor_that_an_update_lacks_is_one_that_it_does_not_change(rule):
     values = rows(9, 6)
     states = [{"a": base["a"] + torch.from_numpy(row), "b": base["b"]} for row in values]
     part = [{"a": each["a"]} if i % 2 else each for i, each in enumerate(states)]
-    whole = fold(base, [update(f"{i}", each) for i, each in enumerate(states)], rule)
-    found = fold(base, [update(f"{i}", each, partial=True) for i, each in enumerate(part)], rule)
+    whole = fold(base, folding.sent(states), rule)
+    found = fold(base, folding.sent(part, partial=True), rule)
     assert as_bytes(found["a"]) == as_bytes(whole["a"])
     torch.testing.assert_close(found["b"], base["b"])
 
 
-@every_rule
+@pytest.mark.parametrize("rule", [*RULES.values(), AggregationRule(clip_norm=1.0)])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e300])
 def test_an_update_without_a_finite_norm_is_refused_by_name(rule, bad):
-    values, base = rows(9, 7), {"w": torch.zeros(40, dtype=torch.float64)}
+    values = rows(9, 7)
     values[4, 11] = bad
     for policy in ("reject", "allow"):
         strict = replace(rule, on_nonfinite=policy)
         with pytest.raises(UpdateRefusedError, match=r"^the update of site-4 ") as caught:
-            fold(base, sent(values), strict)
+            fold(ZEROS, sent(values), strict)
         left = [each for each in sent(values) if each.site != caught.value.site]
-        assert torch.isfinite(fold(base, left, strict)["w"]).all()
+        assert torch.isfinite(fold(ZEROS, left, strict)["w"]).all()
 
 
 @pytest.mark.parametrize(
@@ -161,7 +158,7 @@ def test_an_update_without_a_finite_norm_is_refused_by_name(rule, bad):
 )
 def test_too_few_updates_fail_the_fold_with_what_is_needed(rule, count, sentence):
     with pytest.raises(AggregationError, match=rf"{sentence}.*there are {count}; lower "):
-        fold({"w": torch.zeros(40, dtype=torch.float64)}, sent(rows(count, 1)), rule)
+        fold(ZEROS, sent(rows(count, 1)), rule)
 
 
 def test_bulyan_ranks_integers_too():
@@ -174,6 +171,5 @@ def test_bulyan_ranks_integers_too():
         }
         for i in range(7)
     ]
-    updates = [update(f"{i}", state) for i, state in enumerate(states)]
-    found = fold({n: torch.zeros_like(v) for n, v in states[0].items()}, updates, RULES["bulyan"])
-    assert_same_tensors(found, states[0])
+    base = {name: torch.zeros_like(value) for name, value in states[0].items()}
+    assert_same_tensors(fold(base, folding.sent(states), RULES["bulyan"]), states[0])

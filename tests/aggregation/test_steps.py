@@ -1,7 +1,6 @@
 """Steps: buffers within the budget however many updates there are."""
 
 import tracemalloc
-from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
@@ -81,16 +80,10 @@ class Folder:
     def plan(self, rule, updates, budget, **how):
         return plan_step(self.base.layout, rule, updates=updates, memory_budget=budget, **how)
 
-    def peak(self, rule, updates, step, optimizer=None):
+    def peak(self, rule, updates, step, optimization=None, earlier=None):
         """The bytes that a walk takes at the most."""
-        optimization = None
-        with ExitStack() as stack:
-            if optimizer is not None:
-                layout = optimizer.state_layout(self.base.layout, rule)
-                state = stack.enter_context(FileSink(self.path / "state", layout))
-                optimization = Optimization(optimizer, None, state)
-            sink = stack.enter_context(FileSink(self.path / "next", self.base.layout))
-            walk = self.base, updates, rule, sink, step, lambda _: None, optimization
+        with FileSink(self.path / "next", self.base.layout) as sink:
+            walk = self.base, updates, rule, sink, step, lambda _: None, optimization, earlier
             return peak_of(fold_updates, *walk)
 
 
@@ -148,11 +141,12 @@ def test_and_those_of_an_optimiser_and_of_a_partial_sum(tmp_path, code):
     updates, step = folder.updates(4), folder.plan(rule, 3, budget)
     for kind in ("fedavgm", "fedyogi"):
         optimizer = ServerOptimizer(kind, 0.1, 0.9, 0.99, 1e-3)
-        assert folder.peak(rule, updates[:3], step, optimizer) <= budget
+        layout = optimizer.state_layout(folder.base.layout, rule)
+        with FileSink(tmp_path / "state", layout) as state:
+            optimization = Optimization(optimizer, None, state)
+            assert folder.peak(rule, updates[:3], step, optimization) <= budget
     step = folder.plan(rule, 4, budget, summing=True)
     partial_sum = PartialSum(tmp_path / "sum", folder.base, rule, "round 1")
     partial_sum.add(updates[:2], step, lambda _: None)
     assert peak_of(partial_sum.add, updates[2:], step, lambda _: None) <= budget
-    with FileSink(tmp_path / "next", folder.base.layout) as sink:
-        walk = folder.base, [], rule, sink, step, lambda _: None, None, partial_sum
-        assert peak_of(fold_updates, *walk) <= budget
+    assert folder.peak(rule, [], step, earlier=partial_sum) <= budget

@@ -1,6 +1,4 @@
-"""Codecs with a loss, models for them, and reading both in ranges."""
-
-from collections.abc import Mapping
+"""Codecs with a loss, and models for them."""
 
 import numpy as np
 import torch
@@ -11,7 +9,7 @@ from flstream.codecs.quantised import Quantised
 from flstream.codecs.sparse import Ternary, TopK
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Source
-from tests.support import body_of
+from tests.support import tensors_of
 
 CODECS = {
     "cast bf16": Cast("bf16"),
@@ -59,21 +57,9 @@ def rounded(codec: LossyCodec, source: Source) -> Source:
     return codec.decode(codec.encode(source), source.layout)
 
 
-class Bytes:
-    """A body that is a string of bytes."""
-
-    def __init__(self, layout, data):
-        self.layout, self.data = layout, bytes(data)
-
-    def read(self, start, stop, into):
-        into[:] = self.data[start:stop]
-
-
-def encoded(name: str, tensors: Mapping[str, torch.Tensor | np.ndarray], *require_lossless: str):
-    """A model's encoded form in memory, whose bytes a test may damage."""
-    codec = lossy(name, *require_lossless)
-    source = codec.encode(MemoryBody.of(tensors))
-    return Bytes(source.layout, body_of(source, 1 << 20))
+def decoded(name: str, tensors, *require_lossless: str) -> dict[str, torch.Tensor]:
+    """Tensors as they are once they were encoded and decoded."""
+    return tensors_of(rounded(lossy(name, *require_lossless), MemoryBody.of(tensors)))
 
 
 class Narrow:

@@ -2,19 +2,24 @@
 
 import tracemalloc
 
-import numpy as np
 import pytest
 import torch
 from nightly_cases import first_and_nightly
 
-from flstream.codecs.error_feedback import encode_with_feedback, residual_layout
+from flstream.codecs.error_feedback import encode_with_feedback
 from flstream.errors import CodecError
 from flstream.model.checkpoint import FileSource, unnamed_file
+from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
+from flstream.model.source import Scratch, views_of
 from tests.codecs.lossy_cases import lossy, model
 from tests.support import assert_same_tensors, tensors_of
 
-NAMES = ["topk", "topk, a third", "ternary", "int8"]
+
+def encoded(folder, codec, update, before=None, number=0):
+    """The encoded form of an update, whose residual is in a file of that number."""
+    after = folder / f"residual-{number}"
+    return encode_with_feedback(update, codec, folder / "sent", before=before, after=after)
 
 
 def rounds(folder, name, updates, *require_lossless):
@@ -22,18 +27,15 @@ def rounds(folder, name, updates, *require_lossless):
     codec, before = lossy(name, *require_lossless), None
     decoded = []
     for number, update in enumerate(updates):
-        after = folder / f"residual-{number}.safetensors"
         body = MemoryBody.of(update)
-        sent = encode_with_feedback(
-            body, codec, folder / "sent.safetensors", before=before, after=after
-        )
+        sent = encoded(folder, codec, body, before, number)
         assert sent.layout == codec.encoded(body.layout)
         decoded.append(tensors_of(codec.decode(sent, body.layout)))
-        before = FileSource(after)
+        before = FileSource(folder / f"residual-{number}")
     return decoded, tensors_of(before)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["topk", "topk, a third", "ternary", "int8"])
 def test_all_that_was_decoded_and_the_residual_sum_up_to_the_updates(tmp_path, name):
     updates = [model(seed) for seed in range(4)]
     decoded, residual = rounds(tmp_path, name, updates, "norm")
@@ -58,19 +60,12 @@ def test_what_the_type_cannot_hold_with_the_residual_stays_in_the_residual(tmp_p
 
 
 def test_a_residual_of_another_model_is_refused_and_nothing_is_left(tmp_path):
-    codec = lossy("topk")
-    other = MemoryBody.of({"w": torch.zeros(1001)})
-    layout = residual_layout(codec.coded(other.layout)[1])
-    before = unnamed_file(layout, tmp_path)
+    _, residual = rounds(tmp_path, "topk", [{"w": torch.zeros(1001)}])
+    update, before = (MemoryBody.of(each) for each in ({"w": torch.zeros(1000)}, residual))
+    (folder := tmp_path / "new").mkdir()
     with pytest.raises(CodecError, match=r"than this update: tensor 'w' has shape \[1001\]"):
-        encode_with_feedback(
-            MemoryBody.of({"w": torch.zeros(1000)}),
-            codec,
-            tmp_path / "sent",
-            before=before,
-            after=tmp_path / "after",
-        )
-    assert list(tmp_path.iterdir()) == []
+        encoded(folder, lossy("topk"), update, before)
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["topk", "cast bf16"])
@@ -78,47 +73,24 @@ def test_an_update_that_is_not_finite_leaves_no_file(tmp_path, name):
     wrong = torch.zeros(70_000)
     wrong[66_000] = float("nan")
     with pytest.raises(CodecError, match="'w' has nan as element 66000"):
-        encode_with_feedback(
-            MemoryBody.of({"w": wrong}),
-            lossy(name),
-            tmp_path / "sent",
-            before=None,
-            after=tmp_path / "after",
-        )
+        encoded(tmp_path, lossy(name), MemoryBody.of({"w": wrong}))
     assert list(tmp_path.iterdir()) == []
-
-
-class Made:
-    """Random numbers that are made as they are read."""
-
-    def __init__(self, layout):
-        self.layout = layout
-
-    def read(self, start, stop, into):
-        numbers = np.random.default_rng(start).standard_normal((stop - start) // 4)
-        np.copyto(np.frombuffer(into, np.float32), numbers, casting="unsafe")
 
 
 @first_and_nightly("name", ["topk", "ternary", "int8", "int4", "cast bf16"], brief=2)
 def test_memory_does_not_grow_with_the_model(tmp_path, name):
+    scratch = Scratch()
+
     def peak(size):
-        body = Made(MemoryBody.of({"w": np.empty(size, np.float32)}).layout)
+        body = unnamed_file(Layout.of([("w", "F32", (size,))]), tmp_path)
         tracemalloc.start()
-        before = None
-        for number in range(2):
-            after = tmp_path / f"after-{number}"
-            sent = encode_with_feedback(
-                body, lossy(name), tmp_path / "sent", before=before, after=after
-            )
-            before = FileSource(after)
+        encoded(tmp_path, lossy(name), body)
+        sent = encoded(tmp_path, lossy(name), body, FileSource(tmp_path / "residual-0"), 1)
         decoded = lossy(name).decode(sent, body.layout)
         for start, stop in decoded.layout.ranges(1 << 20):
-            views_of(decoded, start, stop, body_scratch)
+            views_of(decoded, start, stop, scratch)
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found
 
-    from flstream.model.source import Scratch, views_of
-
-    body_scratch = Scratch()
     assert peak(8 << 20) < peak(1 << 20) + (2 << 20)

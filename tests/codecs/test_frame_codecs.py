@@ -9,8 +9,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flstream.codecs.frames import FrameCodec, FrameCoder, shuffle
-from flstream.codecs.zstd import Zstd
+from flstream.codecs.frames import FrameCodec, FrameCoder, Zstd, shuffle
 from flstream.errors import CodecError
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
@@ -101,24 +100,10 @@ def test_a_bomb_is_refused_and_never_unpacked():
     room = memoryview(bytearray(1000))
     for payload in (bomb, without_size):
         tracemalloc.start()
-        with pytest.raises(CodecError, match=r"'weights'.*more bytes instead of 1000"):
+        with pytest.raises(CodecError, match=r"'weights'.*of other than 1000 bytes"):
             decode(coder_of("zstd", frame_of(room)), payload, room)
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
         tracemalloc.stop()
-
-
-def test_a_payload_that_asks_for_a_large_window_is_refused():
-    params = zstandard.ZstdCompressionParameters.from_level(1, window_log=27)
-    writer = zstandard.ZstdCompressor(compression_params=params).compressobj()
-    payload = writer.compress(bytes(1000)) + writer.flush()
-    with pytest.raises(CodecError, match="no Zstandard frame"):
-        Zstd().expand(memoryview(payload), 1000)
-
-
-@given(st.binary(max_size=200), st.integers(0, 300))
-def test_any_payload_is_refused_or_gives_as_many_bytes_as_are_due(payload, size):
-    with suppress(CodecError):
-        assert len(Zstd().expand(memoryview(payload), size)) == size
 
 
 @given(st.sampled_from(STEPS), st.integers(0), st.integers(0, 255), st.booleans())
@@ -132,11 +117,6 @@ def test_a_damaged_payload_is_refused_or_fills_the_frame_alone(name, place, byte
     with suppress(CodecError):
         decode(coder, payload, memoryview(room)[:-1])
     assert room[-1:] == b"x"
-
-
-def test_a_frame_longer_than_any_window_comes_back():
-    data = (np.arange(5 << 20, dtype=np.uint32) // 7).tobytes()
-    assert through(coder_of("zstd", frame_of(data)), data) == data
 
 
 class Failing:

@@ -1,7 +1,9 @@
 """Encoded bodies from a peer that may send anything: refused by the tensor's name, or harmless."""
 
+import math
 import struct
 from contextlib import suppress
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,66 +13,56 @@ from hypothesis import strategies as st
 
 from flstream.errors import CodecError
 from flstream.model.layout import Layout
+from flstream.model.memory import BufferSource, MemoryBody
 from flstream.model.source import Scratch, views_of
-from tests.codecs.lossy_cases import CODECS, Bytes, encoded, lossy
+from tests.codecs.lossy_cases import CODECS, lossy
+from tests.support import body_of
 
 # Two blocks; the second is the last and shorter.
-COUNT = 70_000
-LAYOUT = Layout.of([("layer.weight", "F32", (COUNT,))])
-NUMBERS = {"layer.weight": torch.randn(COUNT, generator=torch.Generator().manual_seed(0))}
+COUNT, LAST = 70_000, 70_000 - 65_536
+NUMBERS = torch.randn(COUNT, generator=torch.Generator().manual_seed(0))
+MODEL = MemoryBody.of({"layer.weight": NUMBERS})
 
 
-def damaged(name, offset, data, block=1):
-    """An encoded body with other bytes at an offset of a block."""
+def damaged(name, offset, data):
+    """The body of an encoded form with other bytes at an offset of the last block."""
     codec = lossy(name)
-    coded = encoded(name, NUMBERS)
-    start, _ = codec.coded(LAYOUT)[1]["layer.weight"].encoded_range(block)
-    body = bytearray(coded.data)
-    body[start + offset : start + offset + len(data)] = data
-    return codec.decode(Bytes(coded.layout, body), LAYOUT)
+    layout, coded = codec.coded(MODEL.layout)
+    body = bytearray(body_of(codec.encode(MODEL)))
+    start = coded["layer.weight"].encoded_range(1)[0] + offset
+    body[start : start + len(data)] = data
+    return body_of(codec.decode(BufferSource(layout, memoryview(body)), MODEL.layout))
 
 
-def refuses(source, flaw):
-    with pytest.raises(
-        CodecError, match=rf"elements 65536 to 69999 of tensor 'layer.weight' {flaw}"
-    ):
-        views_of(source, 0, LAYOUT.nbytes, Scratch())
+def flaws():
+    """Codecs, offsets in the last block, bytes there, and what is wrong with them."""
+    for value in (float("nan"), float("inf"), -float("inf"), -1.0):
+        number = struct.pack("<f", value)
+        for name, group in product(("int8", "int4"), (0, 2)):
+            yield name, 4 * group, number, f"a scale of {value}"
+        yield "ternary", 0, number, f"a mean of {value}"
+        if value != -1.0:
+            yield "topk", 2 * math.ceil(0.01 * LAST) + 4, number, f"a number that is {value}"
+    for name, head in (("topk", 0), ("ternary", 4)):
+        end = head + 2 * math.ceil(CODECS[name].fraction * LAST)
+        yield name, end - 2, struct.pack("<H", LAST), "a number at place 4464 of 4464"
+        yield name, end - 2, b"\xff\xff", "a number at place 65535"
+        # Twice, in disorder, and one in the middle that is beyond the block.
+        for offset, places in ((head, bytes(4)), (head, b"\1\0\0\0"), (head + 2, b"\xff\xff")):
+            yield name, offset, places, "places that do not ascend"
 
 
-@pytest.mark.parametrize("name", ["int8", "int4"])
-@pytest.mark.parametrize("scale", [float("nan"), float("inf"), -float("inf"), -1.0])
-@pytest.mark.parametrize("group", [0, 2])
-def test_a_scale_that_is_no_scale_is_refused(name, scale, group):
-    refuses(damaged(name, 4 * group, struct.pack("<f", scale)), f"have a scale of {scale}")
+@pytest.mark.parametrize(("name", "offset", "data", "flaw"), [*flaws()])
+def test_bytes_that_a_codec_never_writes_are_refused_by_their_place(name, offset, data, flaw):
+    message = rf"elements 65536 to 69999 of tensor 'layer.weight' have {flaw}"
+    with pytest.raises(CodecError, match=message):
+        damaged(name, offset, data)
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_the_largest_scale_gives_finite_numbers(name):
     data = struct.pack("<f", 3.4028235e38) + bytes(64)
-    (view,) = views_of(damaged(name, 0, data), 0, LAYOUT.nbytes, Scratch())
-    assert np.isfinite(np.frombuffer(view, np.float32)).all()
-
-
-@pytest.mark.parametrize(("name", "head"), [("topk", 0), ("ternary", 4)])
-def test_places_outside_of_the_block_twice_or_in_disorder_are_refused(name, head):
-    codec = CODECS[name]
-    count = int(np.ceil(codec.fraction * (COUNT - 65_536)))
-    last = struct.pack("<H", COUNT - 65_536)
-    refuses(damaged(name, head + 2 * (count - 1), last), "have a number at place 4464 of 4464")
-    refuses(damaged(name, head + 2 * (count - 1), b"\xff\xff"), "have a number at place 65535")
-    refuses(damaged(name, head, bytes(4)), "have places that do not ascend")
-    refuses(damaged(name, head, b"\x01\x00\x00\x00"), "have places that do not ascend")
-    # One in the middle that is beyond the block cannot ascend to one inside.
-    refuses(damaged(name, head + 2, b"\xff\xff"), "have places that do not ascend")
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_numbers_of_topk_and_means_of_ternary_that_are_not_finite_are_refused(value):
-    count = int(np.ceil(0.01 * (COUNT - 65_536)))
-    number = struct.pack("<f", value)
-    refuses(damaged("topk", 2 * count + 4, number), f"have a number that is {value}")
-    refuses(damaged("ternary", 0, number), f"have a mean of {value}")
-    refuses(damaged("ternary", 0, struct.pack("<f", -1.0)), "have a mean of -1.0")
+    assert np.isfinite(np.frombuffer(damaged(name, 0, data), np.float32)).all()
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -80,9 +72,9 @@ def test_any_bytes_are_refused_or_decoded_within_the_model(name, data):
     dtype = data.draw(st.sampled_from(["F64", "F32", "F16", "BF16", "F8_E4M3"]))
     layout = Layout.of([("w", dtype, (data.draw(st.integers(1, 400)),)), ("x", "U8", (9,))])
     codec = lossy(name)
-    size = codec.encoded(layout).nbytes
-    body = data.draw(st.binary(min_size=size, max_size=size))
-    source = codec.decode(Bytes(codec.encoded(layout), body), layout)
+    sent = codec.encoded(layout)
+    body = data.draw(st.binary(min_size=sent.nbytes, max_size=sent.nbytes))
+    source = codec.decode(BufferSource(sent, memoryview(body)), layout)
     scratch = Scratch()
     scratch.take(layout.nbytes + 1)[-1] = 77
     with suppress(CodecError):

@@ -4,50 +4,43 @@ import numpy as np
 import pytest
 from support import tensor
 
-from flstream.aggregation.update import ParamsType, Reading, UpdateSource
+from flstream.aggregation.update import Reading, UpdateSource
 from flstream.codecs.chain import CodecChain, chain_of
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import UpdateRefusedError
 from flstream.job.codecs import CodecPlan, CodecSpec
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
-from flstream.model.source import Scratch, Source
+from flstream.model.source import Scratch
 
 EMBED = tensor("F32", (300, 100))
 MODEL = MemoryBody.of({"embed": EMBED, "head": EMBED, "x": tensor("F32", (400,))})
 INT8 = chain_of(CodecPlan([CodecSpec("int8", {"group": 64})]))
+FORM = UpdateForm(MODEL, INT8)
 
 
-def form(codecs: CodecChain = INT8) -> UpdateForm:
-    return UpdateForm(MODEL, codecs)
-
-
-def read(sent: Source, params_type: ParamsType) -> None:
+def read(sent, params_type):
     """Read an update of site-1 as a fold does."""
-    update = UpdateSource("site-1", lambda: form().decoded(sent, params_type), 1.0, params_type)
+    update = UpdateSource("site-1", lambda: FORM.decoded(sent, params_type), 1.0, params_type)
     Reading(update, MODEL.layout).read(0, MODEL.layout.nbytes, Scratch())
 
 
-def test_what_was_not_encoded_does_not_fit() -> None:
-    assert "'embed'" in form().difference(MODEL.layout, partial=False)
-    assert form(CodecChain()).difference(MODEL.layout, partial=False) is None
+def test_what_was_not_encoded_does_not_fit():
+    assert "'embed'" in FORM.difference(MODEL.layout, partial=False)
+    assert UpdateForm(MODEL, CodecChain()).difference(MODEL.layout, partial=False) is None
 
 
 @pytest.mark.parametrize("partial", [True, False])
-def test_a_further_name_of_a_tensor_that_is_not_there_is_refused_by_the_site_s_name(
-    partial: bool,
-) -> None:
+def test_a_further_name_of_a_tensor_that_is_not_there_is_refused_by_the_site_s_name(partial):
     """A peer may state any layout: ``head`` as another name of ``x``, without ``embed``."""
     layout = Layout.of([("x", "U32", (120,))], {"head": "x"})
-    sent = BufferSource(layout, memoryview(bytearray(layout.nbytes)))
-    assert form().difference(layout, partial=partial)
+    assert FORM.difference(layout, partial=partial)
     with pytest.raises(UpdateRefusedError, match="the update of site-1 cannot be decoded"):
-        read(sent, "FULL")
+        read(BufferSource(layout, memoryview(bytearray(layout.nbytes))), "FULL")
 
 
-def test_bytes_that_the_codec_never_writes_are_refused_by_the_site_s_name() -> None:
+def test_bytes_that_the_codec_never_writes_are_refused_by_the_site_s_name():
     layout = INT8.lossy.encoded(MODEL.layout)
     body = np.full(layout.nbytes, 255, np.uint8)  # scales that are NaN
-    sent = BufferSource(layout, body.data)
     with pytest.raises(UpdateRefusedError, match=r"site-1 cannot be decoded: .*'embed'"):
-        read(sent, "DIFF")
+        read(BufferSource(layout, body.data), "DIFF")

@@ -217,8 +217,8 @@ MUTATIONS = (
     ),
     Mutation(
         "codecs/error_feedback.py",
-        "            numbers = numbers + rest  # what is infinite then, the codec refuses\n",
-        "            numbers = numbers  # what is infinite then, the codec refuses\n",
+        "numbers = numbers + read_numbers(before, place, scratch)\n",
+        "numbers = numbers + 0\n",
         BITS,
     ),
     Mutation("client/proximal.py", "total * (mu / 2)", "total * mu", BITS),

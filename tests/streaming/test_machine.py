@@ -42,11 +42,10 @@ from support import as_bytes
 
 from flstream.codecs import frames
 from flstream.codecs.cast import Cast
-from flstream.codecs.frames import FrameCodec
+from flstream.codecs.frames import FrameCodec, Zstd
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.quantised import Quantised
 from flstream.codecs.sparse import Ternary, TopK
-from flstream.codecs.zstd import Zstd
 from flstream.errors import FlstreamError, LayoutError, RefusedError, StreamingError
 from flstream.job.link import NetworkLink
 from flstream.model.checkpoint import FileSource, write_checkpoint

@@ -20,13 +20,13 @@ from flstream.telemetry.events import (
     Evaluated,
     LiveEvent,
     RunFinished,
-    SiteLog,
     Transfer,
     checks_of,
     decode_event,
     encode_lines,
 )
 
+STOPPED = RunFinished(status="stopped")
 KINDS = [kind for kind in get_args(AnyEvent) if kind not in get_args(LiveEvent)]
 PLAIN = {
     bool: st.booleans(),
@@ -100,68 +100,50 @@ def test_junk_is_not_an_event(line):
         decode_event(line)
 
 
-def test_a_log_is_a_json_object_a_line_and_goes_on_where_it_was(tmp_path):
-    path = tmp_path / "events.jsonl"
-    first = SiteLog(round=1, site="site-1", key="loss\nof two lines", value=0.5)
-    second = RunFinished(status="stopped")
-    with EventLog(path) as log:
-        log.write(first)
-        # It is there at once: a crash now would lose nothing.
-        assert decode_event(path.read_bytes().strip()) == first
-    with EventLog(path) as log:
-        log.write(second)
-    lines = path.read_bytes().splitlines()
-    assert [decode_event(line) for line in lines] == [first, second]
-    assert [json.loads(line)["kind"] for line in lines] == ["site_log", "run_finished"]
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "events.jsonl"
 
 
 @given(st.binary(max_size=200_000), st.integers(0, 3))
-def test_a_torn_last_line_is_cut_off_before_anything_is_added(tmp_path, tail, count):
-    path = tmp_path / "events.jsonl"
-    event = RunFinished(status="stopped")
-    whole = encode_lines([event] * count)
-    torn = tail.replace(b"\n", b" ")
-    path.write_bytes(whole + torn)
+def test_a_torn_last_line_is_cut_off_before_anything_is_added(path, tail, count):
+    whole = encode_lines([STOPPED] * count)
+    path.write_bytes(whole + tail.replace(b"\n", b" "))
     with EventLog(path) as log:
         assert path.read_bytes() == whole
-        log.write(event)
-    assert path.read_bytes() == encode_lines([event] * (count + 1))
+        log.write(STOPPED)
+    assert path.read_bytes() == encode_lines([STOPPED] * (count + 1))
 
 
-def test_a_durable_event_is_synced_and_another_is_not(tmp_path, monkeypatch):
-    path = tmp_path / "events.jsonl"
+def test_a_durable_event_is_synced_and_another_is_not(path, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(path.read_bytes()))
-    event = RunFinished(status="stopped")
     with EventLog(path) as log:
-        log.write(event)
+        log.write(STOPPED)
         assert synced == []
-        log.write(event, durable=True)
-        assert synced == [encode_lines([event] * 2)]
+        log.write(STOPPED, durable=True)
+        assert synced == [encode_lines([STOPPED] * 2)]
 
 
-def test_an_event_that_the_disk_refuses_leaves_no_part_of_itself(tmp_path, monkeypatch):
-    path = tmp_path / "events.jsonl"
-    event = RunFinished(status="stopped")
+def test_an_event_that_the_disk_refuses_leaves_no_part_of_itself(path, monkeypatch):
+    def refuse(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
     with EventLog(path) as log:
-        log.write(event)
-
-        def refuse(fd: int) -> None:
-            raise OSError(28, "No space left on device")
-
+        log.write(STOPPED)
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", refuse)
             with pytest.raises(SimulationError, match=r"events.jsonl cannot be written: No space"):
-                log.write(event, durable=True)
-        assert path.read_bytes() == encode_lines([event])
-        log.write(event)
-    assert path.read_bytes() == encode_lines([event] * 2)
+                log.write(STOPPED, durable=True)
+        # It is there at once: a crash now would lose nothing.
+        assert path.read_bytes() == encode_lines([STOPPED])
+        log.write(STOPPED)
+    assert path.read_bytes() == encode_lines([STOPPED] * 2)
     with pytest.raises(SimulationError, match=r"events.jsonl cannot be written: No such file"):
-        EventLog(tmp_path / "nowhere" / "events.jsonl")
+        EventLog(path.parent / "nowhere" / "events.jsonl")
 
 
-def test_a_line_that_a_full_disk_takes_half_of_is_taken_back(tmp_path):
-    path = tmp_path / "events.jsonl"
+def test_a_line_that_a_full_disk_takes_half_of_is_taken_back(path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with EventLog(path) as log:
         # The kernel then writes what still fits, and refuses the rest, as it does on a full disk.
@@ -174,8 +156,7 @@ def test_a_line_that_a_full_disk_takes_half_of_is_taken_back(tmp_path):
         assert path.read_bytes() == b""
 
 
-def test_whole_lines_come_numbered_and_a_torn_last_one_does_not(tmp_path, monkeypatch):
-    path = tmp_path / "events.jsonl"
+def test_whole_lines_come_numbered_and_a_torn_last_one_does_not(path, monkeypatch):
     path.write_bytes(b"one\ntwo\nthr")
     lines = WholeLines(path)
     assert [(lines.number, line) for line in lines] == [(1, b"one\n"), (2, b"two\n")]

@@ -1,7 +1,5 @@
 """The journal restores the result of an effect exactly."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,12 +7,10 @@ from hypothesis import strategies as st
 
 from flstream.telemetry.exact import decode_exact, encode_exact
 
-scalars = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
-)
+numbers = st.booleans() | st.integers() | st.floats() | st.floats(width=32).map(np.float32)
 keys = st.text() | st.integers() | st.booleans() | st.sampled_from(["$float", "$dict", "$"])
 values = st.recursive(
-    scalars,
+    st.none() | numbers | st.text() | st.binary(),
     lambda inner: (
         st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(keys, inner, max_size=4)
     ),
@@ -24,16 +20,8 @@ values = st.recursive(
 
 @given(values)
 def test_a_value_comes_back_exactly(value):
-    decoded = decode_exact(encode_exact(value))
-    assert decoded == value
-    assert repr(decoded) == repr(value)  # which tells 1 from True and 1.0
-
-
-def test_a_nan_and_a_numpy_scalar_come_back():
-    assert math.isnan(decode_exact(encode_exact({"loss": math.nan}))["loss"])
-    decoded = decode_exact(encode_exact(np.float32(0.1)))
-    assert type(decoded) is np.float32
-    assert decoded == np.float32(0.1)
+    # Their words tell 1 from True, 1.0 and a NumPy scalar, and a NaN is equal to itself in them.
+    assert repr(decode_exact(encode_exact(value))) == repr(value)
 
 
 def test_what_cannot_be_kept_and_an_unknown_kind_are_refused():

@@ -3,9 +3,11 @@
 import math
 import mmap
 import os
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from multiprocessing import get_context
 
 import msgspec
 
@@ -16,6 +18,7 @@ from flstream.telemetry.memory import (
     Sample,
     own_peak_rss,
     own_rss,
+    rss_of,
 )
 
 MIB = 1 << 20
@@ -41,30 +44,18 @@ def child():
 @contextmanager
 def fork():
     """A process that shares all memory with this one."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.close(write)
-        os.read(read, 1)
-        os._exit(0)
-    os.close(read)
-    try:
-        yield pid
-    finally:
-        os.close(write)
-        os.waitpid(pid, 0)
-
-
-def own_rss_of(pid):
-    with open(f"/proc/{pid}/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    process = get_context("fork").Process(target=signal.pause, daemon=True)
+    process.start()
+    yield process.pid
+    process.kill()
+    process.join()
 
 
 def test_the_peak_of_a_child_is_seen_after_it_gave_the_memory_back_and_ended(tmp_path):
     path = tmp_path / "memory.jsonl"
     with child() as process, MemorySampler(path) as sampler:
         assert process.stdout.readline() == b"idle\n"
-        idle = own_rss_of(process.pid)
+        idle = rss_of(process.pid)
         sampler.watch("child", process.pid)
         sampler.note("child", idle_rss=idle)
         sampler.watch("this", os.getpid())
@@ -143,9 +134,8 @@ def test_what_a_process_says_of_itself_counts_if_it_is_more():
 
 
 def test_a_peak_over_idle_is_never_below_nothing():
-    peaks = [ProcessMemory(idle_rss=idle, peak_rss=peak) for idle, peak in
-             [(100, 130), (100, 90), (0, 90)]]  # fmt: skip
-    assert [peak.over_idle for peak in peaks] == [30, 0, 0]
+    for idle, peak, over in ((100, 130, 30), (100, 90, 0), (0, 90, 0)):
+        assert ProcessMemory(idle_rss=idle, peak_rss=peak).over_idle == over
     assert MIB < own_rss() <= own_peak_rss() + MIB
 
 
@@ -156,7 +146,7 @@ def test_others_count_with_a_process_as_long_as_they_live():
         sampler.watch("site", process.pid, [other.pid])
         sampler._tick()
         both = sampler.current_rss()["site"]
-        assert both > own_rss_of(process.pid) + own_rss_of(other.pid) // 2
+        assert both > rss_of(process.pid) + rss_of(other.pid) // 2
         assert sampler.peaks()["site"].peak_rss >= both
         other.communicate(b"go\nend\n")
         sampler._tick()
