@@ -149,6 +149,20 @@ class MemoryBody(ComposedSource):
         tensors = {name: self.tensors[name] for name in layout.names}
         return MemoryBody.of(tensors, writable=True, tied=layout.aliases)
 
+    def in_place(self, start: int, stop: int) -> list[memoryview] | None:
+        """Return the bytes ``[start, stop)`` in the tensors' own storage, one view a tensor.
+
+        Returns:
+            The views; None if a tensor among them is not contiguous, or on another device.
+        """
+        views: list[memoryview] = []
+        for at in self._segments.cut(start, stop):  # of which there are hundreds in a chunk
+            data = at.part.data
+            if data is None:
+                return None
+            views.append(data[at.offset : at.offset + at.stop - at.start])
+        return views
+
     def views(self, start: int, stop: int) -> list[memoryview]:
         """Return writable views of the bytes ``[start, stop)``, one a tensor.
 

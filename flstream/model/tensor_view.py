@@ -36,6 +36,8 @@ class TensorView:
         address: Device, empty for the CPU, and address of its first byte.
         place: Key that is equal for tensors that show the same elements of the same memory.
         tensor: The torch tensor; None for an array.
+        data: Its bytes in host memory, in the order of the body; None where they lie in another
+            order, or on another device.
 
     Args:
         name: Name of the tensor, for messages.
@@ -52,10 +54,8 @@ class TensorView:
         # How often torch's operators have changed the tensor in place. What NumPy writes, or what
         # goes through .data, is not counted; nor are tensors made in inference mode.
         self._version: int | None = None
-        # Bytes in the order of the body, in host memory or on another device; None where there are
-        # none, and the elements lie in the array in another order.
-        self._bytes: memoryview | None = None
-        self._on_device: torch.Tensor | None = None
+        self.data: memoryview | None = None
+        self._on_device: torch.Tensor | None = None  # its bytes, if they are on another device
         if isinstance(value, np.ndarray) or (isinstance(value, np.generic) and not writable):
             if isinstance(value, np.ma.MaskedArray):
                 raise LayoutError(
@@ -93,7 +93,7 @@ class TensorView:
         self.address = "", array.__array_interface__["data"][0]
         self.place = (self.address, self.shape, array.strides, self.code)
         if array.flags.c_contiguous:
-            self._bytes = array.reshape(-1).view(np.uint8).data
+            self.data = array.reshape(-1).view(np.uint8).data
 
     def _stage(self, name: str, tensor: torch.Tensor, *, writable: bool) -> None:
         """View a tensor on another device."""
@@ -112,7 +112,7 @@ class TensorView:
 
     def in_place(self, start: int, stop: int) -> list[memoryview] | None:
         """Return the bytes ``[start, stop)`` where they lie; None if they are not so in memory."""
-        return None if self._bytes is None else [self._bytes[start:stop]]
+        return None if self.data is None else [self.data[start:stop]]
 
     def changed(self) -> str | None:
         """Return a sentence if torch has changed the tensor; None if it is to be written to."""
@@ -125,8 +125,8 @@ class TensorView:
 
     def read(self, start: int, stop: int, into: memoryview) -> None:
         """Copy the bytes ``[start, stop)``, at least one."""
-        if self._bytes is not None:
-            into[:] = self._bytes[start:stop]
+        if self.data is not None:
+            into[:] = self.data[start:stop]
             return
         if self._on_device is not None:
             _copy(self._on_device[start:stop], _tensor_over(into))
@@ -148,8 +148,8 @@ class TensorView:
 
     def tobytes(self) -> bytes:
         """Return a copy of all bytes."""
-        if self._bytes is not None:
-            return bytes(self._bytes)
+        if self.data is not None:
+            return bytes(self.data)
         data = bytearray(self.nbytes)
         if data:
             self.read(0, self.nbytes, memoryview(data))

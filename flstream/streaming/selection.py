@@ -108,19 +108,19 @@ def find_refs(
         StreamingError: The sender is gone, or refuses.
     """
     labels = {spec: (spec.round_number, tuple(sorted(spec.tags)), spec.report) for spec in specs}
-    wanted, found = list(dict.fromkeys(labels.values())), list[list[bytes]]()
+    wanted, tokens = list(dict.fromkeys(labels.values())), list[list[bytes]]()
     exchange = Exchange(receiver, bytes(wire.TOKEN_BYTES), settings, abort)
     try:
-        while len(found) < len(wanted):
-            some = wanted[len(found) :][: wire.MAX_LABELS]
-            answer = exchange.ask(wire.Find(exchange.next_number(), some), wire.Found)
-            if len(answer.tokens) != len(some):
+        while len(tokens) < len(wanted):
+            batch = wanted[len(tokens) :][: wire.MAX_LABELS]
+            answer = exchange.ask(wire.Find(exchange.next_number(), batch), wire.Found)
+            if len(answer.tokens) != len(batch):
                 raise ProtocolError(f"{receiver.peer} answered for {len(answer.tokens)} labels")
-            found += answer.tokens
+            tokens += answer.tokens
     finally:
         exchange.end()
-    tokens = dict(zip(wanted, found, strict=True))
-    return {spec: tokens[label] for spec, label in labels.items()}
+    by_label = dict(zip(wanted, tokens, strict=True))
+    return {spec: by_label[label] for spec, label in labels.items()}
 
 
 def _hint(name: str, layout: Layout) -> str:
