@@ -49,6 +49,11 @@ _PIECE_BYTES = 1 << 20
 _MOST_VIEWS = 128
 # Seconds after which it is looked again whether a receiver has taken anything.
 _LOOK_SECONDS = 0.25
+# A request, or a frame of fewer bytes, is mostly work of the interpreter, whose lock all threads
+# share: one that does request after request takes it back before another wakes. So it rests after
+# each for as long as that took, while another connection sends frames.
+_SHORT_BYTES = 64 << 10
+_LEAST_REST_SECONDS = 1e-4
 # Bytes of the longest frame that is encoded.
 _MOST_ENCODED_BYTES = 8 << 20
 # Filler for the rest of a frame whose ref has settled.
@@ -96,6 +101,11 @@ class Connection:
             target=self._serve, name=f"sends to {receiver}", daemon=True
         )
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether frames are being sent."""
+        return self._fetch is not None
+
     def start(self) -> None:
         """Begin to serve."""
         self._thread.start()
@@ -114,10 +124,13 @@ class Connection:
         try:
             self._post(wire.Hello(wire.VERSION))
             while True:
+                length, began = 0, time.thread_time()
                 if self._fetch is None or self._next is not None or self._has_input():
                     self._take(self._request())
                 else:
-                    self._send_frame(self._fetch)
+                    length = self._send_frame(self._fetch)
+                if length < _SHORT_BYTES and self._service.is_sending_beside(self):
+                    time.sleep(max(time.thread_time() - began, _LEAST_REST_SECONDS))
         except (ChannelClosedError, ProtocolError) as error:
             reason = str(error)  # it is gone, or does not follow the protocol
         except BaseException as error:
@@ -259,8 +272,8 @@ class Connection:
             return f"chunks of more than {most} bytes are not sent"
         if fetch.chunk_size < 0 or fetch.chunk_size % ALIGNMENT:
             return f"a chunk size must be a multiple of {ALIGNMENT}"
-        longest = max(stop - start for start, stop in fetch.ranges)
-        if fetch.chunk_size == 0 and longest > (most := self._limits.scratch_bytes):
+        most = self._limits.scratch_bytes
+        if fetch.chunk_size == 0 and any(stop - start > most for start, stop in fetch.ranges):
             return f"more than {most} bytes are not put into one frame here (Limits.scratch_bytes)"
         return ""
 
@@ -350,18 +363,18 @@ class Connection:
             elif self.channel.beats and now - since > SILENT_SECONDS:
                 raise ChannelClosedError(f"it gave no sign of life for {SILENT_SECONDS:g} s")
 
-    def _send_frame(self, fetch: wire.Fetch) -> None:
-        """Send the next frame of the request, if there is one."""
+    def _send_frame(self, fetch: wire.Fetch) -> int:
+        """Send the next frame of the request, if there is one; return its length in bytes."""
         place = next(self._frames, None)
         if place is None:
             self._send()
             self._fetch = None
-            return
+            return 0
         ref = self._service.ref(fetch.token, self.receiver)
         if ref is None or ref.source is None:
             self._fetch = None
             self._refuse(fetch, "the ref settled before this was sent")
-            return
+            return 0
         delivery = self._delivery = ref.deliveries[self.receiver]
         try:
             length = self._send_range(fetch, ref, delivery, *place)
@@ -370,10 +383,11 @@ class Connection:
         except Exception as error:  # such as a file that became shorter, or a defect of a source
             self._fetch = None
             self._refuse(fetch, _reason(error))
-            return
+            return 0
         delivery.chunks += 1
         delivery.bytes += length
         delivery.active_at = time.monotonic()
+        return length
 
     def _send_range(
         self, fetch: wire.Fetch, ref: Ref, delivery: Delivery, start: int, stop: int

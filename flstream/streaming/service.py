@@ -171,6 +171,10 @@ class DownloadService:
         wanted = [(number, frozenset(tags), report) for number, tags, report in labels]
         return [[token for label, token in mine if label == due] for due in wanted]
 
+    def is_sending_beside(self, connection: Connection) -> bool:
+        """Whether another connection than this one is sending frames."""
+        return any(other.is_sending for other in self._connections if other is not connection)
+
     def greeted(self, connection: Connection) -> None:
         """End earlier connections of a receiver that came back before their end was known."""
         who = connection.receiver, connection.instance

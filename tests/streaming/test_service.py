@@ -8,6 +8,7 @@ import gc
 import re
 import socket
 import threading
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,7 +24,15 @@ from support import assert_same_tensors, body_of, tensor
 
 from flstream.errors import ChannelClosedError, LayoutError, RefusedError
 from flstream.model.memory import MemoryBody
-from flstream.streaming import Channel, DownloadService, Limits, Outcome, Ref, download_tensors
+from flstream.streaming import (
+    Channel,
+    DownloadService,
+    Limits,
+    Outcome,
+    Ref,
+    connection,
+    download_tensors,
+)
 from flstream.streaming.download import RemoteSource
 
 NAMES = ["site-1", "site-2", "site-3"]
@@ -178,6 +187,20 @@ def test_a_settled_ref_lets_go_of_its_tensors(harness, ending):
     gc.collect()
     assert watched() is None
     assert storage() is None
+
+
+def test_who_asks_much_rests_while_another_is_sent_something(harness, monkeypatch):
+    monkeypatch.setattr(connection, "_LEAST_REST_SECONDS", 0.2)
+    size = 16 << 20
+    ref = harness.offer({"w": torch.zeros(4 << 20)}, "site-1", "site-2")
+    other, asking = (Stranger(lambda name=name: harness.socket(name)) for name in ref.deliveries)
+    other.step()  # the greeting
+    other.ask("Fetch", token=ref.token, ranges=[(0, size)], chunk_size=size)
+    exactly(other.sock, HEADER_BYTES)  # and hardly anybody reads the rest
+    began = time.monotonic()
+    for _ in range(4):
+        asking.call("Ping", token=ref.token)
+    assert time.monotonic() - began > 0.4
 
 
 @pytest.mark.parametrize("takes", [0, 100, 3 << 20])
