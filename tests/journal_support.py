@@ -199,18 +199,18 @@ class EffectScript:
             metrics=metrics,
             seconds=0.25,
             down=Transfer(7, 1, 1),
-            is_provisional=number % self._every > 0,
             version=number,
         )
 
     def evaluation(self, number: int) -> list[AnyEvent]:
-        """An evaluation where one is due: an effect, unless that is as the round is the last."""
+        """An evaluation where one is due, if only as the round is the last."""
         evaluated = self.evaluated(number)
-        if evaluated is None or evaluated.is_provisional:
-            return [evaluated] if evaluated else []
+        if evaluated is None:
+            return []
         result = {"metrics": dict(evaluated.metrics), "failures": {}}
-        effect = self.first_effect(number) + 2
-        return [evaluated, record(effect, "evaluate", number, result)]
+        effect, is_provisional = self.first_effect(number) + 2, number % self._every > 0
+        done = record(effect, "evaluate", number, result, is_provisional=is_provisional)
+        return [evaluated, done]
 
     def round(self, number: int) -> list[AnyEvent]:
         """A round, with its evaluation where one is due."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -91,10 +91,6 @@ def _expect_finite(site: str, layout: Layout, start: int, data: memoryview) -> N
                 raise not_finite(site, layout, run, index, value[0])
 
 
-TRAINING = "flstream.training"
-"""Key of the file's header that has the training which the model came of."""
-
-
 def write_site_model(
     path: Path,
     base: Source,
@@ -102,7 +98,6 @@ def write_site_model(
     rule: AggregationRule,
     step: int,
     check: Callable[[], None],
-    metadata: Mapping[str, str],
 ) -> str:
     """Write the model that a site has sent, range by range, and return its digest.
 
@@ -117,19 +112,17 @@ def write_site_model(
         rule: Which tensors count, and whether what is not finite is refused.
         step: Bytes that are written at a time.
         check: Called now and then; raises to end the work.
-        metadata: Strings for the file's header.
 
     Raises:
         UpdateRefusedError: The update does not fit the model, or is not finite.
         CheckpointError: The disk does not take it.
     """
     # Not durable: a power cut shows in the digest, and then it is made again.
-    header = {"format": "pt", **metadata}
     # Multiplied by a weight and divided by it again, a float64 need not be what it was.
     model = replace(update, weight=1.0)
     # What travels with the model is no part of it.
     layout = part_layout(base.layout, MAIN, rule.bodies)
-    with FileSink(path, layout, header, durable=False) as sink:
+    with FileSink(path, layout, {"format": "pt"}, durable=False) as sink:
         writer = SplitWriter({MAIN: sink}, base.layout)
         with closing(WriteBehind(base.layout, writer.write)) as target:
             adopt_update(base, [model], adopting(rule), target, step, lambda _: check())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,52 +15,38 @@ from flstream.aggregation.side_layout import SideLayout
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.update_set import UpdateSet
 from flstream.aggregation.walk import OnRange, find_not_finite, weigh_updates
-from flstream.errors import AggregationError, CheckpointError
+from flstream.errors import AggregationError
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.dtypes import FLOATS, first_not_finite
 from flstream.model.source import Source
-
-_SITES = "flstream.sites"
-_CLIPPED = "flstream.clipped"
-_LABEL = "flstream.partial_sum"
-_WEIGHTS = "flstream.weights"
 
 
 class PartialSum:
     """The weighted sums of the updates of some sites, to which further ones are added.
 
-    The file has, in float64, the sum of each number, and in its header the weight of each tensor
-    and the names of the sites. It is replaced as a whole each time updates are added: a process
-    that is killed leaves the sums before or those after.
+    The file has, in float64, the sum of each number. It is replaced as a whole each time updates
+    are added, so that an addition that fails leaves the sums before.
 
     A walk with it as the ``earlier`` updates makes the next model, of the same bits as if all had
     been folded in one walk, in the same order.
 
     Args:
-        path: Path of the file. A file of an earlier process is continued.
+        path: Path of the file.
         base: Model that the sites started from.
         rule: Rule that combines updates by the mean.
-        label: Name of the updates' run and round; a file with another label is refused.
 
     Attributes:
-        path: Path of the file.
         sites: Names of the sites whose updates are in it, in the order in which they were added.
         weights: For each tensor of the model the sum of their weights.
-        clipped: Names of those among them whose updates were scaled down to the rule's norm.
-
-    Raises:
-        CheckpointError: The file cannot be read, or is of another model, rule or label.
     """
 
-    def __init__(self, path: Path, base: Source, rule: AggregationRule, label: str) -> None:
+    def __init__(self, path: Path, base: Source, rule: AggregationRule) -> None:
         if rule.is_ranked:
             raise ValueError(f"{rule.method} needs all updates at once; it has no partial sum")
-        self.path = path
         self.sites: Sequence[str] = ()
-        self.clipped: Sequence[str] = ()
+        self._path = path
         self._base = base
         self._rule = rule
-        self._label = label
         model, selected = base.layout, rule.selected(base.layout)
         self.weights: Sequence[float] = [0.0] * len(model.tensors)
         self._side_layout = SideLayout(
@@ -69,8 +54,6 @@ class PartialSum:
             [("sum", spec, "F64") for spec in model.tensors if spec.name in selected],
         )
         self._file: FileSource | None = None
-        if path.exists():
-            self._load_state(FileSource(path))
 
     def add(self, updates: Sequence[UpdateSource], step: int, on_range: OnRange) -> None:
         """Add updates of sites that are not in it yet.
@@ -96,17 +79,9 @@ class PartialSum:
         base, rule = self._base, self._rule
         _, scales = weigh_updates(base, updates, rule, None, step, on_range)
         cohort = UpdateSet(base, updates, rule, step, scales=scales, before=self.weights)
-        metadata = {
-            _LABEL: self._label,
-            _SITES: json.dumps([*self.sites, *sites]),
-            _WEIGHTS: json.dumps(self._weights_with(updates, cohort.regions)),
-        }
-        if scales is not None:
-            scaled = [site for site, each in zip(sites, scales, strict=True) if each < 1.0]
-            metadata[_CLIPPED] = json.dumps([*self.clipped, *scaled])
         mean = WeightedMean()
         quiet = np.errstate(over="ignore", invalid="ignore")
-        with quiet, FileSink(self.path, self._side_layout.layout, metadata) as sink:
+        with quiet, FileSink(self._path, self._side_layout.layout, durable=False) as sink:
             for start, stop, regions, contributions in cohort.ranges():
                 mean.begin(regions)
                 self.load(mean, regions)
@@ -128,29 +103,9 @@ class PartialSum:
                 on_range(stop)
             for each in updates:
                 each.confirm()
-            file = sink.finish()
-        self._load_state(file)
-
-    def discard(self) -> None:
-        """Remove the file, once the next model is durable."""
-        self._file, self.sites, self.clipped = None, (), ()
-        self.weights = [0.0] * len(self.weights)
-        self.path.unlink(missing_ok=True)
-
-    def _load_state(self, file: FileSource) -> None:
-        label = file.metadata.get(_LABEL)
-        difference = self._side_layout.layout.difference(file.layout)
-        if label != self._label:
-            difference = f"it is of {label!r}, not of {self._label!r}"
-        if difference:
-            raise CheckpointError(
-                f"{self.path} is no partial sum of this round: {difference}; remove it, and the "
-                "round is folded from its beginning"
-            )
-        self._file = file
-        self.sites = tuple(json.loads(file.metadata[_SITES]))
-        self.clipped = tuple(json.loads(file.metadata.get(_CLIPPED, "[]")))
-        self.weights = json.loads(file.metadata[_WEIGHTS])
+            self._file = sink.finish()
+        self.sites = [*self.sites, *sites]
+        self.weights = self._weights_with(updates, cohort.regions)
 
     def _weights_with(
         self, updates: Sequence[UpdateSource], regions: Sequence[Region]

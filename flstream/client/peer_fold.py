@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flstream.aggregation.adoption import TRAINING, kept_update, write_site_model
+from flstream.aggregation.adoption import kept_update, write_site_model
 from flstream.aggregation.ahead import WriteBehind
 from flstream.aggregation.optimizers import Optimization, optimizer_for
 from flstream.aggregation.remote_body import RemoteBody
@@ -130,9 +130,9 @@ class WorkerFold:
         source = self._source(place)
         if not place.last:
             return source
-        path, header = Path(place.last), {TRAINING: place.training}
+        path = Path(place.last)
         self._kept[place.site] = write_site_model(
-            path, self._base, source, self._rule, self._task.step, lambda: self._done(0), header
+            path, self._base, source, self._rule, self._task.step, lambda: self._done(0)
         )
         return kept_update(path, source, self._rule)
 

@@ -112,7 +112,6 @@ class UpdatePlace(msgspec.Struct, frozen=True):
         token: Token under which that offers it.
         path: Path of the file that it is in; empty for none.
         last: Path of the file in which the site's model is to be kept; empty for none.
-        training: What tells the training that it came of from others, for that file's header.
     """
 
     site: str
@@ -124,7 +123,6 @@ class UpdatePlace(msgspec.Struct, frozen=True):
     token: bytes = b""
     path: str = ""
     last: str = ""
-    training: str = ""
 
 
 class FoldTask(msgspec.Struct, tag=True, frozen=True):

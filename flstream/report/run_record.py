@@ -72,7 +72,7 @@ class LoggedValues:
         self.more_keys: set[int] = set()  # keys left out, as hashes
 
     def add(self, event: SiteLog) -> None:
-        """Add a value that counts, in the order of the journal."""
+        """Add a value, in the order of the journal."""
         key = event.key
         if event.text is not None:
             self.text_count += 1
@@ -207,9 +207,9 @@ def _read_settings(run: RunDirectory, notes: list[str]) -> dict[str, Setting]:
 def _read_journal(run: RunDirectory, notes: list[str]) -> tuple[History, LoggedValues]:
     history, logged = History(), LoggedValues()
     journal = Journal(run.events, tolerant=True)
-    for event, counts, _ in journal:
-        history.apply(event, counts=counts)
-        if counts and isinstance(event, SiteLog):
+    for event in journal:
+        history.apply(event)
+        if isinstance(event, SiteLog):
             logged.add(event)
     if not run.events.exists():
         notes.append("There is no events.jsonl, so nothing is shown of rounds and sites.")

@@ -1,8 +1,7 @@
 """The history of a run: the one fold of the events of its journal, ``events.jsonl``.
 
-A run may be cut off and resumed any number of times. The journal keeps what was void then, because
-it is done again; :mod:`flstream.runs.journal` says which lines count. A history adds up those, and
-keeps in its timeline when things happened, void or not.
+A run may be cut off and resumed any number of times. A resume cuts the journal after the last
+effect that is done, so that each line counts.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class History:
 
     Attributes:
         facts: Event that the last sitting began with; empty values if no server came that far.
-        timeline: Sittings, phases and processes, with all that was done again later.
+        timeline: Sittings, phases and processes.
         status: How the run ended; ``running`` where no end of it counts.
         error: Why it failed or was stopped; empty without a reason.
         ended_early: Why there are fewer rounds than the job has; None if there are not.
@@ -100,7 +99,7 @@ class History:
         warnings: Sentences, each once.
         down: Transfers of models to the sites.
         up: Transfers of updates to the server.
-        written: Round and step of each model that was written, or about to be, void or not.
+        written: Round and step of each model that was written, or about to be.
     """
 
     def __init__(self) -> None:
@@ -167,26 +166,15 @@ class History:
         """Records of the sites that were asked to do anything, by name."""
         return self._sites.by_name
 
-    def apply(self, event: AnyEvent, *, counts: bool = True) -> None:
-        """Add one event, in the order of the journal.
-
-        Args:
-            event: The event.
-            counts: Whether it counts; of a void event, the timeline alone is added.
-        """
+    def apply(self, event: AnyEvent) -> None:
+        """Add one event, in the order of the journal."""
         self.timeline.apply(event)
+        self._sites.apply(event)
         match event:
             case ModelWritten():
                 self.written.add((event.round, event.step))
             case RunStarted():
                 self.facts = event
-        if counts:
-            self._sites.apply(event)
-            self._count(event)
-
-    def _count(self, event: AnyEvent) -> None:
-        match event:
-            case RunStarted():
                 self.status, self.error, self.ended_early = "running", "", None
                 self.mode, self.chunk_size = event.mode, event.chunk_size
             case ModelReady() if not self.models:

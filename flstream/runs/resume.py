@@ -12,7 +12,7 @@ from flstream.errors import ResumeRefusedError, SimulationError
 from flstream.job import Job
 from flstream.runs.history import History
 from flstream.runs.job_match import check_same_job
-from flstream.runs.journal import read_effects, read_history
+from flstream.runs.journal import read_history, read_journal
 from flstream.runs.needed_states import with_sound_states
 from flstream.runs.retention import stored_rounds
 from flstream.runs.run_directory import RunDirectory
@@ -35,12 +35,14 @@ class ResumePoint(NamedTuple):
         effect: Number of the last effect that counts; 0 without one.
         is_finished: Whether the run has nothing left to do.
         seconds: How long the run has been going on until now.
+        end: Length in bytes of the journal's lines that are kept.
         leftovers: Files of the run that have to go first: those of models that are void, temporary
             ones, and what only a run has that has ended.
         warnings: What was not found as it was left, a sentence each.
         initial: Digest of the initial model; None if it is to be built anew.
         records: The effects that count, in the order in which they were written.
-        written: Round and step of every model that the run has written, or was about to write.
+        resumes: Earlier resumes whose lines are not kept, since no effect was done after them.
+        until: Time at which the last sitting ended.
         stored: How many rounds have a checkpoint on disk.
     """
 
@@ -48,11 +50,13 @@ class ResumePoint(NamedTuple):
     effect: int
     is_finished: bool
     seconds: float
+    end: int = 0
     leftovers: Sequence[Path] = ()
     warnings: Sequence[str] = ()
     initial: str | None = None
     records: Sequence[EffectDone] = ()
-    written: frozenset[tuple[int, int]] = frozenset()
+    resumes: Sequence[RunResumed] = ()
+    until: float = 0.0
     stored: int = 1
 
 
@@ -83,7 +87,7 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
     # By then a server that has outlived its launcher has written its last event.
     EventLog(run.events, _PATIENCE_SECONDS).close()
     try:
-        history, effects = read_history(run.events), read_effects(run.events)
+        history, effects, ends, resumes = read_journal(run.events)
     except SimulationError as error:
         raise ResumeRefusedError(str(error)) from error
     if history.is_empty:
@@ -92,6 +96,8 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
     is_finished = history.status == "finished" and history.planned_rounds == job.planned_rounds
     if is_finished and has_its_models(history, run):
         return _finished(history, effects)
+    if effects and effects[-1].is_provisional and history.planned_rounds != job.planned_rounds:
+        effects = effects[:-1]
     sound = sound_effects(effects, history.models, run)
     warnings = _explain(history, sound, run)
     records, is_there = with_sound_states(run, sound.records), sound.has_model
@@ -99,22 +105,25 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
     # Without even the initial model, all begins anew.
     models = [history.models[0]] if is_there else []
     models += [record.model for record in records if record.model is not None]
+    end = ends[effect] if models else 0
     return ResumePoint(
         round=models[-1].round if models else None,
         effect=effect,
         is_finished=False,
         seconds=history.timeline.seconds,
+        end=end,
         leftovers=run.leftovers(models, history.written),
         warnings=warnings,
         initial=models[0].digest if models else None,
         records=records,
-        written=frozenset(history.written),
+        resumes=[event for place, event in resumes if place > end],
+        until=history.timeline.sittings[-1][1],
         stored=len(stored_rounds(run)),
     )
 
 
 def take_up(job: Job, run: RunDirectory, point: ResumePoint) -> History:
-    """Begin to go on with a run: say so in its journal, and clear away what is in the way.
+    """Cut the journal of a run after the last effect that is kept, and remove what came after.
 
     It can itself be interrupted at any instant: the next plan then finds the same round.
 
@@ -125,11 +134,15 @@ def take_up(job: Job, run: RunDirectory, point: ResumePoint) -> History:
         *point.warnings,
         *set_aside_altered_states(run, job.clients.site_names, point.effect),
     ]
-    resumed = RunResumed(round=point.round, warnings=warnings, effect=point.effect)
-    with EventLog(run.events) as log:
-        log.write(resumed, durable=True)
+    # First the files: once their lines are cut off, the run does not know them for its own.
     for path in point.leftovers:
         path.unlink(missing_ok=True)
+    run.discard_updates(after=point.effect)
+    resumed = RunResumed(
+        round=point.round, warnings=warnings, effect=point.effect, until=point.until
+    )
+    with EventLog(run.events, end=point.end) as log:
+        log.write(*point.resumes, resumed, durable=True)
     return read_history(run.events)
 
 

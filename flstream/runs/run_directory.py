@@ -230,16 +230,18 @@ class RunDirectory:
         """The folder of the updates of a training that wait to be folded."""
         return self.path / "updates" / f"effect-{effect:04d}"
 
-    def discard_updates(self, effect: int | None = None) -> None:
+    def discard_updates(self, effect: int | None = None, *, after: int = 0) -> None:
         """Remove updates that wait no more.
 
         Args:
             effect: Number of the training's effect; None for all there are.
+            after: Number of an effect, of which those before it are kept then, and itself.
         """
         parent = self.updates(0).parent
         folders = parent.glob("effect-*") if effect is None else [self.updates(effect)]
         for folder in folders:
-            if _OF_EFFECT.fullmatch(folder.name):
+            number = _OF_EFFECT.fullmatch(folder.name)
+            if number is not None and int(number[1]) > after:
                 shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):  # there are others
             parent.rmdir()

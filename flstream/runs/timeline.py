@@ -1,4 +1,4 @@
-"""Times of a run's sittings, phases and processes, of void work too."""
+"""Times of a run's sittings, phases and processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Timeline:
     Attributes:
         sittings: Begin and end of each sitting, in seconds since the epoch.
         resumes: Events that each sitting but the first began with.
-        spans: Phases of rounds that came to their end, also of those that were done again later.
+        spans: Phases of rounds that came to their end.
         idle_rss: Resident bytes of each process after its imports, by name.
         peak_rss: Highest resident bytes of each process at its end, by name.
         round_under_way: Round that this sitting has begun and not finished; None if there is none.
@@ -62,6 +62,9 @@ class Timeline:
 
     def apply(self, event: AnyEvent) -> None:
         """Take one event, in the order of the file."""
+        if isinstance(event, RunResumed) and self.sittings:
+            begin, end = self.sittings[-1]
+            self.sittings[-1] = begin, max(end, event.until)
         if isinstance(event, RunResumed) or not self.sittings:
             self.sittings.append((event.time, event.time))
         elif event.time > self.sittings[-1][1]:  # a clock that was set back shortens no sitting

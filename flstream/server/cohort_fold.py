@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -72,12 +71,6 @@ class FoldedModel(NamedTuple):
     at: str = ""
 
 
-def training_label(cohort: FoldedUpdates, site: str) -> str:
-    """What tells a site's training from others."""
-    training = cohort.training_of(site)
-    return f"{training.number} {training.effect.arguments}"
-
-
 class CohortFold:
     """Folds the updates of trainings into the next model.
 
@@ -124,10 +117,7 @@ class CohortFold:
         rule = replace(rule, counts_alike=counts_alike, bodies=store.bodies(model))
         self._keeper: FoldKeeper | None = None
         if last is not None:
-            check = self.progress.check
-            # Nothing of this object: in a circle, the models that it refers to would stay.
-            label = partial(training_label, cohort)
-            self._keeper = FoldKeeper(last, self._base, rule, label, check)
+            self._keeper = FoldKeeper(last, self._base, rule, self.progress.check)
         self._rule = replace(adopting(rule) if adopts else rule, fold_rules=cohort.rules)
         self._fold = self._fold_into(None)
         # The task under way whose updates are added up as they come, and how far that is.
@@ -140,9 +130,9 @@ class CohortFold:
         plan = self._trainer.plan(training, is_lazy=True)
         run = self._run = self._trainer.begin(training, plan)
         if plan.group:
-            self._begin_sum(training, run)
+            path = self._trainer.files(training).folder / "sum.safetensors"
+            self._fold = self._fold_into(PartialSum(path, self._base, self._rule))
             self._group = plan.group
-            self._add_ready()
         for _ in run.progress():
             self._add_ready()
         self._run = None
@@ -208,28 +198,6 @@ class CohortFold:
             each.answer.site for each in left if isinstance(each, RemoteUpdate)
         ]
         return left
-
-    def _begin_sum(self, training: SiteTraining, run: TaskRun) -> None:
-        """Add updates up in a file; go on with the sum that an earlier server left."""
-        files = self._trainer.files(training)
-        label = f"training {training.effect.arguments}"
-        sums = PartialSum(files.folder / "sum.safetensors", self._base, self._rule, label)
-        self._fold = self._fold_into(sums)
-        records = {site: files.record(site) for site in sums.sites}
-        answers = {site: each.answer for site, each in records.items() if each is not None}
-        in_order = sums.sites == tuple(training.tasks)[: len(sums.sites)]
-        has_kept = self._keeper is None or self._keeper.recover(sums.sites)
-        if len(answers) < len(records) or not in_order or not has_kept:
-            # The sum has updates of which nothing else is known any more, or lacks one of a site
-            # that had failed and is now asked again: added later, it would give other bits.
-            sums.discard()
-            return
-        costs = [each.cost for each in records.values() if each is not None]
-        self._fold.take_up(answers, sum(costs, start=Transfer()), sums.clipped)
-        for answer in answers.values():
-            run.take_up(answer, None)
-        self._done = len(answers)
-        run.folded(self._done)
 
     def _add_ready(self) -> None:
         """Add to the sum what has come in without a gap, a group at a time."""

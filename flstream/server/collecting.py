@@ -174,9 +174,6 @@ class ModelCollection:
         plan = plan_task(context.job, source.layout.nbytes, len(sites), is_ranked=True)
         files = UpdateFiles(context.run.updates(effect.number), effect.arguments, spec.form)
         run = TaskRun(context, spec, plan, collector, files)
-        if plan.waits_in_files:
-            for found in files.recover(run.unsettled).values():
-                run.take_up(found.answer, found)
         for _ in run.progress():
             pass
         self._trainer.check_states(tasks, collector.failures)
@@ -203,7 +200,7 @@ class ModelCollection:
                 raise AbortedError("the run was stopped")
 
         path = context.run.site_model(site)
-        return write_site_model(path, base, update.source(step), rule, step, check, {})
+        return write_site_model(path, base, update.source(step), rule, step, check)
 
 
 def _verified(path: Path, digest: str, effect: int) -> FileSource:

@@ -98,7 +98,13 @@ class EffectJournal:
         return Effect(number, name, round_number, request, digest, record)
 
     def record(
-        self, effect: Effect, result: object, *, is_final: bool, model: ModelRecord | None = None
+        self,
+        effect: Effect,
+        result: object,
+        *,
+        is_final: bool,
+        is_provisional: bool = False,
+        model: ModelRecord | None = None,
     ) -> EffectDone:
         """Write down what came of an effect.
 
@@ -106,6 +112,7 @@ class EffectJournal:
             effect: The effect, which was not on record.
             result: What came of it, as :func:`encode_exact` takes it.
             is_final: Sync the record, which makes it and all before it final.
+            is_provisional: Whether it is an evaluation that was due only as its round is the last.
             model: The model that it made, which is durable.
 
         Returns:
@@ -118,6 +125,7 @@ class EffectJournal:
             request=effect.request,
             arguments=effect.arguments,
             is_final=is_final,
+            is_provisional=is_provisional,
             model=model,
             result=encode_exact(result),
         )

@@ -147,7 +147,6 @@ class Federation:
     def write_json(self, path: str, value: object) -> None:
         """Write a JSON file of the run; see :meth:`flstream.server.run.Run.write_json`."""
         check_name("write_json", path)
-        self.state.scores.drop_provisional()
         self._at_sites.write_json(path, value)
 
     def _asked(
@@ -156,7 +155,6 @@ class Federation:
         """The sites of an effect that are still asked, and the seconds that each may take."""
         check_sites_and_timeout(method, sites, timeout)
         self.state.check_sites(method, sites)
-        self.state.scores.drop_provisional()
         asked, default = set(self.state.sites), self._context.job.clients.round_timeout
         names = [site for site in sites if site in asked]
         return names, default if timeout is None else float(timeout)
@@ -174,15 +172,13 @@ class Federation:
 
         Args:
             model: The model.
-            is_provisional: Whether the model is scored only because its round is the last: that is
-                no effect, has no number, and is void once an effect follows.
+            is_provisional: Whether the model is scored only because its round is the last: a run
+                that is resumed with more rounds does not know of it.
             personal: Patterns of the tensors that are each site's own.
             beside: Whether sites score a whole model of their own, too.
         """
         part = part_of(personal, is_beside=beside)
-        if is_provisional:
-            return self._at_sites.evaluate_provisionally(model, part)
-        return self._at_sites.evaluate(model, part)
+        return self._at_sites.evaluate(model, part, is_provisional=is_provisional)
 
     @uncatchable
     def initial_model(self, version: int, bodies: Mapping[str, object]) -> Model:
@@ -203,7 +199,7 @@ class Federation:
         run = self._context.run
         run.discard_updates()
         run.publish(path, run.final_model)
-        best = self.state.scores.final_version
+        best = self.state.scores.best_version
         in_use = {version}
         if best is not None:
             in_use.add(best)
@@ -214,4 +210,4 @@ class Federation:
                 self._context.emit(Warned(message=f"no {run.best_model.name}: {error.flaw}"))
             else:
                 run.publish(source.path, run.best_model)
-        self._store.retire(self.state.scores.best_version, in_use)
+        self._store.retire(self.state.scores.best_versions, in_use)

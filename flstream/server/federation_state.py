@@ -155,7 +155,7 @@ class FederationState:
 
     def retire_models(self) -> None:
         """Remove the files of models that nothing needs any more."""
-        self.store.retire(self.scores.best_version, self.trainer.versions_in_use)
+        self.store.retire(self.scores.best_versions, self.trainer.versions_in_use)
 
     def warn_of_late(self, answers: Iterable[SiteAnswer]) -> None:
         """Warn of sites whose code asks about evaluations after its first task."""

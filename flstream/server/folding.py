@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -109,14 +109,6 @@ class UpdateFold:
         self._sums = sums
         self._adopts = adopts
         self._keep = keep
-
-    def take_up(
-        self, answers: Mapping[str, SiteAnswer], cost: Transfer, clipped: Sequence[str] = ()
-    ) -> None:
-        """Count the updates that an earlier server has added to the sum."""
-        self.answers |= answers
-        self.cost += cost
-        self.clipped += clipped
 
     def add(self, updates: Sequence[CollectedUpdate], refuse: Refuse) -> Sequence[CollectedUpdate]:
         """Add updates to the sum, if there is one, and let go of them.

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from flstream.aggregation.adoption import TRAINING, kept_update, write_site_model
+from flstream.aggregation.adoption import kept_update, write_site_model
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.update import UpdateSource
-from flstream.errors import CheckpointError
-from flstream.model.checkpoint import FileSource
-from flstream.model.digests import body_digest
 from flstream.model.source import Source
 from flstream.runs.run_directory import RunDirectory
 
@@ -57,7 +53,6 @@ class FoldKeeper:
         last: Where they lie.
         base: The model that the sites started from.
         rule: How updates are combined.
-        trainings: By site, what tells its training from others.
         check: Called now and then; raises to end the work.
 
     Attributes:
@@ -69,14 +64,12 @@ class FoldKeeper:
         last: LastModels,
         base: Source,
         rule: AggregationRule,
-        trainings: Callable[[str], str],
         check: Callable[[], None],
     ) -> None:
         self.digests: dict[str, str] = {}
         self._last = last
         self._base = base
         self._rule = rule
-        self._trainings = trainings
         self._check = check
         self._kept: dict[str, UpdateSource] = {}
 
@@ -105,21 +98,7 @@ class FoldKeeper:
             self._rule,
             step,
             self._check,
-            {TRAINING: self._trainings(update.site)},
         )
         self.digests[update.site] = digest
         kept = self._kept[update.site] = kept_update(path, update, self._rule)
         return kept
-
-    def recover(self, sites: Sequence[str]) -> bool:
-        """Take up the models of updates that an earlier server has added to a sum.
-
-        Returns:
-            Whether all of them are there.
-        """
-        for site in sites:
-            with suppress(CheckpointError):
-                source = FileSource(self._last.path(site))
-                if source.metadata.get(TRAINING) == self._trainings(site):
-                    self.digests[site] = body_digest(source)
-        return self.digests.keys() >= set(sites)

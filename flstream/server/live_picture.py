@@ -36,7 +36,6 @@ class LivePicture:
         phase: str,
         round_number: int,
         asked: int,
-        done: int,
         workers: Callable[[], Iterable[WorkerActivity]],
     ) -> None:
         """Begin a task.
@@ -45,12 +44,11 @@ class LivePicture:
             phase: Phase while no worker downloads alone.
             round_number: Number of the task's round.
             asked: Number of sites that are to have it.
-            done: Number of those that have done it in an earlier sitting.
             workers: Function that returns what the workers do.
         """
         now = self._now
-        now.phase, now.round, now.asked, now.done = phase, round_number, asked, done
-        now.failed = now.folded = 0
+        now.phase, now.round, now.asked = phase, round_number, asked
+        now.done = now.failed = now.folded = 0
         self._workers = workers
 
     def arrived(self, nbytes: int) -> None:

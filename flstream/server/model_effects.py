@@ -154,7 +154,6 @@ class ModelEffects:
         if at is not None:
             arguments["at"] = list(at)
         request = f"{name}(model {model.version}, {cohort.request})"
-        self.state.scores.drop_provisional()
         return self.state.journal.ask(name, self.state.round, request, arguments)
 
     def _new_fold(self, model: Model, cohort: FoldedUpdates, *, adopts: bool = False) -> CohortFold:

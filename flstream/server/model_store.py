@@ -46,14 +46,13 @@ class ModelStore:
 
     Args:
         context: The server.
-        written: Round and step of every model that the run has written, or was about to write,
-            whether or not it counts.
+        records: The models that the run has made before it was resumed.
     """
 
-    def __init__(self, context: ServerContext, written: Iterable[tuple[int, int]] = ()) -> None:
+    def __init__(self, context: ServerContext, records: Iterable[ModelRecord] = ()) -> None:
         job, self._run = context.job, context.run
         self._context = context
-        self._written = set(written)
+        self._written = {(record.round, record.step) for record in records}
         self._retention = Retention(self._run, job.checkpoints.keep, [OPTIMIZER])
         # Whatever else has the name of a round's model, somebody else has put there.
         self._rounds = {round_number for round_number, _ in self._written}
@@ -294,15 +293,15 @@ class ModelStore:
         digest, state = beside.pop(MAIN, digest), beside.pop(OPTIMIZER, "")
         return ModelRecord(round_number, version, step, digest, state, beside)
 
-    def retire(self, best: int | None, in_use: Iterable[int] = ()) -> None:
+    def retire(self, best: Iterable[int], in_use: Iterable[int] = ()) -> None:
         """Remove the files of models that need not stay, now that the newest is durable.
 
         Args:
-            best: Version of the best evaluated model; None before there is one.
+            best: Versions of the best evaluated models.
             in_use: Versions that tasks and updates in waiting refer to.
         """
         used = {*in_use, *self._handles.keys(), self.newest.record.version}
-        kept = used if best is None else used | {best}
+        kept = used | set(best)
         paths = {self.path(self._models[version].record) for version in kept}
         steps: list[Path] = []
         for stored in self._steps:

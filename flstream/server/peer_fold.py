@@ -34,7 +34,7 @@ from flstream.errors import (
 )
 from flstream.runs.model_files import OPTIMIZER
 from flstream.server.cohort import FoldedUpdates
-from flstream.server.cohort_fold import CohortFold, FoldedModel, training_label
+from flstream.server.cohort_fold import CohortFold, FoldedModel
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.collector import PROGRESS_KEY
 from flstream.server.context import ServerContext
@@ -246,8 +246,7 @@ class PeerFold:
         training = self._cohort.training_of(source.site)
         place = UpdatePlace(source.site, source.weight, source.params_type, source.partial)
         if self._last is not None:
-            last, label = self._last.path(source.site), training_label(self._cohort, source.site)
-            place = structs.replace(place, last=str(last), training=label)
+            place = structs.replace(place, last=str(self._last.path(source.site)))
         if not isinstance(update, RemoteUpdate):
             if not isinstance(update, UpdateFile):
                 update = self._trainer.files(training).store(update)

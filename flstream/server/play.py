@@ -13,11 +13,7 @@ from flstream.errors import (
     WorkflowError,
 )
 from flstream.job.workflow_code import load_program, program_file
-from flstream.runs.journal import read_effects, read_history
-from flstream.runs.needed_states import with_sound_states
-from flstream.runs.retention import stored_rounds
 from flstream.runs.site_states import state_bytes
-from flstream.runs.sound_effects import sound_effects
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
@@ -35,7 +31,6 @@ from flstream.server.worker_monitor import SiteLost, WorkerAbandoned, WorkerMess
 from flstream.telemetry.events import (
     EffectDone,
     ModelRecord,
-    RunResumed,
     Warned,
 )
 
@@ -46,13 +41,11 @@ class Replay(NamedTuple):
     Attributes:
         initial: Digest of the initial model; None where it is to be built.
         records: The effects that count, in the order in which they were written.
-        written: Round and step of every model that the run has written, or was about to write.
         stored: How many rounds have a checkpoint on disk.
     """
 
     initial: str | None = None
     records: Sequence[EffectDone] = ()
-    written: frozenset[tuple[int, int]] = frozenset()
     stored: int = 1
 
 
@@ -87,57 +80,24 @@ def play(context: ServerContext, initial: str, replay: Replay) -> None:
     Raises:
         FlstreamError: The job failed; the message says why.
     """
-    while True:
-        records = replay.records
-        journal = EffectJournal(records, context.emit)
-        store = ModelStore(context, replay.written)
-        federation = Federation(context, journal, store)
-        # A model that was built now was written by a process that has verified it.
-        record = ModelRecord(0, 0, 0, initial)
-        # A number, and no model: a workflow decides how long the file of its first one stays.
-        version = store.add(record, 0, is_verified=replay.initial is None).version
-        _check_disk(context, store, record, records, replay)
-        try:
-            for place in range(len(context.job.stages)):
-                version = _play_stage(federation, place, version)
-            federation.finish(version)
-        except UnsoundModelError as error:
-            # It, and all that came after it, is void: the programs are replayed without it.
-            federation.state.trainer.release_all("the workflow is replayed")
-            replay = _go_back(context, error)
-        else:
-            return
-
-
-def _go_back(context: ServerContext, error: UnsoundModelError) -> Replay:
-    """Take the run back to before an unsound model was made, as a resume would.
-
-    Raises:
-        SimulationError: No model is left to go on from. Nothing is changed then.
-        ResumeRefusedError: A state of a site that is needed is missing or damaged. Likewise.
-    """
-    run = context.run
-    # It has what was done since the run went on, too.
-    history = read_history(run.events)
-    before = [each for each in read_effects(run.events) if each.effect < error.effect]
-    sound = sound_effects(before, history.models, run)
-    if not error.effect or not sound.has_model:
-        flaws = "; ".join([error.flaw, *sound.flaws]) if error.effect else error.flaw
+    records = replay.records
+    journal = EffectJournal(records, context.emit)
+    store = ModelStore(context, [each.model for each in records if each.model is not None])
+    federation = Federation(context, journal, store)
+    # A model that was built now was written by a process that has verified it.
+    record = ModelRecord(0, 0, 0, initial)
+    # A number, and no model: a workflow decides how long the file of its first one stays.
+    version = store.add(record, 0, is_verified=replay.initial is None).version
+    _check_disk(context, store, record, records, replay)
+    try:
+        for place in range(len(context.job.stages)):
+            version = _play_stage(federation, place, version)
+        federation.finish(version)
+    except UnsoundModelError as error:
         raise SimulationError(
-            f"a model is needed again, and neither it nor one before it can be used: {flaws}; put "
-            "one back from a copy and go on with --resume, or start a new run (leave out --resume)"
+            f"a model that is needed again cannot be used: {error.flaw}; put it back from a copy "
+            "and go on with --resume, or start a new run (leave out --resume)"
         ) from error
-    records = with_sound_states(run, sound.records)
-    effect = records[-1].effect if records else 0
-    models = [each.model for each in records if each.model is not None]
-    models = [history.models[0], *models]
-    flaws = "; ".join([error.flaw, *sound.flaws])
-    warning = f"the run went back to before effect {effect + 1}: {flaws}"
-    context.emit(RunResumed(round=models[-1].round, warnings=[warning], effect=effect))
-    for path in run.leftovers(models, history.written):
-        path.unlink(missing_ok=True)
-    stored = len(stored_rounds(run))
-    return Replay(history.models[0].digest, records, frozenset(history.written), stored)
 
 
 def _play_stage(federation: Federation, place: int, start: int) -> int:

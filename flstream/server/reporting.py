@@ -112,19 +112,13 @@ class TaskReport:
         self.down = Transfer()
         self.arrived_at = monotonic()
 
-    def begin(self, asked: int, done: int) -> None:
-        """Record that the task begins.
-
-        Args:
-            asked: Number of sites that are to do it.
-            done: Number of those that have done it in an earlier sitting.
-        """
+    def begin(self, asked: int) -> None:
+        """Record that the task begins, for a number of sites."""
         tasks = self._tasks
         self._picture.begin(
             _AT_WORK[self._kind],
             self._round,
             asked,
-            done,
             lambda: [task.activity() for task in tasks.values()],
         )
 

@@ -43,11 +43,10 @@ class Scores:
 
     def __init__(self, job: Job) -> None:
         self.best_version: int | None = None
+        # Version of the best model for a run with more rounds, which knows no provisional score.
+        self._earlier_best: int | None = None
         self._best = BestRound(job.key_metric, job.key_metric_mode)
         self._stopping = EarlyStopping(job)
-        # The best by an evaluation that is void once an effect follows.
-        self._provisional: BestEvaluation | None = None
-        self._provisional_version: int | None = None
         # Version of the newest model that was scored by those who received it.
         self._newest_received = -1
 
@@ -61,13 +60,13 @@ class Scores:
 
     @property
     def best(self) -> BestEvaluation | None:
-        """The best evaluation so far; a provisional one counts until it is dropped."""
-        return self._provisional or self._best.best
+        """The best evaluation so far; None before there is one."""
+        return self._best.best
 
     @property
-    def final_version(self) -> int | None:
-        """Version of the best model if no effect follows; None without one."""
-        return self.best_version if self._provisional is None else self._provisional_version
+    def best_versions(self) -> set[int]:
+        """Versions of the best model, and of that which is the best if the run has more rounds."""
+        return {each for each in (self.best_version, self._earlier_best) if each is not None}
 
     def is_received(self, model: Model, number: int) -> bool:
         """Whether metrics that come with updates may be the score of the model.
@@ -87,18 +86,9 @@ class Scores:
         self._newest_received = model.version
         return self.add(model, metrics)
 
-    def add(self, model: Model, metrics: Metrics) -> Sequence[str]:
+    def add(self, model: Model, metrics: Metrics, *, is_provisional: bool = False) -> Sequence[str]:
         """Add the score of a model; return warnings, a sentence each."""
         if self._best.compare(model.round, metrics):
+            self._earlier_best = self.best_version if is_provisional else None
             self.best_version = model.version
         return self._stopping.evaluated(model.round, metrics).warnings
-
-    def add_provisional(self, model: Model, metrics: Metrics) -> Sequence[str]:
-        """Add a score that is void once an effect follows; return warnings, a sentence each."""
-        self._provisional = self._best.better(model.round, metrics)
-        self._provisional_version = model.version
-        return self._stopping.evaluated(model.round, metrics).warnings
-
-    def drop_provisional(self) -> None:
-        """Forget the last provisional score: an effect has followed."""
-        self._provisional = None

@@ -80,7 +80,7 @@ class Scoring:
         Args:
             model: The model.
             tasks: Each site's own part, in order.
-            effect: Number of the effect; 0 for an evaluation that is none.
+            effect: Number of the effect.
             personal: What each site has a version of its own of. Models beside the global one are
                 scored after it, and their metrics are named ``personal_<name>``.
 
@@ -114,7 +114,7 @@ class Scoring:
             failures, down = {**other.collector.failures, **failures}, down + other.down
         asks = self._asked.first_kinds(run.in_order.values())
         plain = {"metrics": metrics, "failures": failures, "asks": asks}
-        return self._evaluated(model, plain, found, down, time.monotonic() - began, effect)
+        return self._evaluated(model, plain, found, down, time.monotonic() - began)
 
     def score(
         self,
@@ -162,7 +162,7 @@ class Scoring:
         }
         seconds = time.monotonic() - began
         if counts and isinstance(model, Model):
-            return self._evaluated(model, plain, metrics, run.down, seconds, task.effect)
+            return self._evaluated(model, plain, metrics, run.down, seconds)
         found: dict[str, Any] = decode_exact(encode_exact(plain))
         self._context.emit(
             ModelScored(
@@ -237,7 +237,6 @@ class Scoring:
         metrics: Mapping[str, Mapping[str, float]],
         down: Transfer,
         seconds: float,
-        effect: int,
     ) -> dict[str, Any]:
         """Tell of the score of a round, and return it as the journal keeps it."""
         found: dict[str, Any] = decode_exact(encode_exact(plain))
@@ -247,7 +246,6 @@ class Scoring:
                 metrics=found["metrics"],
                 seconds=seconds,
                 down=down,
-                is_provisional=not effect,
                 version=model.version,
                 sites=columns_of(self._context.job.clients.site_names, metrics),
             )

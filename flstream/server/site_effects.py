@@ -10,7 +10,6 @@ from typing import Any
 
 import xxhash
 
-from flstream.client.messages import SiteTask
 from flstream.client.personal_part import PersonalPart
 from flstream.errors import WorkflowError
 from flstream.runs.site_scores import by_site
@@ -37,15 +36,17 @@ class SiteEffects:
         self._scoring = Scoring(state)
         self._collection = ModelCollection(state.context, state.store, state.trainer, state.last)
 
-    def evaluate(self, model: Model, part: PersonalPart | None) -> dict[str, float]:
+    def evaluate(
+        self, model: Model, part: PersonalPart | None, *, is_provisional: bool
+    ) -> dict[str, float]:
         """Have all sites score a model.
 
         Args:
             model: The model.
             part: What each site has a version of its own of; None for nothing.
+            is_provisional: Whether it is scored only because its round is the last.
         """
         state = self._state
-        state.scores.drop_provisional()
         request = f"evaluate(model {model.version})"
         sites = state.evaluators
         arguments: dict[str, Any] = {"model": [model.version, model.digest], "sites": sites}
@@ -55,29 +56,16 @@ class SiteEffects:
         tasks = state.tasks.new("evaluate", sites, model.round)
         record = effect.record
         if record is None:
-            plain = self._score(model, tasks, effect.number, part)
-            record = state.journal.record(effect, plain, is_final=True)
+            plain = self._scoring.evaluate(model, tasks, effect.number, personal=part)
+            record = state.journal.record(
+                effect, plain, is_final=True, is_provisional=is_provisional
+            )
         plain = result_of(record)
         self._note(plain)
         metrics: dict[str, float] = plain["metrics"]
-        state.warn(state.scores.add(model, metrics))
+        state.warn(state.scores.add(model, metrics, is_provisional=is_provisional))
         if state.journal.is_live:
             state.retire_models()
-        return metrics
-
-    def evaluate_provisionally(self, model: Model, part: PersonalPart | None) -> dict[str, float]:
-        """Have all sites score a model only because its round is the last.
-
-        That is no effect, has no number, and is void once an effect follows.
-
-        Args:
-            model: The model.
-            part: What each site has a version of its own of; None for nothing.
-        """
-        state = self._state
-        tasks = state.tasks.new("evaluate", state.evaluators, model.round)
-        metrics: dict[str, float] = self._score(model, tasks, 0, part)["metrics"]
-        state.warn(state.scores.add_provisional(model, metrics))
         return metrics
 
     def collect(self, name: str, sites: Sequence[str], seconds: float) -> SiteModels:
@@ -205,15 +193,6 @@ class SiteEffects:
             run.write(file, text)
         if effect.record is None:
             journal.record(effect, None, is_final=True)
-
-    def _score(
-        self,
-        model: Model,
-        tasks: Mapping[str, SiteTask],
-        effect: int,
-        part: PersonalPart | None,
-    ) -> dict[str, Any]:
-        return self._scoring.evaluate(model, tasks, effect, personal=part)
 
     def _note(self, plain: Mapping[str, Any]) -> None:
         """Take in who failed in scoring a model, and what sites' code asked about."""

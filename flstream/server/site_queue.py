@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 SiteBatch = tuple[str, ...]
 """Sites that a worker handles in one task, one after another."""
@@ -21,7 +21,6 @@ class SiteQueue:
         ahead: Most sites beyond the last folded one that may be taken, which bounds the number of
             updates that wait; None for no bound.
         own: Name of each site's own worker, by site; None if any worker may take any site.
-        done: Sites of the cohort that need no worker any more.
     """
 
     def __init__(
@@ -30,12 +29,10 @@ class SiteQueue:
         size: int = 1,
         ahead: int | None = None,
         own: Mapping[str, str] | None = None,
-        done: Collection[str] = (),
     ) -> None:
         self._place = {site: place for place, site in enumerate(cohort)}
-        todo = [site for site in cohort if site not in done]
         self._waiting: deque[SiteBatch] = deque(
-            tuple(todo[start : start + size]) for start in range(0, len(todo), size)
+            tuple(cohort[start : start + size]) for start in range(0, len(cohort), size)
         )
         self._own = own or {}
         self._ahead = ahead

@@ -38,12 +38,7 @@ from flstream.server.worker_monitor import (
     WorkerReplaced,
 )
 from flstream.streaming.settings import limits_for_updates
-from flstream.telemetry.events import (
-    SitesBeganAnew,
-    SiteUpdate,
-    Transfer,
-    UpdateTakenUp,
-)
+from flstream.telemetry.events import SiteUpdate, Transfer
 from flstream.text import brief_names
 from flstream.units import format_seconds
 
@@ -105,12 +100,13 @@ class TaskRun:
         self._plan = plan
         self._files = files
         self.late: list[str] = []
-        self._given: set[str] = set()
         self._report = TaskReport(spec.kind, spec.round, context)
         self._fetching = 0.0
         # Bytes of a mapped model that each site's training wrote to.
         self._copied: dict[str, int] = {}
-        self._queue = self._new_queue()
+        own = {site: site for site in spec.cohort} if plan.own else None
+        ahead = 2 * plan.group if plan.group else None
+        self._queue = SiteQueue(spec.cohort, plan.sites, ahead, own)
 
     @property
     def unsettled(self) -> Sequence[str]:
@@ -145,7 +141,7 @@ class TaskRun:
             AbortedError: The run is being stopped.
         """
         began = moved = time.monotonic()
-        self._report.begin(len(self._spec.cohort), len(self.answers))
+        self._report.begin(len(self._spec.cohort))
         if workers := self._workers():
             for event in self._context.pool.perform(self._queue, self._perform, workers):
                 moved = moved if event is None else time.monotonic()
@@ -161,18 +157,6 @@ class TaskRun:
         )
         if hint is not None:
             self._context.hint("pull", hint)
-
-    def take_up(self, answer: SiteAnswer, update: CollectedUpdate | None) -> None:
-        """Take a result that an earlier server has had; before :meth:`progress` alone.
-
-        Args:
-            answer: What the site answered.
-            update: Its update; None if that is part of a sum.
-        """
-        self.collector.answer(answer.site, update)
-        self.answers[answer.site] = answer
-        self._queue = self._new_queue()
-        self._context.emit(UpdateTakenUp(round=self._spec.round, site=answer.site))
 
     def folded(self, count: int) -> None:
         """Let workers go on with sites further ahead: the first ``count`` need no room any more."""
@@ -207,18 +191,11 @@ class TaskRun:
         self.answers.pop(site, None)
         self.collector.fail(site, reason)
 
-    def _new_queue(self) -> SiteQueue:
-        todo = self.unsettled
-        own = {site: site for site in todo} if self._plan.own else None
-        ahead = 2 * self._plan.group if self._plan.group else None
-        done = set(self._spec.cohort) - set(todo)
-        return SiteQueue(self._spec.cohort, self._plan.sites, ahead, own, done)
-
     def _workers(self) -> Sequence[str]:
-        todo = self.unsettled
+        cohort = self._spec.cohort
         if self._plan.own:
-            return todo
-        return self._context.pool.names[: -(-len(todo) // self._plan.sites)]
+            return cohort
+        return self._context.pool.names[: -(-len(cohort) // self._plan.sites)]
 
     def _perform(self, worker: WorkerHandle, sites: SiteBatch, report: Report) -> None:
         """Have a worker do the task for some sites, and get their updates; on a pool's thread."""
@@ -270,7 +247,6 @@ class TaskRun:
             case WorkerMessage():
                 report_message(event, self._context.emit)
             case TaskGiven():
-                self._note_repeated(event)
                 self._report.given(event)
             case ModelArrived():
                 self._report.arrived(event)
@@ -281,13 +257,6 @@ class TaskRun:
                 self.fail(site, reason, code)
             case None:
                 self._report.progress(at_once=True)
-
-    def _note_repeated(self, given: TaskGiven) -> None:
-        """Make it known which sites had the task before, from a worker that was lost."""
-        again = [site for site in given.sites if site in self._given]
-        self._given.update(given.sites)
-        if again:
-            self._context.emit(SitesBeganAnew(round=self._spec.round, sites=again))
 
     def _take_results(self, results: Sequence[SiteResult]) -> None:
         taken: list[SiteAnswer] = []

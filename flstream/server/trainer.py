@@ -49,9 +49,7 @@ class Trainer:
         return {training.base.version for training in self._open.values()}
 
     def begin(self, training: SiteTraining, plan: TaskPlan) -> TaskRun:
-        """A task for the sites of a training that are not settled yet.
-
-        Updates that an earlier server has fetched, and that are whole, are taken up.
+        """A task for the sites of a training.
 
         Raises:
             SimulationError: There is too little disk for what the round writes.
@@ -65,15 +63,11 @@ class Trainer:
             plan_disk(context.job, base.layout, len(cohort), plan),
             context.run.path,
             number,
-            present=self._store.present_bytes(number) + files.size() + self._kept_bytes(),
+            present=self._store.present_bytes(number) + self._kept_bytes(),
         )
         context.emit(RoundStarted(round=number, sites=cohort))
         self._open[training.number] = training
-        run = TaskRun(context, self._spec(training), plan, training.collector, files)
-        if plan.waits_in_files:
-            for update in files.recover(run.unsettled).values():
-                run.take_up(update.answer, update)
-        return run
+        return TaskRun(context, self._spec(training), plan, training.collector, files)
 
     def plan(self, training: SiteTraining, *, is_lazy: bool) -> TaskPlan:
         """How a training is spread over workers.

@@ -79,7 +79,6 @@ class TrainingEffects:
         least = self._least(asked, names)
         seconds = clients.round_timeout if asked.timeout is None else float(asked.timeout)
         request = f"train(model {model.version}, {brief_names(names)})"
-        state.scores.drop_provisional()
         effect = state.journal.ask("train", state.round, request, asked.arguments(names))
         if not names and least:
             raise WorkflowError(

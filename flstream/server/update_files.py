@@ -158,12 +158,6 @@ class UpdateFiles:
             raise CheckpointError(f"{temporary} cannot be written: {error.strerror}") from error
         return UpdateFile(record, path, self._form)
 
-    def size(self) -> int:
-        """Total size of the folder's files in bytes."""
-        if not self.folder.is_dir():
-            return 0
-        return sum(path.stat().st_size for path in self.folder.iterdir())
-
     def recover(self, sites: Sequence[str]) -> dict[str, UpdateFile]:
         """Return the whole updates that an earlier server process fetched.
 

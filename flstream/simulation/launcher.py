@@ -17,10 +17,8 @@ from flstream.errors import AbortedError, SimulationError, StreamingError, Usage
 from flstream.job import Job, JobError, render_job
 from flstream.runs.history import History, run_started
 from flstream.runs.job_files import render_files
-from flstream.runs.journal import read_history
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import MemorySummary, Summary, summarize
-from flstream.runs.void_lines import VoidLines
 from flstream.simulation.interruption import STOPS, handling
 from flstream.simulation.own_code import own_code_problems
 from flstream.telemetry.events import (
@@ -107,7 +105,7 @@ def simulate(
     with closing(Signal()) as stop, handling(STOPS, lambda *_: stop.set()):
         with MemorySampler(run.memory) as sampler:
             is_inline = job.engine.is_inline
-            follower = _Follower(history, run, sampler, listener, on_round, is_inline=is_inline)
+            follower = _Follower(history, sampler, listener, on_round, is_inline=is_inline)
             if is_inline:
                 from flstream.simulation.inline import InlineHost
 
@@ -182,7 +180,6 @@ class _Follower:
 
     Args:
         history: History of the run so far.
-        run: Its run directory.
         sampler: Sampler of the processes' memory.
         listener: Function called with every event; None for none.
         on_round: Function called at the end of each round; None for none.
@@ -195,7 +192,6 @@ class _Follower:
     def __init__(
         self,
         history: History,
-        run: RunDirectory,
         sampler: MemorySampler,
         listener: Listener | None,
         on_round: Callable[[], None] | None,
@@ -204,8 +200,6 @@ class _Follower:
     ) -> None:
         self.tracker: TrackerThread | None = None
         self._history = history
-        self._voids, self._events = VoidLines(), 0
-        self._journal = run.events
         self._node_warnings: list[str] = []
         self._sampler = sampler
         self._listener = listener
@@ -242,7 +236,7 @@ class _Follower:
             channel.close()
         if self.tracker is not None:
             for warning in self.tracker.finish(host.attend):
-                self._apply(Warned(message=warning))
+                self._history.apply(Warned(message=warning))
 
     def summary(self, job: Job) -> Summary:
         """Return the summary of a job's run, all but its seconds."""
@@ -279,17 +273,9 @@ class _Follower:
         except StreamingError:
             self.stop()
 
-    def _apply(self, event: AnyEvent) -> None:
-        self._events += 1
-        if self._voids.apply(event, self._events, self._events + 1):
-            # What counts of the events before is in the journal, which has this one already.
-            self._history = read_history(self._journal, last=event)
-        else:
-            self._history.apply(event)
-
     def _take(self, event: AnyEvent) -> None:
         if not isinstance(event, LiveEvent):
-            self._apply(event)
+            self._history.apply(event)
             if self.tracker is not None:
                 self.tracker.wake()
         self._note_process(event)

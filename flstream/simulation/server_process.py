@@ -287,4 +287,4 @@ def _is_synced(event: AnyEvent) -> bool:
 def _replay_of(job: Job, resume: ResumePoint | None) -> Replay:
     if resume is None:
         return Replay()
-    return Replay(resume.initial, resume.records, resume.written, resume.stored)
+    return Replay(resume.initial, resume.records, resume.stored)

@@ -32,12 +32,13 @@ class EventLog:
     Args:
         path: Path of the file, which is created if it does not exist.
         patience: Seconds to wait for another writer to end.
+        end: Length in bytes of the lines that are kept; None for all whole lines.
 
     Raises:
         SimulationError: Another process still writes to the file, or it cannot be written.
     """
 
-    def __init__(self, path: Path, patience: float = 0.0) -> None:
+    def __init__(self, path: Path, patience: float = 0.0, end: int | None = None) -> None:
         self._path = path
         # A line that two threads both put after the same one would damage the journal.
         self._turn = threading.Lock()
@@ -49,7 +50,7 @@ class EventLog:
                         f"another process still writes to {path}; wait until it has ended, or end "
                         "it"
                     )
-                self._end, self._check = _end_of_last_line(self._file.fileno())
+                self._end, self._check = _end_of_last_line(self._file.fileno(), end)
                 self._file.truncate(self._end)
             except OSError as error:
                 raise self._failed(error) from error
@@ -100,12 +101,13 @@ class EventLog:
         self.close()
 
 
-def _end_of_last_line(fd: int) -> tuple[int, bytes]:
-    """Return the length in bytes of a file's whole lines, and the check of the last one."""
-    if not os.fstat(fd).st_size:
+def _end_of_last_line(fd: int, end: int | None) -> tuple[int, bytes]:
+    """Return the length in bytes of a file's first whole lines, and the check of the last one."""
+    size = os.fstat(fd).st_size
+    if not size:
         return 0, NO_CHECK
     with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as content:
-        end = content.rfind(b"\n") + 1
+        end = content.rfind(b"\n", 0, size if end is None else end) + 1
         checks = checks_of(content[max(end - 100, 0) : end])
     # Without checks that line is damaged, and no reader will take what follows it.
     return end, NO_CHECK if checks is None else checks.check

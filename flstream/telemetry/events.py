@@ -127,17 +127,19 @@ class RunStarted(Event, tag="run_started"):
 class RunResumed(Event, tag="run_resumed"):
     """The run was resumed after an interruption.
 
-    Events after the record of ``effect`` are void: the workflow repeats these effects.
+    The lines after the record of ``effect`` were cut off: the workflow does these effects again.
 
     Attributes:
         round: Round of the newest model that is reused; 0 is the initial model, and None means that
         this has to be built again.
         warnings: Differences from the state in which the run was left, a sentence each.
-        effect: Number of the last effect that counts; 0 where only the initial model does.
+        effect: Number of the last effect that is kept; 0 where only the initial model is.
+        until: Time at which the sitting before ended, whose last lines may have been cut off.
     """
 
     round: int | None
     effect: int
+    until: float = 0.0
     warnings: list[str] = []
 
 
@@ -216,26 +218,6 @@ class SiteLog(Event, tag="site_log", omit_defaults=True):
     text: str | None = None
 
 
-class UpdateTakenUp(Event, tag="update_taken_up"):
-    """A site need not train again: its update is on disk from before the run was interrupted.
-
-    What the site told of that training, which is void otherwise, counts.
-    """
-
-    round: int
-    site: str
-
-
-class SitesBeganAnew(Event, tag="sites_began_anew"):
-    """Sites begin their task once more, since the worker that had it was lost.
-
-    What they told of it is void.
-    """
-
-    round: int
-    sites: list[str]
-
-
 class SiteFailed(Event, tag="site_failed"):
     """A site takes no part in a round, for a reason.
 
@@ -282,8 +264,6 @@ class Evaluated(Event, tag="evaluated"):
         metrics: Mean of each metric over the sites, weighted by their own weights.
         seconds: How long it took.
         down: Cost of the model's way to the sites.
-        is_provisional: Whether it was due only because the round is the last; it is void once an
-            effect of the workflow follows.
         version: Version of the model.
         received: Whether the sites had received the model to train it, and sent the metrics with
             their updates.
@@ -296,7 +276,6 @@ class Evaluated(Event, tag="evaluated"):
     seconds: float
     down: Transfer
     version: int
-    is_provisional: bool = False
     received: bool = False
     sites: Mapping[str, Sequence[float | None]] = {}
 
@@ -434,6 +413,8 @@ class EffectDone(Event, tag="effect"):
         request: Description of the request, for the message of a mismatch.
         arguments: Digest of all its arguments.
         is_final: Whether this line was synced, which makes this effect and all before it final.
+        is_provisional: Whether it is an evaluation that was due only because its round was the
+            last: a run that is resumed with more rounds does not know it.
         model: Model that it made; None if it made none.
         result: Result of the effect, in the encoding of :mod:`flstream.telemetry.exact`.
     """
@@ -444,6 +425,7 @@ class EffectDone(Event, tag="effect"):
     request: str
     arguments: str
     is_final: bool
+    is_provisional: bool = False
     model: ModelRecord | None = None
     result: msgspec.Raw = msgspec.Raw(b"null")
 

@@ -1,4 +1,4 @@
-"""What feeds a tracker from a run's journal: every point that counts once, as events tell it."""
+"""What feeds a tracker from a run's journal, event by event."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from flstream.runs.journal import Journal, new_events
+from flstream.runs.journal import new_events
 from flstream.runs.round_record import PHASES
 from flstream.runs.run_directory import RunDirectory
-from flstream.runs.void_lines import VoidLines
 from flstream.telemetry.events import (
     SERVER,
     AnyEvent,
@@ -27,11 +26,10 @@ from flstream.tracking.tracker import GLOBAL, TrackedRun, Tracker
 
 
 class TrackerFeed:
-    """Reads a journal as it grows, and gives a tracker the points of what counts.
+    """Reads a journal as it grows, and gives a tracker the points of its events.
 
-    Where the run goes on after an interruption, or sites begin a task anew, part of what the
-    tracker was given is void. So it is closed, and another one is given all that counts from the
-    beginning.
+    A sitting of a run begins with the first line of the journal, which the resume has cut: the
+    tracker replaces what it had of the run.
 
     Args:
         job: Name of the job.
@@ -43,8 +41,6 @@ class TrackerFeed:
         self._job = job
         self._run = run
         self._make = make
-        self._voids = VoidLines()
-        self._began: float | None = None
         self._end = 0
         self._points: Points | None = None
 
@@ -53,20 +49,15 @@ class TrackerFeed:
 
         Raises:
             OSError: The journal cannot be read.
-            SimulationError: It was changed while it was read.
             ValueError: It is damaged.
             Exception: Whatever the tracker raises.
         """
-        # Of a run that goes on, all is read before anything is told: a later resume may void it.
-        is_void = self._points is None
-        for event, start, end in new_events(self._run.events, self._end):
-            self._began = event.time if self._began is None else self._began
+        for event, end in new_events(self._run.events, self._end):
+            if self._points is None:
+                tracker = self._make(TrackedRun(self._job, self._run.path, event.time))
+                self._points = Points(tracker, self._run.memory)
             self._end = end
-            is_void = self._voids.apply(event, start, end) or is_void
-            if self._points is not None and not is_void:
-                self._points.apply(event)
-        if is_void and self._began is not None:
-            self._begin_anew(self._began)
+            self._points.apply(event)
         if self._points is not None:
             self._points.flush()
 
@@ -76,17 +67,6 @@ class TrackerFeed:
         if self._points is not None:
             self._points.close()
             self._points = None
-
-    def _begin_anew(self, began: float) -> None:
-        if self._points is not None:
-            self._points.close()
-        tracker = self._make(TrackedRun(self._job, self._run.path, began))
-        self._points = Points(tracker, self._run.memory)
-        for event, counts, end in Journal(self._run.events):
-            if end > self._end:
-                break
-            if counts:
-                self._points.apply(event)
 
 
 class Points:
@@ -105,7 +85,7 @@ class Points:
         self._asked: set[str] = set()
 
     def apply(self, event: AnyEvent) -> None:
-        """Take one event that counts, in order."""
+        """Take one event, in order."""
         match event:
             case ProcessReady():
                 self._idle[event.process] = event.idle_rss

@@ -12,10 +12,8 @@ from support import COMPLEX, FLOATS, FOLDED, as_bytes, assert_same_tensors, cuts
 
 from flstream.aggregation.clipping import AdaptiveNorm
 from flstream.aggregation.optimizers import ServerOptimizer
-from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.private import GaussianMechanism, NoiseSource
 from flstream.aggregation.rules import AggregationRule
-from flstream.model.memory import MemoryBody
 
 
 def wide(value):
@@ -142,16 +140,6 @@ def test_noise_comes_before_the_server_optimizer():
     rule, optimizer = private(1.0, 2, 0.1), ServerOptimizer("fedavgm", 0.5, 0.0, 0.9, 1e-3)
     found, _ = step_of(optimizer, base, updates, rule=rule)
     assert torch.allclose(found["w"], 0.5 * fold(base, updates, rule)["w"], rtol=1e-6)
-
-
-def test_a_partial_sum_knows_who_was_clipped(tmp_path):
-    base = {"w": tensor("F32", (5000,)), "v": tensor("F64", (3,))}
-    updates = sent([{n: v + 10.0**-i for n, v in base.items()} for i in range(4)])
-    for some in (updates[:2], updates[2:]):  # each in a process of its own, as it were
-        path, body = tmp_path / "sum.safetensors", MemoryBody.of(base)
-        sums = PartialSum(path, body, private(5.0, 6, 0.3), "x")
-        sums.add(some, 4096, lambda _: None)
-    assert sums.clipped == ("site-0", "site-1")
 
 
 def test_the_noise_follows_from_the_name_of_the_fold_alone():

@@ -1,7 +1,6 @@
-"""A sum in a file: the bits of one walk, whatever was added when, and whole after a kill."""
+"""A sum in a file: the bits of one walk, whatever was added when."""
 
 import os
-import signal
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,7 +13,7 @@ from support import FOLDED, cuts, every_kind
 
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
-from flstream.errors import AggregationError, CheckpointError
+from flstream.errors import AggregationError
 from flstream.model.memory import MemoryBody
 
 NAMES = sorted(every_kind(FOLDED))
@@ -24,10 +23,8 @@ def quiet(_):
     pass
 
 
-def sums(folder, base, rule=None, label="round 1"):
-    return PartialSum(
-        folder / "sum.safetensors", MemoryBody.of(base), rule or AggregationRule(), label
-    )
+def sums(folder, base, rule=None):
+    return PartialSum(folder / "sum.safetensors", MemoryBody.of(base), rule or AggregationRule())
 
 
 def finished(partial_sum, base, rule=None, step=1 << 20):
@@ -53,48 +50,31 @@ def test_a_sum_in_several_steps_has_the_bits_of_one_walk(data, groups, steps, cl
         updates.append(update(f"site-{place}", state, weight, kind, partial=True))
     due = fold_into(base, updates, rule)[1]
     with TemporaryDirectory() as folder:
-        left = list(updates)
+        left, partial_sum = list(updates), sums(Path(folder), base, rule)
         for size, step in zip(groups, steps, strict=False):
             now, left = left[:size], left[size:]
-            # Each in a process of its own, as it were: nothing is kept but the file.
-            sums(Path(folder), base, rule).add(now, step, quiet)
-        taken_up = sums(Path(folder), base, rule)
-        assert taken_up.sites == tuple(each.site for each in updates)
-        assert finished(taken_up, base, rule, steps[-1]) == due
+            partial_sum.add(now, step, quiet)
+        assert partial_sum.sites == [each.site for each in updates]
+        assert finished(partial_sum, base, rule, steps[-1]) == due
         assert os.listdir(folder) == ["sum.safetensors"]
-        taken_up.discard()
-        assert os.listdir(folder) == []
 
 
-def killed_while_adding(folder, base, updates, at):
-    """Add updates one by one in a process that is killed at a given range; return its end."""
-    child = os.fork()
-    if child == 0:
-        try:
-            left = iter(range(1, at))
-
-            def on_range(_):
-                if next(left, None) is None:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-            partial_sum = sums(folder, base)
-            for each in updates[len(partial_sum.sites) :]:
-                partial_sum.add([each], 4096, on_range)
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def test_a_kill_leaves_the_sums_before_or_after_and_they_say_whose_they_are(tmp_path):
+def test_an_addition_that_fails_leaves_the_sums_before(tmp_path):
     base = {"w": torch.zeros(4096)}
     updates = [update(f"site-{i}", {"w": torch.full((4096,), 0.1 + i)}, 1.0 + i) for i in range(3)]
-    # An addition takes four ranges: the first process dies in the second addition, and so on.
-    for at, sites in ((6, 1), (2, 1), (8, 2), (99, 3)):
-        ended = killed_while_adding(tmp_path, base, updates, at)
-        assert ended == (-signal.SIGKILL if at < 99 else 0)
-        assert sums(tmp_path, base).sites == tuple(f"site-{i}" for i in range(sites))
+    partial_sum = sums(tmp_path, base)
+    partial_sum.add(updates[:1], 4096, quiet)
+
+    def on_range(done):
+        if done > 8192:
+            raise AggregationError("stopped")
+
+    with pytest.raises(AggregationError, match="stopped"):
+        partial_sum.add(updates[1:], 4096, on_range)
+    assert partial_sum.sites == ["site-0"]
     assert [path.name for path in tmp_path.iterdir()] == ["sum.safetensors"]
-    assert finished(sums(tmp_path, base), base) == fold_into(base, updates)[1]
+    partial_sum.add(updates[1:], 4096, quiet)
+    assert finished(partial_sum, base) == fold_into(base, updates)[1]
 
 
 def test_what_does_not_belong_into_a_sum_is_refused(tmp_path):
@@ -110,7 +90,3 @@ def test_what_does_not_belong_into_a_sum_is_refused(tmp_path):
         partial_sum.add([update("site-2", large)], 16, quiet)
     with pytest.raises(ValueError, match="median needs all updates at once"):
         sums(tmp_path, base, AggregationRule(method="median"))
-    with pytest.raises(CheckpointError, match="it is of 'round 1', not of 'round 2'"):
-        sums(tmp_path, base, label="round 2")
-    with pytest.raises(CheckpointError, match=r"'sum.v' is not part of the model"):
-        sums(tmp_path, base, AggregationRule(exclude=["v"]))

@@ -146,7 +146,7 @@ def test_and_those_of_an_optimiser_and_of_a_partial_sum(tmp_path, code):
             optimization = Optimization(optimizer, None, state)
             assert folder.peak(rule, updates[:3], step, optimization) <= budget
     step = folder.plan(rule, 4, budget, summing=True)
-    partial_sum = PartialSum(tmp_path / "sum", folder.base, rule, "round 1")
+    partial_sum = PartialSum(tmp_path / "sum", folder.base, rule)
     partial_sum.add(updates[:2], step, lambda _: None)
     assert peak_of(partial_sum.add, updates[2:], step, lambda _: None) <= budget
     assert folder.peak(rule, [], step, earlier=partial_sum) <= budget

@@ -238,7 +238,7 @@ def test_an_update_that_was_changed_while_it_was_read_counts_for_nothing(tmp_pat
     ways = {
         "walk": partial(fold_updates, base, rule=rule, sink=sink),
         "adoption": partial(adopt_update, base, rule=rule, sink=sink),
-        "sum": PartialSum(tmp_path / "sum", base, rule, "").add,
+        "sum": PartialSum(tmp_path / "sum", base, rule).add,
     }
     with pytest.raises(UpdateRefusedError, match="w was changed"):
         ways[how](updates=[changed], step=64, on_range=read.append)

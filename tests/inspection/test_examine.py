@@ -12,6 +12,7 @@ from flstream.inspection.examine import Count, StreamingCost, as_document, exami
 from flstream.inspection.runs import inspect_run
 from flstream.model.checkpoint import write_checkpoint
 from flstream.model.memory import MemoryBody
+from flstream.runs.journal import read_journal
 from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
@@ -150,8 +151,15 @@ def test_verifying_a_run_reads_what_its_optimizer_remembered(run):
         verified_in(run)
 
 
-def test_what_came_after_what_a_run_went_on_from_is_void(run):
-    write_events(run, [RunResumed(round=1, effect=1)])
+def cut(run, effect):
+    """Cut the journal of a run after an effect, as a resume does."""
+    path = run / "events.jsonl"
+    with EventLog(path, end=read_journal(path).ends[effect]) as log:
+        log.write(RunResumed(round=effect, effect=effect))
+
+
+def test_a_run_that_was_cut_has_the_models_before_the_cut(run):
+    cut(run, 1)
     found = inspect_run(run)
     left = {each.round for each in found.checkpoints if each.digest}
     assert (found.status, left) == ("unfinished", {0, 1})
@@ -165,7 +173,8 @@ def test_every_model_of_a_round_is_known_by_its_file(run):
     fold = {"name": "fold", "round": 4, "request": "", "arguments": "", "is_final": True}
     records = [ModelRecord(4, 4 + step, step, digest) for step, digest in enumerate(digests)]
     effects = [EffectDone(effect=n, model=model, **fold) for n, model in enumerate(records, 4)]
-    write_events(run, [RunResumed(round=3, effect=3), *effects])
+    cut(run, 3)
+    write_events(run, effects)
     found = inspect_run(run)
     assert (found.status, found.rounds_completed) == ("unfinished", 2)
     made = found.checkpoints[4:]

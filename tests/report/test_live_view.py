@@ -232,7 +232,7 @@ def test_the_server_keeps_the_whole_picture_and_emits_it_as_snapshots():
     emitted: list[Snapshot] = []
     picture, states = LivePicture(emitted.append), dict.fromkeys(map(str, range(40)), "downloading")
     works = lambda: [WorkerActivity(name, state, START) for name, state in states.items()]  # noqa: E731
-    picture.begin("training", 2, 40, 0, works)
+    picture.begin("training", 2, 40, works)
     picture.emit_snapshot(at_once=True)
     assert (emitted[-1].phase, len(emitted[-1].workers)) == ("downloading", 32)
     states["0"] = "training"

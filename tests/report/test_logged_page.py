@@ -10,7 +10,7 @@ from flstream.report.run_charts import logged_charts, spread
 from flstream.report.run_record import LoggedValues, read_run
 from flstream.report.table import Gap
 from flstream.report.views import texts_table
-from flstream.telemetry.events import RunResumed, SiteLog
+from flstream.telemetry.events import SiteLog
 
 
 def number(value, key="loss", site="site-1", round_number=1, step=None, text=None):
@@ -81,10 +81,9 @@ def test_the_last_texts_come_first_and_long_ones_are_cut():
     assert gap == Gap(11)
 
 
-def test_the_page_leaves_out_what_a_resume_made_void(tmp_path):
+def test_the_page_has_the_values_that_a_run_logged(tmp_path):
     events = [*started(), number(0.5, key="other"), *one_round(1, BEGAN + 2)]
-    void, back = number(7.0, round_number=2), RunResumed(time=BEGAN + 20, round=1, effect=1)
-    run = read_run(write_run(tmp_path / "run", [*events, void, back, number(3.0, round_number=2)]))
+    run = read_run(write_run(tmp_path / "run", [*events, number(3.0, round_number=2)]))
     curves = {key: list(sites["site-1"].values) for key, sites in run.logged.curves.items()}
     assert curves == {"other": [0.5], "loss": [3.0]}
     assert "Logged values" in run_page([run])

@@ -80,16 +80,14 @@ def test_a_run_that_was_killed_is_told_from_its_events_and_samples(tmp_path):
     assert "no summary.json" in note
 
 
-def test_rounds_that_were_done_again_count_once_and_the_hours_between_not_at_all(tmp_path):
+def test_the_hours_between_sittings_do_not_count_and_what_was_cut_off_does(tmp_path):
     late = {"round": 3, "site": "site-2", "time": BEGAN + 10_014}
     folder = write_run(
         tmp_path / "run",
         [
             *started(),
             *one_round(1, BEGAN + 2),
-            SiteFailed(round=2, site="site-1", reason="lost", time=BEGAN + 13),
-            *one_round(2, BEGAN + 14),
-            RunResumed(round=1, effect=1, time=BEGAN + 10_000),
+            RunResumed(round=1, effect=1, time=BEGAN + 10_000, until=BEGAN + 25),
             *started(BEGAN + 10_001)[:2],
             *one_round(2, BEGAN + 10_002),
             *[SiteFailed(reason=f"reason {n}", **late) for n in (1, 2)],

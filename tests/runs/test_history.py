@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from journal_support import results, run_started
 
 from flstream.runs.history import History
-from flstream.runs.journal import Journal, read_effects, read_history
+from flstream.runs.journal import Journal, read_history, read_journal
 from flstream.runs.summary import summarize
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
@@ -151,16 +151,19 @@ def test_a_run_cut_off_anywhere_goes_on_after_any_effect_and_adds_up_alike(
     path: Path = tmp_path_factory.mktemp("journal") / "events.jsonl"
     events = a_run()
     for count, back in [*cuts, (1000, 0)]:
-        history = read_history(path)
-        sitting = events
+        history, effects, ends, resumes = read_journal(path)
+        sitting, end = events, None
         if not history.is_empty:
-            counting = [0, *(record.effect for record in read_effects(path))]
+            counting = [0, *(record.effect for record in effects)]
             last = counting[max(len(counting) - 1 - back, 0)]
             number = history.models[-1].round if history.models else None
             resumed = RunResumed(round=number, effect=last, warnings=["it went on"])
             again = events[place_of(events, last) :] if history.models else events[1:]
-            sitting = [resumed, events[0], *again]
-        with EventLog(path) as log:
+            end = ends.get(last, 0)
+            earlier = [event for place, event in resumes if place > end]
+            sitting = [*earlier, resumed, events[0], *again]
+            count = max(count, len(earlier) + 1)  # which are written at once
+        with EventLog(path, end=end) as log:
             for event in sitting[:count]:
                 log.write(event)
         if is_cut_in_a_line and count < len(sitting):
@@ -173,7 +176,8 @@ def test_a_run_cut_off_anywhere_goes_on_after_any_effect_and_adds_up_alike(
     assert warnings[0] - {"it went on"} == warnings[1] == {"round 2 was odd"}
     for name in ("models", "rounds", "sites"):
         assert getattr(found, name) == getattr(whole, name), name
-    assert read_effects(path) == [event for event in events if isinstance(event, EffectDone)]
+    effects = [event for event in events if isinstance(event, EffectDone)]
+    assert read_journal(path).effects == effects
 
 
 @pytest.fixture
@@ -182,21 +186,20 @@ def journal(tmp_path) -> EventLog:
         yield log
 
 
-def test_a_run_that_goes_on_from_the_initial_model_or_from_nothing_forgets_its_effects(
-    tmp_path, journal
-):
+def test_a_cut_journal_goes_on_from_the_initial_model_or_from_nothing(tmp_path):
     path = tmp_path / "events.jsonl"
-    journal.write(*started(), *a_round(1), RunResumed(round=0, effect=0, warnings=["again"]))
-    history = read_history(path)
-    assert (history.last_round, read_effects(path)) == (0, [])
+    with EventLog(path) as log:
+        log.write(*started(), *a_round(1))
+    with EventLog(path, end=read_journal(path).ends[0]) as log:
+        log.write(RunResumed(round=0, effect=0, warnings=["again"]))
+    history, effects, *_ = read_journal(path)
+    assert (history.last_round, effects) == (0, [])
     assert summarize(history).warnings == ["again"]
     assert summarize(history).model.digest == "initial"
-    journal.write(*a_round(1), RunResumed(round=None, effect=0))
+    with EventLog(path, end=0) as log:
+        log.write(RunResumed(round=None, effect=0))
     history = read_history(path)
     assert (history.last_round, list(history.models), history.sites) == (None, [], {})
-    # The facts of the run's job stay known.
-    assert summarize(history).job == "relay"
-    assert summarize(history).warnings == ["again"]
 
 
 def test_a_run_cut_off_in_mid_round_has_the_model_that_it_made_last(tmp_path, journal):
@@ -211,29 +214,10 @@ def test_a_run_cut_off_in_mid_round_has_the_model_that_it_made_last(tmp_path, jo
 def test_an_effect_counts_once_it_or_a_later_one_is_final(tmp_path, journal):
     train, fold, *_ = (event for event in a_round(1) if isinstance(event, EffectDone))
     journal.write(*started(), train)
-    assert read_effects(tmp_path / "events.jsonl") == []
+    assert read_journal(tmp_path / "events.jsonl").effects == []
     journal.write(fold)
-    assert [each.effect for each in read_effects(tmp_path / "events.jsonl")] == [1, 2]
+    assert [each.effect for each in read_journal(tmp_path / "events.jsonl").effects] == [1, 2]
     assert read_history(tmp_path / "events.jsonl").models[-1].digest == "model-1-0"
-
-
-@pytest.mark.parametrize("rereads", [False, True])
-def test_an_evaluation_that_was_due_as_the_last_is_void_once_an_effect_follows(
-    tmp_path, journal, rereads
-):
-    last = msgspec.structs.replace(evaluated(1, 0.9), is_provisional=True)
-    journal.write(*started(), *a_round(1), last)
-    history = read_history(tmp_path / "events.jsonl")
-    assert history.scores == {1: {"accuracy": 0.9}}
-    more = effect(9, 1)
-    journal.write(more, evaluated(2, 0.5))
-    if rereads:  # as the launcher does, which has seen no later event yet
-        history = read_history(tmp_path / "events.jsonl", last=more)
-        assert list(history.scores) == [1]
-    else:
-        history = read_history(tmp_path / "events.jsonl")
-    assert history.scores[1] == {"accuracy": 6.0}
-    assert history.rounds[0].evaluate == 0.5
 
 
 def test_a_tolerant_reader_passes_over_damaged_lines_and_counts_them(tmp_path):
@@ -241,8 +225,8 @@ def test_a_tolerant_reader_passes_over_damaged_lines_and_counts_them(tmp_path):
     lines = encode_lines(a_run()).splitlines()
     path.write_bytes(b"\n".join([*lines[:5], b"{", b'{"kind":"later"}', *lines[5:]]) + b"\n")
     journal, history = Journal(path, tolerant=True), History()
-    for event, counts, _ in journal:
-        history.apply(event, counts=counts)
+    for event in journal:
+        history.apply(event)
     assert (journal.damaged, journal.gaps) == (2, 0)
     assert summarize(history) == summarize(folded(a_run()))
 

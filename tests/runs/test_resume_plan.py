@@ -54,7 +54,7 @@ def scores(run, point):
     """Rounds whose evaluation counts once the run goes on, and the accuracy."""
     copy = run.path / "events.copy"
     copy.write_bytes(run.events.read_bytes())
-    with EventLog(copy) as log:
+    with EventLog(copy, end=point.end) as log:
         log.write(RunResumed(round=point.round, effect=point.effect))
     evaluations = read_history(copy).scores
     return [(number, metrics["accuracy"]) for number, metrics in evaluations.items()]

@@ -144,6 +144,8 @@ def test_updates_of_one_effect_go_alone_and_with_the_last_of_them_their_folder(t
     run.discard_updates(3)
     assert not run.updates(3).exists()
     assert os.listdir(run.updates(4)) == ["site-1.safetensors"]
-    run.discard_updates(4)
+    run.discard_updates(after=4)
+    assert os.listdir(run.updates(4)) == ["site-1.safetensors"]
+    run.discard_updates(after=3)
     assert not run.updates(4).parent.exists()
     run.discard_updates(4)

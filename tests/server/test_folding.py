@@ -81,7 +81,7 @@ def base(tmp_path):
 
 @pytest.fixture
 def sums(tmp_path, base):
-    return PartialSum(tmp_path / "sum.safetensors", base, AggregationRule(), "round 1")
+    return PartialSum(tmp_path / "sum.safetensors", base, AggregationRule())
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_without_an_update_of_no_use_the_model_is_exactly_the_mean_of_the_others
     collected = updates(useless)
     if is_summed:
         model, digest, failures = fold(collected[3:], sums=sums, groups=[collected[:3]])
-        assert sums.sites == ("site-1", "site-3", "site-4")
+        assert sums.sites == ["site-1", "site-3", "site-4"]
     else:
         model, digest, failures = fold(collected)
     assert_same_tensors(model, mean(1, 3, 4))

@@ -65,12 +65,6 @@ def test_sites_that_are_given_back_come_first_and_in_one_batch():
 
 
 def test_no_more_than_the_window_is_taken_before_it_is_folded(waiting):
-    # What is done already counts for it.
-    batches = SiteQueue(COHORT, ahead=3, done=COHORT[:2])
-    assert batches.take("a") == ("site-3",)
-    idle = waiting(batches, "b")
-    batches.fold(1)
-    assert idle.result(PATIENCE) == ("site-4",)
     batches = SiteQueue(COHORT, ahead=2)
     assert [batches.take("a"), batches.take("b")] == [("site-1",), ("site-2",)]
     idle = waiting(batches, "c")

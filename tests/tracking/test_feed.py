@@ -50,18 +50,6 @@ def test_values_are_at_their_step_or_else_at_the_round(fed):
     assert math.isnan(fed.tracker.values("site-1", "k")[-1][1])
 
 
-def test_a_round_that_is_done_again_has_its_last_points_alone(fed):
-    fed.tell(*started(), *trained(1, "site-1"), logged(1.0, 1), folded(1))
-    fed.tell(finished(1), logged(2.0, 2), *trained(2, "site-1", loss=9.0))
-    again = [resumed(1), finished(1), logged(3.0, 2), *trained(2, "site-1"), folded(2), finished(2)]
-    fed.tell(*again)
-    assert len(fed.made) == 2
-    assert fed.made[0].is_closed
-    assert fed.tracker.values("site-1", "k") == [(1, 1.0), (2, 3.0)]
-    assert fed.tracker.values("site-1", "train/loss") == [(1, 0.5), (2, 0.5)]
-    assert fed.tracker.values("global", "bytes/up") == [(1, 20.0), (2, 20.0)]
-
-
 def test_a_torn_last_line_is_left_for_later_and_a_damaged_one_an_error(fed):
     fed.write(*started())
     line = encode_lines([logged(1.0, 1)])

@@ -82,7 +82,7 @@ def test_models_of_sites_are_what_they_made_whole_or_not_and_some_sites_may_take
     assert torch.isfinite(three["w"]).all()
 
 
-def test_a_model_of_a_site_that_is_not_as_it_was_is_made_again(flows, whole):
+def test_a_model_of_a_site_that_is_not_as_it_was_ends_the_run_with_a_sentence(flows, whole):
     flows.write("""
     from flstream.workflows import WorkflowArgs, workflow
 
@@ -97,10 +97,13 @@ def test_a_model_of_a_site_that_is_not_as_it_was_is_made_again(flows, whole):
     how = [THREE, f"workflow=[{stages}]"]
     (jobs.folder / "break-at").write_text("here")
     run = jobs.run(checking(), *how)
-    flip(run.directory.last_model("site-1"))
-    resumed = finished(jobs.go_on(run, checking(), *how))
-    assert matrix(resumed) == matrix(whole)
-    assert any("the run went back" in each for each in resumed.summary.warnings)
+    path = run.directory.last_model("site-1")
+    sound = path.read_bytes()
+    flip(path)
+    failed = jobs.go_on(run, checking(), *how)
+    assert f"a model that is needed again cannot be used: {path} has" in failed.summary.error
+    path.write_bytes(sound)
+    assert matrix(finished(jobs.go_on(run, checking(), *how))) == matrix(whole)
 
 
 SUBMIT = """
