@@ -71,14 +71,13 @@ def a_job(rounds: int = 3, every: int = 1, **overrides: Any) -> Job:
 
 
 def record(effect: int, name: str, number: int, result: Any, **more: Any) -> EffectDone:
-    """The record of an effect of a round, which a training's is not final by itself."""
+    """The record of an effect of a round."""
     return EffectDone(
         effect=effect,
         name=name,
         round=number,
         request=f"{name} in round {number}",
         arguments="a" * 32,
-        is_final=name != "train",
         result=encode_exact(result),
         **more,
     )
@@ -90,7 +89,7 @@ def train_record(
     states: Mapping[str, StateVersion] | None = None,
     sites: list[str] = SITES,
 ) -> EffectDone:
-    """The record of a training, which the next record that is synced makes final."""
+    """The record of a training whose updates were read."""
     answers = {site: (1.0, {"loss": 1 / number}, b"") for site in sites}
     result = TrainResult(answers, states or {}, {}, [], TaskCost())
     return record(effect, "train", number, result.plain())

@@ -42,6 +42,13 @@ def simulate(
             "newest runs/<job>-<time>. A run that was not begun is started.",
         ),
     ] = False,
+    from_round: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            help="With --resume, go back to the end of round K, and do again what came after it.",
+        ),
+    ] = None,
     engine: Annotated[
         str | None,
         typer.Option(
@@ -80,6 +87,8 @@ def simulate(
     spare_output()  # the exit status is the run's, which summary.json tells of as well
 
     path = job_file(job)
+    if from_round is not None and not resume:
+        raise typer.BadParameter("it goes with --resume", param_hint="--from-round")
     try:
         with closing(ProcessHost.of()) as host:
             # The fork server's imports take longest, so this process does its own meanwhile.
@@ -110,7 +119,9 @@ def simulate(
                     output = stack.enter_context(diverted(run.log("tracker")))
                 console = make_console(file=output)
                 console.quiet = as_json or quiet
-                summary = run_and_show(loaded, run, console, resume=resume, host=host)
+                summary = run_and_show(
+                    loaded, run, console, resume=resume, from_round=from_round, host=host
+                )
     except KeyboardInterrupt:
         # A run under way handles it: this was before or after.
         typer.echo("stopped; a run that had begun goes on with --resume", err=True)

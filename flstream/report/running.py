@@ -34,6 +34,7 @@ def run_and_show(
     console: Console,
     *,
     resume: bool = False,
+    from_round: int | None = None,
     host: ProcessHost | None = None,
 ) -> Summary:
     """Run a job, and show it on a console and in the run's page.
@@ -43,6 +44,7 @@ def run_and_show(
         run: A new run directory; with ``resume``, that of the run to resume.
         console: Console to show it on; a quiet one shows nothing.
         resume: Whether to resume an earlier run.
+        from_round: Round whose end the resumed run goes back to; None for where it was cut off.
         host: Process host that is prepared for the job; None for a new one.
 
     Returns:
@@ -56,7 +58,7 @@ def run_and_show(
         if resume:
             from flstream.runs.resume import final_summary, plan_resume
 
-            point = plan_resume(job, run)
+            point = plan_resume(job, run, from_round)
         is_finished = point is not None and point.is_finished
         if point is not None and is_finished:
             console.out(f"nothing is left to do: the run in {run.path} is finished")

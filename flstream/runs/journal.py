@@ -119,7 +119,7 @@ class JournalContent(NamedTuple):
 
     Attributes:
         history: All of its events, added up.
-        effects: The effects that a run can resume after: those up to the last that was synced.
+        effects: The effects that are done, in order.
         ends: By number of an effect, or 0 for the initial model, where its line ends in bytes.
         resumes: Each resume, with where its line ends.
     """
@@ -137,7 +137,7 @@ def read_journal(path: Path) -> JournalContent:
         SimulationError: The journal cannot be read, or is damaged; the message names the line.
     """
     history, journal = History(), Journal(path)
-    effects, ends, resumes, synced = list[EffectDone](), dict[int, int](), [], 0
+    effects, ends, resumes = list[EffectDone](), dict[int, int](), []
     for event in journal:
         history.apply(event)
         match event:
@@ -146,12 +146,9 @@ def read_journal(path: Path) -> JournalContent:
             case EffectDone():
                 effects.append(event)
                 ends[event.effect] = journal.end
-                # A line that was synced makes all lines before it durable, too.
-                synced = len(effects) if event.is_final else synced
             case RunResumed():
                 resumes.append((journal.end, event))
-                synced = len(effects)
-    return JournalContent(history, effects[:synced], ends, resumes)
+    return JournalContent(history, effects, ends, resumes)
 
 
 def new_events(path: Path, start: int) -> Iterator[tuple[AnyEvent, int]]:

@@ -1,4 +1,4 @@
-"""The point where an interrupted run resumes: after the last effect whose model is sound."""
+"""The point where an interrupted run resumes: after its last effect, or the end of a round."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import NamedTuple
 
 import msgspec
 
-from flstream.errors import ResumeRefusedError, SimulationError
+from flstream.errors import ResumeRefusedError, SimulationError, UsageError
 from flstream.job import Job
 from flstream.runs.history import History
 from flstream.runs.job_match import check_same_job
-from flstream.runs.journal import read_history, read_journal
-from flstream.runs.needed_states import with_sound_states
+from flstream.runs.journal import JournalContent, read_history, read_journal
+from flstream.runs.needed_states import needed_states
 from flstream.runs.retention import stored_rounds
 from flstream.runs.run_directory import RunDirectory
-from flstream.runs.site_states import set_aside_altered_states
-from flstream.runs.sound_effects import SoundEffects, has_its_models, sound_effects
+from flstream.runs.site_states import check_states, set_aside_altered_states
+from flstream.runs.sound_models import has_its_models, model_flaw
 from flstream.runs.summary import Summary, summarize
-from flstream.telemetry.event_log import EventLog
-from flstream.telemetry.events import EffectDone, RunResumed
+from flstream.telemetry.event_log import EventLog, await_writer
+from flstream.telemetry.events import EffectDone, ModelRecord, RunResumed
 
 # A server whose launcher was killed ends as soon as it notices, but may be writing to the disk.
 _PATIENCE_SECONDS = 30.0
@@ -30,9 +30,9 @@ class ResumePoint(NamedTuple):
     """The point where a run resumes.
 
     Attributes:
-        round: Round of the newest model that is sound; 0 is the initial model, and None says that
-            it is to be built anew.
-        effect: Number of the last effect that counts; 0 without one.
+        round: Round of the newest model that is kept; 0 is the initial model, and None says that it
+            is to be built anew.
+        effect: Number of the last effect that is kept; 0 without one.
         is_finished: Whether the run has nothing left to do.
         seconds: How long the run has been going on until now.
         end: Length in bytes of the journal's lines that are kept.
@@ -40,7 +40,7 @@ class ResumePoint(NamedTuple):
             ones, and what only a run has that has ended.
         warnings: What was not found as it was left, a sentence each.
         initial: Digest of the initial model; None if it is to be built anew.
-        records: The effects that count, in the order in which they were written.
+        records: The effects that are kept, in order.
         resumes: Earlier resumes whose lines are not kept, since no effect was done after them.
         until: Time at which the last sitting ended.
         stored: How many rounds have a checkpoint on disk.
@@ -60,52 +60,65 @@ class ResumePoint(NamedTuple):
     stored: int = 1
 
 
-def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
-    """Find out where a run goes on.
+def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> ResumePoint | None:
+    """Find out where a run resumes.
 
-    Nothing is changed yet but for a torn last line of the journal, which is cut off. The models are
-    read from the newest on until one is sound, together with what the server's optimizer remembers,
-    in ranges; so this takes as long as reading one, and 1 MiB of memory. A run that is finished but
-    lacks a model that it names, or has it damaged, goes on too: it makes that again.
+    Nothing is changed yet. The newest model that is kept is read, with the bodies beside it and the
+    sites' states, in ranges; so this takes as long as reading them, and 1 MiB of memory. A run that
+    is finished but lacks a model that it names, or has it damaged, resumes too: it is given that
+    name again.
 
     Args:
         job: The job, which has to be that of the run: see
             :func:`~flstream.runs.job_match.check_same_job`.
         run: The run directory, in use by this process and no other.
+        from_round: Round whose end the run goes back to; None for its last effect.
 
     Returns:
         None if nothing has happened in it yet, so that it is as good as new.
 
     Raises:
-        UsageError: The run was made by another job.
-        ResumeRefusedError: Its journal is damaged or gone; or rounds were completed, but no model
-            of theirs is left; or a site's state that is needed is damaged or gone.
+        UsageError: The run was made by another job, or has no such round.
+        ResumeRefusedError: Its journal is damaged or gone, or a model or a site's state that is
+            needed is; the message names an earlier round that is whole.
         SimulationError: A process of it still writes to the journal.
     """
     if run.job_file.exists():
         check_same_job(job, run)
     # By then a server that has outlived its launcher has written its last event.
-    EventLog(run.events, _PATIENCE_SECONDS).close()
+    await_writer(run.events, _PATIENCE_SECONDS)
     try:
-        history, effects, ends, resumes = read_journal(run.events)
+        content = read_journal(run.events)
     except SimulationError as error:
         raise ResumeRefusedError(str(error)) from error
-    if history.is_empty:
+    history, effects = content.history, content.effects
+    if from_round is not None:
+        _check_round(from_round, content, run)
+        effects = _up_to(effects, from_round)
+    elif history.is_empty:
         _check_nothing_is_there(run)
         return None
-    is_finished = history.status == "finished" and history.planned_rounds == job.planned_rounds
-    if is_finished and has_its_models(history, run):
-        return _finished(history, effects)
-    if effects and effects[-1].is_provisional and history.planned_rounds != job.planned_rounds:
+    elif history.status == "finished" and history.planned_rounds == job.planned_rounds:
+        if has_its_models(history, run):
+            return _finished(history, effects)
+    elif effects and effects[-1].is_provisional and history.planned_rounds != job.planned_rounds:
         effects = effects[:-1]
-    sound = sound_effects(effects, history.models, run)
-    warnings = _explain(history, sound, run)
-    records, is_there = with_sound_states(run, sound.records), sound.has_model
-    effect = records[-1].effect if records else 0
-    # Without even the initial model, all begins anew.
-    models = [history.models[0]] if is_there else []
-    models += [record.model for record in records if record.model is not None]
-    end = ends[effect] if models else 0
+    models, warnings = _models(history, effects), list[str]()
+    if len(models) == 1 and (flaw := model_flaw(run, models[0])):
+        # The initial model, which is built again to the same bits.
+        warnings, models, effects = [f"the initial model was built anew: {flaw}"], [], []
+    try:
+        _check_whole(run, models, effects)
+    except ResumeRefusedError as error:
+        whole = _nearest_whole(run, content, models[-1].round)
+        if whole is None:
+            raise
+        raise ResumeRefusedError(
+            f"{error}; round {whole} is whole, and --resume --from-round {whole} goes back to its "
+            "end"
+        ) from error
+    effect = effects[-1].effect if effects else 0
+    end = content.ends[effect] if models else 0
     return ResumePoint(
         round=models[-1].round if models else None,
         effect=effect,
@@ -115,11 +128,65 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
         leftovers=run.leftovers(models, history.written),
         warnings=warnings,
         initial=models[0].digest if models else None,
-        records=records,
-        resumes=[event for place, event in resumes if place > end],
+        records=effects,
+        resumes=[event for place, event in content.resumes if place > end],
         until=history.timeline.sittings[-1][1],
         stored=len(stored_rounds(run)),
     )
+
+
+def _models(history: History, effects: Sequence[EffectDone]) -> list[ModelRecord]:
+    """Return the initial model, if there is one, and those that effects have made."""
+    made = [record.model for record in effects if record.model is not None]
+    return [*history.models[:1], *made]
+
+
+def _up_to(effects: Sequence[EffectDone], number: int) -> Sequence[EffectDone]:
+    """Return the effects up to the end of a round."""
+    return [record for record in effects if record.round <= number]
+
+
+def _check_round(number: int, content: JournalContent, run: RunDirectory) -> None:
+    """Refuse to go back to a round that a run does not have.
+
+    Raises:
+        UsageError: It does not have it.
+    """
+    models = _models(content.history, content.effects)
+    if not models or not 0 <= number <= models[-1].round:
+        has = f"rounds 0 to {models[-1].round}" if models else "none"
+        raise UsageError(
+            f"--from-round {number} names no round of the run in {run.path}, which has {has}; "
+            "leave it out to resume where the run was cut off"
+        )
+
+
+def _check_whole(
+    run: RunDirectory, models: Sequence[ModelRecord], effects: Sequence[EffectDone]
+) -> None:
+    """Check all that a run needs to resume after some effects.
+
+    Raises:
+        ResumeRefusedError: Its newest model, or a state of a site, is damaged or gone.
+    """
+    if models and (flaw := model_flaw(run, models[-1])):
+        raise ResumeRefusedError(
+            f"the run in {run.path} needs a model that cannot be used: {flaw}; put it back from a "
+            "copy, or leave out --resume to start a new run"
+        )
+    check_states(run, needed_states(effects))
+
+
+def _nearest_whole(run: RunDirectory, content: JournalContent, below: int) -> int | None:
+    """Return the last round before another one that a run can go back to; None without one."""
+    for number in reversed(range(below)):
+        effects = _up_to(content.effects, number)
+        try:
+            _check_whole(run, _models(content.history, effects), effects)
+        except ResumeRefusedError:
+            continue
+        return number
+    return None
 
 
 def take_up(job: Job, run: RunDirectory, point: ResumePoint) -> History:
@@ -184,29 +251,3 @@ def _check_nothing_is_there(run: RunDirectory) -> None:
             f"the run in {run.path} has models such as {models[0]}, but nothing in its journal "
             f"{run.events}; put that back from a copy, or leave out --resume to start a new run"
         )
-
-
-def _explain(history: History, sound: SoundEffects, run: RunDirectory) -> list[str]:
-    """Warn of models that cannot be used.
-
-    Raises:
-        ResumeRefusedError: There is none, and there were rounds: to do them all again is for the
-            user to decide.
-    """
-    if not sound.flaws:
-        return []
-    newest = history.models[-1]
-    if sound.has_model:
-        models = [record.model for record in sound.records if record.model is not None]
-        model = models[-1] if models else history.models[0]
-        if model.round == newest.round:
-            places = f"model {model.version} of round {model.round} instead of {newest.version}"
-        else:
-            places = f"round {model.round} instead of {newest.round}"
-        return [f"the run went on from {places}: {sound.listed}"]
-    if newest.round == 0:
-        return [f"the initial model was built anew: {sound.listed}"]
-    raise ResumeRefusedError(
-        f"no model of the {newest.round} completed rounds of the run in {run.path} can be "
-        f"used: {sound.listed}; put one back from a copy, or leave out --resume to start a new run"
-    )

@@ -42,6 +42,7 @@ class FoldedUpdates:
         """
         # Whether it was read follows from the program, so it is the same on replay.
         if isinstance(updates, Updates) and not updates.is_read:
+            _check_is_there(updates.training, method)
             return cls([updates.training], None)
         chosen = []
         for update in updates:
@@ -50,6 +51,7 @@ class FoldedUpdates:
                     f"run.{method}() was given a {type(update).__name__} among its updates; "
                     "give it what run.train() returned, or some of it"
                 )
+            _check_is_there(update.training, method)
             chosen.append((update.training, update.site))
         if not chosen:
             raise WorkflowError(
@@ -97,15 +99,15 @@ class FoldedUpdates:
     def arguments(self) -> list[object]:
         """What identifies the updates in the arguments of an effect."""
         if self.chosen is None:
-            return [training.number for training in self.trainings]
+            return [training.arguments for training in self.trainings]
         return [[training.number, site] for training, site in self.chosen]
 
     @property
     def request(self) -> str:
         """The updates in words."""
-        numbers = ", ".join(str(training.number) for training in self.trainings)
         if self.chosen is None:
-            return f"updates of effect {numbers}"
+            return ", ".join(training.request for training in self.trainings)
+        numbers = ", ".join(str(training.number) for training in self.trainings)
         return f"updates of {brief_names([site for _, site in self.chosen])} of effect {numbers}"
 
     @property
@@ -143,3 +145,17 @@ class FoldedUpdates:
     def state_before(self, site: str) -> StateVersion | None:
         """Version of a site's state before the training that its update came of."""
         return self.training_of(site).tasks[site].state
+
+
+def _check_is_there(training: SiteTraining, method: str) -> None:
+    """Refuse updates that were folded as they came: none is left.
+
+    Raises:
+        WorkflowError: They were.
+    """
+    if training.is_folded:
+        raise WorkflowError(
+            f"run.{method}() was given updates of round {training.round} that were folded as they "
+            "came, of which none is left; read them first, such as by list(updates), to fold them "
+            "more than once"
+        )

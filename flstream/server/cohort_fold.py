@@ -127,7 +127,7 @@ class CohortFold:
 
     def train(self, training: SiteTraining) -> TaskRun:
         """Have the sites of a training train, and fold what can be folded already."""
-        plan = self._trainer.plan(training, is_lazy=True)
+        plan = self._trainer.plan(training)
         run = self._run = self._trainer.begin(training, plan)
         if plan.group:
             path = self._trainer.files(training).folder / "sum.safetensors"
@@ -184,10 +184,14 @@ class CohortFold:
         ]
         for training in self._cohort.trainings:
             sites = [site for each, site in members if each is training]
-            updates, failures = self._trainer.complete(training, sites)
-            left += updates
-            for site, reason in failures.items():
-                self._leave_out(SiteLost(site, reason))
+            if self._cohort.chosen is None:
+                lost = [site for site in sites if site not in training.bodies]
+                failures = self._trainer.train_again(training, lost) if lost else {}
+                for site, reason in failures.items():
+                    self._leave_out(SiteLost(site, reason))
+                left += [training.bodies[site] for site in sites if site not in failures]
+            else:
+                left += self._trainer.updates(training, sites)
         places = {site: place for place, (_, site) in enumerate(members)}
         left.sort(key=lambda update: places[update.answer.site])
         if self._adopts:
@@ -241,7 +245,7 @@ class CohortFold:
         before = training.tasks[site].state
         with suppress(SimulationError):  # a later task of the site does the rest
             discard_site_state_after(self._context.run.site(site), training.number - 1, before)
-        self._context.emit(site_failed(training.effect.round, site, reason, code))
+        self._context.emit(site_failed(training.round, site, reason, code))
         self._refused[site] = reason
         training.bodies.pop(site, None)
         training.collector.fail(site, reason)

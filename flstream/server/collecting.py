@@ -147,7 +147,6 @@ class ModelCollection:
         if not tasks:
             return {}, {}
         context, source, sites = self._context, self._store.source(base), list(tasks)
-        self._trainer.free(sites)
         collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
             "submit their models", sites, 0
         )
@@ -171,9 +170,9 @@ class ModelCollection:
             keeps_state=False,
             meta=pack_values(_ASKED_FOR, None),
         )
-        plan = plan_task(context.job, source.layout.nbytes, len(sites), is_ranked=True)
-        files = UpdateFiles(context.run.updates(effect.number), effect.arguments, spec.form)
-        run = TaskRun(context, spec, plan, collector, files)
+        plan = plan_task(context.job, source.layout.nbytes, len(sites))
+        files = UpdateFiles(context.run.updates(effect.number), spec.form)
+        run = TaskRun(context, spec, plan, collector, files if plan.in_files else None)
         for _ in run.progress():
             pass
         self._trainer.check_states(tasks, collector.failures)

@@ -61,15 +61,13 @@ class EffectJournal:
 
     def __init__(self, records: Iterable[EffectDone], emit: Emit) -> None:
         self._records = {record.effect: record for record in records}
-        self._places = {number: place for place, number in enumerate(self._records)}
-        self._last = max(self._records, default=0)
         self._emit = emit
         self._asked = 0
 
     @property
     def is_live(self) -> bool:
         """Whether all that is on record was replayed, so that what happens now is new."""
-        return self._asked >= self._last
+        return self._asked >= len(self._records)
 
     def ask(self, name: str, round_number: int, request: str, arguments: object) -> Effect:
         """Number an effect, and look up what came of it.
@@ -102,16 +100,14 @@ class EffectJournal:
         effect: Effect,
         result: object,
         *,
-        is_final: bool,
         is_provisional: bool = False,
         model: ModelRecord | None = None,
     ) -> EffectDone:
-        """Write down what came of an effect.
+        """Write the record of an effect, which is synced.
 
         Args:
             effect: The effect, which was not on record.
             result: What came of it, as :func:`encode_exact` takes it.
-            is_final: Sync the record, which makes it and all before it final.
             is_provisional: Whether it is an evaluation that was due only as its round is the last.
             model: The model that it made, which is durable.
 
@@ -124,19 +120,13 @@ class EffectJournal:
             round=effect.round,
             request=effect.request,
             arguments=effect.arguments,
-            is_final=is_final,
             is_provisional=is_provisional,
             model=model,
             result=encode_exact(result),
         )
         halt_at("record")
         self._emit(done)
-        self._places[effect.number] = len(self._places)
         return done
-
-    def place(self, effect: int) -> int:
-        """Place of an effect's record among all of them, in the order of writing."""
-        return self._places[effect]
 
 
 def result_of(record: EffectDone) -> Any:

@@ -191,11 +191,22 @@ class Federation:
         check_bodies(bodies)
         return self._store.begin(version, list(bodies))
 
+    def end_stage(self, reason: str | None) -> None:
+        """End the current workflow, and its last round.
+
+        Args:
+            reason: Why it has had fewer rounds than the job; None if it has not.
+
+        Raises:
+            WorkflowError: It has asked for a training that nobody has read or folded.
+        """
+        self._trainings.check_done()
+        self.state.end_stage(reason)
+
     def finish(self, version: int) -> None:
         """End the run with a model: its file gets its second name, and what waits is let go of."""
         path = self._store.source(self._store.handle(version)).path
         halt_at("end")
-        self.state.trainer.release_all("the run is over")
         run = self._context.run
         run.discard_updates()
         run.publish(path, run.final_model)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
+from types import FrameType
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from flstream.client.messages import SiteAnswer
 from flstream.debugging import code_failed
 from flstream.errors import FlstreamError, WorkflowError
+from flstream.job.workflow_code import program_file
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.asked_kinds import AskedKinds
 from flstream.server.collector import UNLIMITED
@@ -85,6 +88,14 @@ class FederationState:
     def evaluators(self) -> list[str]:
         """Sites to send an evaluation, where one is due."""
         return self.asked.evaluators(self.sites)
+
+    def program_line(self) -> int | None:
+        """Line of the workflow's file that is being run; None if that is not known."""
+        path = str(program_file(self.context.job.stages[self.stage]))
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame.f_code.co_filename != path:
+            frame = frame.f_back
+        return None if frame is None else frame.f_lineno
 
     def begin_stage(self, place: int, stopping: EarlyStopping) -> None:
         """Begin with the next workflow.

@@ -154,7 +154,11 @@ class ModelEffects:
         if at is not None:
             arguments["at"] = list(at)
         request = f"{name}(model {model.version}, {cohort.request})"
-        return self.state.journal.ask(name, self.state.round, request, arguments)
+        effect = self.state.journal.ask(name, self.state.round, request, arguments)
+        if cohort.chosen is None:
+            (training,) = cohort.trainings
+            self._trainings.begin(training, effect)
+        return effect
 
     def _new_fold(self, model: Model, cohort: FoldedUpdates, *, adopts: bool = False) -> CohortFold:
         state = self.state
@@ -195,10 +199,11 @@ class ModelEffects:
         state = self.state
         context, store, private = state.context, state.store, state.private
         _, step = store.next_record(state.round)
-        for training in cohort.trainings:
-            if not training.is_done:
-                self._trainings.do(training, fold)
-            training.settle()
+        trained = None
+        if cohort.chosen is None:
+            (training,) = cohort.trainings
+            trained = training.result = self._trainings.perform(training, fold)
+            state.asked.record(trained.asks)
         made = fold.make(state.round)
         outcome = made.outcome
         result = FoldResult(
@@ -212,6 +217,7 @@ class ModelEffects:
             kept=outcome.kept,
             at=made.at,
             privacy=private.record(cohort, state.round, step, outcome) if private else None,
+            train=trained,
         )
         if result.metrics and self._is_score(model):
             # Before the record that makes it final, so that it counts as soon as that does.
@@ -219,7 +225,7 @@ class ModelEffects:
             columns = columns_of(context.job.clients.site_names, found)
             context.emit(received_score(model, result.metrics, columns))
         state.warn(self._unchanged.warnings(state.round, outcome.unchanged))
-        done = state.journal.record(effect, result.plain(), is_final=True, model=made.record)
+        done = state.journal.record(effect, result.plain(), model=made.record)
         return self._replay(done, model, cohort, is_verified=True)
 
     def _is_score(self, model: Model) -> bool:
@@ -238,8 +244,10 @@ class ModelEffects:
         state.last.add(result.kept, done.effect)
         if state.private is not None and result.privacy is not None:
             state.private.take(result.privacy, state.round)
-        for training in cohort.trainings:
-            training.settle()
+        if result.train is not None:
+            (training,) = cohort.trainings
+            self._trainings.take(training, result.train)
+            training.is_folded = True
         if self._is_score(base):
             state.warn(state.scores.add_received(base, result.metrics))
         if state.totals is not None:
@@ -248,11 +256,8 @@ class ModelEffects:
             state.totals.add_model(result._replace(metrics={}) if is_received else result)
         for site in result.refused:
             # What it kept for itself goes back to what it was before, too.
-            before = {site: cohort.state_before(site)}
-            state.tasks.left(before, state.journal.place(done.effect))
+            state.tasks.left({site: cohort.state_before(site)})
         state.note_failures(result.refused)
         state.settle_failures(result.weights)
-        # Only what is durable is settled: until now the sites still had all it takes to fold again.
-        # A server that was killed before it had done so has left files.
         state.trainer.settle(cohort)
         return handle

@@ -94,9 +94,11 @@ def play(context: ServerContext, initial: str, replay: Replay) -> None:
             version = _play_stage(federation, place, version)
         federation.finish(version)
     except UnsoundModelError as error:
+        made = next((each.round for each in records if each.effect == error.effect), 0)
         raise SimulationError(
-            f"a model that is needed again cannot be used: {error.flaw}; put it back from a copy "
-            "and go on with --resume, or start a new run (leave out --resume)"
+            f"a file that is needed again cannot be used: {error.flaw}; put it back from a copy "
+            "and go on with --resume, or go back to before it with --resume --from-round "
+            f"{max(made - 1, 0)}"
         ) from error
 
 
@@ -123,7 +125,7 @@ def _play_stage(federation: Federation, place: int, start: int) -> int:
         ) from error
     if state.failure is not None:  # and the workflow has caught that all the same
         raise state.failure
-    state.end_stage(run.ended_early)
+    federation.end_stage(run.ended_early)
     if returned is None:
         context.emit(
             Warned(

@@ -128,8 +128,10 @@ class Updates(Sequence[Update]):
         return self._read()[index]
 
     def __repr__(self) -> str:
-        state = "done" if self.training.is_done else "not yet trained"
-        return f"<updates of effect {self.training.number}, {state}>"
+        training = self.training
+        if not training.is_done:
+            return f"<updates of round {training.round}, not yet trained>"
+        return f"<updates of effect {training.number}>"
 
 
 Failures = Mapping[str, str]

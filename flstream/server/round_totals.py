@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from flstream.server.privacy import FoldPrivacy
-from flstream.server.training import TaskCost, plain_transfer
+from flstream.server.training import TaskCost, TrainResult, plain_transfer
 from flstream.telemetry.events import ModelRecord, PrivacySpent, RoundFinished, Transfer
 
 
@@ -27,6 +27,8 @@ class FoldResult(NamedTuple):
         kept: By site, the digest of its last model, where that is kept.
         at: Site in whose process they were folded; empty for the server's.
         privacy: What it has spent; None where the job is not private.
+        train: What came of the training whose updates were folded as they came; None where they had
+            been read before.
     """
 
     weights: Mapping[str, float]
@@ -39,6 +41,7 @@ class FoldResult(NamedTuple):
     kept: Mapping[str, str] = MappingProxyType({})
     at: str = ""
     privacy: FoldPrivacy | None = None
+    train: TrainResult | None = None
 
     def plain(self) -> dict[str, Any]:
         """The result as the journal's encoding takes it."""
@@ -49,16 +52,21 @@ class FoldResult(NamedTuple):
             "up": plain_transfer(self.up),
             "updates": [list(each) for each in self.updates],
             "privacy": None if self.privacy is None else self.privacy.plain(),
+            "train": None if self.train is None else self.train.plain(),
         }
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> FoldResult:
         """The result that was encoded."""
         updates = [(number, sites) for number, sites in plain["updates"]]
-        spent = plain.get("privacy")
-        privacy = None if spent is None else FoldPrivacy.from_plain(spent)
-        found = {"up": Transfer(*plain["up"]), "updates": updates, "privacy": privacy}
-        return cls(**{**plain, **found})
+        spent, trained = plain["privacy"], plain["train"]
+        typed = {
+            "up": Transfer(*plain["up"]),
+            "updates": updates,
+            "privacy": None if spent is None else FoldPrivacy.from_plain(spent),
+            "train": None if trained is None else TrainResult.from_plain(trained),
+        }
+        return cls(**{**plain, **typed})
 
 
 class RoundTotals:

@@ -194,7 +194,6 @@ class Scoring:
         collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
             task.what, sites, task.least
         )
-        self._trainer.free(sites)
         spec = TaskSpec(
             kind="evaluate",
             effect=task.effect,
@@ -213,7 +212,7 @@ class Scoring:
             waits=self._trainer.waits,
             personal=personal,
         )
-        plan = plan_task(context.job, source.layout.nbytes, len(sites), is_ranked=True)
+        plan = plan_task(context.job, source.layout.nbytes, len(sites))
         run = TaskRun(context, spec, plan, collector)
         for _ in run.progress():
             pass

@@ -57,9 +57,7 @@ class SiteEffects:
         record = effect.record
         if record is None:
             plain = self._scoring.evaluate(model, tasks, effect.number, personal=part)
-            record = state.journal.record(
-                effect, plain, is_final=True, is_provisional=is_provisional
-            )
+            record = state.journal.record(effect, plain, is_provisional=is_provisional)
         plain = result_of(record)
         self._note(plain)
         metrics: dict[str, float] = plain["metrics"]
@@ -96,7 +94,7 @@ class SiteEffects:
             asked = state.asked.submitters(sites) if not state.context.job.filters.up else []
             tasks = {site: tasks[site] for site in asked}
             plain = self._collection.collect(effect, base, sites, tasks, seconds)
-            record = state.journal.record(effect, plain, is_final=True)
+            record = state.journal.record(effect, plain)
         found = result_of(record)
         state.note_failures(found["failed"])
         state.settle_failures()
@@ -149,7 +147,7 @@ class SiteEffects:
             what = f"score the {named}"
             task = ScoringTask(what, effect.number, of_round, least, seconds)
             plain = self._scoring.score(model, source, tasks, task, owner, counts=counts)
-            record = state.journal.record(effect, plain, is_final=True)
+            record = state.journal.record(effect, plain)
         found = result_of(record)
         scores = SiteScores(by_site(sites, found["sites"]), found["failures"])
         self._note(found)
@@ -192,7 +190,7 @@ class SiteEffects:
                 ) from error
             run.write(file, text)
         if effect.record is None:
-            journal.record(effect, None, is_final=True)
+            journal.record(effect, None)
 
     def _note(self, plain: Mapping[str, Any]) -> None:
         """Take in who failed in scoring a model, and what sites' code asked about."""

@@ -25,8 +25,6 @@ class SiteTasks:
         self._seed = seed
         self._indices = {site: index for index, site in enumerate(sites)}
         self._states: dict[str, StateVersion] = {}
-        # Place in the journal of what each state was left by.
-        self._places: dict[str, int] = {}
         # How many tasks of a kind a site has had in the current round.
         self._counts: dict[tuple[str, SeedKind], int] = {}
 
@@ -56,19 +54,14 @@ class SiteTasks:
         """The parts of a task that is begun now, after others may have changed sites' states."""
         return with_states(tasks, self._states)
 
-    def left(self, states: Mapping[str, StateVersion | None], place: int) -> None:
+    def left(self, states: Mapping[str, StateVersion | None]) -> None:
         """Take the versions of their states that sites have left.
 
         Args:
             states: The versions, by site; None for an empty state, as after a task that came to
                 nothing.
-            place: Place in the journal of the record that says so. On replay, records may come in
-                another order than that in which they were written.
         """
         for site, state in states.items():
-            if place < self._places.get(site, 0):
-                continue
-            self._places[site] = place
             self._states.pop(site, None)
             if state is not None:
                 self._states[site] = state

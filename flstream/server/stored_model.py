@@ -18,12 +18,12 @@ from flstream.telemetry.events import ModelRecord
 
 
 class UnsoundModelError(BaseException):
-    """A model on record whose file is damaged or gone: its effect, and all after it, are void.
+    """The file of a model or an update on record is damaged or gone, and is needed again.
 
-    It passes through a workflow, whatever that catches: the program is replayed from its beginning.
+    It passes through a workflow, whatever that catches.
 
     Attributes:
-        effect: Number of the effect that made the model.
+        effect: Number of the effect that made it.
         flaw: One sentence that says what is wrong with its file.
     """
 

@@ -25,23 +25,26 @@ class TaskPlan(NamedTuple):
     Attributes:
         own: Whether each site has its own worker, in which its update stays until it is folded.
         sites: Number of sites that a worker is given at a time.
-        in_memory: Whether fetched updates wait in memory, rather than in files.
+        in_memory: Whether the updates of several sites are fetched at once, into memory.
+        in_files: Whether updates wait in files.
         group: Number of updates that are added to the partial sum at a time; 0 for no sum.
     """
 
     own: bool
     sites: int
     in_memory: bool
+    in_files: bool
     group: int
-
-    @property
-    def waits_in_files(self) -> bool:
-        """Whether fetched updates wait in files."""
-        return not (self.own or self.in_memory)
 
 
 def plan_task(
-    job: Job, model_bytes: int, cohort: int, *, is_ranked: bool, at_site: bool = False
+    job: Job,
+    model_bytes: int,
+    cohort: int,
+    *,
+    is_ranked: bool = True,
+    is_read: bool = False,
+    at_site: bool = False,
 ) -> TaskPlan:
     """Plan a task.
 
@@ -50,6 +53,7 @@ def plan_task(
         model_bytes: Size of the model in bytes.
         cohort: Number of sites.
         is_ranked: Whether the aggregation ranks values, and so needs all updates at once.
+        is_read: Whether the workflow reads the updates, which then wait in files, before a fold.
         at_site: Whether a site folds the updates. Where workers are shared, these write them to
             files: nothing comes to the server.
 
@@ -58,22 +62,24 @@ def plan_task(
     """
     workers = job.clients.workers
     if workers == job.clients.count:
-        return TaskPlan(own=True, sites=1, in_memory=False, group=0)
+        return TaskPlan(own=True, sites=1, in_memory=False, in_files=is_read, group=0)
     if at_site and job.network.is_on:
         raise UsageError(
             "where sites fold, and links are emulated (network), each site needs a worker of its "
             f"own; set clients.parallel = {job.clients.count}"
         )
     if at_site:
-        return TaskPlan(own=False, sites=1, in_memory=False, group=0)
+        return TaskPlan(own=False, sites=1, in_memory=False, in_files=True, group=0)
     size = max(model_bytes, 1)
     if size <= _TINY_BYTES and cohort * size <= _MEMORY_BYTES:
         sites = min(-(-cohort // workers), _TASK_BYTES // size, _MOST_SITES)
         if job.network.is_on:
             sites = 1  # the link is that of the site whose model and update travel
-        return TaskPlan(own=False, sites=max(sites, 1), in_memory=True, group=0)
+        return TaskPlan(False, max(sites, 1), in_memory=True, in_files=is_read, group=0)
     group = max(4, 2 * workers)
-    return TaskPlan(False, 1, False, 0 if is_ranked or cohort <= group else group)
+    if is_ranked or is_read or cohort <= group:
+        group = 0
+    return TaskPlan(False, 1, in_memory=False, in_files=True, group=group)
 
 
 # Files with what a codec has left out that a site has at most: of its last states, and the next.
@@ -93,7 +99,7 @@ def plan_disk(job: Job, layout: Layout, cohort: int, plan: TaskPlan | None = Non
     optimizers = [stage_optimizer(job, stage) for stage in range(len(job.stages))]
     if plan is None:
         plan = plan_task(job, layout.nbytes, cohort, is_ranked=rule.is_ranked)
-    waiting = cohort if plan.waits_in_files else 0
+    waiting = cohort if plan.in_files else 0
     sums = 0
     if plan.group:
         waiting = 2 * plan.group

@@ -75,7 +75,7 @@ class TaskRun:
         spec: The task.
         plan: How it is spread over workers.
         collector: Takes the sites' results, and knows how many have to come.
-        files: Where updates wait as files, if they do.
+        files: Where updates wait as files; None where they do not.
 
     Attributes:
         collector: As given.
@@ -233,11 +233,12 @@ class TaskRun:
         model = self._spec.model
         worker.up.limits = limits_for_updates(model.layout, asked)
         collection = UpdateCollection(worker, token, settings, self._spec.form)
-        if self._plan.own:
-            return [RemoteUpdate(first, collection)]
-        if self._plan.waits_in_files and self._files is not None:
+        if self._plan.in_memory:
+            updates = fetch_into_memory(answered.sites, collection, asked)
+            return updates if self._files is None else list(map(self._files.store, updates))
+        if self._files is not None:
             return [self._files.fetch(first, collection)]
-        return fetch_into_memory(answered.sites, collection, asked)
+        return [RemoteUpdate(first, collection)]
 
     def _take(self, event: object) -> None:
         match event:

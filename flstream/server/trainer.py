@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from weakref import WeakValueDictionary
 
 from flstream.client.messages import SiteTask
 from flstream.codecs.update_form import UpdateForm
-from flstream.errors import FlstreamError
+from flstream.errors import CheckpointError
 from flstream.model.order import ORDER
 from flstream.runs.site_states import check_states
 from flstream.server.cohort import FoldedUpdates
-from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
+from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import UNLIMITED, ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.disk import check_round
 from flstream.server.model_offers import ModelHosts
 from flstream.server.model_store import ModelStore
+from flstream.server.stored_model import UnsoundModelError
 from flstream.server.task_plan import TaskPlan, plan_disk, plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
-from flstream.server.training import SiteTraining
+from flstream.server.training import SiteTraining, UpdateRecord
 from flstream.server.update_files import UpdateFiles
 from flstream.telemetry.events import RoundStarted
 
@@ -39,8 +41,10 @@ class Trainer:
     def __init__(self, context: ServerContext, store: ModelStore) -> None:
         self._context = context
         self._store = store
-        # Trainings with updates that are not settled, by their numbers.
-        self._open: dict[int, SiteTraining] = {}
+        # Trainings whose updates somebody may still fold, by their numbers.
+        self._open: WeakValueDictionary[int, SiteTraining] = WeakValueDictionary()
+        # Numbers of trainings whose files wait for nobody any more.
+        self._dropped: list[int] = []
         self.waits = UNLIMITED
 
     @property
@@ -55,10 +59,8 @@ class Trainer:
             SimulationError: There is too little disk for what the round writes.
         """
         context, cohort = self._context, list(training.tasks)
-        base, number = self._store.joined(training.base), training.effect.round
-        self.free(cohort)
+        base, number = self._store.joined(training.base), training.round
         training.collector.check_size()
-        files = self.files(training)
         check_round(
             plan_disk(context.job, base.layout, len(cohort), plan),
             context.run.path,
@@ -67,54 +69,82 @@ class Trainer:
         )
         context.emit(RoundStarted(round=number, sites=cohort))
         self._open[training.number] = training
+        files = self.files(training) if plan.in_files else None
         return TaskRun(context, self._spec(training), plan, training.collector, files)
 
-    def plan(self, training: SiteTraining, *, is_lazy: bool) -> TaskPlan:
+    def plan(self, training: SiteTraining, *, is_read: bool = False) -> TaskPlan:
         """How a training is spread over workers.
 
         Args:
             training: The training.
-            is_lazy: Whether its updates may be folded as they come.
+            is_read: Whether its updates are read before a fold.
         """
-        is_ranked = self._context.rule.is_ranked or not is_lazy
-        return self._plan(training, len(training.tasks), is_ranked=is_ranked)
+        nbytes = self._store.joined(training.base).layout.nbytes
+        return plan_task(
+            self._context.job,
+            nbytes,
+            len(training.tasks),
+            is_ranked=self._context.rule.is_ranked,
+            is_read=is_read,
+            at_site=bool(training.at),
+        )
 
-    def complete(
-        self, training: SiteTraining, sites: Sequence[str]
-    ) -> tuple[Sequence[CollectedUpdate], Mapping[str, str]]:
-        """The updates of some of a training's sites; those that were lost are trained again.
+    def make_durable(self, training: SiteTraining) -> Mapping[str, UpdateRecord]:
+        """Make the files of a training's updates durable, and return the record of each by site."""
+        records = self.files(training).make_durable(training.bodies)
+        training.bodies.clear()
+        return records
+
+    def keep_files(self, training: SiteTraining) -> None:
+        """Keep the files of a training's updates as long as the workflow refers to one of them.
+
+        They go with the next model that is durable: a workflow that fails drops all that it has,
+        and needs it again when it is resumed.
+        """
+        weakref.finalize(training, self._dropped.append, training.number).atexit = False
+
+    def updates(self, training: SiteTraining, sites: Sequence[str]) -> Sequence[CollectedUpdate]:
+        """The updates of some of a training's sites, in order.
+
+        Raises:
+            UnsoundModelError: The file of one is damaged or gone.
+        """
+        assert training.result is not None
+        missing = [site for site in sites if site not in training.bodies]
+        if missing:
+            self._open[training.number] = training
+            files = self.files(training)
+            for site in missing:
+                weight, metrics, _ = training.result.answers[site]
+                record = training.result.files[site]
+                try:
+                    training.bodies[site] = files.load(site, weight, metrics, record)
+                except CheckpointError as error:
+                    raise UnsoundModelError(training.number, str(error)) from error
+        return [training.bodies[site] for site in sites]
+
+    def train_again(self, training: SiteTraining, lost: Sequence[str]) -> Mapping[str, str]:
+        """Have sites train again whose updates were lost with their workers in a fold.
 
         Such a task is the same as before: its model, its seeds, and the state that its sites begin
         with; what it leaves in their state is on disk already.
 
         Returns:
-            The updates, in order, and by site the reason why one could not be made again.
+            By site the reason why one could not be made again.
         """
-        lost = [site for site in sites if site not in training.bodies]
-        failures: Mapping[str, str] = {}
-        if lost:
-            self._open[training.number] = training
-            files = self.files(training)
-            training.bodies |= files.recover(lost)
-            lost = [site for site in lost if site not in training.bodies]
-        if lost:
-            self.free(lost)
-            tasks = {site: training.tasks[site] for site in lost}
-            collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
-                f"train round {training.effect.round} again", lost, 0
-            )
-            plan = self._plan(training, len(lost), is_ranked=True)
-            spec = self._spec(training, tasks, keeps_state=False)
-            run = TaskRun(self._context, spec, plan, collector, files)
-            for _ in run.progress():
-                pass
-            training.bodies |= {
-                site: update for site, update in collector.answers.items() if update is not None
-            }
-            failures = collector.failures
-            self.check_states(tasks, failures)
-        found = [training.bodies[site] for site in sites if site in training.bodies]
-        return found, failures
+        tasks = {site: training.tasks[site] for site in lost}
+        collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
+            f"train round {training.round} again", lost, 0
+        )
+        plan = self.plan(training)
+        spec = self._spec(training, tasks, keeps_state=False)
+        files = self.files(training) if plan.in_files else None
+        run = TaskRun(self._context, spec, plan, collector, files)
+        for _ in run.progress():
+            pass
+        training.bodies |= run.updates
+        self.check_states(tasks, collector.failures)
+        return collector.failures
 
     def check_states(self, tasks: Mapping[str, SiteTask], failed: Iterable[str]) -> None:
         """See to it that no site has failed for want of the state that it was to begin with.
@@ -129,29 +159,15 @@ class Trainer:
 
     def settle(self, cohort: FoldedUpdates) -> None:
         """Let go of updates that are part of a model that is durable."""
-        for training, site in cohort.members:
-            update = training.bodies.pop(site, None)
-            if update is not None:
-                update.release()
-            training.settled.add(site)
         for training in cohort.trainings:
-            assert training.result is not None
-            if training.result.answers.keys() <= training.settled:
+            if training.is_folded:
+                for update in training.bodies.values():
+                    update.release()
                 self._open.pop(training.number, None)
                 self._context.run.discard_updates(training.number)
-
-    def forget_empty(self, training: SiteTraining) -> None:
-        """Take no more notice of a training if it has no update, and so nothing to wait for."""
-        if not training.bodies:
-            self._open.pop(training.number, None)
-
-    def release_all(self, reason: str) -> None:
-        """Let go of all updates, which are part of no model, for a reason."""
-        for training in list(self._open.values()):
-            for update in training.bodies.values():
-                update.release(reason)
-            training.bodies.clear()
-        self._open.clear()
+            training.bodies.clear()  # the files of others are opened again when they are needed
+        while self._dropped:
+            self._context.run.discard_updates(self._dropped.pop())
 
     def _kept_bytes(self) -> int:
         """Bytes of the sites' last models, whose places the next ones take."""
@@ -165,31 +181,11 @@ class Trainer:
         """The folder of files in which a training's updates may wait."""
         folder = self._context.run.updates(training.number)
         form = self._form(training)
-        return UpdateFiles(folder, training.effect.arguments, form)
+        return UpdateFiles(folder, form)
 
     def _form(self, training: SiteTraining) -> UpdateForm:
         model = self._store.joined(training.base)
         return UpdateForm(model, self._context.update_codecs, training.base.digest)
-
-    def free(self, sites: Iterable[str]) -> None:
-        """Pull the updates that lie in these sites' workers into files, so that they can work.
-
-        An update that is lost on the way is lost: its site trains again when it is folded.
-        """
-        asked = set(sites)
-        for training in self._open.values():
-            for site in sorted(asked & training.bodies.keys()):
-                update = training.bodies[site]
-                if isinstance(update, RemoteUpdate):
-                    del training.bodies[site]
-                    with suppress(FlstreamError):
-                        files = self.files(training)
-                        training.bodies[site] = files.fetch(update.answer, update.collection)
-
-    def _plan(self, training: SiteTraining, sites: int, *, is_ranked: bool) -> TaskPlan:
-        nbytes = self._store.joined(training.base).layout.nbytes
-        at_site = bool(training.at)
-        return plan_task(self._context.job, nbytes, sites, is_ranked=is_ranked, at_site=at_site)
 
     def _spec(
         self,
@@ -200,7 +196,7 @@ class Trainer:
     ) -> TaskSpec:
         context = self._context
         source, bodies = self._store.joined(training.base), self._store.bodies(training.base)
-        if training.personal is not None and training.personal.is_beside:
+        if training.is_beside:
             # Nothing of it is folded.
             source, bodies = self._store.source(training.base), ()
         sites = training.tasks if tasks is None else tasks
@@ -209,7 +205,7 @@ class Trainer:
         return TaskSpec(
             kind="train",
             effect=training.number,
-            round=training.effect.round,
+            round=training.round,
             total_rounds=context.job.planned_rounds,
             model=source,
             sites=sites,
@@ -237,6 +233,6 @@ class Trainer:
 
     def _folder(self, training: SiteTraining) -> str:
         """Where workers write a training's updates themselves; empty if these are fetched."""
-        if not (training.at and self._plan(training, 1, is_ranked=True).waits_in_files):
+        if not (training.at and self.plan(training).in_files):
             return ""
         return str(self._context.run.updates(training.number))

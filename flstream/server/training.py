@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -13,7 +13,6 @@ from flstream.client.personal_part import PersonalPart
 from flstream.client.state import StateVersion
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
-from flstream.server.effects import Effect
 from flstream.server.program_view import Model, Update
 from flstream.telemetry.events import Transfer
 
@@ -39,6 +38,22 @@ class TaskCost(NamedTuple):
     down: Transfer = Transfer()
 
 
+class UpdateRecord(NamedTuple):
+    """What the journal says of the file of an update that waits to be folded.
+
+    Attributes:
+        digest: Digest of its body, as it was sent.
+        params_type: Whether it has the weights or their difference from the model.
+        partial: Whether it may lack tensors of the model.
+        cost: Cost of fetching it.
+    """
+
+    digest: str
+    params_type: Literal["FULL", "DIFF"]
+    partial: bool
+    cost: Transfer
+
+
 class TrainResult(NamedTuple):
     """What came of a training, as the journal keeps it.
 
@@ -50,6 +65,8 @@ class TrainResult(NamedTuple):
         cost: What it cost.
         bases: Versions of the state that sites began with, where they had any.
         asks: Kinds of task that their code asked about, of sites that answered for the first time.
+        files: By site, what is known of its update's file, of updates that wait in files to be
+            folded by a later effect.
     """
 
     answers: Mapping[str, tuple[float, Mapping[str, float], bytes]]
@@ -59,6 +76,7 @@ class TrainResult(NamedTuple):
     cost: TaskCost
     bases: Mapping[str, StateVersion] = {}
     asks: Mapping[str, Sequence[str]] = {}
+    files: Mapping[str, UpdateRecord] = {}
 
     @classmethod
     def of(
@@ -97,6 +115,10 @@ class TrainResult(NamedTuple):
             "late": list(self.late),
             "cost": plain_cost(self.cost),
             "asks": dict(self.asks),
+            "files": {
+                site: [*record[:-1], plain_transfer(record.cost)]
+                for site, record in self.files.items()
+            },
         }
 
     @classmethod
@@ -112,6 +134,10 @@ class TrainResult(NamedTuple):
             cost_from_plain(plain["cost"]),
             _states_from_plain(plain["bases"]),
             plain["asks"],
+            {
+                site: UpdateRecord(digest, kind, partial, Transfer(*cost))
+                for site, (digest, kind, partial, cost) in plain["files"].items()
+            },
         )
 
 
@@ -143,65 +169,70 @@ def plain_transfer(transfer: Transfer) -> list[float]:
 class SiteTraining:
     """A task that a workflow has asked for with ``run.train``.
 
+    It is done once its updates are read, as an effect of its own, or folded, as a part of the fold.
+
     Attributes:
         effects: Does it once its updates are read.
-        effect: Its number, and what came of it where the journal knows.
+        arguments: All that decides what comes of it, as an effect's arguments.
+        request: Description of the request, for messages.
+        round: Round in which it was asked for.
+        line: Line of the workflow's file that asked for it; None where that is not known.
         base: The model that the sites start from.
         tasks: Each site's own part, in the cohort's order.
         collector: Takes the sites' results, and knows how many have to come.
         seconds: How long a site may take.
         meta: Payload message of the values sent along.
         personal: What each site has a version of its own of; None for nothing.
-        bodies: Updates at hand, by site; those that are settled or lost are not.
-        settled: Sites whose updates are part of a model that is durable.
+        number: Number of the effect that did it; 0 before.
+        bodies: Updates at hand, by site.
         result: What came of it; None before its sites have trained.
+        is_folded: Whether its updates were folded as they came, so that none is left.
         at: Sites of which one folds its updates; none for the server, or where nobody knows yet.
     """
 
     effects: TrainingEffects
-    effect: Effect
+    arguments: Mapping[str, Any]
+    request: str
+    round: int
+    line: int | None
     base: Model
     tasks: Mapping[str, SiteTask]
     collector: ResultCollector[CollectedUpdate | None]
     seconds: float
     meta: bytes
     personal: PersonalPart | None = None
+    number: int = 0
     bodies: dict[str, CollectedUpdate] = field(default_factory=dict)
-    settled: set[str] = field(default_factory=set)
     result: TrainResult | None = None
+    is_folded: bool = False
     at: Sequence[str] = ()
-
-    @property
-    def number(self) -> int:
-        """Number of the effect."""
-        return self.effect.number
 
     @property
     def is_done(self) -> bool:
         """Whether its sites have trained."""
         return self.result is not None
 
-    def settle(self) -> None:
-        """Train at the sites if that is not done, and note what their code asked about."""
+    @property
+    def is_beside(self) -> bool:
+        """Whether sites train models of their own beside the global one."""
+        return self.personal is not None and self.personal.is_beside
+
+    def settled(self) -> TrainResult:
+        """The result; the sites train now if they have not."""
         if self.result is None:
             self.effects.do(self)
         assert self.result is not None
-        # Not before it is read, also on replay: until then the workflow cannot know.
-        self.effects.state.asked.record(self.result.asks)
+        return self.result
 
     def updates(self) -> Sequence[Update]:
         """The updates, in the cohort's order; the sites train now if they have not."""
-        self.settle()
-        assert self.result is not None
         # Each refers to this object, which does not keep them: a model's file stays as long as one
         # of them refers to it, and not until a collector comes.
         return [
             Update(site, weight, metrics, self.base, self, meta)
-            for site, (weight, metrics, meta) in self.result.answers.items()
+            for site, (weight, metrics, meta) in self.settled().answers.items()
         ]
 
     def failures(self) -> Mapping[str, str]:
         """Why each site that has no update has none; the sites train now if they have not."""
-        self.settle()
-        assert self.result is not None
-        return self.result.failures
+        return self.settled().failures

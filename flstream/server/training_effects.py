@@ -10,13 +10,12 @@ from flstream.errors import WorkflowError
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
-from flstream.server.effects import result_of
+from flstream.server.effects import Effect, result_of
 from flstream.server.federation_state import FederationState, uncatchable
 from flstream.server.peer_fold import PeerFold
 from flstream.server.program_view import Model, Updates
 from flstream.server.site_tasks import with_states
 from flstream.server.training import SiteTraining, TrainResult
-from flstream.telemetry.events import EffectDone
 from flstream.text import brief_names
 
 
@@ -65,21 +64,16 @@ class TrainingEffects:
 
     def __init__(self, state: FederationState) -> None:
         self.state = state
+        # Trainings that were neither read nor folded yet.
+        self._pending: list[SiteTraining] = []
 
     def ask(self, asked: TrainRequest) -> Updates:
-        """Ask for a training, which is done once somebody reads its updates or folds them.
-
-        Raises:
-            WorkflowError: None of its sites is still asked.
-        """
+        """Ask for a training, which is done once somebody reads its updates or folds them."""
         state, clients = self.state, self.state.context.job.clients
         model, part = asked.model, asked.personal
         still_asked = set(state.sites)
         names = [site for site in asked.sites if site in still_asked]
         least = self._least(asked, names)
-        seconds = clients.round_timeout if asked.timeout is None else float(asked.timeout)
-        request = f"train(model {model.version}, {brief_names(names)})"
-        effect = state.journal.ask("train", state.round, request, asked.arguments(names))
         if not names and least:
             raise WorkflowError(
                 f"run.train() was given no site that is still asked in round {state.round}; "
@@ -93,13 +87,38 @@ class TrainingEffects:
             None if state.context.job.engine.is_inline else clients.wait_after_min,
         )
         is_beside = part is not None and part.is_beside
-        tasks = state.tasks.new("train_beside" if is_beside else "train", names, state.round)
-        training = SiteTraining(self, effect, model, tasks, collector, seconds, asked.message, part)
-        if effect.record is None and part is not None:
+        training = SiteTraining(
+            self,
+            asked.arguments(names),
+            f"train(model {model.version}, {brief_names(names)})",
+            state.round,
+            state.program_line(),
+            model,
+            state.tasks.new("train_beside" if is_beside else "train", names, state.round),
+            collector,
+            clients.round_timeout if asked.timeout is None else float(asked.timeout),
+            asked.message,
+            part,
+        )
+        if part is not None and state.journal.is_live:
             part.names(state.store.source(model).layout)
-        if effect.record is not None:
-            self._finish(training, effect.record)
+        self._pending.append(training)
         return Updates(training)
+
+    def check_done(self) -> None:
+        """Refuse to end a workflow with trainings that nobody has read or folded.
+
+        Raises:
+            WorkflowError: There is one; the message names its line.
+        """
+        if not self._pending:
+            return
+        training = self._pending[0]
+        place = "" if training.line is None else f", line {training.line} of the workflow,"
+        raise WorkflowError(
+            f"{training.request} of round {training.round}{place} was neither read nor folded, so "
+            "nobody has trained; pass it to run.fold() or run.adopt(), or leave it out"
+        )
 
     def _least(self, asked: TrainRequest, names: Sequence[str]) -> int:
         """How many updates have to come of the sites that are asked."""
@@ -112,12 +131,31 @@ class TrainingEffects:
         return least
 
     @uncatchable
-    def do(self, training: SiteTraining, fold: CohortFold | PeerFold | None = None) -> None:
-        """Have the sites of a training train now.
+    def do(self, training: SiteTraining) -> None:
+        """Have the sites of a training train now, as its updates are read: an effect of its own."""
+        journal = self.state.journal
+        effect = journal.ask("train", training.round, training.request, training.arguments)
+        self.begin(training, effect)
+        record = effect.record
+        if record is None:
+            result = self.perform(training)
+            record = journal.record(effect, result.plain())
+        self.take(training, TrainResult.from_plain(result_of(record)))
+
+    def begin(self, training: SiteTraining, effect: Effect) -> None:
+        """Note the effect that does a training."""
+        training.number = effect.number
+        self._pending.remove(training)
+
+    def perform(
+        self, training: SiteTraining, fold: CohortFold | PeerFold | None = None
+    ) -> TrainResult:
+        """Have the sites of a training train.
 
         Args:
             training: One that is not done.
-            fold: Takes the updates as they come; None lets them wait.
+            fold: Takes the updates as they come; None has them wait in files, which are durable on
+                return.
 
         Raises:
             SimulationError: Too few sites are left; the message names the others.
@@ -128,33 +166,34 @@ class TrainingEffects:
         if fold is not None:
             run = fold.train(training)
         else:
-            run = trainer.begin(training, trainer.plan(training, is_lazy=False))
+            run = trainer.begin(training, trainer.plan(training, is_read=True))
             for _ in run.progress():
                 pass
         trainer.check_states(training.tasks, run.collector.failures)
         training.bodies |= run.updates
-        trainer.forget_empty(training)
-        failures = run.collector.failures
+        files = {} if fold is not None else trainer.make_durable(training)
         answers = run.in_order
         state.warn_of_late(answers.values())
         asks = state.asked.first_kinds(answers.values())
-        result = TrainResult.of(answers, failures, run.late, run.cost, training.tasks, asks)
-        stage, number = state.context.job.stages[state.stage], training.effect.round
-        state.warn(state.sent.unread(stage, number, answers.values()))
-        record = state.journal.record(training.effect, result.plain(), is_final=False)
-        self._finish(training, record)
+        stage = state.context.job.stages[state.stage]
+        state.warn(state.sent.unread(stage, training.round, answers.values()))
+        return TrainResult.of(
+            answers, run.collector.failures, run.late, run.cost, training.tasks, asks
+        )._replace(files=files)
 
-    def _finish(self, training: SiteTraining, record: EffectDone) -> None:
+    def take(self, training: SiteTraining, result: TrainResult) -> None:
         """Take in what came of a training that is on record."""
         state = self.state
-        result = training.result = TrainResult.from_plain(result_of(record))
+        training.result = result
         training.collector.restore(result.answers, result.failures)
         if result.answers:
-            is_beside = training.personal is not None and training.personal.is_beside
-            bodies = () if is_beside else state.store.bodies(training.base)
+            bodies = () if training.is_beside else state.store.bodies(training.base)
             state.sent.note(training.meta, bodies)
         training.tasks = with_states(training.tasks, result.bases)
-        state.tasks.left(result.states, state.journal.place(record.effect))
+        state.tasks.left(result.states)
+        if result.files:
+            state.trainer.keep_files(training)
+        state.asked.record(result.asks)
         if state.totals is not None:  # it may be read after the last round, for its metrics
             state.totals.add_task(result.cost)
         state.note_failures(site for site in result.failures if site not in result.late)

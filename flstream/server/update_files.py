@@ -1,75 +1,63 @@
-"""Updates of a training in files, for jobs with fewer workers than sites.
-
-Beside each update lies a record with the site's answer and the update's digest. A server that
-resumes the round reuses the updates that are whole, so that no site trains twice.
-"""
+"""Updates of a training in files: durable ones where the workflow reads them before a fold."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-
-import msgspec
-import xxhash
 
 from flstream.client.messages import SiteAnswer, WrittenUpdate
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import CheckpointError
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.copy import copy
+from flstream.model.descriptors import sync_directory
 from flstream.model.digests import BodyDigest, body_digest
 from flstream.model.layout import Layout
+from flstream.runs.small_files import sync_file
 from flstream.server.collected_updates import CollectedUpdate, UpdateCollection, check_fits
+from flstream.server.training import UpdateRecord
 from flstream.streaming.download import RemoteSource, download
 from flstream.telemetry.events import Transfer
-
-# A record's file begins with the record's digest.
-_CHECK_BYTES = 8
-
-
-class UpdateRecord(msgspec.Struct, frozen=True):
-    """Record of an update in a file.
-
-    Attributes:
-        answer: The site's answer.
-        base: Digest of the arguments of the training that the update answers.
-        digest: Digest of the update's body.
-        cost: Cost of the update's download.
-    """
-
-    answer: SiteAnswer
-    base: str
-    digest: str
-    cost: Transfer
 
 
 class UpdateFile(CollectedUpdate):
     """A site's update in a file.
 
     Args:
-        record: The update's record.
-        path: Path of the update's file.
+        answer: What the site answered beside it.
+        path: Path of the file.
+        digest: Digest of its body.
+        cost: Cost of fetching it.
         form: How it was encoded, and what it is an update of.
 
     Attributes:
         path: As given.
+        digest: As given.
     """
 
-    def __init__(self, record: UpdateRecord, path: Path, form: UpdateForm) -> None:
-        body = FileSource(path)
-        super().__init__(record.answer, body, record.cost, form)
+    def __init__(
+        self, answer: SiteAnswer, path: Path, digest: str, cost: Transfer, form: UpdateForm
+    ) -> None:
+        super().__init__(answer, FileSource(path), cost, form)
         self.path = path
+        self.digest = digest
+
+    @property
+    def record(self) -> UpdateRecord:
+        """What the journal says of the file."""
+        return UpdateRecord(self.digest, self.answer.params_type, self.answer.partial, self._cost)
 
     def release(self, failure: str = "") -> None:
-        """Remove the update's file, but keep its record until the round is durable.
-
-        Args:
-            failure: Reason why the update is not used; then its record is removed, too.
-        """
+        """Remove the file."""
         self.path.unlink(missing_ok=True)
-        if failure:
-            _beside(self.path).unlink(missing_ok=True)
+
+
+class DurableUpdate(UpdateFile):
+    """A site's update in a file that stays, as the workflow may fold it more than once."""
+
+    def release(self, failure: str = "") -> None:
+        """Leave the file, which goes once the workflow refers to no update of its training."""
 
 
 class UpdateFiles:
@@ -77,14 +65,12 @@ class UpdateFiles:
 
     Args:
         folder: Path of the folder, which belongs to this training alone.
-        base: Digest of the training's arguments; updates with another base are ignored.
         form: The model that the training starts from, and how updates are encoded. They lie in the
             files as they were sent.
     """
 
-    def __init__(self, folder: Path, base: str, form: UpdateForm) -> None:
+    def __init__(self, folder: Path, form: UpdateForm) -> None:
         self.folder = folder
-        self._base = base
         self._form = form
 
     def fetch(self, answer: SiteAnswer, collection: UpdateCollection) -> UpdateFile:
@@ -119,7 +105,7 @@ class UpdateFiles:
             )
             download(remote, sink_for, finish=FileSink.finish, held=lambda _: base)
         digest = body_digest(FileSource(path))
-        return self._keep(UpdateRecord(answer, self._base, digest, remote.cost))
+        return UpdateFile(answer, path, digest, remote.cost, self._form)
 
     def take(self, answer: SiteAnswer, written: WrittenUpdate) -> UpdateFile:
         """Take an update that its worker has written to its file in this folder.
@@ -130,69 +116,64 @@ class UpdateFiles:
 
         Raises:
             UpdateRefusedError: Its layout does not fit the model's.
-            CheckpointError: A file cannot be read or written.
+            CheckpointError: The file cannot be read.
         """
-        check_fits(answer, FileSource(self._path(answer.site)).layout, self._form)
-        record = UpdateRecord(answer, self._base, written.digest, written.cost)
-        return self._keep(record)
+        path = self._path(answer.site)
+        check_fits(answer, FileSource(path).layout, self._form)
+        return UpdateFile(answer, path, written.digest, written.cost, self._form)
 
     def store(self, update: CollectedUpdate) -> UpdateFile:
-        """Write an update that is in memory to its file, for another process to read."""
+        """Write an update that is in memory to its file."""
         source, path = update.body, self._path(update.answer.site)
         digest = BodyDigest(source.layout)
         with FileSink(path, source.layout, durable=False) as sink:
             copy(source, sink, digest=digest)
             sink.finish()
-        record = UpdateRecord(update.answer, self._base, digest.hexdigest(), update.cost)
-        return self._keep(record)
+        return UpdateFile(update.answer, path, digest.hexdigest(), update.cost, self._form)
 
-    def _keep(self, record: UpdateRecord) -> UpdateFile:
-        path = self._path(record.answer.site)
-        # Written last: a record that exists shows that its update is whole.
-        temporary = path.with_suffix(".answer.tmp")
+    def make_durable(self, updates: Mapping[str, CollectedUpdate]) -> dict[str, UpdateRecord]:
+        """Make the files of updates durable, and return what the journal is to say of each.
+
+        Raises:
+            CheckpointError: The disk does not take them.
+        """
+        records = {}
         try:
-            data = msgspec.msgpack.encode(record)
-            temporary.write_bytes(xxhash.xxh3_64_digest(data) + data)
-            temporary.replace(_beside(path))
+            for site, update in updates.items():
+                assert isinstance(update, UpdateFile)
+                sync_file(update.path)
+                records[site] = update.record
+            if records:
+                for folder in (self.folder, self.folder.parent, self.folder.parent.parent):
+                    sync_directory(folder)
         except OSError as error:
-            raise CheckpointError(f"{temporary} cannot be written: {error.strerror}") from error
-        return UpdateFile(record, path, self._form)
+            raise CheckpointError(f"{self.folder} cannot be written: {error.strerror}") from error
+        return records
 
-    def recover(self, sites: Sequence[str]) -> dict[str, UpdateFile]:
-        """Return the whole updates that an earlier server process fetched.
+    def load(
+        self, site: str, weight: float, metrics: Mapping[str, float], record: UpdateRecord
+    ) -> DurableUpdate:
+        """Return the update in a durable file, once all of it was read and found as it was.
 
         Args:
-            sites: Sites to look for.
+            site: Name of its site.
+            weight: Its weight.
+            metrics: What the site reported with it.
+            record: What the journal says of the file.
 
-        Returns:
-            The updates, by site.
+        Raises:
+            CheckpointError: It is damaged or gone; the message names it.
         """
-        found = {}
-        for site in sites:
-            path, record = self._path(site), self.record(site)
-            with suppress(CheckpointError):
-                if record is not None and body_digest(FileSource(path)) == record.digest:
-                    found[site] = UpdateFile(record, path, self._form)
-        return found
-
-    def record(self, site: str) -> UpdateRecord | None:
-        """Return the record of a site's update, which may outlive the update's file.
-
-        Returns:
-            The record; None if there is none, or it is damaged or of another training.
-        """
-        try:
-            data = _beside(self._path(site)).read_bytes()
-            if xxhash.xxh3_64_digest(data[_CHECK_BYTES:]) != data[:_CHECK_BYTES]:
-                return None
-            record = msgspec.msgpack.decode(data[_CHECK_BYTES:], type=UpdateRecord)
-        except (FileNotFoundError, ValueError):
-            return None
-        return record if record.base == self._base else None
+        path = self._path(site)
+        present = body_digest(FileSource(path))
+        if present != record.digest:
+            raise CheckpointError(
+                f"{path} has the digest {present}, and had {record.digest} when it was written"
+            )
+        answer = SiteAnswer(
+            site, weight, dict(metrics), record.params_type, partial=record.partial, has_params=True
+        )
+        return DurableUpdate(answer, path, record.digest, record.cost, self._form)
 
     def _path(self, site: str) -> Path:
         return self.folder / f"{site}.safetensors"
-
-
-def _beside(path: Path) -> Path:
-    return path.with_suffix(".answer")

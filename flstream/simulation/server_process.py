@@ -281,7 +281,7 @@ def _for_launcher(event: AnyEvent) -> AnyEvent:
 
 def _is_synced(event: AnyEvent) -> bool:
     """Whether a run goes on from an event, which then has to survive a power cut."""
-    return isinstance(event, ModelReady) or (isinstance(event, EffectDone) and event.is_final)
+    return isinstance(event, ModelReady | EffectDone)
 
 
 def _replay_of(job: Job, resume: ResumePoint | None) -> Replay:

@@ -31,25 +31,20 @@ class EventLog:
 
     Args:
         path: Path of the file, which is created if it does not exist.
-        patience: Seconds to wait for another writer to end.
         end: Length in bytes of the lines that are kept; None for all whole lines.
 
     Raises:
         SimulationError: Another process still writes to the file, or it cannot be written.
     """
 
-    def __init__(self, path: Path, patience: float = 0.0, end: int | None = None) -> None:
+    def __init__(self, path: Path, end: int | None = None) -> None:
         self._path = path
         # A line that two threads both put after the same one would damage the journal.
         self._turn = threading.Lock()
         with ExitStack() as stack:
             try:
                 self._file = stack.enter_context(path.open("a+b", buffering=0))
-                if not lock_file(self._file.fileno(), patience):
-                    raise SimulationError(
-                        f"another process still writes to {path}; wait until it has ended, or end "
-                        "it"
-                    )
+                _lock(self._file.fileno(), path, 0.0)
                 self._end, self._check = _end_of_last_line(self._file.fileno(), end)
                 self._file.truncate(self._end)
             except OSError as error:
@@ -99,6 +94,34 @@ class EventLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def await_writer(path: Path, patience: float) -> None:
+    """Wait until no process writes to a journal any more. The file is left as it is.
+
+    Args:
+        path: Path of the file, which may be missing.
+        patience: Seconds to wait.
+
+    Raises:
+        SimulationError: A process still writes to it, or it cannot be opened.
+    """
+    try:
+        with path.open("r+b") as file:
+            _lock(file.fileno(), path, patience)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise SimulationError(
+            f"{path} cannot be written: {error.strerror}; put that right, and go on with --resume"
+        ) from error
+
+
+def _lock(fd: int, path: Path, patience: float) -> None:
+    if not lock_file(fd, patience):
+        raise SimulationError(
+            f"another process still writes to {path}; wait until it has ended, or end it"
+        )
 
 
 def _end_of_last_line(fd: int, end: int | None) -> tuple[int, bytes]:

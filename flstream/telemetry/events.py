@@ -412,7 +412,6 @@ class EffectDone(Event, tag="effect"):
         round: Round in which it was requested.
         request: Description of the request, for the message of a mismatch.
         arguments: Digest of all its arguments.
-        is_final: Whether this line was synced, which makes this effect and all before it final.
         is_provisional: Whether it is an evaluation that was due only because its round was the
             last: a run that is resumed with more rounds does not know it.
         model: Model that it made; None if it made none.
@@ -424,7 +423,6 @@ class EffectDone(Event, tag="effect"):
     round: int
     request: str
     arguments: str
-    is_final: bool
     is_provisional: bool = False
     model: ModelRecord | None = None
     result: msgspec.Raw = msgspec.Raw(b"null")

@@ -91,7 +91,7 @@ def test_a_full_disk_that_the_system_does_not_name_is_named(fail, tmp_path, writ
         pytest.skip("a file system of one's own cannot be mounted here")
     reason, *_ = fail(SMALL_DISK + writes, prefix=OF_ITS_OWN)
     if writes == STATE:
-        assert f"laid out for effect 3: {tmp_path}/run/sites/site-2/state" in reason
+        assert f"laid out for effect 2: {tmp_path}/run/sites/site-2/state" in reason
         assert "No space left on device; put that right" in reason
     else:
         assert "client.py, line" in reason

@@ -170,7 +170,7 @@ def test_every_model_of_a_round_is_known_by_its_file(run):
     folder = RunDirectory(run)
     paths = [folder.step_checkpoint(4, 0), folder.step_checkpoint(4, 1), folder.checkpoint(4)]
     digests = [write_checkpoint(path, model_of(10 + step)) for step, path in enumerate(paths)]
-    fold = {"name": "fold", "round": 4, "request": "", "arguments": "", "is_final": True}
+    fold = {"name": "fold", "round": 4, "request": "", "arguments": ""}
     records = [ModelRecord(4, 4 + step, step, digest) for step, digest in enumerate(digests)]
     effects = [EffectDone(effect=n, model=model, **fold) for n, model in enumerate(records, 4)]
     cut(run, 3)

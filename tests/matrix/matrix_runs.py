@@ -33,10 +33,17 @@ def overrides_of(row: str, size: str, *more: str) -> list[str]:
     return [*ROWS[row].settings, f"model.args.width={WIDTHS[size]}", *more]
 
 
-def run(folder: Path, overrides: list[str], job: Path = JOB, *, resume: bool = False) -> Ending:
+def run(
+    folder: Path,
+    overrides: list[str],
+    job: Path = JOB,
+    *,
+    resume: bool = False,
+    from_round: int | None = None,
+) -> Ending:
     """Run a job to its end, or resume it unless it has finished; return what it ends in."""
-    if not (resume and _has_finished(folder)):
-        simulate_job(folder, overrides, job, resume=resume)
+    if not (resume and from_round is None and _has_finished(folder)):
+        simulate_job(folder, overrides, job, resume=resume, from_round=from_round)
     return ending(folder)
 
 
@@ -46,13 +53,14 @@ def simulate_job(
     job: Path = JOB,
     *,
     resume: bool = False,
+    from_round: int | None = None,
     host: ProcessHost | None = None,
 ) -> None:
     """Run or resume a job to any end, from the process host that tests share or another one."""
     loaded = load_job(job, overrides)
     directory = (RunDirectory.reopen if resume else RunDirectory.create)(loaded.name, folder)
     with directory.in_use():
-        point = plan_resume(loaded, directory) if resume else None
+        point = plan_resume(loaded, directory, from_round) if resume else None
         if point is not None and point.is_finished:  # a server may outlive its launcher to the end
             final_summary(directory, point)
             return

@@ -19,7 +19,7 @@ from flstream.telemetry.halts import POINTS
 ENGINES = ("local", "inline")
 """Where the run resumes, having been killed in processes of its own."""
 TIMES = {"first": dict.fromkeys(POINTS, 1)}
-TIMES["later"] = {"training": 6, "record": 4, "rename": 3, "fold": 2, "evaluation": 6}
+TIMES["later"] = {"training": 6, "record": 2, "rename": 3, "fold": 2, "evaluation": 6}
 OURS = re.compile(
     r"(best|global)\.safetensors|(events|memory)\.jsonl|job\.conf|(job\.files|summary|versions)\.json"
     r"|report\.html|[\w-]+\.log|checkpoints/round-\d{4}(\.\w[\w-]*)*\.safetensors"
@@ -68,6 +68,20 @@ def test_a_run_whose_updates_wait_in_files_resumes_to_the_bits_of_the_table(
 
 def test_a_run_that_is_killed_again_as_it_resumes_has_the_bits_of_the_table(tmp_path, fork_server):
     folder, overrides = tmp_path / "run", overrides_of("scaffold", "tiny", WORKERS)
-    for time in (3, 4):
-        assert run_killed(folder, overrides, "record", time, "server", resume=time == 4)
+    for resume in (False, True):
+        assert run_killed(folder, overrides, "record", 2, "server", resume=resume)
     assert run(folder, overrides, resume=True) == recorded("scaffold, tiny")
+
+
+@pytest.mark.kills
+@first_and_nightly(
+    ("row", "back"),
+    [("scaffold", 1), ("fedper", 1), ("topk up", 1), ("stages", 3), ("fedavg", 0), ("cyclic", 1)],
+)
+def test_a_finished_run_that_goes_back_to_a_round_has_the_bits_of_the_table(
+    row, back, tmp_path, fork_server
+):
+    folder, overrides = tmp_path / "run", overrides_of(row, "tiny", "checkpoints.keep=all")
+    due = recorded(f"{row}, tiny")
+    assert run(folder, overrides) == due
+    assert run(folder, overrides, resume=True, from_round=back) == due

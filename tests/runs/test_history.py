@@ -40,12 +40,10 @@ def started(rounds: int = 3, **facts: str) -> list[AnyEvent]:
     ]
 
 
-def effect(
-    number: int, round_number: int, model: ModelRecord | None = None, *, is_final: bool = True
-) -> EffectDone:
+def effect(number: int, round_number: int, model: ModelRecord | None = None) -> EffectDone:
     return EffectDone(
         effect=number, name="fold" if model else "train", round=round_number, request="",
-        arguments="", is_final=is_final, model=model, result=msgspec.Raw(b'{"sites":2}'),
+        arguments="", model=model, result=msgspec.Raw(b'{"sites":2}'),
     )  # fmt: skip
 
 
@@ -76,7 +74,7 @@ def a_round(number: int) -> list[AnyEvent]:
                 SitePhaseChanged(round=number, site=site, state=state, time=begin + after)
                 for state, after in (("downloading", 0), ("training", 1), ("ready", 1 + number))
             ),
-            effect(3 * made + 1, number, is_final=False),
+            effect(3 * made + 1, number),
             effect(3 * made + 2, number, model),
             evaluated(number, (number * 5 + step) % 7),
             effect(3 * made + 3, number),
@@ -209,15 +207,6 @@ def test_a_run_cut_off_in_mid_round_has_the_model_that_it_made_last(tmp_path, jo
     summary = summarize(history)
     assert (summary.rounds_completed, summary.model.digest) == (1, "model-2-0")
     assert [each.round for each in summary.rounds] == [1]
-
-
-def test_an_effect_counts_once_it_or_a_later_one_is_final(tmp_path, journal):
-    train, fold, *_ = (event for event in a_round(1) if isinstance(event, EffectDone))
-    journal.write(*started(), train)
-    assert read_journal(tmp_path / "events.jsonl").effects == []
-    journal.write(fold)
-    assert [each.effect for each in read_journal(tmp_path / "events.jsonl").effects] == [1, 2]
-    assert read_history(tmp_path / "events.jsonl").models[-1].digest == "model-1-0"
 
 
 def test_a_tolerant_reader_passes_over_damaged_lines_and_counts_them(tmp_path):

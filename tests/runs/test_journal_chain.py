@@ -76,7 +76,6 @@ def test_the_last_line_is_as_after_a_crash_if_it_is_missing_and_refused_if_it_is
     for end in (b"", lines[-1][:-1]):
         point = resume_with(run, [*lines[:-1], end])
         assert point.effect == EffectScript(4, 1).last_effect(2)
-        assert run.events.read_bytes() == b"".join(lines[:-1])
     take_up(a_job(4), run, point)
     with EventLog(run.events) as log:
         log.write(Warned(message="first"), Warned(message="second"))

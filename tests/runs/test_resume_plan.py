@@ -20,7 +20,7 @@ from journal_support import (
 )
 
 from flstream.client.state import SiteState, StateVersion
-from flstream.errors import ResumeRefusedError, SimulationError
+from flstream.errors import ResumeRefusedError, SimulationError, UsageError
 from flstream.job import render_job
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.digests import body_digest
@@ -29,7 +29,7 @@ from flstream.runs.journal import read_history
 from flstream.runs.resume import final_summary, plan_resume, take_up
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary, summarize
-from flstream.telemetry.event_log import EventLog
+from flstream.telemetry.event_log import EventLog, await_writer
 from flstream.telemetry.events import (
     ModelRecord,
     ModelWritten,
@@ -71,17 +71,17 @@ def there(run):
 
 # How the journal ends
 
-TRAINED = EffectScript(5, 1).round(4)[:4]  # until the training's record, which nothing makes final
+TRAINED = EffectScript(5, 1).round(4)[:4]  # until the training's record
 
 
 @pytest.mark.parametrize(
     ("every", "completed", "cut", "more", "due", "leftovers"),
     [
         (1, 3, 0, EffectScript(5, 1).opened(4), (3, 9), []),
-        (1, 3, 0, TRAINED, (3, 9), []),
+        (1, 3, 0, TRAINED, (3, 10), []),
         # Torn are the evaluation's record, that of the model, and the end of the round.
         (1, 2, 2, [], (2, 5), []),
-        (0, 2, 2, [], (1, 2), ["round-0002.safetensors"]),
+        (0, 2, 2, [], (1, 3), ["round-0002.safetensors"]),
         (1, 2, 1, [], (2, 6), []),
     ],
 )
@@ -100,8 +100,9 @@ def test_a_run_goes_on_after_its_last_whole_effect(
     assert (point.initial, point.is_finished, point.warnings) == (DIGESTS[0], False, [])
     evaluated = [(1, 2.0), (2, 1.0), (3, None)][: (point.effect // 3) if every else 0]
     assert scores(run, point) == evaluated
+    take_up(a_job(5, every=every), run, point)
     # A torn line is gone, so that what comes next is a line of its own.
-    assert run.events.read_bytes().endswith(b"\n")
+    assert read_history(run.events).timeline.resumes
 
 
 def test_nothing_completed_begins_from_the_beginning(tmp_path):
@@ -110,7 +111,7 @@ def test_nothing_completed_begins_from_the_beginning(tmp_path):
     write_job(run, a_job())
     run.events.write_bytes(b'{"kind":"process_re')
     assert plan_resume(a_job(), run) is None
-    assert run.events.read_bytes() == b""
+    assert run.events.read_bytes() == b'{"kind":"process_re'  # nothing is changed yet
     log_events(run, EffectScript(3, 1).started()[:1])
     run.checkpoint(0).with_name("round-0000.safetensors.tmp").touch()
     point = plan_resume(a_job(), run)
@@ -216,24 +217,45 @@ MODEL, STATE = "round-0003.safetensors", "round-0003.optimizer.safetensors"
         (STATE, Path.unlink, "No such file"),
     ],
 )
-def test_a_damaged_model_or_optimizer_state_is_passed_over_with_a_warning(
+def test_a_damaged_model_or_optimizer_state_is_refused_and_an_earlier_round_named(
     tmp_path, name, harm, words
 ):
     run = a_run(tmp_path / "run", rounds=5, completed=3, optimizer=True)
     assert plan_resume(a_job(5), run).round == 3
     harm(run.checkpoints / name)
-    point = plan_resume(a_job(5), run)
-    # The training counts whose updates were in it: it is not asked anew who answers.
-    assert (point.round, point.effect) == (2, EffectScript(5, 1).first_effect(3))
-    [warning] = point.warnings
-    assert warning.startswith("the run went on from round 2 instead of 3: ")
-    assert name in warning
-    assert words in warning
+    before = run.events.read_bytes(), there(run)
+    with pytest.raises(ResumeRefusedError) as caught:
+        plan_resume(a_job(5), run)
+    assert (run.events.read_bytes(), there(run)) == before
+    assert name in str(caught.value)
+    assert words in str(caught.value)
+    assert str(caught.value).endswith(
+        "round 2 is whole, and --resume --from-round 2 goes back to its end"
+    )
+    point = plan_resume(a_job(5), run, 2)
+    assert (point.round, point.effect) == (2, EffectScript(5, 1).last_effect(2))
     assert [number for number, _ in scores(run, point)] == [1, 2]
-    summary = summarize(take_up(a_job(5), run, point))
-    assert (summary.rounds_completed, summary.warnings[-1]) == (2, warning)
+    assert summarize(take_up(a_job(5), run, point)).rounds_completed == 1  # it ends with the next
     sides = [run.optimizer_state(number).name for number in (1, 2)]
     assert there(run) == sorted([*(run.checkpoint(n).name for n in (0, 1, 2)), *sides])
+
+
+def test_a_run_goes_back_to_the_end_of_any_round_that_it_has(tmp_path):
+    run = a_run(tmp_path / "run", rounds=5, completed=3)
+    finish(run, 3)
+    points = [plan_resume(a_job(3), run, number) for number in range(4)]
+    assert [point.round for point in points] == [0, 1, 2, 3]
+    assert [point.effect for point in points] == [0, 3, 6, 9]
+    assert not any(point.is_finished for point in points)
+    for number in (-1, 4):
+        with pytest.raises(UsageError, match=f"--from-round {number} names no round .* 0 to 3"):
+            plan_resume(a_job(3), run, number)
+    flip(run.checkpoint(1))
+    with pytest.raises(ResumeRefusedError, match="round 0 is whole"):
+        plan_resume(a_job(3), run, 1)
+    empty = RunDirectory.create("job", tmp_path / "empty")
+    with pytest.raises(UsageError, match="which has none"):
+        plan_resume(a_job(3), empty, 0)
 
 
 @pytest.mark.parametrize("lost", ["all models", "the optimizer's state", "the journal"])
@@ -256,6 +278,7 @@ def test_rounds_are_not_thrown_away_when_nothing_is_left_to_go_on_from(tmp_path,
     with pytest.raises(ResumeRefusedError) as caught:
         plan_resume(a_job(5), run)
     assert words in str(caught.value)
+    assert "--from-round" not in str(caught.value)
     assert (run.events.read_bytes(), there(run)) == before
 
 
@@ -296,18 +319,14 @@ def a_relay(folder):
     return run
 
 
-def test_of_a_round_with_several_models_the_newest_sound_one_counts(tmp_path):
+def test_a_run_goes_back_to_the_end_of_a_round_with_several_models(tmp_path):
     run, job = a_relay(tmp_path / "run"), a_job(9, every=0)
     assert plan_resume(job, run)[:2] == (2, 8)
     flip(run.checkpoint(2))
-    point = plan_resume(job, run)
-    # Effect 7 is the training whose update the damaged one was.
-    assert (point.round, point.effect) == (2, 7)
-    assert point.warnings[0].startswith("the run went on from model 3 of round 2 instead of 4: ")
-    flip(run.step_checkpoint(2, 0))
-    point = plan_resume(job, run)
-    assert point.round == 1
-    assert point.warnings[0].startswith("the run went on from round 1 instead of 2: ")
+    with pytest.raises(ResumeRefusedError, match="round 1 is whole"):
+        plan_resume(job, run)
+    point = plan_resume(job, run, 1)
+    assert (point.round, point.effect) == (1, 4)
     take_up(job, run, point)
     kept = [run.checkpoint(0), run.step_checkpoint(1, 0), run.checkpoint(1)]
     assert there(run) == sorted(path.name for path in kept)
@@ -360,8 +379,8 @@ def a_run_with_states(folder, effects):
         # Of a model that was trained later, each site needs what its own last training left.
         ("t1:1 f2=1:1 t3:1 f4=3:1", "3:1", "site-1 after effect 3"),
         ("t1:12 f2=1:12 t3:2 f4=3:2", "1:1", "site-1 after effect 1"),
-        # What is in no model may be done again, from what was before.
-        ("t1:1 f2=1:1 t3:1 e4", "3:1", 2),
+        # States that the last trainings have left are needed as well.
+        ("t1:1 f2=1:1 t3:1 e4", "3:1", "site-1 after effect 3"),
         ("t1:1 f2=1:1 t3:1- e4", "1:1", "site-1 after effect 1"),
         # A site whose update was refused goes back to what it was; one left out does not.
         ("t1:12 f2=1:12 t3:12 f4=3:12!1", "3:1", 4),
@@ -406,7 +425,7 @@ def test_a_plan_waits_for_a_server_that_outlived_its_launcher(tmp_path):
     with pytest.raises(SimulationError, match="another process still writes"):
         EventLog(run.events)
     with pytest.raises(SimulationError, match="wait until it has ended"):
-        EventLog(run.events, patience=0.05)
+        await_writer(run.events, 0.05)
     server.stdin.write("go on\n")
     server.stdin.flush()
     # However long it takes, what it wrote last is in the plan.

@@ -16,24 +16,24 @@ def plan(count, parallel, model, cohort=None, is_ranked=False, at_site=False, **
     return plan_task(job, model, cohort or count, is_ranked=is_ranked, at_site=at_site)
 
 
-GROUPED = TaskPlan(False, 1, False, 4)
+GROUPED = TaskPlan(False, 1, False, True, 4)
 
 
 @pytest.mark.parametrize(
     ("job", "due"),
     [
         # Updates stay in workers that are the sites' own, also if a round samples fewer of them.
-        ((4, 4, 5 << 30), TaskPlan(own=True, sites=1, in_memory=False, group=0)),
-        ((4, 9, 8), TaskPlan(own=True, sites=1, in_memory=False, group=0)),
-        ((4, 4, 5 << 30, 2), TaskPlan(own=True, sites=1, in_memory=False, group=0)),
+        ((4, 4, 5 << 30), TaskPlan(own=True, sites=1, in_memory=False, in_files=False, group=0)),
+        ((4, 9, 8), TaskPlan(own=True, sites=1, in_memory=False, in_files=False, group=0)),
+        ((4, 4, 5 << 30, 2), TaskPlan(own=True, sites=1, in_memory=False, in_files=False, group=0)),
         # Tiny models go to many sites at once, and wait in memory.
-        ((1000, 2, 2600, 100), TaskPlan(False, 50, True, 0)),
-        ((1000, 2, 2600, 3), TaskPlan(False, 2, True, 0)),
-        ((5000, 2, 1000), TaskPlan(False, 64, True, 0)),
-        ((3, 2, 0), TaskPlan(False, 2, True, 0)),
+        ((1000, 2, 2600, 100), TaskPlan(False, 50, True, False, 0)),
+        ((1000, 2, 2600, 3), TaskPlan(False, 2, True, False, 0)),
+        ((5000, 2, 1000), TaskPlan(False, 64, True, False, 0)),
+        ((3, 2, 0), TaskPlan(False, 2, True, False, 0)),
         # Larger ones go to a site at a time, and wait in files.
-        ((4, 2, MIB), TaskPlan(False, 2, True, 0)),
-        ((4, 2, MIB + 1), TaskPlan(False, 1, False, 0)),
+        ((4, 2, MIB), TaskPlan(False, 2, True, False, 0)),
+        ((4, 2, MIB + 1), TaskPlan(False, 1, False, True, 0)),
         # More than a group are summed up, unless they are ranked.
         ((5, 2, 2 * MIB), GROUPED),
         ((9, 3, 2 * MIB), GROUPED._replace(group=6)),
@@ -46,7 +46,7 @@ def test_who_runs_which_site_follows_from_the_job(job, due):
 
 
 def test_each_site_has_a_task_of_its_own_where_links_are_emulated():
-    assert plan(1000, 2, 2600, cohort=100, up="1 Mbit") == TaskPlan(False, 1, True, 0)
+    assert plan(1000, 2, 2600, cohort=100, up="1 Mbit") == TaskPlan(False, 1, True, False, 0)
     assert plan(4, 2, MIB + 1, up="1 Mbit") == plan(4, 2, MIB + 1)
     assert plan(4, 4, 8, at_site=True, up="1 Mbit").own
     with pytest.raises(UsageError, match=r"set clients\.parallel = 4"):

@@ -1,4 +1,4 @@
-"""An update in a file is there whole or not at all, and what is damaged is never taken up."""
+"""An update in a file is there whole or not at all, and what is damaged is never folded."""
 
 import socket
 from types import SimpleNamespace
@@ -9,7 +9,12 @@ from support import body_of
 
 from flstream.client.messages import SiteAnswer
 from flstream.codecs.update_form import UpdateForm
-from flstream.errors import CheckpointError, RefusedError, StreamingError, UpdateRefusedError
+from flstream.errors import (
+    CheckpointError,
+    RefusedError,
+    StreamingError,
+    UpdateRefusedError,
+)
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Scratch, views_of
 from flstream.server.collected_updates import UpdateCollection
@@ -49,48 +54,48 @@ def offering():
 
 @pytest.fixture
 def update_files(tmp_path):
-    return UpdateFiles(tmp_path / "updates" / "round-0003", "base-digest", UpdateForm(BODY))
+    return UpdateFiles(tmp_path / "updates" / "round-0003", UpdateForm(BODY))
 
 
 @pytest.fixture
 def fetched(update_files, offering):
-    """The update files with the updates of two sites."""
+    """The records of the updates of two sites, which are durable."""
     worker, offer = offering
-    for site in ("site-1", "site-2"):
-        update_files.fetch(answer(site), collection(worker, offer().token))
-    return update_files
+    sites = ("site-1", "site-2")
+    updates = {
+        site: update_files.fetch(answer(site), collection(worker, offer().token)) for site in sites
+    }
+    return update_files.make_durable(updates)
 
 
 def files(update_files):
     return sorted(path.name for path in update_files.folder.glob("*"))
 
 
-def test_an_update_is_fetched_into_a_file_beside_which_lies_what_its_site_said(
-    update_files, offering
-):
+def test_an_update_is_fetched_into_a_file(update_files, offering):
     worker, offer = offering
     ref = offer()
     update = update_files.fetch(answer("site-1"), collection(worker, ref.token))
     assert ref.wait(20).status == "finished"
-    assert files(update_files) == ["site-1.answer", "site-1.safetensors"]
+    assert files(update_files) == ["site-1.safetensors"]
     assert (update.cost.bytes, update.cost.chunks) == (400_008, 7)
     folded = update.source(1 << 20)
     facts = (folded.site, folded.weight, folded.params_type, folded.partial)
     assert facts == ("site-1", 3.0, "DIFF", True)
 
 
-def test_what_an_earlier_server_fetched_is_recovered_with_all_that_was_said(fetched):
-    again = UpdateFiles(fetched.folder, "base-digest", UpdateForm(BODY))
-    found = again.recover(["site-1", "site-2", "site-3"])
-    assert list(found) == ["site-1", "site-2"]
-    assert found["site-2"].answer == answer("site-2")
-    body = found["site-2"].source(1 << 20).open()
+def test_a_durable_update_is_loaded_by_its_record(update_files, fetched):
+    update = update_files.load("site-2", 3.0, {"loss": 0.5}, fetched["site-2"])
+    folded = update.source(1 << 20)
+    facts = (folded.site, folded.weight, folded.params_type, folded.partial)
+    assert facts == ("site-2", 3.0, "DIFF", True)
+    assert (update.cost.bytes, update.answer.metrics) == (400_008, {"loss": 0.5})
+    body = folded.open()
     assert body_of(body) == body_of(BODY)
     assert b"".join(views_of(body, 0, 4096, Scratch())) == body_of(BODY)[:4096]
-    # What was trained from another model is not taken up.
-    other = UpdateFiles(fetched.folder, "another-digest", UpdateForm(BODY))
-    assert other.recover(["site-1", "site-2"]) == {}
-    assert other.record("site-1") is None
+    # It may be folded again.
+    update.release()
+    assert files(update_files) == ["site-1.safetensors", "site-2.safetensors"]
 
 
 @pytest.mark.parametrize(
@@ -102,11 +107,11 @@ def test_what_an_earlier_server_fetched_is_recovered_with_all_that_was_said(fetc
     ],
     ids=["truncated", "flipped", "empty"],
 )
-@pytest.mark.parametrize("name", ["site-1.answer", "site-1.safetensors"])
-def test_what_is_damaged_is_not_taken_up(fetched, damage, name):
-    path = fetched.folder / name
+def test_a_damaged_update_is_named(update_files, fetched, damage):
+    path = update_files.folder / "site-1.safetensors"
     path.write_bytes(damage(path.read_bytes()))
-    assert list(fetched.recover(["site-1", "site-2"])) == ["site-2"]
+    with pytest.raises(CheckpointError, match=str(path)):
+        update_files.load("site-1", 3.0, {}, fetched["site-1"])
 
 
 @pytest.mark.parametrize(
@@ -143,12 +148,7 @@ def test_an_update_that_does_not_arrive_leaves_nothing(update_files, offering):
     assert files(update_files) == []
 
 
-def test_a_folded_update_gives_its_disk_back_and_what_was_said_of_it_stays(fetched):
-    fetched.recover(["site-1"])["site-1"].release()
-    assert files(fetched) == ["site-1.answer", "site-2.answer", "site-2.safetensors"]
-    assert fetched.record("site-1").answer == answer("site-1")
-    assert list(fetched.recover(["site-1", "site-2"])) == ["site-2"]
-    # One that was refused leaves nothing.
-    fetched.recover(["site-2"])["site-2"].release("not finite")
-    assert files(fetched) == ["site-1.answer"]
-    assert fetched.record("site-2") is None
+def test_an_update_that_was_folded_as_it_came_gives_its_disk_back(update_files, offering):
+    worker, offer = offering
+    update_files.fetch(answer("site-1"), collection(worker, offer().token)).release()
+    assert files(update_files) == []

@@ -36,7 +36,7 @@ def test_each_entry_is_what_the_sites_own_code_finds_of_that_checkpoint(whole):
 
 
 def test_what_it_does_is_numbered_and_told_with_the_score_of_each_site(whole):
-    rounds = ["train", "fold", "evaluate"] * 2
+    rounds = ["fold", "evaluate"] * 2
     scores = ["collect", *["score"] * 5, "write_json"]
     assert shape(records(whole)) == numbered(*rounds, *scores)
     [collected] = of_kind(whole, ModelsCollected)
@@ -101,7 +101,7 @@ def test_a_model_of_a_site_that_is_not_as_it_was_ends_the_run_with_a_sentence(fl
     sound = path.read_bytes()
     flip(path)
     failed = jobs.go_on(run, checking(), *how)
-    assert f"a model that is needed again cannot be used: {path} has" in failed.summary.error
+    assert f"a file that is needed again cannot be used: {path} has" in failed.summary.error
     path.write_bytes(sound)
     assert matrix(finished(jobs.go_on(run, checking(), *how))) == matrix(whole)
 

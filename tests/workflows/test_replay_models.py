@@ -155,7 +155,7 @@ def test_a_model_that_turns_out_unsound_in_mid_run_ends_the_run_with_a_sentence(
     sound = path.read_bytes()
     flip(path)
     failed = flows.jobs.go_on(run, noisy(), flows.write(text), "rounds=3", QUIET)
-    assert f"a model that is needed again cannot be used: {path} has" in failed.summary.error
+    assert f"a file that is needed again cannot be used: {path} has" in failed.summary.error
     path.write_bytes(sound)
     resumed = flows.resume(run, text, "rounds=3", QUIET)
     assert resumed.summary.model.digest == expected.summary.model.digest

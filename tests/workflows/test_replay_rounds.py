@@ -62,7 +62,7 @@ def test_an_evaluation_of_the_last_round_alone_is_void_where_there_are_more_roun
         "1, None, None", f"2, {{'accuracy': 2.0}}, {second}", f"3, None, {second}",
         f"4, {{'accuracy': 4.0}}, {fourth}", "'over', None",
     ]  # fmt: skip
-    rounds = ["train", "fold", "train", "fold", "evaluate"]
+    rounds = ["fold", "fold", "evaluate"]
     assert shape(records(resumed)) == numbered(*rounds, *rounds)
 
 

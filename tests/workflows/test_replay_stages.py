@@ -33,11 +33,11 @@ TWO = 'workflow=[{ type = "flow.py:first" }, { type = "flow.py:second" }]'
 def test_stages_share_journal_and_numbers_and_rounds_count_for_each(flows):
     flows.write(STAGES)
     run = finished(flows.jobs.run(adding({}), TWO))
-    rounds = ["train", "fold", "evaluate"]
+    rounds = ["fold", "evaluate"]
     cyclic = ["train", "adopt", "train", "adopt", "evaluate"]
     kinds = [*rounds, *rounds, "evaluate", *cyclic, *cyclic]
     assert shape(records(run)) == numbered(*kinds)
-    assert [each.round for each in records(run)] == [1] * 3 + [2] * 4 + [3] * 5 + [4] * 5
+    assert [each.round for each in records(run)] == [1] * 2 + [2] * 3 + [3] * 5 + [4] * 5
     seen = flows.seen()
     # A later stage does nothing before its first round.
     assert "run.train() was called before the first round" in seen.pop(3)

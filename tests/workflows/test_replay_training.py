@@ -4,21 +4,40 @@ from functools import partial
 
 import pytest
 from flows import records, shape
+from journal_support import flip
 from nightly_cases import first_and_nightly
-from safetensors.torch import load_file
-from training_scripts import LARGE, QUIET, adding, mean_added, noisy, of_kind, results, trained
+from training_scripts import LARGE, QUIET, adding, noisy, of_kind, results, trained
 
 from flstream.server import trainer
 from flstream.telemetry.events import RoundStarted
 
 
-def test_what_is_never_read_is_never_asked(flows):
+def test_a_training_that_is_neither_read_nor_folded_is_refused_by_its_line(flows):
     text = """
     def flow(run):
         model = run.initial_model()
         for number in run.rounds():
             idle = run.train(model, run.sites)
             see(repr(idle))
+            if number == 1:
+                model = run.fold(model, idle)
+        return model
+    """
+    error = flows.fail(text, QUIET)
+    assert flows.seen() == [f"'<updates of round {each}, not yet trained>'" for each in (1, 2)]
+    line = 1 + (flows.jobs.folder / "flow.py").read_text().splitlines().index(
+        "        idle = run.train(model, run.sites)"
+    )
+    assert error.startswith(
+        f"train(model 1, site-1, site-2) of round 2, line {line} of the workflow, was neither read"
+    )
+
+
+def test_nobody_trains_without_sites_and_a_round_without_a_model_is_a_round(flows):
+    text = """
+    def flow(run):
+        model = run.initial_model()
+        for number in run.rounds():
             if number == 2:
                 model = run.fold(model, run.train(model, ["site-1"]))
         nobody = run.train(model, [], min_updates=0)
@@ -26,13 +45,9 @@ def test_what_is_never_read_is_never_asked(flows):
         return model
     """
     run = flows.finish(text, script=adding({}))
-    *seen, nobody = flows.seen()
-    assert seen == [f"'<updates of effect {each}, not yet trained>'" for each in (1, 2)]
-    assert nobody == "[], [], {}"
-    # It has its number all the same, so that those after it do not depend on who reads what.
-    assert shape(records(run)) == ["3 train", "4 fold", "5 train"]
+    assert flows.seen() == ["[], [], {}"]
+    assert shape(records(run)) == ["1 fold", "2 train"]
     assert records(run)[0].round == 2
-    # A round that makes no model is a round all the same, and begun where sites are asked.
     assert [each["round"] for each in run.summary.metrics] == [1, 2]
     begun = of_kind(run, RoundStarted)
     assert (begun[0].round, begun[0].sites) == (2, ["site-1"])
@@ -47,29 +62,69 @@ def flow(run):
         see(waiting())
         model = run.fold(model, updates)
         see(waiting())
+        del updates
+        see(waiting())
     return model
 """
 SIX = ["clients.count=6", "rounds=1", QUIET]
 
 
 @first_and_nightly(
-    ("how", "files"),
-    [
-        (["clients.parallel=1", LARGE], 6),
-        ([], 0),
-        (["clients.parallel=2"], 0),
-    ],
+    "how",
+    [["clients.parallel=1", LARGE], [], ["clients.parallel=2"]],
     ids=["in a sum", "own", "in memory"],
 )
 @pytest.mark.usefixtures("processes")
-def test_updates_that_are_read_first_wait_where_they_lie_and_fold_to_the_same_bits(
-    flows, how, files
-):
+def test_updates_that_are_read_first_wait_in_files_and_fold_to_the_same_bits(flows, how):
     due = results(flows.finish(FOLD % "", *SIX, *how))
-    assert flows.seen() == ["[]", "[]"]
-    assert results(flows.finish(FOLD % "len(updates)", *SIX, *how)) == due
-    names = [f"effect-0001/site-{number}.safetensors" for number in range(1, files + 1)]
-    assert flows.seen() == [str(names), "[]"]
+    assert flows.seen() == ["[]", "[]", "[]"]
+    run = flows.finish(FOLD % "len(updates)", *SIX, *how)
+    assert results(run) == due
+    names = [f"effect-0001/site-{number}.safetensors" for number in range(1, 7)]
+    # They stay as long as the workflow refers to them, and until the next model is durable.
+    assert flows.seen() == [str(names)] * 3
+    assert not run.directory.updates(1).parent.exists()
+
+
+def test_updates_that_were_read_may_be_folded_again_and_others_may_not(flows):
+    text = """
+    def flow(run):
+        model = run.initial_model()
+        for _ in run.rounds():
+            updates = run.train(model, run.sites)
+            %s
+            one = run.fold(model, updates)
+            see(one.digest == run.fold(model, updates).digest)
+        return one
+    """
+    flows.finish(text % "len(updates)", "rounds=1", QUIET)
+    assert flows.seen() == ["True"]
+    error = flows.fail(text % "", "rounds=1", QUIET)
+    assert error.startswith("run.fold() was given updates of round 1 that were folded as they came")
+
+
+def test_updates_that_wait_survive_a_kill_and_a_damaged_one_is_named(flows):
+    text = """
+    def flow(run):
+        model = run.initial_model()
+        for _ in run.rounds():
+            updates = run.train(model, run.sites)
+            see(updates.sites)
+            break_off()
+            model = run.fold(model, updates)
+        return model
+    """
+    due = results(flows.finish(text, "rounds=1", QUIET))
+    run = flows.broken(text, "rounds=1", QUIET)
+    path = run.directory.updates(1) / "site-2.safetensors"
+    sound = path.read_bytes()
+    flip(path)
+    failed = flows.jobs.go_on(run, noisy(), flows.write(text), "rounds=1", QUIET)
+    assert f"a file that is needed again cannot be used: {path} has" in (failed.summary.error)
+    path.write_bytes(sound)
+    resumed = flows.resume(run, text, "rounds=1", QUIET)
+    assert results(resumed) == due
+    assert trained(resumed, "site-1") == trained(resumed, "site-2") == [1]
 
 
 @pytest.mark.parametrize(
@@ -101,26 +156,12 @@ def flow(run):
         len(first)
         second = run.train(model, ["site-2"])
         len(second)
-        see(waiting())
         run.evaluate(scored)
-        see(waiting())
         one = run.fold(model, first)
         other = run.fold(model, second)
         see(one.round, one.version, other.round, other.version)
     return one
 """
-
-
-@pytest.mark.usefixtures("processes")
-def test_a_site_that_is_asked_for_more_first_has_its_update_pulled_into_a_file(flows):
-    run = flows.finish(AGAIN, "rounds=1", script=adding({}))
-    first = [f"effect-0003/site-{number}.safetensors" for number in (1, 2)]
-    assert flows.seen() == [
-        str(first[1:]), str([*first, "effect-0004/site-2.safetensors"]), "1, 2, 1, 3",
-    ]  # fmt: skip
-    before = load_file(run.directory.checkpoint(0))
-    for name, due in mean_added(before, ["site-1", "site-2"]).items():
-        assert load_file(run.directory.final_model)[name].equal(due)
 
 
 def test_the_second_training_of_a_round_has_another_seed_and_the_state_of_the_first(flows):

@@ -1,0 +1,49 @@
+"""Checks of a run's models on disk by the digests that its journal has of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flstream.errors import CheckpointError
+from flstream.model.checkpoint import FileSource
+from flstream.model.digests import body_digest
+from flstream.runs.history import History
+from flstream.runs.model_files import bodies_beside, body_file
+from flstream.runs.run_directory import RunDirectory
+from flstream.telemetry.events import ModelRecord
+
+
+def model_flaw(run: RunDirectory, model: ModelRecord) -> str:
+    """Describe the defect of a model, or of a body beside it; an empty string without one.
+
+    The next fold would take the bodies, such as the server optimizer's state, as they are. All is
+    read, in ranges.
+    """
+    path = run.model_file(model)
+    flaw = _flaw(path, model.digest)
+    for body, digest in bodies_beside(model).items():
+        flaw = flaw or _flaw(body_file(path, body), digest)
+    return flaw
+
+
+def has_its_models(history: History, run: RunDirectory) -> bool:
+    """Whether a finished run has the models that it names, as they were when it made them."""
+    digests = {model.digest for model in history.models}
+    named = [run.final_model]
+    try:
+        # As a rule both are names of one file, which is read once.
+        if history.best is not None and not run.best_model.samefile(run.final_model):
+            named.append(run.best_model)
+        return all(body_digest(FileSource(path)) in digests for path in named)
+    except (CheckpointError, OSError):
+        return False
+
+
+def _flaw(path: Path, digest: str) -> str:
+    try:
+        present = body_digest(FileSource(path))
+    except CheckpointError as error:
+        return str(error)
+    if present != digest:
+        return f"{path} has the digest {present}, and had {digest} when it was written"
+    return ""
