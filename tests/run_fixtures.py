@@ -146,13 +146,14 @@ class Jobs(NamedTuple):
         *overrides: str,
         model: str = MODEL,
         listener: Listener | None = None,
+        from_round: int | None = None,
     ) -> Run:
         """Go on with a run, as the command line does with ``--resume``."""
         job = self.make(script, *overrides, model=model)
         path = run if isinstance(run, Path) else run.directory.path
         directory = RunDirectory.reopen(job.name, path)
         with directory.in_use():
-            point = plan_resume(job, directory)
+            point = plan_resume(job, directory, from_round)
             assert point is None or not point.is_finished
             return self._simulate(job, directory, point, listener)
 

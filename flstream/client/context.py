@@ -67,7 +67,11 @@ class SiteContext:
             args=info.site_args.get(site.site, {}),
             model_args=info.model_args,
             state=SiteState(
-                folder, task.effect, site.state, kept=task.kind == "train" and task.keeps_state
+                folder,
+                task.effect,
+                site.state,
+                kept=task.kind == "train" and task.keeps_state,
+                oldest=task.oldest,
             ),
         )
 

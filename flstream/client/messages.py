@@ -67,6 +67,8 @@ class Task(msgspec.Struct, tag=True, frozen=True):
             models that are small.
         keeps_state: Whether what the sites leave in their state is kept. A task that is repeated
             for the sake of its updates has kept it already.
+        oldest: Number of the earliest effect that the run may go back to, of whose sites' states
+            nothing is removed.
         meta: Payload message of the values that the workflow sends along; empty for none.
         order: Order in which training code is to find the tensors; see
             :mod:`flstream.model.order`.
@@ -86,6 +88,7 @@ class Task(msgspec.Struct, tag=True, frozen=True):
     bodies: dict[str, bytes]
     sites: list[SiteTask]
     keeps_state: bool = True
+    oldest: int = 0
     meta: bytes = b""
     order: str = ""
     joined: list[str] = []

@@ -30,19 +30,27 @@ class SiteState:
         effect: Number of the task's effect, from 1.
         base: The version to begin with, exactly; None for an empty folder.
         kept: Whether what the task leaves is kept. An evaluation's is not.
+        oldest: Number of the earliest effect that the run may go back to.
 
     Raises:
         OSError: The site's folder cannot be used.
     """
 
     def __init__(
-        self, site_folder: str, effect: int, base: StateVersion | None, *, kept: bool
+        self,
+        site_folder: str,
+        effect: int,
+        base: StateVersion | None,
+        *,
+        kept: bool,
+        oldest: int = 0,
     ) -> None:
         self._site = printable_path(os.path.basename(site_folder))
         self._versions = StateFolder(site_folder)
         self._effect = effect
         self._base = base
         self._kept = kept
+        self._oldest = oldest
         self._working: str | None = None
         self._failure = ""
         self._is_open = True
@@ -70,9 +78,8 @@ class SiteState:
     def keep(self) -> StateVersion | None:
         """Keep what the task left, under the name of its effect.
 
-        The version is durable when this returns. Three earlier ones stay beside it until the next
-        training, which shows that it counts; so a resume can fall back to any of the last three
-        that do.
+        The version is durable when this returns. Earlier ones stay beside it as long as the run may
+        go back to them.
 
         Returns:
             The version; None if nobody asked for the state, which then stays that of the base, and
@@ -132,7 +139,7 @@ class SiteState:
         try:
             self._versions.make()
             if self._kept:
-                self._versions.remove_superseded(base, self._effect)
+                self._versions.remove_superseded(base, self._effect, self._oldest)
             else:
                 self._versions.remove_unfinished("evaluate")
             if base is None:

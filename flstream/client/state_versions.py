@@ -27,9 +27,6 @@ from flstream.model.descriptors import sync_directory
 from flstream.model.folder_content import copy_folder, folder_digest, remove_folder
 from flstream.text import error_text, printable_path
 
-KEPT_VERSIONS = 3
-"""How many versions of a site's state are kept that count; one more may not count yet."""
-
 STATE_FOLDER = "state"
 """Name of the folder of a site's states, in the site's own."""
 
@@ -147,7 +144,7 @@ class StateFolder:
                 os.rename(path, removed)
                 remove_folder(removed)
 
-    def remove_superseded(self, base: StateVersion | None, effect: int) -> None:
+    def remove_superseded(self, base: StateVersion | None, effect: int, oldest: int) -> None:
         """Remove what the base's predecessors have superseded, and what came to nothing.
 
         A task begins with the base, so the base counts; and so it is then, and not when a version
@@ -156,6 +153,8 @@ class StateFolder:
         Args:
             base: What the task begins with; None for an empty state.
             effect: Number of the task's effect.
+            oldest: Number of the earliest effect that the run may go back to: what the site had
+                then stays, and all since.
 
         Raises:
             OSError: One cannot be removed; the error has the path.
@@ -166,7 +165,8 @@ class StateFolder:
         # of this task or a later one may count: a task is done again if its update was lost.
         before = [each for each in self.versions() if each.effect < effect]
         counted = [each for each in before if each.effect < base.effect or each == base]
-        kept = counted[-KEPT_VERSIONS:]
+        first = sum(each.effect <= oldest for each in counted)
+        kept = counted[max(first - 1, 0) :]
         self.remove(lambda each: each in before and each not in kept)
 
     def remove_unfinished(self, purpose: TaskState | None = None) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from flstream.client.state_versions import (
-    KEPT_VERSIONS,
     StateFolder,
     StateVersion,
     is_folder,
@@ -121,15 +120,15 @@ def set_aside_altered_states(run: RunDirectory, sites: Collection[str], effect: 
     return warnings
 
 
-def state_bytes(run: RunDirectory, sites: Collection[str]) -> int:
+def state_bytes(run: RunDirectory, sites: Collection[str], versions: int) -> int:
     """The disk that the sites' states may still take, going by the newest one of each.
 
-    Each site comes to three versions that count and one that it works on, or has left in a round
-    that is not done. Of a site that has kept nothing yet, nothing is known.
+    Of a site that has kept nothing yet, nothing is known.
 
     Args:
         run: The run directory.
         sites: Names of all sites.
+        versions: Number of versions that a site comes to.
 
     Returns:
         Bytes beyond those that are there now.
@@ -141,10 +140,10 @@ def state_bytes(run: RunDirectory, sites: Collection[str]) -> int:
     for folder in _site_folders(run, sites):
         states = StateFolder(str(folder))
         try:
-            versions = states.versions() if is_folder(states.path) else []
-            missing = KEPT_VERSIONS + 1 - len(versions)
-            if versions and missing > 0:
-                more += missing * folder_bytes(states.path_of(versions[-1]))
+            present = states.versions() if is_folder(states.path) else []
+            missing = versions - len(present)
+            if present and missing > 0:
+                more += missing * folder_bytes(states.path_of(present[-1]))
         except OSError as error:
             raise SimulationError(
                 f"the state of {folder.name} cannot be looked at: {error_text(error)}; put that "

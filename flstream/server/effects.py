@@ -57,17 +57,20 @@ class EffectJournal:
     Args:
         records: Of the effects that count, in the order in which they were written.
         emit: Takes the records of effects that are done.
+
+    Attributes:
+        asked: Number of effects that the workflow has asked for.
     """
 
     def __init__(self, records: Iterable[EffectDone], emit: Emit) -> None:
         self._records = {record.effect: record for record in records}
         self._emit = emit
-        self._asked = 0
+        self.asked = 0
 
     @property
     def is_live(self) -> bool:
         """Whether all that is on record was replayed, so that what happens now is new."""
-        return self._asked >= len(self._records)
+        return self.asked >= len(self._records)
 
     def ask(self, name: str, round_number: int, request: str, arguments: object) -> Effect:
         """Number an effect, and look up what came of it.
@@ -81,8 +84,8 @@ class EffectJournal:
         Raises:
             ReplayMismatchError: Before, the program asked for another effect here.
         """
-        self._asked += 1
-        number = self._asked
+        self.asked += 1
+        number = self.asked
         digest = xxhash.xxh3_128_hexdigest(encode_exact(arguments))
         record = self._records.get(number)
         if record is not None and (record.name, record.arguments) != (name, digest):

@@ -72,6 +72,8 @@ class FederationState:
             self.private = PrivateFolds(job)
             self.private.check_first_round()
         self.round = 0
+        # By round, the number of its last effect.
+        self._round_ends: list[int] = []
         self.stage = 0
         self.totals: RoundTotals | None = None
         self.failure: FlstreamError | None = None
@@ -96,6 +98,13 @@ class FederationState:
         while frame is not None and frame.f_code.co_filename != path:
             frame = frame.f_back
         return None if frame is None else frame.f_lineno
+
+    @property
+    def oldest_effect(self) -> int:
+        """Last effect of the oldest round whose model stays once this one has made its own."""
+        keep = self.context.job.checkpoints.keep
+        place = -1 if keep == "all" else self.round - keep
+        return self._round_ends[place] if place >= 0 else 0
 
     def begin_stage(self, place: int, stopping: EarlyStopping) -> None:
         """Begin with the next workflow.
@@ -124,6 +133,7 @@ class FederationState:
     def begin_round(self) -> None:
         """Begin the next round, and end the current one."""
         self.end_round()
+        self._round_ends.append(self.journal.asked)
         self.round += 1
         self.totals = RoundTotals(self.round)
         self.tasks.begin_round()

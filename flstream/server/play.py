@@ -154,7 +154,8 @@ def _check_disk(
     Raises:
         SimulationError: Not even the next one has.
     """
-    job = context.job
+    job, keep = context.job, context.job.checkpoints.keep
+    kept = job.planned_rounds if keep == "all" else keep
     newest = [each.model for each in records if each.model is not None]
     done = newest[-1].round if newest else 0
     layout = store.layout(newest[-1] if newest else initial)
@@ -164,7 +165,8 @@ def _check_disk(
         done=done,
         stored=replay.stored,
         present=store.present_bytes(done + 1) + store.superseded_bytes(done),
-        states=state_bytes(context.run, context.job.clients.site_names),
+        # One for each model that stays, the one before them, and one that is being made.
+        states=state_bytes(context.run, job.clients.site_names, kept + 2),
     )
     if warning is not None:
         context.emit(Warned(message=warning))

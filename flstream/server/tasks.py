@@ -56,6 +56,7 @@ class TaskSpec:
         settings: How models are streamed.
         seconds: How long a site may take.
         keeps_state: Whether what the sites leave in their state is kept.
+        oldest: Number of the earliest effect that the run may go back to.
         meta: Payload message of the values sent along; empty for none.
         order: Order in which training code is to find the tensors; empty for the layout's.
         bodies: Names of the bodies that travel with the model, joined with it into one.
@@ -78,6 +79,7 @@ class TaskSpec:
     settings: StreamSettings
     seconds: float
     keeps_state: bool = True
+    oldest: int = 0
     meta: bytes = b""
     order: str = ""
     bodies: Sequence[str] = ()
@@ -120,6 +122,7 @@ class TaskSpec:
             model=self.form.name,
             sites=[self.sites[site] for site in sites],
             keeps_state=self.keeps_state,
+            oldest=self.oldest,
             meta=self.meta,
             order=self.order,
             joined=list(self.bodies),

@@ -212,6 +212,7 @@ class Trainer:
             settings=settings,
             seconds=training.seconds,
             keeps_state=keeps_state,
+            oldest=training.oldest,
             meta=training.meta,
             order=self._store.source(training.base).metadata.get(ORDER, ""),
             bodies=bodies,

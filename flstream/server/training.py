@@ -184,6 +184,7 @@ class SiteTraining:
         meta: Payload message of the values sent along.
         personal: What each site has a version of its own of; None for nothing.
         number: Number of the effect that did it; 0 before.
+        oldest: Number of the earliest effect that the run may go back to.
         bodies: Updates at hand, by site.
         result: What came of it; None before its sites have trained.
         is_folded: Whether its updates were folded as they came, so that none is left.
@@ -202,6 +203,7 @@ class SiteTraining:
     meta: bytes
     personal: PersonalPart | None = None
     number: int = 0
+    oldest: int = 0
     bodies: dict[str, CollectedUpdate] = field(default_factory=dict)
     result: TrainResult | None = None
     is_folded: bool = False

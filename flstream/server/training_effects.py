@@ -163,6 +163,7 @@ class TrainingEffects:
         state, trainer = self.state, self.state.trainer
         state.retire_models()
         training.tasks = state.tasks.up_to_date(training.tasks)
+        training.oldest = state.oldest_effect
         if fold is not None:
             run = fold.train(training)
         else:

@@ -34,9 +34,11 @@ def trained(folder: Path, *effects: int) -> list[StateVersion]:
     return versions
 
 
-def seen(folder: Path, effect: int, base: StateVersion | None, *, kept: bool = True) -> str | None:
+def seen(
+    folder: Path, effect: int, base: StateVersion | None, *, kept: bool = True, oldest: int = 0
+) -> str | None:
     """What a site finds in a task; nothing is kept of it."""
-    state = SiteState(str(folder), effect, base, kept=kept)
+    state = SiteState(str(folder), effect, base, kept=kept, oldest=oldest)
     notes = state.path / "notes"
     text = notes.read_text() if notes.exists() else None
     state.discard()
@@ -55,15 +57,15 @@ def named(*versions: StateVersion) -> list[str]:
     return [version.folder_name for version in versions]
 
 
-def test_a_training_finds_what_the_last_one_kept_and_three_before_it_stay(tmp_path):
+def test_a_training_finds_what_the_last_one_kept_and_what_a_run_may_go_back_to_stays(tmp_path):
     assert seen(tmp_path, 1, None) is None
     versions = trained(tmp_path, 1, 4, 5, 12, 20)
-    # The last one may not count yet: the next training shows whether it does.
-    assert names(tmp_path) == named(*versions[1:])
-    for version in versions[1:]:
+    assert names(tmp_path) == named(*versions)
+    for version in versions:
         path = tmp_path / "state" / version.folder_name
         assert version.folder_name == f"effect-{version.effect:04d}.{folder_digest(str(path))}"
-    assert seen(tmp_path, 21, versions[-1]) == "[1][4][5][12][20]"
+    # What the site had after effect 11 stays, and all since.
+    assert seen(tmp_path, 21, versions[-1], oldest=11) == "[1][4][5][12][20]"
     assert names(tmp_path) == named(*versions[2:])
     # Each of them can be gone back to; an update may be lost when its site has trained since.
     assert train(tmp_path, 12, versions[2], "[12]") == versions[3]
@@ -180,7 +182,7 @@ def test_what_was_not_made_here_survives_everything(tmp_path, put, others):
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     versions = trained(folder, 11, 12, 13, 14, 15)
     for kept in (True, False):
-        assert seen(folder, 16, versions[-1], kept=kept) == "[11][12][13][14][15]"
+        assert seen(folder, 16, versions[-1], kept=kept, oldest=13) == "[11][12][13][14][15]"
     assert names(folder) == sorted([*there, *named(*versions[2:])])
     assert {path: path.read_bytes() for path in files} == files
 
@@ -191,11 +193,12 @@ def test_a_version_that_is_not_what_its_name_says_is_neither_used_nor_removed(tm
     versions = trained(tmp_path, 1, 2)
     noted = tmp_path / "disk" / versions[0].folder_name / "my remarks"
     noted.write_text("important")
-    # There would be too many by then.
     for effect in (3, 4, 5):
         versions.append(train(tmp_path, effect, versions[-1], f"[{effect}]"))
+    assert seen(tmp_path, 6, versions[-1], oldest=4) is not None
+    # There would be too many by then.
     assert noted.read_text() == "important"
-    assert names(tmp_path) == named(*versions)
+    assert names(tmp_path) == named(versions[0], *versions[3:])
     with pytest.raises(ClientError, match="has the digest"):
         seen(tmp_path, 6, versions[0])
 
@@ -262,14 +265,14 @@ def test_a_kill_at_any_instant_leaves_the_old_state_or_the_new_one(tmp_path):
         assert ended in (0, 9)
         states = StateFolder(str(folder))
         present = states.versions()
-        # Each that has the name of a whole one is whole, and the last three that count are there.
+        # Each that has the name of a whole one is whole, and those that count are there.
         assert [states.flaw(version) for version in present] == [None] * len(present)
-        assert set(versions[1:]) <= set(present)
+        assert set(versions) <= set(present)
         attempts = [each for each in present if each.effect == 5]
         outcomes.add(frozenset(read(folder, each, "notes") for each in attempts))
         # The worker's successor does the training again, and comes to what was to come.
         new = train(folder, 5, versions[-1], "5")
-        assert names(folder) == named(*versions[1:], new)
+        assert names(folder) == named(*versions, new)
         assert read(folder, new, "notes") == read(folder, new, "second") == "[1][2][3][4]5"
         assert new != lost
     old, done = "[1][2][3][4]lost", "[1][2][3][4]5"

@@ -76,7 +76,7 @@ def test_a_run_that_is_killed_again_as_it_resumes_has_the_bits_of_the_table(tmp_
 @pytest.mark.kills
 @first_and_nightly(
     ("row", "back"),
-    [("scaffold", 1), ("fedper", 1), ("topk up", 1), ("stages", 3), ("fedavg", 0), ("cyclic", 1)],
+    [("scaffold", 1), ("fedper", 1), ("topk up", 1), ("stages", 1), ("fedavg", 0), ("cyclic", 1)],
 )
 def test_a_finished_run_that_goes_back_to_a_round_has_the_bits_of_the_table(
     row, back, tmp_path, fork_server

@@ -80,7 +80,7 @@ def test_a_state_that_is_missing_or_damaged_is_refused_with_its_name(run, damage
         check_states(run, many)
 
 
-def test_states_of_later_effects_are_discarded_and_the_last_that_count_stay(run):
+def test_states_of_later_effects_are_discarded_and_those_before_stay(run):
     versions = {site: trained(run, site, 2, 4, 6, 8) for site in ("site-1", "site-2", "site-10")}
     unfinished = SiteState(str(run.site("site-1")), 9, versions["site-1"][3], kept=True).path
     scored = SiteState(str(run.site("site-2")), 9, versions["site-2"][3], kept=False).path
@@ -88,7 +88,7 @@ def test_states_of_later_effects_are_discarded_and_the_last_that_count_stay(run)
     discard_site_state_after(run.site("site-2"), 5, versions["site-2"][2])
     assert not unfinished.exists()
     assert not scored.exists()
-    assert there(run, "site-1") == versions["site-1"][1:2]
+    assert there(run, "site-1") == versions["site-1"][:2]
     assert there(run, "site-2") == versions["site-2"][:3]
     assert there(run, "site-10") == versions["site-10"]
     discard_site_state_after(run.site("site-10"), 0)
@@ -176,16 +176,16 @@ def test_what_somebody_has_written_is_in_the_way_or_left_as_it_is(run):
     assert there(run, "site-4") == versions
 
 
-def test_the_disk_that_states_may_still_take_is_that_of_four_of_the_newest(run):
-    assert state_bytes(run, SITES) == 0
+def test_the_disk_that_states_may_still_take_is_that_of_so_many_of_the_newest(run):
+    assert state_bytes(run, SITES, 4) == 0
     trained(run, "site-1", 1, size=100)
-    assert state_bytes(run, SITES) == 3 * 100
+    assert state_bytes(run, SITES, 4) == 3 * 100
     trained(run, "site-2", 1, 2, 3, size=7)
-    assert state_bytes(run, SITES) == 3 * 100 + 7
+    assert state_bytes(run, SITES, 4) == 3 * 100 + 7
     trained(run, "site-3", 1, 2, 3, 4, 5, size=7)
     (run.sites / "site-9").write_text("mine")
     shutil.copytree(run.site("site-1"), run.sites / "copy")
-    assert state_bytes(run, SITES) == 3 * 100 + 7
+    assert state_bytes(run, SITES, 4) == 3 * 100 + 7
     shutil.rmtree(run.sites)
     with pytest.raises(SimulationError, match=r"sites: No such file .* go on with --resume"):
-        state_bytes(run, SITES)
+        state_bytes(run, SITES, 4)
