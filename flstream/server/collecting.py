@@ -19,7 +19,6 @@ from flstream.runs.small_files import temporary_of
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
-from flstream.server.effects import Effect
 from flstream.server.last_models import LastModels
 from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model, SiteModel, SiteModels
@@ -62,7 +61,8 @@ class ModelCollection:
 
     def collect(
         self,
-        effect: Effect,
+        effect: int,
+        round_number: int,
         base: Model,
         sites: Sequence[str],
         tasks: Mapping[str, SiteTask],
@@ -71,7 +71,8 @@ class ModelCollection:
         """Collect the model of each site.
 
         Args:
-            effect: The effect.
+            effect: Number of the effect.
+            round_number: The current round.
             base: The newest model of the run, whose layout theirs have.
             sites: The sites, in order.
             tasks: The parts of those that may know of the task.
@@ -86,7 +87,7 @@ class ModelCollection:
         """
         began = time.monotonic()
         self._sources.clear()
-        submitted, failures = self._submitted(effect, base, tasks, seconds)
+        submitted, failures = self._submitted(effect, round_number, base, tasks, seconds)
         failed, models = list(failures), {}
         for site in sites:
             if site in submitted:
@@ -97,7 +98,7 @@ class ModelCollection:
                 failures.setdefault(site, _NONE_SENT)
         self._context.emit(
             ModelsCollected(
-                round=effect.round,
+                round=round_number,
                 sites=list(models),
                 failures=failures,
                 seconds=time.monotonic() - began,
@@ -141,7 +142,12 @@ class ModelCollection:
         return digest
 
     def _submitted(
-        self, effect: Effect, base: Model, tasks: Mapping[str, SiteTask], seconds: float
+        self,
+        effect: int,
+        round_number: int,
+        base: Model,
+        tasks: Mapping[str, SiteTask],
+        seconds: float,
     ) -> tuple[dict[str, str], dict[str, str]]:
         """Ask sites for models of their own; return the digests and the failures, by site."""
         if not tasks:
@@ -159,8 +165,8 @@ class ModelCollection:
         )
         spec = TaskSpec(
             kind=SUBMIT_MODEL,
-            effect=effect.number,
-            round=effect.round,
+            effect=effect,
+            round=round_number,
             total_rounds=context.job.planned_rounds,
             model=source,
             sites=tasks,
@@ -171,7 +177,7 @@ class ModelCollection:
             meta=pack_values(_ASKED_FOR, None),
         )
         plan = plan_task(context.job, source.layout.nbytes, len(sites))
-        files = UpdateFiles(context.run.updates(effect.number), spec.form)
+        files = UpdateFiles(context.run.updates(effect), spec.form)
         run = TaskRun(context, spec, plan, collector, files if plan.in_files else None)
         for _ in run.progress():
             pass
@@ -185,7 +191,7 @@ class ModelCollection:
                 update.release(str(error))
             else:
                 update.release()
-        context.run.discard_updates(effect.number)
+        context.run.discard_updates(effect)
         return digests, dict(collector.failures)
 
     def _written(self, update: CollectedUpdate, base: FileSource, step: int) -> str:

@@ -2,68 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import xxhash
 
-from flstream.errors import FlstreamError, ReplayMismatchError
+from flstream.errors import ReplayMismatchError
 from flstream.server.context import Emit
 from flstream.telemetry.events import EffectDone, ModelRecord
 from flstream.telemetry.exact import decode_exact, encode_exact
 from flstream.telemetry.halts import halt_at
 
 
-@dataclass(frozen=True)
-class Effect:
-    """An effect that a workflow has asked for.
+class Done(NamedTuple):
+    """An effect that was just done, and left durable files.
 
     Attributes:
-        number: From 1, in the order in which the program asks.
-        name: What it is, such as ``train``.
-        round: Round in which it was asked for.
-        request: What was asked for, in words.
-        arguments: Digest of all its arguments.
-        record: What came of it, where the journal knows; None where it is still to be done.
+        result: What came of it, as :func:`encode_exact` takes it.
+        model: The model that it made; None if it made none.
     """
 
-    number: int
-    name: str
-    round: int
-    request: str
-    arguments: str
-    record: EffectDone | None = None
-
-
-class EffectFailedError(BaseException):
-    """An effect failed: it passes through a workflow, whatever that catches, and ends the run.
-
-    Attributes:
-        error: Why.
-    """
-
-    def __init__(self, error: FlstreamError) -> None:
-        super().__init__(str(error))
-        self.error = error
+    result: object
+    model: ModelRecord | None = None
 
 
 class EffectJournal:
-    """Numbers the effects that a workflow asks for, and keeps what came of each.
+    """Numbers the effects of a workflow, and does each of them once.
 
     An effect that the journal knows is not done again: its record gives what came of it. The first
     one that it does not know is done, and from there on the run is live.
 
     Args:
-        records: Of the effects that count, in the order in which they were written.
-        emit: Takes the records of effects that are done.
+        records: The effects that are done, in order.
+        emit: Takes the records of effects that are done, which it syncs.
 
     Attributes:
         asked: Number of effects that the workflow has asked for.
     """
 
-    def __init__(self, records: Iterable[EffectDone], emit: Emit) -> None:
-        self._records = {record.effect: record for record in records}
+    def __init__(self, records: Sequence[EffectDone], emit: Emit) -> None:
+        self._records = records
         self._emit = emit
         self.asked = 0
 
@@ -72,64 +50,70 @@ class EffectJournal:
         """Whether all that is on record was replayed, so that what happens now is new."""
         return self.asked >= len(self._records)
 
-    def ask(self, name: str, round_number: int, request: str, arguments: object) -> Effect:
-        """Number an effect, and look up what came of it.
+    def once(
+        self,
+        kind: str,
+        round_number: int,
+        request: str,
+        arguments: object,
+        do: Callable[[int], Done],
+        *,
+        is_provisional: bool = False,
+    ) -> EffectDone:
+        """Do an effect, or look up what came of it.
 
         Args:
-            name: What the program asks for.
-            round_number: The current round.
-            request: The same in words, with what tells it from others.
+            kind: Kind of the effect, such as ``fold``.
+            round_number: Round in which it was requested.
+            request: Description of the request, for messages.
             arguments: All that decides what comes of it, as :func:`encode_exact` takes it.
+            do: Function that does the effect of this number, and leaves durable files.
+            is_provisional: Whether it is an evaluation that is due only as its round is the last.
+
+        Returns:
+            The record, which is all that the program gets to see of the effect.
 
         Raises:
             ReplayMismatchError: Before, the program asked for another effect here.
         """
-        self.asked += 1
-        number = self.asked
         digest = xxhash.xxh3_128_hexdigest(encode_exact(arguments))
-        record = self._records.get(number)
-        if record is not None and (record.name, record.arguments) != (name, digest):
-            if request == record.request:
-                request += " with other sites, min_updates, timeout or meta"
-            raise ReplayMismatchError(
-                f"effect {number} of the workflow was {record.request} before the run was cut "
-                f"off, and is {request} now; a workflow must decide by what effects return and "
-                "draw from run.random() alone, so mend it, and start a new run (leave out --resume)"
-            )
-        return Effect(number, name, round_number, request, digest, record)
-
-    def record(
-        self,
-        effect: Effect,
-        result: object,
-        *,
-        is_provisional: bool = False,
-        model: ModelRecord | None = None,
-    ) -> EffectDone:
-        """Write the record of an effect, which is synced.
-
-        Args:
-            effect: The effect, which was not on record.
-            result: What came of it, as :func:`encode_exact` takes it.
-            is_provisional: Whether it is an evaluation that was due only as its round is the last.
-            model: The model that it made, which is durable.
-
-        Returns:
-            The record, which is all that the program gets to see of the effect.
-        """
-        done = EffectDone(
-            effect=effect.number,
-            name=effect.name,
-            round=effect.round,
-            request=effect.request,
-            arguments=effect.arguments,
+        is_known = self.asked < len(self._records)
+        self.asked += 1
+        if is_known:
+            record = self._records[self.asked - 1]
+            _check_same(record, kind, request, digest)
+            return record
+        done = do(self.asked)
+        record = EffectDone(
+            effect=self.asked,
+            name=kind,
+            round=round_number,
+            request=request,
+            arguments=digest,
             is_provisional=is_provisional,
-            model=model,
-            result=encode_exact(result),
+            model=done.model,
+            result=encode_exact(done.result),
         )
         halt_at("record")
-        self._emit(done)
-        return done
+        self._emit(record)
+        return record
+
+
+def _check_same(record: EffectDone, kind: str, request: str, digest: str) -> None:
+    """Refuse another effect than the one on record.
+
+    Raises:
+        ReplayMismatchError: It is another one.
+    """
+    if (record.name, record.arguments) == (kind, digest):
+        return
+    if request == record.request:
+        request += " with other sites, min_updates, timeout or meta"
+    raise ReplayMismatchError(
+        f"effect {record.effect} of the workflow was {record.request} before the run was cut "
+        f"off, and is {request} now; a workflow must decide by what effects return and "
+        "draw from run.random() alone, so mend it, and start a new run (leave out --resume)"
+    )
 
 
 def result_of(record: EffectDone) -> Any:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.optimizers import stage_optimizer
 from flstream.errors import WorkflowError
 from flstream.runs.site_scores import columns_of
-from flstream.server.arguments import check_aggregators, check_model, fold_rules
+from flstream.server.arguments import check_aggregators, check_bodies, check_model, fold_rules
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.cohort_fold import CohortFold
-from flstream.server.effects import Effect, result_of
-from flstream.server.federation_state import FederationState, uncatchable
+from flstream.server.effects import Done, result_of
 from flstream.server.last_models import LastModels
 from flstream.server.peer_fold import PeerFold
 from flstream.server.program_view import Model, Update
 from flstream.server.round_totals import FoldResult
+from flstream.server.run_state import RunState
 from flstream.server.scores import received_score
 from flstream.server.scoring import weighted_metrics
 from flstream.server.training_effects import TrainingEffects
@@ -56,16 +57,23 @@ class ModelEffects:
         state: The state of the run.
         trainings: Does the trainings whose updates were not read before.
 
-    Attributes:
-        state: As given.
     """
 
-    def __init__(self, state: FederationState, trainings: TrainingEffects) -> None:
-        self.state = state
+    def __init__(self, state: RunState, trainings: TrainingEffects) -> None:
+        self._state = state
         self._trainings = trainings
         self._unchanged = UnchangedUpdates()
 
-    @uncatchable
+    def begin(self, version: int, bodies: Mapping[str, object]) -> Model:
+        """Begin a workflow with a model; see :meth:`flstream.server.run.Run.initial_model`.
+
+        Args:
+            version: Version of the model.
+            bodies: What the bodies beside it are to be, by name.
+        """
+        check_bodies(bodies)
+        return self._state.store.begin(version, list(bodies))
+
     def fold(
         self,
         model: Model,
@@ -75,7 +83,7 @@ class ModelEffects:
         at: Sequence[str] | None,
     ) -> Model:
         """Fold updates into the next model; see :meth:`flstream.server.run.Run.fold`."""
-        state = self.state
+        state = self._state
         check_model("fold", model)
         state.check_round("fold")
         rules = fold_rules(state.context.rule, state.store.bodies(model), rule, bodies)
@@ -88,16 +96,16 @@ class ModelEffects:
             )
         if at is not None:
             self._check_place(cohort, at)
-        effect = self._ask("fold", model, cohort, at)
-        if effect.record is None:
-            fold = self._new_fold(model, cohort) if at is None else self._fold_at(model, cohort, at)
-            return self._make(effect, model, cohort, fold)
-        return self._replay(effect.record, model, cohort)
+        new_fold = (
+            partial(self._new_fold, model, cohort)
+            if at is None
+            else partial(self._fold_at, model, cohort, at)
+        )
+        return self._once("fold", model, cohort, new_fold, at)
 
-    @uncatchable
     def adopt(self, updates: Sequence[Update]) -> Model:
         """Make one site's update the next model; see :meth:`flstream.server.run.Run.adopt`."""
-        state = self.state
+        state = self._state
         state.check_round("adopt")
         found = list(updates)
         if len(found) != 1:
@@ -117,21 +125,20 @@ class ModelEffects:
                 f"run.adopt() was given an update of a model with the body {beside[0]!r} beside "
                 "it, of which a site sends a part of the fold alone; use run.fold()"
             )
-        effect = self._ask("adopt", model, cohort)
-        if effect.record is None:
-            return self._make(effect, model, cohort, self._new_fold(model, cohort, adopts=True))
-        return self._replay(effect.record, model, cohort)
+        return self._once(
+            "adopt", model, cohort, partial(self._new_fold, model, cohort, adopts=True)
+        )
 
     def _check_place(self, cohort: FoldedUpdates, at: Sequence[str]) -> None:
         """Refuse sites that cannot fold what they were given."""
         check_aggregators(at)
-        self.state.check_sites("fold", at)
-        if self.state.private is not None:
+        self._state.check_sites("fold", at)
+        if self._state.private is not None:
             raise WorkflowError(
                 "run.fold() was given at, and privacy.type is central, whose noise the server "
                 "adds; leave it out, or set privacy.type = none"
             )
-        state = self.state
+        state = self._state
         if (step := state.context.job.stages[state.stage].args.server_step) is not None:
             raise WorkflowError(
                 f"run.fold() was given at, and the step of {step} is the server's; leave it out"
@@ -142,9 +149,15 @@ class ModelEffects:
                 "process alone, so leave out one of the two"
             )
 
-    def _ask(
-        self, name: str, model: Model, cohort: FoldedUpdates, at: Sequence[str] | None = None
-    ) -> Effect:
+    def _once(
+        self,
+        name: str,
+        model: Model,
+        cohort: FoldedUpdates,
+        new_fold: Callable[[], CohortFold | PeerFold],
+        at: Sequence[str] | None = None,
+    ) -> Model:
+        """Fold updates into the next model, which is durable on return, unless that is done."""
         arguments: dict[str, object] = {
             "model": [model.version, model.digest],
             "updates": cohort.arguments,
@@ -153,15 +166,19 @@ class ModelEffects:
             arguments["rules"] = {body: rule.plain() for body, rule in cohort.rules.items()}
         if at is not None:
             arguments["at"] = list(at)
+        state, is_new = self._state, False
+
+        def do(number: int) -> Done:
+            nonlocal is_new
+            is_new = True
+            return self._make(number, model, cohort, new_fold())
+
         request = f"{name}(model {model.version}, {cohort.request})"
-        effect = self.state.journal.ask(name, self.state.round, request, arguments)
-        if cohort.chosen is None:
-            (training,) = cohort.trainings
-            self._trainings.begin(training, effect)
-        return effect
+        record = state.journal.once(name, state.round, request, arguments, do)
+        return self._take(record, model, cohort, is_verified=is_new)
 
     def _new_fold(self, model: Model, cohort: FoldedUpdates, *, adopts: bool = False) -> CohortFold:
-        state = self.state
+        state = self._state
         context, store, private = state.context, state.store, state.private
         job, rule = context.job, context.rule
         if private is not None:
@@ -181,7 +198,7 @@ class ModelEffects:
         )
 
     def _fold_at(self, model: Model, cohort: FoldedUpdates, at: Sequence[str]) -> PeerFold:
-        state = self.state
+        state = self._state
         for training in cohort.trainings:
             training.at = at
         last = self._kept_models()
@@ -189,20 +206,19 @@ class ModelEffects:
 
     def _kept_models(self) -> LastModels | None:
         """What keeps the models that sites send; None where no workflow from here on needs them."""
-        stages = self.state.context.job.stages[self.state.stage :]
-        return self.state.last if any(each.collects_models for each in stages) else None
+        stages = self._state.context.job.stages[self._state.stage :]
+        return self._state.last if any(each.collects_models for each in stages) else None
 
     def _make(
-        self, effect: Effect, model: Model, cohort: FoldedUpdates, fold: CohortFold | PeerFold
-    ) -> Model:
-        """Fold updates into the next model, which is durable on return."""
-        state = self.state
+        self, number: int, model: Model, cohort: FoldedUpdates, fold: CohortFold | PeerFold
+    ) -> Done:
+        state = self._state
         context, store, private = state.context, state.store, state.private
         _, step = store.next_record(state.round)
         trained = None
         if cohort.chosen is None:
             (training,) = cohort.trainings
-            trained = training.result = self._trainings.perform(training, fold)
+            trained = training.result = self._trainings.perform(training, number, fold)
             state.asked.record(trained.asks)
         made = fold.make(state.round)
         outcome = made.outcome
@@ -225,20 +241,19 @@ class ModelEffects:
             columns = columns_of(context.job.clients.site_names, found)
             context.emit(received_score(model, result.metrics, columns))
         state.warn(self._unchanged.warnings(state.round, outcome.unchanged))
-        done = state.journal.record(effect, result.plain(), model=made.record)
-        return self._replay(done, model, cohort, is_verified=True)
+        return Done(result.plain(), made.record)
 
     def _is_score(self, model: Model) -> bool:
         """Whether metrics that come with updates of a model are its score."""
-        state = self.state
+        state = self._state
         return state.asked.is_received and state.scores.is_received(model, state.round)
 
-    def _replay(
-        self, done: EffectDone, base: Model, cohort: FoldedUpdates, *, is_verified: bool = False
+    def _take(
+        self, done: EffectDone, base: Model, cohort: FoldedUpdates, *, is_verified: bool
     ) -> Model:
         """Take in a model that is on record, and all that its effect changed."""
         assert done.model is not None
-        state = self.state
+        state = self._state
         result = FoldResult.from_plain(result_of(done))
         handle = state.store.add(done.model, done.effect, is_verified=is_verified, host=result.at)
         state.last.add(result.kept, done.effect)
@@ -246,7 +261,7 @@ class ModelEffects:
             state.private.take(result.privacy, state.round)
         if result.train is not None:
             (training,) = cohort.trainings
-            self._trainings.take(training, result.train)
+            self._trainings.take(training, result.train, done.effect)
             training.is_folded = True
         if self._is_score(base):
             state.warn(state.scores.add_received(base, result.metrics))

@@ -18,21 +18,26 @@ from flstream.runs.stopping import EarlyStopping
 from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.disk import check_run
-from flstream.server.effects import EffectFailedError, EffectJournal
+from flstream.server.effects import EffectJournal
 from flstream.server.failures import brief, site_failed
-from flstream.server.federation import Federation
+from flstream.server.model_effects import ModelEffects
 from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model
 from flstream.server.reporting import report_message, report_replaced
 from flstream.server.run import Run
+from flstream.server.run_state import RunState
+from flstream.server.site_effects import SiteEffects
 from flstream.server.stored_model import UnsoundModelError
 from flstream.server.task_plan import plan_disk
+from flstream.server.training_effects import TrainingEffects
+from flstream.server.uncatchable import EffectFailedError
 from flstream.server.worker_monitor import SiteLost, WorkerAbandoned, WorkerMessage, WorkerReplaced
 from flstream.telemetry.events import (
     EffectDone,
     ModelRecord,
     Warned,
 )
+from flstream.telemetry.halts import halt_at
 
 
 class Replay(NamedTuple):
@@ -47,6 +52,26 @@ class Replay(NamedTuple):
     initial: str | None = None
     records: Sequence[EffectDone] = ()
     stored: int = 1
+
+
+class RunEffects:
+    """The effects that the workflows of a run share: each that is new is done, others replayed.
+
+    Args:
+        state: What they have come to, which a replay rebuilds.
+
+    Attributes:
+        state: As given.
+        trainings: Trainings of sites.
+        models: Folds and adoptions, which make models.
+        sites: Scores and models of sites.
+    """
+
+    def __init__(self, state: RunState) -> None:
+        self.state = state
+        self.trainings = TrainingEffects(state)
+        self.models = ModelEffects(state, self.trainings)
+        self.sites = SiteEffects(state)
 
 
 def prepare(context: ServerContext) -> None:
@@ -83,7 +108,7 @@ def play(context: ServerContext, initial: str, replay: Replay) -> None:
     records = replay.records
     journal = EffectJournal(records, context.emit)
     store = ModelStore(context, [each.model for each in records if each.model is not None])
-    federation = Federation(context, journal, store)
+    effects = RunEffects(RunState(context, journal, store))
     # A model that was built now was written by a process that has verified it.
     record = ModelRecord(0, 0, 0, initial)
     # A number, and no model: a workflow decides how long the file of its first one stays.
@@ -91,8 +116,8 @@ def play(context: ServerContext, initial: str, replay: Replay) -> None:
     _check_disk(context, store, record, records, replay)
     try:
         for place in range(len(context.job.stages)):
-            version = _play_stage(federation, place, version)
-        federation.finish(version)
+            version = _play_stage(effects, place, version)
+        _finish(effects.state, version)
     except UnsoundModelError as error:
         made = next((each.round for each in records if each.effect == error.effect), 0)
         raise SimulationError(
@@ -102,14 +127,14 @@ def play(context: ServerContext, initial: str, replay: Replay) -> None:
         ) from error
 
 
-def _play_stage(federation: Federation, place: int, start: int) -> int:
+def _play_stage(effects: RunEffects, place: int, start: int) -> int:
     """Run one workflow from a version of the model, and return that which it ended with."""
-    state, context = federation.state, federation.state.context
+    state, context = effects.state, effects.state.context
     stage = context.job.stages[place]
     is_last = place == len(context.job.stages) - 1
     stopping = EarlyStopping(context.job)
     state.begin_stage(place, stopping)
-    run = Run(federation, stage.args, stopping, start, is_last)
+    run = Run(effects, stage.args, stopping, start, is_last)
     try:
         returned = load_program(stage)(run, stage.args)
     except EffectFailedError as error:
@@ -125,7 +150,8 @@ def _play_stage(federation: Federation, place: int, start: int) -> int:
         ) from error
     if state.failure is not None:  # and the workflow has caught that all the same
         raise state.failure
-    federation.end_stage(run.ended_early)
+    effects.trainings.check_done()
+    state.end_stage(run.ended_early)
     if returned is None:
         context.emit(
             Warned(
@@ -140,6 +166,26 @@ def _play_stage(federation: Federation, place: int, start: int) -> int:
             "model that the run is to end with"
         )
     return returned.version
+
+
+def _finish(state: RunState, version: int) -> None:
+    """End the run with a model: its file gets its second name, and what waits is let go of."""
+    store, run = state.store, state.context.run
+    path = store.source(store.handle(version)).path
+    halt_at("end")
+    run.discard_updates()
+    run.publish(path, run.final_model)
+    best, in_use = state.scores.best_version, {version}
+    if best is not None:
+        in_use.add(best)
+        try:
+            source = store.source(store.handle(best))
+        except UnsoundModelError as error:
+            # To do all the rounds since again would change nothing but this name.
+            state.context.emit(Warned(message=f"no {run.best_model.name}: {error.flaw}"))
+        else:
+            run.publish(source.path, run.best_model)
+    store.retire(state.scores.best_versions, in_use)
 
 
 def _check_disk(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.errors import WorkflowError
-from flstream.server.collector import TaskWaits
+from flstream.server.collector import ResultCollector, TaskWaits
 from flstream.server.program_view import (
     BestModel,
     Model,
@@ -18,11 +18,14 @@ from flstream.server.program_view import (
     Update,
     Updates,
 )
+from flstream.server.sampling import sample_sites
+from flstream.server.uncatchable import uncatchable
+from flstream.telemetry.events import SiteLog
 
 if TYPE_CHECKING:
     from flstream.job.workflow_args import WorkflowArgs
     from flstream.runs.stopping import EarlyStopping
-    from flstream.server.federation import Federation
+    from flstream.server.play import RunEffects
 
 __all__ = [
     "BestModel",
@@ -55,14 +58,14 @@ class Run:
 
     def __init__(
         self,
-        federation: Federation,
+        effects: RunEffects,
         args: WorkflowArgs,
         stopping: EarlyStopping,
         start: int,
         is_last_stage: bool,
     ) -> None:
-        self._federation = federation
-        self._state = federation.state
+        self._effects = effects
+        self._state = effects.state
         self._args = args
         self._stopping = stopping
         self._start = start
@@ -98,7 +101,8 @@ class Run:
         version = self._state.scores.best_version
         return None if version is None else self._state.store.handle(version)
 
-    def initial_model(self, **bodies: Literal["zeros"]) -> Model:
+    @uncatchable
+    def initial_model(self, /, **bodies: Literal["zeros"]) -> Model:
         """The model to begin with: that of the job, or the one that the stage before returned.
 
         Args:
@@ -111,7 +115,7 @@ class Run:
             WorkflowError: A body has another value than ``"zeros"``, or a name that no file of the
                 run may have.
         """
-        return self._federation.initial_model(self._start, bodies)
+        return self._effects.models.begin(self._start, bodies)
 
     def rounds(self) -> Iterator[int]:
         """The numbers of the rounds to do, from 1; a later stage goes on from the one before.
@@ -150,7 +154,15 @@ class Run:
         Raises:
             SimulationError: Fewer sites are left than have to send an update.
         """
-        return self._federation.sample(number)
+        clients, sites, private = self._state.context.job.clients, self.sites, self._state.private
+        least = clients.min_updates or clients.cohort_size
+        if private is not None:
+            drawn = private.sample(sites, number)
+            least = min(least, len(drawn))
+        else:
+            drawn = sample_sites(sites, clients.cohort_size, self._state.context.job.seed, number)
+        ResultCollector[None](f"train round {number}", drawn, least).check_size()
+        return drawn
 
     def order(self, number: int, order: SiteOrder | Sequence[str]) -> list[str]:
         """The sites in the order in which a round visits them.
@@ -182,13 +194,14 @@ class Run:
         self._last_ordered = found[-1] if found else None
         return found
 
+    @uncatchable
     def random(self, name: str) -> random.Random:
         """A generator of random numbers that follow from the job's seed; the same one each time.
 
         Args:
             name: What it is for; generators of different names have nothing in common.
         """
-        self._federation.check_name("random", name)
+        self._state.check_name("random", name)
         generator = self._generators.get(name)
         if generator is None:
             stage, seed = self._state.stage, self._state.context.job.seed
@@ -196,6 +209,7 @@ class Run:
             generator = self._generators[name] = random.Random(text)
         return generator
 
+    @uncatchable
     def train(
         self,
         model: Model,
@@ -224,7 +238,7 @@ class Run:
         Raises:
             WorkflowError: A name is none of the job's sites, or there is none.
         """
-        return self._federation.train(
+        return self._effects.trainings.ask(
             model,
             sites,
             min_updates,
@@ -234,6 +248,7 @@ class Run:
             personal=personal,
         )
 
+    @uncatchable
     def train_beside(
         self, model: Model, sites: Sequence[str], *, meta: Mapping[str, Any] | None = None
     ) -> Mapping[str, Mapping[str, float]]:
@@ -254,13 +269,13 @@ class Run:
         Raises:
             WorkflowError: A name is none of the job's sites, or there is none.
         """
-        answers = self._federation.train(
-            model, sites, None, None, meta=meta, optimizer_params=None, beside=True
-        )
+        answers = self._effects.trainings.ask(model, sites, None, None, meta=meta, beside=True)
         return {each.site: each.metrics for each in answers}
 
+    @uncatchable
     def fold(
         self,
+        /,
         model: Model,
         updates: Sequence[Update],
         rule: FoldRule | None = None,
@@ -286,7 +301,7 @@ class Run:
                 the model has no rule, or ``aggregation.method`` is not the mean, which rules need;
                 or ``at`` names no site, or stands beside rules.
         """
-        return self._federation.models.fold(model, updates, rule, bodies, at)
+        return self._effects.models.fold(model, updates, rule, bodies, at)
 
     def limit_waiting(self, *, start: float | None = None, progress: float | None = None) -> None:
         """Set how long sites may be silent in the tasks and folds of this workflow, from now on.
@@ -302,6 +317,7 @@ class Run:
         if not self._state.context.job.engine.is_inline:  # where sites wait for each other
             self._state.trainer.waits = TaskWaits(start, progress)
 
+    @uncatchable
     def adopt(self, updates: Sequence[Update]) -> Model:
         """Make the update of one site the next model, as it is.
 
@@ -311,8 +327,9 @@ class Run:
         Raises:
             WorkflowError: There is not exactly one update.
         """
-        return self._federation.models.adopt(updates)
+        return self._effects.models.adopt(updates)
 
+    @uncatchable
     def evaluate(
         self, model: Model, *, personal: Sequence[str] = (), beside: bool = False
     ) -> dict[str, float] | None:
@@ -333,7 +350,7 @@ class Run:
         Returns:
             The mean of each metric, weighted by the sites' own weights; None where none is due.
         """
-        self._federation.check_model("evaluate", model)
+        self._state.check_model("evaluate", model)
         every = self._args.evaluate_every
         if not every or not model.round or not self._state.evaluators:
             return None
@@ -341,10 +358,11 @@ class Run:
         is_last = self._is_last_stage and model.round == self._last_round
         if not (is_regular or is_last):
             return None
-        return self._federation.evaluate(
-            model, is_provisional=not is_regular, personal=personal, beside=beside
+        return self._effects.sites.evaluate(
+            model, personal, beside=beside, is_provisional=not is_regular
         )
 
+    @uncatchable
     def collect(self, name: str, sites: Sequence[str], timeout: float | None = None) -> SiteModels:
         """Collect a model of each site: one that its code submits, or the last one that it sent.
 
@@ -364,8 +382,9 @@ class Run:
         Raises:
             WorkflowError: A name is none of the job's sites, or the kind is another one.
         """
-        return self._federation.collect(name, sites, timeout)
+        return self._effects.sites.collect(name, sites, timeout)
 
+    @uncatchable
     def score(
         self,
         model: Model | SiteModel,
@@ -391,8 +410,9 @@ class Run:
         Raises:
             WorkflowError: A name is none of the job's sites, or the model is none of the run.
         """
-        return self._federation.score(model, sites, timeout, owner=owner, counts=counts)
+        return self._effects.sites.score(model, sites, timeout, owner, counts=counts)
 
+    @uncatchable
     def write_json(self, path: str, value: object) -> None:
         """Write a JSON file into the run directory, whole or not at all.
 
@@ -405,8 +425,9 @@ class Run:
         Raises:
             WorkflowError: JSON cannot hold the value, or the path is another one.
         """
-        self._federation.write_json(path, value)
+        self._effects.sites.write_json(path, value)
 
+    @uncatchable
     def log(self, key: str, value: float) -> None:
         """Record a number in the run's events, with the current round.
 
@@ -414,4 +435,12 @@ class Run:
             key: What it is.
             value: The number.
         """
-        self._federation.log(key, value)
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise WorkflowError(
+                f"run.log({key!r}) was given a {type(value).__name__} that is no float: {error}; "
+                "give it a number"
+            ) from error
+        self._state.check_name("log", key)
+        self._state.emit_live(SiteLog(round=self._state.round, site="", key=key, value=number))

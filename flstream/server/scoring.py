@@ -17,9 +17,9 @@ from flstream.model.order import ORDER
 from flstream.runs.site_scores import columns_of
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
-from flstream.server.federation_state import FederationState
 from flstream.server.model_offers import ModelHosts
 from flstream.server.program_view import Model, SiteModel
+from flstream.server.run_state import RunState
 from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
@@ -60,7 +60,7 @@ class Scoring:
         state: The state of the run.
     """
 
-    def __init__(self, state: FederationState) -> None:
+    def __init__(self, state: RunState) -> None:
         self._context = state.context
         self._store = state.store
         self._trainer = state.trainer

@@ -10,13 +10,14 @@ from typing import Any
 
 import xxhash
 
-from flstream.client.personal_part import PersonalPart
+from flstream.client.personal_part import part_of
 from flstream.errors import WorkflowError
 from flstream.runs.site_scores import by_site
+from flstream.server.arguments import check_name, check_scored, check_sites_and_timeout
 from flstream.server.collecting import ModelCollection
-from flstream.server.effects import result_of
-from flstream.server.federation_state import FederationState
+from flstream.server.effects import Done, result_of
 from flstream.server.program_view import Model, SiteModel, SiteModels, SiteScores
+from flstream.server.run_state import RunState
 from flstream.server.scoring import Scoring, ScoringTask
 from flstream.text import brief_names
 
@@ -31,33 +32,38 @@ class SiteEffects:
         state: The state of the run.
     """
 
-    def __init__(self, state: FederationState) -> None:
+    def __init__(self, state: RunState) -> None:
         self._state = state
         self._scoring = Scoring(state)
         self._collection = ModelCollection(state.context, state.store, state.trainer, state.last)
 
     def evaluate(
-        self, model: Model, part: PersonalPart | None, *, is_provisional: bool
+        self, model: Model, personal: Sequence[str], *, beside: bool, is_provisional: bool
     ) -> dict[str, float]:
-        """Have all sites score a model.
+        """Have all sites score a model; see :meth:`flstream.server.run.Run.evaluate`.
 
         Args:
             model: The model.
-            part: What each site has a version of its own of; None for nothing.
-            is_provisional: Whether it is scored only because its round is the last.
+            personal: Patterns of the tensors that are each site's own.
+            beside: Whether sites score a whole model of their own, too.
+            is_provisional: Whether it is scored only because its round is the last: a run that is
+                resumed with more rounds does not know of it.
         """
-        state = self._state
+        state, part = self._state, part_of(personal, is_beside=beside)
         request = f"evaluate(model {model.version})"
         sites = state.evaluators
         arguments: dict[str, Any] = {"model": [model.version, model.digest], "sites": sites}
         if part is not None:
             arguments["personal"] = [part.patterns, part.is_beside]
-        effect = state.journal.ask("evaluate", state.round, request, arguments)
         tasks = state.tasks.new("evaluate", sites, model.round)
-        record = effect.record
-        if record is None:
-            plain = self._scoring.evaluate(model, tasks, effect.number, personal=part)
-            record = state.journal.record(effect, plain, is_provisional=is_provisional)
+        record = state.journal.once(
+            "evaluate",
+            state.round,
+            request,
+            arguments,
+            lambda number: Done(self._scoring.evaluate(model, tasks, number, personal=part)),
+            is_provisional=is_provisional,
+        )
         plain = result_of(record)
         self._note(plain)
         metrics: dict[str, float] = plain["metrics"]
@@ -66,14 +72,9 @@ class SiteEffects:
             state.retire_models()
         return metrics
 
-    def collect(self, name: str, sites: Sequence[str], seconds: float) -> SiteModels:
-        """Collect the models of sites.
-
-        Args:
-            name: Kind of the task.
-            sites: The sites that are asked.
-            seconds: How long a site may take.
-        """
+    def collect(self, name: str, sites: Sequence[str], timeout: float | None) -> SiteModels:
+        """Collect the models of sites; see :meth:`flstream.server.run.Run.collect`."""
+        sites, seconds = self._asked("collect", sites, timeout)
         if name != "submit_model":
             raise WorkflowError(
                 f"run.collect() was given {name!r}; what it collects is 'submit_model'"
@@ -87,37 +88,34 @@ class SiteEffects:
             "timeout": seconds,
         }
         request = f"collect({name}, {brief_names(sites)})"
-        effect = state.journal.ask("collect", state.round, request, arguments)
         tasks = state.tasks.new("submit_model", sites, state.round)
-        record = effect.record
-        if record is None:
+
+        def do(number: int) -> Done:
             asked = state.asked.submitters(sites) if not state.context.job.filters.up else []
-            tasks = {site: tasks[site] for site in asked}
-            plain = self._collection.collect(effect, base, sites, tasks, seconds)
-            record = state.journal.record(effect, plain)
+            of_asked = {site: tasks[site] for site in asked}
+            return Done(
+                self._collection.collect(number, state.round, base, sites, of_asked, seconds)
+            )
+
+        record = state.journal.once("collect", state.round, request, arguments, do)
         found = result_of(record)
         state.note_failures(found["failed"])
         state.settle_failures()
-        return self._collection.found(found, effect.number)
+        return self._collection.found(found, record.effect)
 
     def score(
         self,
         model: Model | SiteModel,
         sites: Sequence[str],
-        seconds: float,
+        timeout: float | None,
         owner: str,
         *,
         counts: bool,
     ) -> SiteScores:
-        """Have sites score a model.
-
-        Args:
-            model: The model.
-            sites: The sites that are asked.
-            seconds: How long a site may take.
-            owner: Whose model it is.
-            counts: Whether the mean is the score of a round of the run.
-        """
+        """Have sites score a model; see :meth:`flstream.server.run.Run.score`."""
+        check_scored(model, counts=counts)
+        check_name("score", owner)
+        sites, seconds = self._asked("score", sites, timeout)
         state = self._state
         if isinstance(model, SiteModel):
             named, of_round = f"model of {model.site}", state.round
@@ -133,10 +131,9 @@ class SiteEffects:
             "counts": counts,
         }
         request = f"score({named}, {brief_names(sites)})"
-        effect = state.journal.ask("score", state.round, request, arguments)
         tasks = state.tasks.new("evaluate", sites, of_round)
-        record = effect.record
-        if record is None:
+
+        def do(number: int) -> Done:
             if isinstance(model, SiteModel):
                 source = self._collection.source(model)
             else:
@@ -144,10 +141,10 @@ class SiteEffects:
             least = 0
             if counts:
                 least = min(state.context.job.clients.min_updates or len(sites), len(sites))
-            what = f"score the {named}"
-            task = ScoringTask(what, effect.number, of_round, least, seconds)
-            plain = self._scoring.score(model, source, tasks, task, owner, counts=counts)
-            record = state.journal.record(effect, plain)
+            task = ScoringTask(f"score the {named}", number, of_round, least, seconds)
+            return Done(self._scoring.score(model, source, tasks, task, owner, counts=counts))
+
+        record = state.journal.once("score", state.round, request, arguments, do)
         found = result_of(record)
         scores = SiteScores(by_site(sites, found["sites"]), found["failures"])
         self._note(found)
@@ -156,12 +153,8 @@ class SiteEffects:
         return scores
 
     def write_json(self, path: str, value: object) -> None:
-        """Write a JSON file into the run directory, or make sure that it is as it was written.
-
-        Args:
-            path: Where, relative to the run directory.
-            value: What.
-        """
+        """Write a JSON file, or make sure that it is as it was written; see ``Run.write_json``."""
+        check_name("write_json", path)
         place = PurePosixPath(path)
         is_inside = not place.is_absolute() and ".." not in place.parts and len(place.parts) > 1
         if not is_inside or place.parts[0] in _TAKEN or place.suffix != ".json":
@@ -177,10 +170,10 @@ class SiteEffects:
                 "numbers, text, lists and dicts with names"
             ) from error
         arguments = {"path": path, "digest": xxhash.xxh3_128_hexdigest(text.encode())}
-        journal, run = self._state.journal, self._state.context.run
-        effect = journal.ask("write_json", self._state.round, f"write_json({path})", arguments)
+        run = self._state.context.run
         file = run.path / place
-        if effect.record is None or not file.is_file() or file.read_text() != text:
+
+        def write(_: int = 0) -> Done:
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -189,8 +182,23 @@ class SiteEffects:
                     f"{error.strerror}; give it another one"
                 ) from error
             run.write(file, text)
-        if effect.record is None:
-            journal.record(effect, None)
+            return Done(None)
+
+        self._state.journal.once(
+            "write_json", self._state.round, f"write_json({path})", arguments, write
+        )
+        if not file.is_file() or file.read_text() != text:  # somebody has changed it since
+            write()
+
+    def _asked(
+        self, method: str, sites: Sequence[str], timeout: float | None
+    ) -> tuple[list[str], float]:
+        """The sites of an effect that are still asked, and the seconds that each may take."""
+        check_sites_and_timeout(method, sites, timeout)
+        self._state.check_sites(method, sites)
+        asked, default = set(self._state.sites), self._state.context.job.clients.round_timeout
+        names = [site for site in sites if site in asked]
+        return names, default if timeout is None else float(timeout)
 
     def _note(self, plain: Mapping[str, Any]) -> None:
         """Take in who failed in scoring a model, and what sites' code asked about."""

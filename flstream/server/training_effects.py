@@ -2,54 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from flstream.client.personal_part import PersonalPart
+from flstream.client.meta import pack_values
+from flstream.client.personal_part import part_of
 from flstream.errors import WorkflowError
+from flstream.server.arguments import check_model, check_training, check_values
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
-from flstream.server.effects import Effect, result_of
-from flstream.server.federation_state import FederationState, uncatchable
+from flstream.server.effects import Done, result_of
 from flstream.server.peer_fold import PeerFold
 from flstream.server.program_view import Model, Updates
+from flstream.server.run_state import RunState
 from flstream.server.site_tasks import with_states
 from flstream.server.training import SiteTraining, TrainResult
+from flstream.server.uncatchable import uncatchable
 from flstream.text import brief_names
-
-
-class TrainRequest(NamedTuple):
-    """What a workflow has given to ``run.train``.
-
-    Attributes:
-        model: The model that the sites start from.
-        sites: The sites, in order; those that are asked no more are left out.
-        min_updates: How many updates have to come; None for what the job says.
-        timeout: Seconds that a site may take; None for what the job says.
-        message: Payload message of the values sent along.
-        personal: What each site has a version of its own of; None for nothing.
-    """
-
-    model: Model
-    sites: Sequence[str]
-    min_updates: int | None
-    timeout: float | None
-    message: bytes
-    personal: PersonalPart | None
-
-    def arguments(self, names: Sequence[str]) -> dict[str, Any]:
-        """What identifies the training, given the sites that are asked."""
-        arguments: dict[str, Any] = {
-            "model": [self.model.version, self.model.digest],
-            "sites": names,
-            "min_updates": self.min_updates,
-            "timeout": self.timeout,
-            "meta": self.message,
-        }
-        if self.personal is not None:
-            arguments["personal"] = [self.personal.patterns, self.personal.is_beside]
-        return arguments
 
 
 class TrainingEffects:
@@ -58,22 +28,47 @@ class TrainingEffects:
     Args:
         state: The state of the run.
 
-    Attributes:
-        state: The state of the run.
     """
 
-    def __init__(self, state: FederationState) -> None:
-        self.state = state
+    def __init__(self, state: RunState) -> None:
+        self._state = state
         # Trainings that were neither read nor folded yet.
         self._pending: list[SiteTraining] = []
 
-    def ask(self, asked: TrainRequest) -> Updates:
-        """Ask for a training, which is done once somebody reads its updates or folds them."""
-        state, clients = self.state, self.state.context.job.clients
-        model, part = asked.model, asked.personal
+    def ask(
+        self,
+        model: Model,
+        sites: Sequence[str],
+        min_updates: int | None,
+        timeout: float | None,
+        *,
+        meta: Mapping[str, Any] | None = None,
+        optimizer_params: Mapping[str, Any] | None = None,
+        personal: Sequence[str] = (),
+        beside: bool = False,
+    ) -> Updates:
+        """Ask for a training, which is done once somebody reads its updates or folds them.
+
+        The arguments are those of :meth:`flstream.server.run.Run.train`; with ``beside``, sites
+        train models of their own beside the global one.
+        """
+        check_model("train", model)
+        check_training(sites, min_updates, timeout)
+        check_values("meta", meta)
+        check_values("optimizer_params", optimizer_params)
+        if both := sorted((meta or {}).keys() & set(self._state.store.bodies(model))):
+            raise WorkflowError(
+                f"run.train() was given a value {both[0]!r} in meta, and the model has a body of "
+                "that name beside it; give it another name"
+            )
+        part = part_of(personal, is_beside=beside)
+        self._state.check_sites("train", sites)
+        self._state.check_round("train")
+        message = pack_values(meta or {}, optimizer_params)
+        state, clients = self._state, self._state.context.job.clients
         still_asked = set(state.sites)
-        names = [site for site in asked.sites if site in still_asked]
-        least = self._least(asked, names)
+        names = [site for site in sites if site in still_asked]
+        least = self._least(min_updates, names)
         if not names and least:
             raise WorkflowError(
                 f"run.train() was given no site that is still asked in round {state.round}; "
@@ -86,18 +81,26 @@ class TrainingEffects:
             # Inline, sites wait for each other.
             None if state.context.job.engine.is_inline else clients.wait_after_min,
         )
-        is_beside = part is not None and part.is_beside
+        arguments: dict[str, Any] = {
+            "model": [model.version, model.digest],
+            "sites": names,
+            "min_updates": min_updates,
+            "timeout": timeout,
+            "meta": message,
+        }
+        if part is not None:
+            arguments["personal"] = [part.patterns, part.is_beside]
         training = SiteTraining(
             self,
-            asked.arguments(names),
+            arguments,
             f"train(model {model.version}, {brief_names(names)})",
             state.round,
             state.program_line(),
             model,
-            state.tasks.new("train_beside" if is_beside else "train", names, state.round),
+            state.tasks.new("train_beside" if beside else "train", names, state.round),
             collector,
-            clients.round_timeout if asked.timeout is None else float(asked.timeout),
-            asked.message,
+            clients.round_timeout if timeout is None else float(timeout),
+            message,
             part,
         )
         if part is not None and state.journal.is_live:
@@ -120,11 +123,11 @@ class TrainingEffects:
             "nobody has trained; pass it to run.fold() or run.adopt(), or leave it out"
         )
 
-    def _least(self, asked: TrainRequest, names: Sequence[str]) -> int:
+    def _least(self, min_updates: int | None, names: Sequence[str]) -> int:
         """How many updates have to come of the sites that are asked."""
-        state = self.state
-        if asked.min_updates is not None:
-            return asked.min_updates
+        state = self._state
+        if min_updates is not None:
+            return min_updates
         least = state.context.job.clients.min_updates or len(names) or 1
         if state.private is not None and state.private.is_draw(names, state.round):
             return min(least, len(names))  # by chance, nobody may be drawn
@@ -133,34 +136,31 @@ class TrainingEffects:
     @uncatchable
     def do(self, training: SiteTraining) -> None:
         """Have the sites of a training train now, as its updates are read: an effect of its own."""
-        journal = self.state.journal
-        effect = journal.ask("train", training.round, training.request, training.arguments)
-        self.begin(training, effect)
-        record = effect.record
-        if record is None:
-            result = self.perform(training)
-            record = journal.record(effect, result.plain())
-        self.take(training, TrainResult.from_plain(result_of(record)))
-
-    def begin(self, training: SiteTraining, effect: Effect) -> None:
-        """Note the effect that does a training."""
-        training.number = effect.number
-        self._pending.remove(training)
+        record = self._state.journal.once(
+            "train",
+            training.round,
+            training.request,
+            training.arguments,
+            lambda number: Done(self.perform(training, number).plain()),
+        )
+        self.take(training, TrainResult.from_plain(result_of(record)), record.effect)
 
     def perform(
-        self, training: SiteTraining, fold: CohortFold | PeerFold | None = None
+        self, training: SiteTraining, number: int, fold: CohortFold | PeerFold | None = None
     ) -> TrainResult:
         """Have the sites of a training train.
 
         Args:
             training: One that is not done.
+            number: Number of the effect.
             fold: Takes the updates as they come; None has them wait in files, which are durable on
                 return.
 
         Raises:
             SimulationError: Too few sites are left; the message names the others.
         """
-        state, trainer = self.state, self.state.trainer
+        state, trainer = self._state, self._state.trainer
+        training.number = number
         state.retire_models()
         training.tasks = state.tasks.up_to_date(training.tasks)
         training.oldest = state.oldest_effect
@@ -182,10 +182,11 @@ class TrainingEffects:
             answers, run.collector.failures, run.late, run.cost, training.tasks, asks
         )._replace(files=files)
 
-    def take(self, training: SiteTraining, result: TrainResult) -> None:
-        """Take in what came of a training that is on record."""
-        state = self.state
-        training.result = result
+    def take(self, training: SiteTraining, result: TrainResult, number: int) -> None:
+        """Take in what came of a training, by the record of the effect of a number."""
+        state = self._state
+        self._pending.remove(training)
+        training.result, training.number = result, number
         training.collector.restore(result.answers, result.failures)
         if result.answers:
             bodies = () if training.is_beside else state.store.bodies(training.base)

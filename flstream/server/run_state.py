@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
+from collections.abc import Iterable, Sequence
 from types import FrameType
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from flstream.client.messages import SiteAnswer
-from flstream.debugging import code_failed
 from flstream.errors import FlstreamError, WorkflowError
 from flstream.job.workflow_code import program_file
 from flstream.runs.stopping import EarlyStopping
+from flstream.server.arguments import check_model, check_name
 from flstream.server.asked_kinds import AskedKinds
 from flstream.server.collector import UNLIMITED
 from flstream.server.context import ServerContext
-from flstream.server.effects import EffectFailedError, EffectJournal
+from flstream.server.effects import EffectJournal
 from flstream.server.failures import FailureRecord
 from flstream.server.last_models import LastModels
 from flstream.server.model_store import ModelStore
@@ -31,7 +29,7 @@ from flstream.telemetry.events import AnyEvent, EndedEarly, SiteSuspended, Warne
 from flstream.text import brief_names
 
 
-class FederationState:
+class RunState:
     """The state of a run: it is the same, whether its effects were done or replayed.
 
     Args:
@@ -144,6 +142,14 @@ class FederationState:
         if totals is not None:
             self.emit_live(totals.finished(self.store.newest.record))
 
+    def check_name(self, method: str, name: object) -> None:
+        """Refuse what is no name."""
+        check_name(method, name)
+
+    def check_model(self, method: str, model: object) -> None:
+        """Refuse what is no model of the run."""
+        check_model(method, model)
+
     def check_round(self, method: str) -> None:
         """Refuse what a workflow does before its first round.
 
@@ -198,39 +204,3 @@ class FederationState:
         """Emit events, unless what they tell of is replayed, and was told of before."""
         if self.journal.is_live:
             self.context.emit(*events)
-
-
-class _HasState(Protocol):
-    @property
-    def state(self) -> FederationState: ...
-
-
-_OwnerT = TypeVar("_OwnerT", bound=_HasState)
-_ParamsT = ParamSpec("_ParamsT")
-_ResultT = TypeVar("_ResultT")
-
-
-def uncatchable(
-    effect: Callable[Concatenate[_OwnerT, _ParamsT], _ResultT],
-) -> Callable[Concatenate[_OwnerT, _ParamsT], _ResultT]:
-    """Have no workflow catch what an effect fails with, nor go on after it."""
-
-    @wraps(effect)
-    def sealed(owner: _OwnerT, /, *args: _ParamsT.args, **kwargs: _ParamsT.kwargs) -> _ResultT:
-        state = owner.state
-        if state.failure is None:
-            try:
-                return effect(owner, *args, **kwargs)
-            except FlstreamError as error:
-                state.failure = error
-            except Exception as error:
-                # Not of a kind that is expected, and all the more not to be gone on after.
-                code_failed(error)
-                name = f"{type(error).__name__}: {error}"
-                state.failure = WorkflowError(
-                    f"run.{effect.__name__}() failed with {name}; see server.log"
-                )
-                state.failure.__cause__ = error
-        raise EffectFailedError(state.failure) from state.failure
-
-    return sealed
