@@ -20,7 +20,7 @@ from flstream.model.digests import BodyDigest
 from flstream.model.dtypes import FLOATS, SCALES, first_not_finite, load, numbers_in
 from flstream.model.joined import MAIN, SplitWriter, part_layout
 from flstream.model.layout import Layout
-from flstream.model.source import Sink, Source
+from flstream.model.source import Scratch, Sink, Source
 
 
 def adopting(rule: AggregationRule) -> AggregationRule:
@@ -32,21 +32,23 @@ def adopt_update(
     base: Source,
     updates: Sequence[UpdateSource],
     rule: AggregationRule,
-    sink: Sink,
+    sink: Sink | None,
     step: int,
     on_range: OnRange,
     optimization: Optimization | None = None,
 ) -> str:
     """Make an update the next model.
 
-    An update with all tensors and full weights is copied. One that is partial, or a difference, or
-    has tensors that are not aggregated, is folded into the model that it was trained from.
+    An update with all tensors and full weights is copied: see :func:`is_adopted_whole`. One that is
+    partial, or a difference, or has tensors that are not aggregated, is folded into the model that
+    it was trained from.
 
     Args:
         base: The model that the site started from.
         updates: The update; none gives the model itself.
         rule: Which tensors count, and whether what is not finite is refused.
-        sink: Takes the next model. It is left unfinished.
+        sink: Takes the next model. It is left unfinished. None for an update that is copied, and
+            lies in a file already: it is only checked.
         step: Bytes that are copied or folded at a time.
         on_range: Called after each range.
         optimization: None; an adoption makes no step of an optimizer.
@@ -58,25 +60,32 @@ def adopt_update(
         UpdateRefusedError: The update does not fit the model or is not finite.
     """
     layout = base.layout
-    is_whole = len(rule.selected(layout)) == len(layout.tensors)
-    if any(each.partial or each.params_type == "DIFF" or not is_whole for each in updates):
+    if not all(is_adopted_whole(layout, each, rule) for each in updates):
+        assert sink is not None
         return fold_updates(base, updates, rule, sink, step, on_range, optimization)
     readings = [Reading(update, layout) for update in updates]
-    digest = BodyDigest(layout)
+    digest, scratch = BodyDigest(layout), Scratch()
     for start, stop in layout.ranges(step):
-        (out,) = sink.views(start, stop)
+        (out,) = [scratch.take(stop - start)] if sink is None else sink.views(start, stop)
         for reading in readings:
             reading.copy(start, stop, out)
             if rule.on_nonfinite == "reject":
                 _expect_finite(reading.update.site, layout, start, out)
         if not readings:
             base.read(start, stop, out)
-        sink.commit(start, stop)
+        if sink is not None:
+            sink.commit(start, stop)
         digest.update([out])
         on_range(stop)
     for reading in readings:
         reading.update.confirm()
     return digest.hexdigest()
+
+
+def is_adopted_whole(layout: Layout, update: UpdateSource, rule: AggregationRule) -> bool:
+    """Whether an update becomes the next model byte for byte, as it has all of its tensors."""
+    is_whole = len(rule.selected(layout)) == len(layout.tensors)
+    return is_whole and update.params_type == "FULL" and not update.partial
 
 
 def _expect_finite(site: str, layout: Layout, start: int, data: memoryview) -> None:

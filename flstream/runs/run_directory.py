@@ -354,7 +354,7 @@ class RunDirectory:
         return [(path, file) for path, file in named if file is not None and not path.is_dir()]
 
     def publish(self, checkpoint: Path, name: Path) -> None:
-        """Give a checkpoint its second name: :attr:`final_model` or :attr:`best_model`.
+        """Give a model's file a second name, such as :attr:`final_model`.
 
         What was published before is replaced. It is never written to: it may be another
         checkpoint's second name.
@@ -370,7 +370,7 @@ class RunDirectory:
         temporary.replace(name)
         # If both were names of one file already, the system has left both of them.
         temporary.unlink(missing_ok=True)
-        sync_directory(self.path)
+        sync_directory(name.parent)
 
 
 def _newest(job_name: str) -> Path | None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from flstream.aggregation.adoption import adopting
+from flstream.aggregation.adoption import adopting, is_adopted_whole
 from flstream.aggregation.ahead import WriteBehind
 from flstream.aggregation.optimizers import ServerOptimizer
 from flstream.aggregation.partial_sum import PartialSum
@@ -29,6 +29,7 @@ from flstream.server.program_view import Model
 from flstream.server.task_run import TaskRun
 from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining
+from flstream.server.update_files import DurableUpdate
 from flstream.server.worker_monitor import SiteLost
 from flstream.telemetry.events import ModelRecord, Transfer
 
@@ -127,8 +128,8 @@ class CohortFold:
 
     def train(self, training: SiteTraining) -> TaskRun:
         """Have the sites of a training train, and fold what can be folded already."""
-        plan = self._trainer.plan(training)
-        run = self._run = self._trainer.begin(training, plan)
+        run, plan = self._trainer.begin(training, is_read=False)
+        self._run = run
         if plan.group:
             path = self._trainer.files(training).folder / "sum.safetensors"
             self._fold = self._fold_into(PartialSum(path, self._base, self._rule))
@@ -148,8 +149,16 @@ class CohortFold:
             SimulationError: Too few updates are sound; the message names the others.
         """
         began = time.monotonic()
+        updates = self._fold.add(self.left(), self.refuse)
+        if (whole := self._adopted_whole(updates, round_number)) is not None:
+            _, digest = self._fold.fold_sound(updates, self._fold.walk(None, None), self.refuse)
+            if not self._refused:
+                outcome, folded = self.outcome(self._fold, digest), time.monotonic()
+                record = self._store.link(self._model, round_number, whole.path, digest)
+                checkpoint = time.monotonic() - folded
+                return FoldedModel(outcome, record, folded - began, checkpoint)
+            updates = []
         with self._store.writing(self._model, round_number, optimizer=self._optimizer) as draft:
-            updates = self._fold.add(self.left(), self.refuse)
             with closing(WriteBehind(draft.target.layout, draft.target.write)) as sink:
                 walk = self._fold.walk(sink, draft.optimization)
                 _, digest = self._fold.fold_sound(updates, walk, self.refuse)
@@ -157,6 +166,24 @@ class CohortFold:
             record = self._store.finish(draft.finish, round_number, digest)
         checkpoint = time.monotonic() - folded
         return FoldedModel(outcome, record, folded - began, checkpoint)
+
+    def _adopted_whole(
+        self, updates: Sequence[CollectedUpdate], round_number: int
+    ) -> DurableUpdate | None:
+        """The one update that becomes the next model as its file is; None where it does not."""
+        if not self._adopts or self._keeper is not None or len(updates) != 1:
+            return None
+        (update,) = updates
+        is_file = isinstance(update, DurableUpdate) and update.form.codec is None
+        is_alike = self._context.model_codecs.lossy is None and update.body.layout == (
+            self._base.layout
+        )
+        training = self._cohort.training_of(update.answer.site)
+        if not (is_file and is_alike and training.round == round_number):
+            return None
+        assert isinstance(update, DurableUpdate)
+        is_whole = is_adopted_whole(self._base.layout, update.source(1), self._rule)
+        return update if is_whole else None
 
     def new_fold(self) -> UpdateFold:
         """Return a fold of all the updates at once."""

@@ -127,11 +127,12 @@ class UpdateFold:
             update.release()
         return ()
 
-    def walk(self, sink: Sink, optimization: Optimization | None) -> Callable[..., str]:
+    def walk(self, sink: Sink | None, optimization: Optimization | None) -> Callable[..., str]:
         """Return what makes the next model of updates that are not part of the sum.
 
         Args:
-            sink: Takes the model; it is left unfinished.
+            sink: Takes the model; it is left unfinished. None for one update that is adopted whole,
+                from where it lies.
             optimization: The server optimizer with its state; None without one.
         """
         walk: Callable[..., str] = partial(fold_updates, earlier=self._sums)

@@ -245,6 +245,33 @@ class ModelStore:
             target = SplitWriter({MAIN: main, **beside}) if beside else main
             yield ModelDraft(sink, beside, target, optimization, rounded)
 
+    def link(self, base: Model, round_number: int, file: Path, digest: str) -> ModelRecord:
+        """Make a durable file the next model of a round, under a second name.
+
+        Args:
+            base: The model that it was trained from.
+            round_number: Its round.
+            file: The file, with the metadata of such a model.
+            digest: Digest of its body.
+
+        Raises:
+            SimulationError: A file of somebody else has its name, and cannot be moved away.
+        """
+        path = self.prepare(base, round_number, optimizes=False).path
+
+        def make_durable() -> dict[str, str]:
+            self._run.publish(file, path)
+            return {}
+
+        return self.finish(make_durable, round_number, digest)
+
+    def metadata(self, base: Model, round_number: int) -> dict[str, str]:
+        """Strings of the header of a model of a round that is made from another one."""
+        metadata = {"format": "pt", "flstream.round": str(round_number)}
+        if order := self.source(base).metadata.get(ORDER):
+            metadata[ORDER] = order
+        return metadata
+
     def prepare(self, base: Model, round_number: int, *, optimizes: bool) -> DraftFiles:
         """Make room for the files of a round's next model.
 
@@ -257,7 +284,7 @@ class ModelStore:
             SimulationError: A file of somebody else has its name, and cannot be moved away.
             UnsoundModelError: The model, or the state beside it, is damaged or gone.
         """
-        source, bodies = self.source(base), self.bodies(base)
+        bodies = self.bodies(base)
         path, (_, step) = self._run.checkpoint(round_number), self.next_record(round_number)
         own_name = self._run.step_checkpoint(round_number, step)
         in_the_way = [own_name]
@@ -267,9 +294,7 @@ class ModelStore:
             self._set_aside(each)
             for body in (OPTIMIZER, *bodies):
                 self._set_aside(body_file(each, body))
-        metadata = {"format": "pt", "flstream.round": str(round_number)}
-        if order := source.metadata.get(ORDER):
-            metadata[ORDER] = order
+        metadata = self.metadata(base, round_number)
         return DraftFiles(path, metadata, self._state_of(base) if optimizes else None)
 
     def finish(

@@ -52,13 +52,18 @@ class Trainer:
         """Versions of the models that updates in waiting were trained from."""
         return {training.base.version for training in self._open.values()}
 
-    def begin(self, training: SiteTraining, plan: TaskPlan) -> TaskRun:
-        """A task for the sites of a training.
+    def begin(self, training: SiteTraining, *, is_read: bool) -> tuple[TaskRun, TaskPlan]:
+        """A task for the sites of a training, and how it is spread over workers.
+
+        Args:
+            training: The training.
+            is_read: Whether its updates are read before a fold, so that they wait in durable files.
 
         Raises:
             SimulationError: There is too little disk for what the round writes.
         """
         context, cohort = self._context, list(training.tasks)
+        plan = self._plan(training, is_read=is_read)
         base, number = self._store.joined(training.base), training.round
         training.collector.check_size()
         check_round(
@@ -69,16 +74,11 @@ class Trainer:
         )
         context.emit(RoundStarted(round=number, sites=cohort))
         self._open[training.number] = training
-        files = self.files(training) if plan.in_files else None
-        return TaskRun(context, self._spec(training), plan, training.collector, files)
+        files = self.files(training, durable=is_read) if plan.in_files else None
+        run = TaskRun(context, self._spec(training), plan, training.collector, files)
+        return run, plan
 
-    def plan(self, training: SiteTraining, *, is_read: bool = False) -> TaskPlan:
-        """How a training is spread over workers.
-
-        Args:
-            training: The training.
-            is_read: Whether its updates are read before a fold.
-        """
+    def _plan(self, training: SiteTraining, *, is_read: bool = False) -> TaskPlan:
         nbytes = self._store.joined(training.base).layout.nbytes
         return plan_task(
             self._context.job,
@@ -89,11 +89,11 @@ class Trainer:
             at_site=bool(training.at),
         )
 
-    def make_durable(self, training: SiteTraining) -> Mapping[str, UpdateRecord]:
-        """Make the files of a training's updates durable, and return the record of each by site."""
-        records = self.files(training).make_durable(training.bodies)
-        training.bodies.clear()
-        return records
+    def keep(self, training: SiteTraining) -> Mapping[str, UpdateRecord]:
+        """Keep the updates of a training in their files; return the record of each by site."""
+        kept = self.files(training).keep(training.bodies)
+        training.bodies.update(kept)
+        return {site: update.record for site, update in kept.items()}
 
     def keep_files(self, training: SiteTraining) -> None:
         """Keep the files of a training's updates as long as the workflow refers to one of them.
@@ -136,7 +136,7 @@ class Trainer:
         collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
             f"train round {training.round} again", lost, 0
         )
-        plan = self.plan(training)
+        plan = self._plan(training)
         spec = self._spec(training, tasks, keeps_state=False)
         files = self.files(training) if plan.in_files else None
         run = TaskRun(self._context, spec, plan, collector, files)
@@ -177,11 +177,12 @@ class Trainer:
         paths = [run.last_model(site) for site in job.clients.site_names]
         return sum(path.stat().st_size for path in paths if path.is_file())
 
-    def files(self, training: SiteTraining) -> UpdateFiles:
+    def files(self, training: SiteTraining, *, durable: bool = False) -> UpdateFiles:
         """The folder of files in which a training's updates may wait."""
         folder = self._context.run.updates(training.number)
         form = self._form(training)
-        return UpdateFiles(folder, form)
+        metadata = self._store.metadata(training.base, training.round)
+        return UpdateFiles(folder, form, metadata, durable=durable)
 
     def _form(self, training: SiteTraining) -> UpdateForm:
         model = self._store.joined(training.base)
@@ -234,6 +235,6 @@ class Trainer:
 
     def _folder(self, training: SiteTraining) -> str:
         """Where workers write a training's updates themselves; empty if these are fetched."""
-        if not (training.at and self.plan(training).in_files):
+        if not (training.at and self._plan(training).in_files):
             return ""
         return str(self._context.run.updates(training.number))

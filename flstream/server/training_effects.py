@@ -167,12 +167,12 @@ class TrainingEffects:
         if fold is not None:
             run = fold.train(training)
         else:
-            run = trainer.begin(training, trainer.plan(training, is_read=True))
+            run, _ = trainer.begin(training, is_read=True)
             for _ in run.progress():
                 pass
         trainer.check_states(training.tasks, run.collector.failures)
         training.bodies |= run.updates
-        files = {} if fold is not None else trainer.make_durable(training)
+        files = {} if fold is not None else trainer.keep(training)
         answers = run.in_order
         state.warn_of_late(answers.values())
         asks = state.asked.first_kinds(answers.values())

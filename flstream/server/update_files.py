@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 
 from flstream.client.messages import SiteAnswer, WrittenUpdate
 from flstream.codecs.update_form import UpdateForm
@@ -14,11 +15,12 @@ from flstream.model.copy import copy
 from flstream.model.descriptors import sync_directory
 from flstream.model.digests import BodyDigest, body_digest
 from flstream.model.layout import Layout
-from flstream.runs.small_files import sync_file
 from flstream.server.collected_updates import CollectedUpdate, UpdateCollection, check_fits
 from flstream.server.training import UpdateRecord
 from flstream.streaming.download import RemoteSource, download
 from flstream.telemetry.events import Transfer
+
+NO_METADATA: Mapping[str, str] = MappingProxyType({})
 
 
 class UpdateFile(CollectedUpdate):
@@ -43,11 +45,6 @@ class UpdateFile(CollectedUpdate):
         self.path = path
         self.digest = digest
 
-    @property
-    def record(self) -> UpdateRecord:
-        """What the journal says of the file."""
-        return UpdateRecord(self.digest, self.answer.params_type, self.answer.partial, self._cost)
-
     def release(self, failure: str = "") -> None:
         """Remove the file."""
         self.path.unlink(missing_ok=True)
@@ -55,6 +52,12 @@ class UpdateFile(CollectedUpdate):
 
 class DurableUpdate(UpdateFile):
     """A site's update in a file that stays, as the workflow may fold it more than once."""
+
+    @property
+    def record(self) -> UpdateRecord:
+        """What the journal says of the file."""
+        answer = self.answer
+        return UpdateRecord(self.digest, answer.params_type, answer.partial, self._cost)
 
     def release(self, failure: str = "") -> None:
         """Leave the file, which goes once the workflow refers to no update of its training."""
@@ -67,11 +70,22 @@ class UpdateFiles:
         folder: Path of the folder, which belongs to this training alone.
         form: The model that the training starts from, and how updates are encoded. They lie in the
             files as they were sent.
+        metadata: Strings of the files' headers: those of a model, which an update may become.
+        durable: Whether files are durable once they are there.
     """
 
-    def __init__(self, folder: Path, form: UpdateForm) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        form: UpdateForm,
+        metadata: Mapping[str, str] = NO_METADATA,
+        *,
+        durable: bool = False,
+    ) -> None:
         self.folder = folder
         self._form = form
+        self._metadata = dict(metadata)
+        self._durable = durable
 
     def fetch(self, answer: SiteAnswer, collection: UpdateCollection) -> UpdateFile:
         """Fetch an update into a file, whole or not at all; safe to call from several threads.
@@ -89,7 +103,9 @@ class UpdateFiles:
 
         def sink_for(layout: Layout) -> FileSink:
             check_fits(answer, layout, self._form)
-            return stack.enter_context(FileSink(path, layout, durable=False))
+            return stack.enter_context(
+                FileSink(path, layout, self._metadata, durable=self._durable)
+            )
 
         # The sink exists before its bytes do, and must not outlive a download that fails.
         with ExitStack() as stack:
@@ -126,29 +142,30 @@ class UpdateFiles:
         """Write an update that is in memory to its file."""
         source, path = update.body, self._path(update.answer.site)
         digest = BodyDigest(source.layout)
-        with FileSink(path, source.layout, durable=False) as sink:
+        with self._sink(path, source.layout) as sink:
             copy(source, sink, digest=digest)
             sink.finish()
         return UpdateFile(update.answer, path, digest.hexdigest(), update.cost, self._form)
 
-    def make_durable(self, updates: Mapping[str, CollectedUpdate]) -> dict[str, UpdateRecord]:
-        """Make the files of updates durable, and return what the journal is to say of each.
+    def keep(self, updates: Mapping[str, CollectedUpdate]) -> dict[str, DurableUpdate]:
+        """Keep updates whose files are durable, under names that are.
 
         Raises:
             CheckpointError: The disk does not take them.
         """
-        records = {}
+        kept = {}
         try:
             for site, update in updates.items():
                 assert isinstance(update, UpdateFile)
-                sync_file(update.path)
-                records[site] = update.record
-            if records:
+                kept[site] = DurableUpdate(
+                    update.answer, update.path, update.digest, update.cost, self._form
+                )
+            if kept:
                 for folder in (self.folder, self.folder.parent, self.folder.parent.parent):
                     sync_directory(folder)
         except OSError as error:
             raise CheckpointError(f"{self.folder} cannot be written: {error.strerror}") from error
-        return records
+        return kept
 
     def load(
         self, site: str, weight: float, metrics: Mapping[str, float], record: UpdateRecord
@@ -174,6 +191,9 @@ class UpdateFiles:
             site, weight, dict(metrics), record.params_type, partial=record.partial, has_params=True
         )
         return DurableUpdate(answer, path, record.digest, record.cost, self._form)
+
+    def _sink(self, path: Path, layout: Layout) -> FileSink:
+        return FileSink(path, layout, self._metadata, durable=self._durable)
 
     def _path(self, site: str) -> Path:
         return self.folder / f"{site}.safetensors"

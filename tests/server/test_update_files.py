@@ -54,7 +54,7 @@ def offering():
 
 @pytest.fixture
 def update_files(tmp_path):
-    return UpdateFiles(tmp_path / "updates" / "round-0003", UpdateForm(BODY))
+    return UpdateFiles(tmp_path / "updates" / "round-0003", UpdateForm(BODY), durable=True)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def fetched(update_files, offering):
     updates = {
         site: update_files.fetch(answer(site), collection(worker, offer().token)) for site in sites
     }
-    return update_files.make_durable(updates)
+    return {site: update.record for site, update in update_files.keep(updates).items()}
 
 
 def files(update_files):

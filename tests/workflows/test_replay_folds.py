@@ -47,6 +47,25 @@ def test_updates_whole_or_not_are_adopted_to_the_bit(flows):
             assert adopted[name].equal(tensor), (number, name)
 
 
+def test_an_update_that_is_adopted_whole_gets_a_second_name_and_is_not_copied(flows):
+    text = """
+    def flow(run):
+        model = run.initial_model()
+        for number in run.rounds():
+            whole = run.train(model, ["site-1"])
+            part = run.train(model, ["site-2"])
+            for updates in (whole, part):
+                first = updates[0]
+                model = run.adopt(updates)
+                folder = HERE / "run-0" / "updates" / f"effect-{first.training.number:04d}"
+                place = HERE / "run-0" / "checkpoints" / "round-0001.safetensors"
+                see((folder / f"{first.site}.safetensors").samefile(place))
+        return model
+    """
+    flows.finish(text, QUIET, "rounds=1", script=SENDS)
+    assert flows.seen() == ["True", "False"]
+
+
 def test_a_fold_takes_updates_of_several_trainings_or_a_part_of_one(flows):
     text = """
     def flow(run):
