@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import pickle
 import pkgutil
-import selectors
+import select
 import shutil
 import signal
 import socket
@@ -36,7 +36,8 @@ Of one that could not be forked, 0 and the number of the error.
 MOST_DESCRIPTORS = 64
 """Most descriptors in one packet."""
 
-_PR_SET_PDEATHSIG = 1
+# From Linux's prctl.h.
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None)
 
 
@@ -75,20 +76,30 @@ def temporary_prefix(fork_server: int) -> str:
 
 def serve(owner: socket.socket) -> None:
     """Fork processes for the owner until it is gone; then kill them, and all they have started."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(owner, selectors.EVENT_READ)
-        with suppress(ConnectionError):
-            while True:
-                for key, _ in selector.select():
-                    if key.data is not None:
-                        _reap(owner, selector, key.fd, key.data)
-                        continue
-                    _, descriptors, _, _ = socket.recv_fds(owner, 1, MOST_DESCRIPTORS)
-                    if not descriptors:
-                        raise ConnectionError("the owner is gone")
-                    for descriptor in descriptors:
-                        os.set_inheritable(descriptor, False)
-                    _fork(owner, selector, descriptors)
+    # What a process leaves behind, in whatever session, becomes a child of this one.
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    woken, waker = socket.socketpair()
+    woken.setblocking(False)
+    waker.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # only what has a handler wakes
+    signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+    own, forked = [owner, woken, waker], set[int]()
+    poll = select.poll()
+    poll.register(owner, select.POLLIN)
+    poll.register(woken, select.POLLIN)
+    with suppress(ConnectionError):
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if woken.fileno() in ready:
+                woken.recv(1 << 10)
+                _reap(owner, forked)
+            if owner.fileno() in ready:
+                _, descriptors, _, _ = socket.recv_fds(owner, 1, MOST_DESCRIPTORS)
+                if not descriptors:
+                    raise ConnectionError("the owner is gone")
+                for descriptor in descriptors:
+                    os.set_inheritable(descriptor, False)
+                _fork(own, forked, descriptors)
     kill_descendants(os.getpid())
     for folder in Path(tempfile.gettempdir()).glob(f"{temporary_prefix(os.getpid())}*"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -96,12 +107,12 @@ def serve(owner: socket.socket) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _fork(owner: socket.socket, selector: selectors.BaseSelector, descriptors: list[int]) -> None:
-    own = os.getpid()
+def _fork(own: list[socket.socket], forked: set[int], descriptors: list[int]) -> None:
+    owner, parent = own[0], os.getpid()
     try:
         if not (pid := os.fork()):
             with suppress(BaseException):  # whatever it is, no child goes on here
-                os._exit(_run(own, owner, selector, descriptors))
+                os._exit(_run(parent, own, descriptors))
             os._exit(1)
         pidfd = os.pidfd_open(pid)
     except OSError as error:
@@ -110,29 +121,31 @@ def _fork(owner: socket.socket, selector: selectors.BaseSelector, descriptors: l
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    selector.register(pidfd, selectors.EVENT_READ, pid)
+    forked.add(pid)
     socket.send_fds(owner, [REPLY.pack(False, pid, 0)], [pidfd])
-
-
-def _reap(owner: socket.socket, selector: selectors.BaseSelector, pidfd: int, pid: int) -> None:
-    selector.unregister(pidfd)
     os.close(pidfd)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    owner.send(REPLY.pack(True, pid, code))
 
 
-def _run(
-    parent: int, owner: socket.socket, selector: selectors.BaseSelector, descriptors: list[int]
-) -> int:
+def _reap(owner: socket.socket, forked: set[int]) -> None:
+    """Take the exit codes of all children that have ended, and tell the owner of those it knows."""
+    with suppress(ChildProcessError):  # there is no child left
+        while (end := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = end
+            if pid in forked:
+                forked.discard(pid)
+                owner.send(REPLY.pack(True, pid, os.waitstatus_to_exitcode(status)))
+
+
+def _run(parent: int, own: list[socket.socket], descriptors: list[int]) -> int:
     """Run the call of a new process, and return its exit code."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # of a fork server that is killed
     if os.getppid() != parent:
         return 1
-    for key in list(selector.get_map().values()):
-        if key.data is not None:
-            os.close(key.fd)
-    selector.close()
-    owner.close()
+    os.setpgid(0, 0)  # a signal that its code sends to its own group meets nobody else
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for sock in own:
+        sock.close()
     call, *sockets = descriptors
     try:
         with open(call, "rb") as file:

@@ -147,7 +147,10 @@ def parse_value(text: str) -> tuple[Any, Sequence[Problem]]:
 def _noting_failures(hocon: Hocon) -> Iterator[None]:
     try:
         yield
-    except (_UnreadableError, ConfigException, RecursionError, ImportError, ValueError) as error:
+    except RecursionError:
+        hocon.complete = False
+        hocon.problems.append(Problem("", "its braces are nested too deeply; close them earlier"))
+    except (_UnreadableError, ConfigException, ImportError, ValueError) as error:
         kind = "" if isinstance(error, _UnreadableError | ConfigException) else type(error).__name__
         hocon.complete = False
         hocon.problems.append(Problem("", f"{kind}: {error}".removeprefix(": ")))

@@ -350,7 +350,8 @@ class RunDirectory:
 
     def checkpoint_files(self) -> list[tuple[Path, ModelFile]]:
         """Files that have names of a run's checkpoints, or of what belongs to them, by name."""
-        named = [(path, ModelFile.parse(path.name)) for path in sorted(self.checkpoints.iterdir())]
+        paths = sorted(self.checkpoints.iterdir()) if self.checkpoints.is_dir() else []
+        named = [(path, ModelFile.parse(path.name)) for path in paths]
         return [(path, file) for path, file in named if file is not None and not path.is_dir()]
 
     def publish(self, checkpoint: Path, name: Path) -> None:

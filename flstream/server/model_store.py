@@ -193,6 +193,11 @@ class ModelStore:
         host = "" if self.bodies(model) else self._models[model.version].host
         return ModelHosts(model.digest, [host]) if host else None
 
+    def round_of(self, effect: int) -> int | None:
+        """The round of the model that an effect has made; None if it has made none."""
+        rounds = (stored.record.round for stored in self._models if stored.effect == effect)
+        return next(rounds, None)
+
     def layout(self, record: ModelRecord) -> Layout:
         """The layout of a model, without looking at its tensors.
 

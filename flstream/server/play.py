@@ -119,11 +119,12 @@ def play(context: ServerContext, initial: str, replay: Replay) -> None:
             version = _play_stage(effects, place, version)
         _finish(effects.state, version)
     except UnsoundModelError as error:
-        made = next((each.round for each in records if each.effect == error.effect), 0)
+        made = store.round_of(error.effect)
+        before = max((effects.state.round if made is None else made) - 1, 0)
         raise SimulationError(
             f"a file that is needed again cannot be used: {error.flaw}; put it back from a copy "
             "and go on with --resume, or go back to before it with --resume --from-round "
-            f"{max(made - 1, 0)}"
+            f"{before}"
         ) from error
 
 

@@ -23,6 +23,12 @@ from flstream.simulation.places import this_place
 
 # Exit status of a process that ended because its peer died.
 _ORPHANED = 3
+# The end of a socket whose descriptor is closed in this process is seen by nobody who waits for it.
+_LOOK_MILLISECONDS = 1000
+_CLOSED = (
+    "flstream: this process has lost its channel to the server, as its code has closed descriptors "
+    "that it has not opened; leave those open"
+)
 
 
 def ignore_interrupts() -> None:
@@ -109,12 +115,24 @@ def end_with_peer(pipe: socket.socket) -> None:
         place.peer = pipe
         return
     fd = pipe.fileno()
+    identity = os.fstat(fd).st_ino
 
     def watch() -> None:
         poll = select.poll()
         poll.register(fd, select.POLLRDHUP)
-        poll.poll()
+        while not poll.poll(_LOOK_MILLISECONDS):
+            if not _is_file(fd, identity):
+                print(_CLOSED, file=sys.stderr, flush=True)
+                break
         kill_descendants(os.getpid())
         os._exit(_ORPHANED)
 
     threading.Thread(target=watch, name="peer-watch", daemon=True).start()
+
+
+def _is_file(fd: int, identity: int) -> bool:
+    """Whether a descriptor is open, and of the file with this number."""
+    try:
+        return os.fstat(fd).st_ino == identity
+    except OSError:
+        return False

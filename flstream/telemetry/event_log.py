@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import threading
@@ -60,12 +61,15 @@ class EventLog:
                 power cut.
 
         Raises:
-            SimulationError: The disk refused the events. No part of them is left in the file.
+            SimulationError: The disk refused the events, or the file was removed. No part of them
+                is left in the file.
         """
         with self._turn:
             lines = encode_lines(events, self._check)
             rest = memoryview(lines)
             try:
+                if not os.fstat(self._file.fileno()).st_nlink:
+                    raise FileNotFoundError(errno.ENOENT, "it was removed while the run went on")
                 while rest:
                     rest = rest[self._file.write(rest) :]
                 if durable:

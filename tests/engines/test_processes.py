@@ -1,5 +1,6 @@
 """Processes are forked by a fork server, and none outlives it or its owner."""
 
+import gc
 import os
 import resource
 import signal
@@ -43,6 +44,17 @@ def say_what_is_there(answers):
 
 def sleep_with_a_child(answers):
     say(answers, subprocess.Popen(["sleep", "100"], start_new_session=True).pid)
+    time.sleep(100)
+
+
+def leave_a_child(answers):
+    say(answers, subprocess.Popen(["sleep", "100"], start_new_session=True).pid)
+    os._exit(0)
+
+
+def end_its_group(answers):
+    say(answers, os.getpid())
+    os.killpg(0, signal.SIGTERM)
     time.sleep(100)
 
 
@@ -107,6 +119,23 @@ def test_what_a_killed_process_has_started_is_killed_with_it(host):
     assert are_gone(child)
 
 
+def test_what_a_process_leaves_behind_in_a_session_of_its_own_ends_with_the_host():
+    with ProcessHost() as host:
+        process, (child,) = ask(host, leave_a_child)
+        assert process.exit_code(SECONDS) == 0
+        assert psutil.Process(int(child)).ppid() == host.fork_server_pid
+    assert are_gone(child)
+
+
+def test_a_signal_of_a_process_to_its_group_ends_nobody_else(host):
+    other = host.start("other", "time:sleep", 100)
+    process, _ = ask(host, end_its_group)
+    assert process.exit_code(SECONDS) == -signal.SIGTERM
+    assert other.exit_code() is None
+    other.kill()
+    assert other.exit_code(SECONDS) == -signal.SIGKILL
+
+
 def test_a_worker_that_cannot_be_forked_is_lost_and_its_sockets_are_closed(host, monkeypatch):
     def refuse(*_):
         raise OSError(11, "Resource temporarily unavailable")
@@ -150,6 +179,7 @@ def test_a_fork_server_that_is_killed_ends_what_it_has_forked_and_is_replaced():
 
 
 def test_a_host_that_is_closed_leaves_no_process_and_no_descriptor():
+    gc.collect()  # of the hosts before, whose processes know them
     before = len(os.listdir("/proc/self/fd"))
     early, host = ProcessHost(), ProcessHost()
     pids = []

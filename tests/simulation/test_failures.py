@@ -196,6 +196,15 @@ def test_how_a_script_ends_and_what_it_prints_or_scores_does_not_fail_a_run(jobs
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_site_whose_code_closes_all_descriptors_is_lost_at_once(jobs_of_their_own):
+    script = adding({("site-2", 2): "os.closerange(3, 256)"})
+    how = ["clients.round_timeout=100 s", "clients.min_updates=1", "rounds=2", QUIET]
+    run = jobs_of_their_own.run(script, *how)
+    assert run.summary.status == "finished", run.summary.error
+    [failure] = run.summary.failures
+    assert (failure.site, failure.exit_status) == ("site-2", 3)
+
+
 @pytest.mark.nightly
 def test_a_site_whose_forked_child_lives_on_is_seen_to_die(jobs_of_their_own):
     forks = f"if os.fork() == 0:\n    threading.Event().wait(20)\n    os._exit(0)\n{KILL}"

@@ -21,6 +21,7 @@ from flstream.telemetry.events import (
     LiveEvent,
     RunFinished,
     Transfer,
+    Warned,
     checks_of,
     decode_event,
     encode_lines,
@@ -141,6 +142,14 @@ def test_an_event_that_the_disk_refuses_leaves_no_part_of_itself(path, monkeypat
     assert path.read_bytes() == encode_lines([STOPPED] * 2)
     with pytest.raises(SimulationError, match=r"events.jsonl cannot be written: No such file"):
         EventLog(path.parent / "nowhere" / "events.jsonl")
+
+
+def test_a_journal_that_was_removed_takes_no_more_events(path):
+    with EventLog(path) as log:
+        log.write(Warned(message="one"))
+        path.unlink()
+        with pytest.raises(SimulationError, match="it was removed while the run went on; put"):
+            log.write(Warned(message="two"))
 
 
 def test_a_line_that_a_full_disk_takes_half_of_is_taken_back(path):
