@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,10 +17,11 @@ from flstream.runs.needed_states import needed_states
 from flstream.runs.retention import stored_rounds
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.site_states import check_states, set_aside_altered_states
-from flstream.runs.sound_models import has_its_models, model_flaw
+from flstream.runs.sound_models import file_flaw, has_its_models, model_flaw
 from flstream.runs.summary import Summary, summarize
 from flstream.telemetry.event_log import EventLog, await_writer
 from flstream.telemetry.events import EffectDone, ModelRecord, RunResumed
+from flstream.telemetry.exact import decode_exact
 
 # A server whose launcher was killed ends as soon as it notices, but may be writing to the disk.
 _PATIENCE_SECONDS = 30.0
@@ -97,6 +98,7 @@ def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> R
         effects = _up_to(effects, from_round)
     elif history.is_empty:
         _check_nothing_is_there(run)
+        run.furnish()
         return None
     elif history.status == "finished" and history.planned_rounds == job.planned_rounds:
         if has_its_models(history, run):
@@ -175,11 +177,32 @@ def _check_whole(
             "copy, or leave out --resume to start a new run"
         )
     check_states(run, needed_states(effects))
+    for record in reversed(effects):
+        if record.model is not None:  # whose updates may be gone, with those before
+            break
+        _check_updates(run, record)
+
+
+def _check_updates(run: RunDirectory, record: EffectDone) -> None:
+    """Check the updates of a training that wait to be folded.
+
+    Raises:
+        ResumeRefusedError: One is damaged or gone.
+    """
+    if record.name != "train":
+        return
+    files: Mapping[str, Sequence[Any]] = decode_exact(record.result)["files"]
+    for site, (digest, *_) in files.items():
+        if flaw := file_flaw(run.updates(record.effect) / f"{site}.safetensors", digest):
+            raise ResumeRefusedError(
+                f"the run in {run.path} needs an update that cannot be used: {flaw}; put it back "
+                "from a copy, or leave out --resume to start a new run"
+            )
 
 
 def _nearest_whole(run: RunDirectory, content: JournalContent, below: int) -> int | None:
-    """Return the last round before another one that a run can go back to; None without one."""
-    for number in reversed(range(below)):
+    """Return the last round up to another one whose end a run can go back to; None without one."""
+    for number in reversed(range(below + 1)):
         effects = _up_to(content.effects, number)
         try:
             _check_whole(run, _models(content.history, effects), effects)
@@ -226,7 +249,7 @@ def final_summary(run: RunDirectory, point: ResumePoint) -> Summary:
         summary.wall_seconds = point.seconds
         run.write(run.summary, summary.to_json())
     except (OSError, ValueError) as error:
-        raise SimulationError(
+        raise ResumeRefusedError(
             f"{run.summary} cannot be read: {error}; remove it, and it is made again from the "
             "run's events"
         ) from error

@@ -88,7 +88,7 @@ class RunDirectory:
                     f"{named} is not empty; name a new folder with --run-dir, "
                     "since a run never deletes what it did not create"
                 )
-            run._furnish()
+            run.furnish()
         except OSError as error:
             raise UsageError(
                 f"the run directory {named} cannot be made: {error.strerror}"
@@ -118,7 +118,8 @@ class RunDirectory:
                     f"{path or folder} is not a run directory, since it lacks {run._lacking()}; "
                     "name one with --run-dir, or leave out --resume to start a new run"
                 )
-            run._furnish()
+            if not run.job_file.exists():
+                run.furnish()
         except OSError as error:
             raise UsageError(
                 f"the run directory {path or folder} cannot be used: {error.strerror}"
@@ -148,7 +149,7 @@ class RunDirectory:
         }
         return ", ".join(name for name, exists in parts.items() if not exists)
 
-    def _furnish(self) -> None:
+    def furnish(self) -> None:
         """Make what a run begins with, unless it is there, and make all these names durable."""
         self.checkpoints.mkdir(exist_ok=True)
         self.sites.mkdir(exist_ok=True)

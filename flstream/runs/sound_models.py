@@ -20,9 +20,9 @@ def model_flaw(run: RunDirectory, model: ModelRecord) -> str:
     read, in ranges.
     """
     path = run.model_file(model)
-    flaw = _flaw(path, model.digest)
+    flaw = file_flaw(path, model.digest)
     for body, digest in bodies_beside(model).items():
-        flaw = flaw or _flaw(body_file(path, body), digest)
+        flaw = flaw or file_flaw(body_file(path, body), digest)
     return flaw
 
 
@@ -39,7 +39,8 @@ def has_its_models(history: History, run: RunDirectory) -> bool:
         return False
 
 
-def _flaw(path: Path, digest: str) -> str:
+def file_flaw(path: Path, digest: str) -> str:
+    """Describe the defect of a file whose body is to have a digest; an empty string without one."""
     try:
         present = body_digest(FileSource(path))
     except CheckpointError as error:

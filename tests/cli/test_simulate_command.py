@@ -85,6 +85,19 @@ def test_without_a_terminal_a_run_is_plain_lines_and_a_finished_one_is_left_as_i
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
+def test_a_finished_run_goes_back_to_a_round_that_it_has(flstream_here, write_job):
+    job = write_job()
+    words = ("simulate", job, "--run-dir", "run", *INLINE)
+    first = json.loads(flstream_here(*words, "--json").stdout)
+    again = flstream_here(*words, "--resume", "--from-round", "1", "--json")
+    assert json.loads(again.stdout)["model"] == first["model"]
+    for number, reason in (("9", "--from-round 9 names no round"), ("1", "it goes with --resume")):
+        more = ["--resume"] if number == "9" else []
+        refused = flstream_here(*words, *more, "--from-round", number)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert reason in refused.stderr
+
+
 def test_another_job_and_what_is_no_run_are_not_resumed(flstream_here, write_job, tmp_path):
     job = write_job()
     assert flstream_here("simulate", job, "--run-dir", "run", "-q", *INLINE).returncode == 0

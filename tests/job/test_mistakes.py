@@ -349,6 +349,7 @@ SYNTAX = "syntax error at or just before line"
         ("---\nsites:\n  - a\n  - b\n", "`sites:` is YAML"),
         ("a:\n- 1\n", "`a:` is YAML"),
         ("#" * (1 << 20) + "#", "has more than 1 MiB, which no job file has; check the path"),
+        ("a " + "{ b " * 3000 + "}" * 3000, "its braces are nested too deeply"),
         ("[1, 2]", "the file holds a list; write key = value lines"),
     ],
 )
