@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -72,6 +73,8 @@ class LocalEngine:
                 process = self._host.start(name, self._main, *self._arguments, name, gpus, theirs)
             except OSError as error:
                 ours.close()
+                if error.errno == errno.EMFILE:  # as where there is no room for the sockets
+                    raise
                 raise WorkerLostError(f"its process could not be started: {error}") from error
         self._on_started(name, process.pid)
         worker = self._workers[name] = LocalWorker(process, ours)
