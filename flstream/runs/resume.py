@@ -100,10 +100,10 @@ def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> R
         _check_nothing_is_there(run)
         run.furnish()
         return None
-    elif history.status == "finished" and history.planned_rounds == job.planned_rounds:
-        if has_its_models(history, run):
-            return _finished(history, effects)
-    elif effects and effects[-1].is_provisional and history.planned_rounds != job.planned_rounds:
+    elif _is_finished(history, job) and has_its_models(history, run):
+        return _finished(history, effects)
+    # It was due as its round was the last, which that is not any more.
+    if effects and effects[-1].is_provisional and history.planned_rounds != job.planned_rounds:
         effects = effects[:-1]
     models, warnings = _models(history, effects), list[str]()
     if len(models) == 1 and (flaw := model_flaw(run, models[0])):
@@ -254,6 +254,11 @@ def final_summary(run: RunDirectory, point: ResumePoint) -> Summary:
             "run's events"
         ) from error
     return summary
+
+
+def _is_finished(history: History, job: Job) -> bool:
+    """Whether a run came to its end, and the job has no more rounds than it had."""
+    return history.status == "finished" and history.planned_rounds == job.planned_rounds
 
 
 def _finished(history: History, effects: Sequence[EffectDone]) -> ResumePoint:

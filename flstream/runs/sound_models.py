@@ -42,9 +42,17 @@ def has_its_models(history: History, run: RunDirectory) -> bool:
 def file_flaw(path: Path, digest: str) -> str:
     """Describe the defect of a file whose body is to have a digest; an empty string without one."""
     try:
-        present = body_digest(FileSource(path))
+        return body_flaw(FileSource(path), digest)
+    except CheckpointError as error:
+        return str(error)
+
+
+def body_flaw(source: FileSource, digest: str) -> str:
+    """Describe how the body of an open file differs from its digest; an empty string if not."""
+    try:
+        present = body_digest(source)
     except CheckpointError as error:
         return str(error)
     if present != digest:
-        return f"{path} has the digest {present}, and had {digest} when it was written"
+        return f"{source.path} has the digest {present}, and had {digest} when it was written"
     return ""

@@ -87,6 +87,11 @@ class FoldedUpdates:
         return replace(self, rules={body: rule.by_site(sites) for body, rule in rules.items()})
 
     @property
+    def unread(self) -> SiteTraining | None:
+        """The training that was passed unread, and is done as a part of the fold; None if none."""
+        return self.trainings[0] if self.chosen is None else None
+
+    @property
     def members(self) -> Sequence[tuple[SiteTraining, str]]:
         """The updates, one by one, in order; all trainings are done."""
         if self.chosen is not None:

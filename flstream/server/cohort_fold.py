@@ -211,7 +211,7 @@ class CohortFold:
         ]
         for training in self._cohort.trainings:
             sites = [site for each, site in members if each is training]
-            if self._cohort.chosen is None:
+            if training is self._cohort.unread:
                 lost = [site for site in sites if site not in training.bodies]
                 failures = self._trainer.train_again(training, lost) if lost else {}
                 for site, reason in failures.items():

@@ -216,8 +216,7 @@ class ModelEffects:
         context, store, private = state.context, state.store, state.private
         _, step = store.next_record(state.round)
         trained = None
-        if cohort.chosen is None:
-            (training,) = cohort.trainings
+        if (training := cohort.unread) is not None:
             trained = training.result = self._trainings.perform(training, number, fold)
             state.asked.record(trained.asks)
         made = fold.make(state.round)
@@ -259,8 +258,8 @@ class ModelEffects:
         state.last.add(result.kept, done.effect)
         if state.private is not None and result.privacy is not None:
             state.private.take(result.privacy, state.round)
-        if result.train is not None:
-            (training,) = cohort.trainings
+        if (training := cohort.unread) is not None:
+            assert result.train is not None
             self._trainings.take(training, result.train, done.effect)
             training.is_folded = True
         if self._is_score(base):

@@ -14,6 +14,7 @@ from flstream.model.digests import body_digest
 from flstream.model.joined import MAIN, SplitWriter, WritesRanges
 from flstream.model.source import Source
 from flstream.runs.model_files import OPTIMIZER, body_file
+from flstream.runs.sound_models import body_flaw
 from flstream.telemetry.events import ModelRecord
 
 
@@ -146,10 +147,5 @@ def verify(effect: int, source: FileSource, digest: str) -> None:
     Raises:
         UnsoundModelError: It has another one, or cannot be read.
     """
-    try:
-        found = body_digest(source)
-    except CheckpointError as error:
-        raise UnsoundModelError(effect, str(error)) from error
-    if found != digest:
-        flaw = f"{source.path} has the digest {found}, and had {digest} when it was written"
+    if flaw := body_flaw(source, digest):
         raise UnsoundModelError(effect, flaw)

@@ -15,6 +15,7 @@ from flstream.model.copy import copy
 from flstream.model.descriptors import sync_directory
 from flstream.model.digests import BodyDigest, body_digest
 from flstream.model.layout import Layout
+from flstream.runs.sound_models import file_flaw
 from flstream.server.collected_updates import CollectedUpdate, UpdateCollection, check_fits
 from flstream.server.training import UpdateRecord
 from flstream.streaming.download import RemoteSource, download
@@ -182,11 +183,8 @@ class UpdateFiles:
             CheckpointError: It is damaged or gone; the message names it.
         """
         path = self._path(site)
-        present = body_digest(FileSource(path))
-        if present != record.digest:
-            raise CheckpointError(
-                f"{path} has the digest {present}, and had {record.digest} when it was written"
-            )
+        if flaw := file_flaw(path, record.digest):
+            raise CheckpointError(flaw)
         answer = SiteAnswer(
             site, weight, dict(metrics), record.params_type, partial=record.partial, has_params=True
         )

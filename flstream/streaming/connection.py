@@ -130,6 +130,7 @@ class Connection:
                 else:
                     length = self._send_frame(self._fetch)
                 if length < _SHORT_BYTES and self._service.is_sending_beside(self):
+                    # Not to wait for anything, but to leave the interpreter's lock to the others.
                     time.sleep(max(time.thread_time() - began, _LEAST_REST_SECONDS))
         except (ChannelClosedError, ProtocolError) as error:
             reason = str(error)  # it is gone, or does not follow the protocol

@@ -25,12 +25,13 @@ def lock_file(fd: int, patience: float = 0.0) -> bool:
         OSError: The file system has no locks.
     """
     deadline = time.monotonic() + patience
-    while True:  # flock has no timeout
+    while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 return False
+            # flock has no timeout.
             time.sleep(min(_RETRY_SECONDS, patience))
         else:
             return True

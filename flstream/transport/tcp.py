@@ -210,6 +210,7 @@ class TcpListener:
                 except OSError as error:
                     if error.errno in _NO_ROOM:
                         self._make_room(0)
+                        # Nothing tells when a descriptor becomes free.
                         time.sleep(_NO_ROOM_SECONDS)
                     continue  # otherwise it has hung up already, or this is closed
                 self._make_room(MOST_PENDING - 1)

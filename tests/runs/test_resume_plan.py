@@ -191,6 +191,7 @@ def test_an_evaluation_made_because_a_round_was_the_last_is_void_once_it_is_not(
     point = plan_resume(job, run)
     assert (point.round, point.effect) == (4, EffectScript(rounds, every).last_effect(4))
     assert [number for number, _ in scores(run, point)] == due
+    assert plan_resume(job, run, 4).effect == point.effect
     # However often it is cut off from then on.
     take_up(job, run, point)
     write_job(run, job)
