@@ -328,7 +328,7 @@ class ModelStore:
 
         Args:
             best: Versions of the best evaluated models.
-            in_use: Versions that tasks and updates in waiting refer to.
+            in_use: Further versions that stay, beside those that a workflow or update refers to.
         """
         used = {*in_use, *self._handles.keys(), self.newest.record.version}
         kept = used | set(best)

@@ -182,7 +182,7 @@ class RunState:
 
     def retire_models(self) -> None:
         """Remove the files of models that nothing needs any more."""
-        self.store.retire(self.scores.best_versions, self.trainer.versions_in_use)
+        self.store.retire(self.scores.best_versions)
 
     def warn_of_late(self, answers: Iterable[SiteAnswer]) -> None:
         """Warn of sites whose code asks about evaluations after its first task."""

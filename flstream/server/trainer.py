@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from weakref import WeakValueDictionary
 
 from flstream.client.messages import SiteTask
 from flstream.codecs.update_form import UpdateForm
@@ -41,16 +40,9 @@ class Trainer:
     def __init__(self, context: ServerContext, store: ModelStore) -> None:
         self._context = context
         self._store = store
-        # Trainings whose updates somebody may still fold, by their numbers.
-        self._open: WeakValueDictionary[int, SiteTraining] = WeakValueDictionary()
         # Numbers of trainings whose files wait for nobody any more.
         self._dropped: list[int] = []
         self.waits = UNLIMITED
-
-    @property
-    def versions_in_use(self) -> set[int]:
-        """Versions of the models that updates in waiting were trained from."""
-        return {training.base.version for training in self._open.values()}
 
     def begin(self, training: SiteTraining, *, is_read: bool) -> tuple[TaskRun, TaskPlan]:
         """A task for the sites of a training, and how it is spread over workers.
@@ -73,7 +65,6 @@ class Trainer:
             present=self._store.present_bytes(number) + self._kept_bytes(),
         )
         context.emit(RoundStarted(round=number, sites=cohort))
-        self._open[training.number] = training
         files = self.files(training, durable=is_read) if plan.in_files else None
         run = TaskRun(context, self._spec(training), plan, training.collector, files)
         return run, plan
@@ -112,7 +103,6 @@ class Trainer:
         assert training.result is not None
         missing = [site for site in sites if site not in training.bodies]
         if missing:
-            self._open[training.number] = training
             files = self.files(training)
             for site in missing:
                 weight, metrics, _ = training.result.answers[site]
@@ -163,7 +153,6 @@ class Trainer:
             if training.is_folded:
                 for update in training.bodies.values():
                     update.release()
-                self._open.pop(training.number, None)
                 self._context.run.discard_updates(training.number)
             training.bodies.clear()  # the files of others are opened again when they are needed
         while self._dropped:
