@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from flstream.errors import WorkflowError
@@ -54,29 +54,24 @@ class FoldRule:
                     f"FoldRule(weights=...) has {each!r}; a weight is a finite number above 0"
                 )
 
-    def by_site(self, sites: Sequence[str]) -> FoldRule:
-        """The rule with the weights that are in a list by the names of their sites.
-
-        Args:
-            sites: Names of the updates' sites, in order.
+    def check_count(self, updates: int) -> None:
+        """Refuse a list of weights that is not as long as that of the updates.
 
         Raises:
             WorkflowError: There are more or fewer weights than updates.
         """
-        if not isinstance(self.weights, Sequence):
-            return self
-        if len(self.weights) != len(sites):
+        if isinstance(self.weights, Sequence) and len(self.weights) != updates:
             raise WorkflowError(
-                f"FoldRule(weights=...) has {len(self.weights)} weights for {len(sites)} updates; "
+                f"FoldRule(weights=...) has {len(self.weights)} weights for {updates} updates; "
                 "give one for each, in their order"
             )
-        return replace(self, weights=dict(zip(sites, self.weights, strict=True)))
 
-    def weight_of(self, site: str, own: float) -> float:
+    def weight_of(self, site: str, place: int, own: float) -> float:
         """Weight of a site's update.
 
         Args:
             site: Name of the site.
+            place: Place of the update among those that the fold was given, from 0.
             own: The update's own weight.
 
         Raises:
@@ -84,6 +79,8 @@ class FoldRule:
         """
         if self.weights is None:
             return own
+        if isinstance(self.weights, Sequence):
+            return float(self.weights[place])
         if isinstance(self.weights, Mapping):
             if site not in self.weights:
                 raise WorkflowError(
@@ -91,7 +88,6 @@ class FoldRule:
                     "give it one"
                 )
             return float(self.weights[site])
-        assert isinstance(self.weights, int | float)
         return float(self.weights)
 
     def plain(self) -> list[Any]:

@@ -61,7 +61,7 @@ class Region(NamedTuple):
         """Weight of an update here."""
         if self.fold_rule is None:
             return update.weight
-        return self.fold_rule.weight_of(update.site, update.weight)
+        return self.fold_rule.weight_of(update.site, update.place, update.weight)
 
     def carried_by(self, place: int) -> bool:
         """Return whether the update at this place of the cohort has it."""

@@ -39,6 +39,8 @@ class UpdateSource:
         on_clip: Called with whether it is scaled down, where a rule limits its norm; None likewise.
         confirm: Called once all of it was read, before what was made of it counts; raises
             :class:`UpdateRefusedError` if it is not what the site offered.
+        place: Its place among the updates that the fold was given, from 0.
+        base: The model that it was trained from, where that is not the one it is folded into.
     """
 
     site: str
@@ -49,6 +51,8 @@ class UpdateSource:
     on_change: Callable[[], None] | None = None
     on_clip: Callable[[bool], None] | None = None
     confirm: Callable[[], None] = lambda: None
+    place: int = 0
+    base: Source | None = None
 
 
 @contextmanager

@@ -66,6 +66,9 @@ class UpdateSet:
         self._scales = scales or [1.0] * len(updates)
         self._checked = layout if checks_finite and rule.on_nonfinite == "reject" else None
         self.old = BaseValues(base, step)
+        # Those of other models that updates were trained from, each read once.
+        others = {id(each.base): each.base for each in updates if each.base is not None}
+        self._others = {key: BaseValues(other, step) for key, other in others.items()}
         self.regions = regions_of(
             layout,
             rule,
@@ -95,7 +98,8 @@ class UpdateSet:
         )
         with made as groups:
             for start, stop in self._layout.ranges(self.step):
-                self.old.begin(start, stop)
+                for old in (self.old, *self._others.values()):
+                    old.begin(start, stop)
                 regions = cut(self.regions, start, stop)
                 yield start, stop, regions, self._contributions(start, regions, groups)
 
@@ -127,10 +131,11 @@ class UpdateSet:
     def _part(self, place: int, region: Region, start: int, data: memoryview) -> UpdatePart:
         """The part of an update in a region, given its bytes for a range from ``start`` on."""
         reading = self._readings[place]
+        old = self._others.get(id(reading.update.base), self.old)
         offset = reading.place(region.start) - reading.place(start)
         data = data[offset : offset + region.stop - region.start]
         if reading.may_be_unchanged and not region.body:
             # Which one range disproves, where a site has trained.
-            reading.compare(data, self.old.of(region))
+            reading.compare(data, old.of(region))
         scale = 1.0 if region.body else self._scales[place]
-        return UpdatePart(place, reading.update, region, data, self.old, scale, self._checked)
+        return UpdatePart(place, reading.update, region, data, old, scale, self._checked)

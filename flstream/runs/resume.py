@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,7 +13,7 @@ from flstream.job import Job
 from flstream.runs.history import History
 from flstream.runs.job_match import check_same_job
 from flstream.runs.journal import JournalContent, read_history, read_journal
-from flstream.runs.needed_states import needed_states
+from flstream.runs.needed_files import needed_states, needed_updates
 from flstream.runs.retention import stored_rounds
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.site_states import check_states, set_aside_altered_states
@@ -21,7 +21,6 @@ from flstream.runs.sound_models import file_flaw, has_its_models, model_flaw
 from flstream.runs.summary import Summary, summarize
 from flstream.telemetry.event_log import EventLog, await_writer
 from flstream.telemetry.events import EffectDone, ModelRecord, RunResumed
-from flstream.telemetry.exact import decode_exact
 
 # A server whose launcher was killed ends as soon as it notices, but may be writing to the disk.
 _PATIENCE_SECONDS = 30.0
@@ -110,7 +109,7 @@ def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> R
         # The initial model, which is built again to the same bits.
         warnings, models, effects = [f"the initial model was built anew: {flaw}"], [], []
     try:
-        _check_whole(run, models, effects)
+        _check_whole(run, models, effects, content.effects)
     except ResumeRefusedError as error:
         whole = _nearest_whole(run, content, models[-1].round)
         if whole is None:
@@ -164,12 +163,16 @@ def _check_round(number: int, content: JournalContent, run: RunDirectory) -> Non
 
 
 def _check_whole(
-    run: RunDirectory, models: Sequence[ModelRecord], effects: Sequence[EffectDone]
+    run: RunDirectory,
+    models: Sequence[ModelRecord],
+    effects: Sequence[EffectDone],
+    all_effects: Sequence[EffectDone],
 ) -> None:
-    """Check all that a run needs to resume after some effects.
+    """Check all that a run needs to resume after some of its effects.
 
     Raises:
-        ResumeRefusedError: Its newest model, or a state of a site, is damaged or gone.
+        ResumeRefusedError: Its newest model, a state of a site, or an update that waits to be
+            folded is damaged or gone.
     """
     if models and (flaw := model_flaw(run, models[-1])):
         raise ResumeRefusedError(
@@ -177,23 +180,9 @@ def _check_whole(
             "copy, or leave out --resume to start a new run"
         )
     check_states(run, needed_states(effects))
-    for record in reversed(effects):
-        if record.model is not None:  # whose updates may be gone, with those before
-            break
-        _check_updates(run, record)
-
-
-def _check_updates(run: RunDirectory, record: EffectDone) -> None:
-    """Check the updates of a training that wait to be folded.
-
-    Raises:
-        ResumeRefusedError: One is damaged or gone.
-    """
-    if record.name != "train":
-        return
-    files: Mapping[str, Sequence[Any]] = decode_exact(record.result)["files"]
-    for site, (digest, *_) in files.items():
-        if flaw := file_flaw(run.updates(record.effect) / f"{site}.safetensors", digest):
+    for update in needed_updates(effects, all_effects):
+        path = run.updates(update.training) / f"{update.site}.safetensors"
+        if (update.is_certain or path.exists()) and (flaw := file_flaw(path, update.digest)):
             raise ResumeRefusedError(
                 f"the run in {run.path} needs an update that cannot be used: {flaw}; put it back "
                 "from a copy, or leave out --resume to start a new run"
@@ -205,7 +194,8 @@ def _nearest_whole(run: RunDirectory, content: JournalContent, below: int) -> in
     for number in reversed(range(below + 1)):
         effects = _up_to(content.effects, number)
         try:
-            _check_whole(run, _models(content.history, effects), effects)
+            models = _models(content.history, effects)
+            _check_whole(run, models, effects, content.effects)
         except ResumeRefusedError:
             continue
         return number

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -231,18 +231,21 @@ class RunDirectory:
         """The folder of the updates of a training that wait to be folded."""
         return self.path / "updates" / f"effect-{effect:04d}"
 
-    def discard_updates(self, effect: int | None = None, *, after: int = 0) -> None:
+    def discard_updates(
+        self, effect: int | None = None, *, after: int = 0, but: Container[int] = ()
+    ) -> None:
         """Remove updates that wait no more.
 
         Args:
             effect: Number of the training's effect; None for all there are.
             after: Number of an effect, of which those before it are kept then, and itself.
+            but: Numbers of further trainings whose updates are kept.
         """
         parent = self.updates(0).parent
         folders = parent.glob("effect-*") if effect is None else [self.updates(effect)]
         for folder in folders:
             number = _OF_EFFECT.fullmatch(folder.name)
-            if number is not None and int(number[1]) > after:
+            if number is not None and int(number[1]) > after and int(number[1]) not in but:
                 shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):  # there are others
             parent.rmdir()

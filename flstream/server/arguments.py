@@ -37,15 +37,15 @@ def check_name(method: str, name: object) -> None:
         raise WorkflowError(f"run.{method}() was given {name!r} as a name; give it text")
 
 
-def check_values(argument: str, values: object) -> None:
+def check_values(method: str, argument: str, values: object) -> None:
     """Refuse what are no values by name.
 
     Raises:
-        WorkflowError: The message names the argument and what it was given.
+        WorkflowError: The message names the method, the argument and what it was given.
     """
     if values is not None and not isinstance(values, Mapping):
         raise WorkflowError(
-            f"run.train() was given a {type(values).__name__} as {argument}; give it a dict of "
+            f"run.{method}() was given a {type(values).__name__} as {argument}; give it a dict of "
             "plain values by name"
         )
 

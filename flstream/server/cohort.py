@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from flstream.aggregation.fold_rule import FoldRule
-from flstream.client.state import StateVersion
 from flstream.errors import WorkflowError
+from flstream.model.joined import MAIN
 from flstream.server.program_view import Model, Update, Updates
 from flstream.server.training import SiteTraining
 from flstream.text import brief_names
@@ -38,7 +38,7 @@ class FoldedUpdates:
             method: Name of the method, for messages.
 
         Raises:
-            WorkflowError: It is no sequence of updates, is empty, or has two of one site.
+            WorkflowError: It is no sequence of updates, is empty, or has one of them twice.
         """
         # Whether it was read follows from the program, so it is the same on replay.
         if isinstance(updates, Updates) and not updates.is_read:
@@ -51,19 +51,22 @@ class FoldedUpdates:
                     f"run.{method}() was given a {type(update).__name__} among its updates; "
                     "give it what run.train() returned, or some of it"
                 )
+            if not update.ok:
+                raise WorkflowError(
+                    f"run.{method}() was given the answer of {update.site}, which failed and has "
+                    f"no update: {update.failure}; leave out those that are not ok"
+                )
             _check_is_there(update.training, method)
             chosen.append((update.training, update.site))
         if not chosen:
             raise WorkflowError(
                 "run.fold() was given no update; skip the fold where nobody has trained"
             )
-        seen: set[str] = set()
-        for _, site in chosen:
-            if site in seen:
-                raise WorkflowError(
-                    f"run.fold() was given two updates of {site}; fold them one after another"
-                )
-            seen.add(site)
+        if len(set(chosen)) < len(chosen):
+            twice = next(site for training, site in chosen if chosen.count((training, site)) > 1)
+            raise WorkflowError(
+                f"run.{method}() was given an update of {twice} twice; give it each one once"
+            )
         return cls(list(dict.fromkeys(training for training, _ in chosen)), chosen)
 
     def under(self, rules: Mapping[str, FoldRule]) -> FoldedUpdates:
@@ -83,8 +86,9 @@ class FoldedUpdates:
                     "which there may be fewer; give it list(updates), or one number for all"
                 )
             return replace(self, rules=rules)
-        sites = [site for _, site in self.chosen]
-        return replace(self, rules={body: rule.by_site(sites) for body, rule in rules.items()})
+        for rule in rules.values():
+            rule.check_count(len(self.chosen))
+        return replace(self, rules=rules)
 
     @property
     def unread(self) -> SiteTraining | None:
@@ -124,32 +128,33 @@ class FoldedUpdates:
         return list(used.items())
 
     def check_base(self, model: Model) -> None:
-        """Refuse updates that were trained from another model.
+        """Refuse updates that were trained from another model, but where each has its own base.
 
         Raises:
             WorkflowError: The message names the versions.
         """
+        if MAIN in self.rules and self.rules[MAIN].base == "own":
+            return
         for training in self.trainings:
             if training.base.version != model.version:
                 raise WorkflowError(
                     f"run.fold() was given model {model.version} (round {model.round}), and "
                     f"updates of model {training.base.version} (round {training.base.round}); "
-                    "fold them into the model that they were trained from"
+                    "fold them into the model that they were trained from, or by a "
+                    'FoldRule(base="own")'
                 )
 
-    def training_of(self, site: str) -> SiteTraining:
-        """The training that a site's update came of."""
+    @property
+    def twice(self) -> str | None:
+        """A site of which there are several updates; None where each has one."""
+        counts = Counter(site for _, site in self.chosen or ())
+        return next((site for site, count in counts.items() if count > 1), None)
+
+    def trainings_of(self, site: str) -> Sequence[SiteTraining]:
+        """The trainings that a site's updates came of."""
         if self.chosen is None:
-            return self.trainings[0]
-        return self._trainings_by_site[site]
-
-    @cached_property
-    def _trainings_by_site(self) -> Mapping[str, SiteTraining]:
-        return {site: training for training, site in self.chosen or ()}
-
-    def state_before(self, site: str) -> StateVersion | None:
-        """Version of a site's state before the training that its update came of."""
-        return self.training_of(site).tasks[site].state
+            return self.trainings
+        return [training for training, each in self.chosen if each == site]
 
 
 def _check_is_there(training: SiteTraining, method: str) -> None:

@@ -46,7 +46,7 @@ class FoldOutcome(NamedTuple):
         clipped: Sites whose update was scaled down.
     """
 
-    answers: Mapping[str, SiteAnswer]
+    answers: Sequence[SiteAnswer]
     refused: Mapping[str, str]
     up: Transfer
     unchanged: Sequence[str]
@@ -178,7 +178,7 @@ class CohortFold:
         is_alike = self._context.model_codecs.lossy is None and update.body.layout == (
             self._base.layout
         )
-        training = self._cohort.training_of(update.answer.site)
+        (training,) = self._cohort.trainings
         if not (is_file and is_alike and training.round == round_number):
             return None
         assert isinstance(update, DurableUpdate)
@@ -204,23 +204,28 @@ class CohortFold:
             SimulationError: Too few are left; the message names the others.
         """
         left: list[CollectedUpdate] = []
-        members = [
-            (training, site)
-            for training, site in self._cohort.members
-            if site not in self._fold.answers and site not in self._refused
-        ]
+        done = {answer.site for answer in self._fold.answers} | self._refused.keys()
         for training in self._cohort.trainings:
-            sites = [site for each, site in members if each is training]
+            members = [
+                (place, site)
+                for place, (each, site) in enumerate(self._cohort.members)
+                if each is training and site not in done
+            ]
             if training is self._cohort.unread:
-                lost = [site for site in sites if site not in training.bodies]
+                lost = [site for _, site in members if site not in training.bodies]
                 failures = self._trainer.train_again(training, lost) if lost else {}
                 for site, reason in failures.items():
                     self._leave_out(SiteLost(site, reason))
-                left += [training.bodies[site] for site in sites if site not in failures]
+                members = [each for each in members if each[1] not in failures]
+                updates = [training.bodies[site] for _, site in members]
             else:
-                left += self._trainer.updates(training, sites)
-        places = {site: place for place, (_, site) in enumerate(members)}
-        left.sort(key=lambda update: places[update.answer.site])
+                updates = list(self._trainer.updates(training, [site for _, site in members]))
+            for update, (place, _) in zip(updates, members, strict=True):
+                update.place = place
+                is_other = training.base.version != self._model.version
+                update.base = update.form.model if is_other else None
+            left += updates
+        left.sort(key=lambda update: update.place)
         if self._adopts:
             # Multiplied by a weight and divided by it again, a float64 need not be what it was.
             for update in left:
@@ -268,11 +273,13 @@ class CohortFold:
             self._run.fail(*lost)
             return
         site, reason, code = lost
-        training, reason = self._cohort.training_of(site), brief(reason)
-        before = training.tasks[site].state
-        with suppress(SimulationError):  # a later task of the site does the rest
-            discard_site_state_after(self._context.run.site(site), training.number - 1, before)
-        self._context.emit(site_failed(training.round, site, reason, code))
-        self._refused[site] = reason
-        training.bodies.pop(site, None)
-        training.collector.fail(site, reason)
+        self._refused[site] = reason = brief(reason)
+        for training in self._cohort.trainings_of(site):
+            if training is self._cohort.unread:  # else what it has left counts already
+                before = training.tasks[site].state
+                with suppress(SimulationError):  # a later task of the site does the rest
+                    folder = self._context.run.site(site)
+                    discard_site_state_after(folder, training.number - 1, before)
+            self._context.emit(site_failed(training.round, site, reason, code))
+            training.bodies.pop(site, None)
+            training.collector.fail(site, reason)

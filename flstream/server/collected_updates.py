@@ -59,10 +59,14 @@ class CollectedUpdate:
         form: As given.
         has_changed: Whether a fold has found that it is not the model that was received.
         is_clipped: Whether the last fold has scaled it down.
+        place: Its place among the updates that a fold was given, from 0.
+        base: The model that it was trained from, where that is not the one it is folded into.
     """
 
     has_changed = False
     is_clipped = False
+    place = 0
+    base: Source | None = None
 
     def __init__(self, answer: SiteAnswer, body: Source, cost: Transfer, form: UpdateForm) -> None:
         self.answer = answer
@@ -96,6 +100,8 @@ class CollectedUpdate:
             self._note_change,
             self._note_clip,
             self.confirm,
+            self.place,
+            self.base,
         )
 
     def confirm(self) -> None:

@@ -26,7 +26,7 @@ Refuse = Callable[[UpdateRefusedError], None]
 """Takes the error that says which site's update is of no use; raises if too few are left."""
 
 Keep = Callable[[UpdateSource, int], UpdateSource]
-"""Takes each update before it is folded, and returns it as it is to be read."""
+"""Takes the last update of each site before it is folded, and returns it as it is to be read."""
 
 
 class FoldProgress:
@@ -98,7 +98,7 @@ class UpdateFold:
         *,
         adopts: bool = False,
     ) -> None:
-        self.answers: dict[str, SiteAnswer] = {}
+        self.answers: list[SiteAnswer] = []
         self.cost = Transfer()
         self.unchanged: list[str] = []
         self.clipped: list[str] = []
@@ -167,27 +167,32 @@ class UpdateFold:
             try:
                 sources = [each.source(step) for each in sound]
                 if self._keep is not None:
-                    sources = [self._keep(each, step) for each in sources]
+                    last = {each.site: each for each in sources}
+                    sources = [
+                        self._keep(each, step) if each is last[each.site] else each
+                        for each in sources
+                    ]
                 made = fold(updates=[self._rule.weighted(each) for each in sources], step=step)
             except UpdateRefusedError as error:
-                (refused,) = [each for each in sound if each.answer.site == error.site]
-                sound.remove(refused)
-                refused.release(str(error))
+                for refused in [each for each in sound if each.answer.site == error.site]:
+                    sound.remove(refused)
+                    refused.release(str(error))
                 refuse(error)
             else:
                 break
         self.unchanged += [each.answer.site for each in sound if not each.has_changed]
         self.clipped += [each.answer.site for each in sound if each.is_clipped]
-        self.answers |= {each.answer.site: each.answer for each in sound}
+        self.answers += [each.answer for each in sound]
         self.cost = sum((each.cost for each in sound), start=self.cost)
         return sound, made
 
     def _step(self, updates: Sequence[CollectedUpdate]) -> int:
+        other_models = {id(each.base) for each in updates if each.base is not None}
         return plan_step(
             self._base.layout,
             self._rule,
             updates=len(updates),
             memory_budget=self._memory_budget,
-            buffered=sum(each.is_buffered for each in updates),
+            buffered=sum(each.is_buffered for each in updates) + len(other_models),
             summing=self._sums is not None,
         )

@@ -92,12 +92,7 @@ class FoldKeeper:
             return self._kept[update.site]
         path = self._last.path(update.site)
         digest = write_site_model(
-            path,
-            self._base,
-            update,
-            self._rule,
-            step,
-            self._check,
+            path, update.base or self._base, update, self._rule, step, self._check
         )
         self.digests[update.site] = digest
         kept = self._kept[update.site] = kept_update(path, update, self._rule)

@@ -7,6 +7,7 @@ from functools import partial
 
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.optimizers import stage_optimizer
+from flstream.client.messages import SiteAnswer
 from flstream.errors import WorkflowError
 from flstream.runs.site_scores import columns_of
 from flstream.server.arguments import check_aggregators, check_bodies, check_model, fold_rules
@@ -94,6 +95,11 @@ class ModelEffects:
                 "run.fold() was given rules, and privacy.type is central, which knows what a site "
                 "can do to a mean alone; leave them out, or set privacy.type = none"
             )
+        if cohort.twice is not None and state.private is not None:
+            raise WorkflowError(
+                f"run.fold() was given two updates of {cohort.twice}, and privacy.type is central, "
+                "which limits what a site adds by one; fold one of them, or set privacy.type = none"
+            )
         if at is not None:
             self._check_place(cohort, at)
         new_fold = (
@@ -133,6 +139,11 @@ class ModelEffects:
         """Refuse sites that cannot fold what they were given."""
         check_aggregators(at)
         self._state.check_sites("fold", at)
+        if cohort.twice is not None:
+            raise WorkflowError(
+                f"run.fold() was given at, and two updates of {cohort.twice}, which the server's "
+                "process alone folds together; leave one of the two out"
+            )
         if self._state.private is not None:
             raise WorkflowError(
                 "run.fold() was given at, and privacy.type is central, whose noise the server "
@@ -222,8 +233,8 @@ class ModelEffects:
         made = fold.make(state.round)
         outcome = made.outcome
         result = FoldResult(
-            weights={site: answer.weight for site, answer in outcome.answers.items()},
-            metrics=weighted_metrics(list(outcome.answers.values())),
+            weights=_weights_by_site(outcome.answers),
+            metrics=weighted_metrics(outcome.answers),
             refused=outcome.refused,
             fold=made.fold,
             checkpoint=made.checkpoint,
@@ -234,18 +245,22 @@ class ModelEffects:
             privacy=private.record(cohort, state.round, step, outcome) if private else None,
             train=trained,
         )
-        if result.metrics and self._is_score(model):
+        if result.metrics and self._is_score(model, cohort):
             # Before the record that makes it final, so that it counts as soon as that does.
-            found = {site: answer.metrics for site, answer in outcome.answers.items()}
+            found = {answer.site: answer.metrics for answer in outcome.answers}
             columns = columns_of(context.job.clients.site_names, found)
             context.emit(received_score(model, result.metrics, columns))
         state.warn(self._unchanged.warnings(state.round, outcome.unchanged))
         return Done(result.plain(), made.record)
 
-    def _is_score(self, model: Model) -> bool:
-        """Whether metrics that come with updates of a model are its score."""
+    def _is_score(self, model: Model, cohort: FoldedUpdates) -> bool:
+        """Whether metrics that come with updates are the score of the model they are folded into.
+
+        They are that of the model that they were trained from.
+        """
         state = self._state
-        return state.asked.is_received and state.scores.is_received(model, state.round)
+        is_of_it = all(each.base.version == model.version for each in cohort.trainings)
+        return is_of_it and state.asked.is_received and state.scores.is_received(model, state.round)
 
     def _take(
         self, done: EffectDone, base: Model, cohort: FoldedUpdates, *, is_verified: bool
@@ -262,16 +277,24 @@ class ModelEffects:
             assert result.train is not None
             self._trainings.take(training, result.train, done.effect)
             training.is_folded = True
-        if self._is_score(base):
+        if self._is_score(base, cohort):
             state.warn(state.scores.add_received(base, result.metrics))
         if state.totals is not None:
             # Scores of the model that was received are no facts of the one that is being made.
             is_received = state.asked.is_received
             state.totals.add_model(result._replace(metrics={}) if is_received else result)
-        for site in result.refused:
-            # What it kept for itself goes back to what it was before, too.
-            state.tasks.left({site: cohort.state_before(site)})
+        if training is not None:
+            # What sites kept in this effect that were refused goes back to what it was before, too.
+            state.tasks.left({site: training.tasks[site].state for site in result.refused})
         state.note_failures(result.refused)
         state.settle_failures(result.weights)
-        state.trainer.settle(cohort)
+        state.trainer.settle(cohort, state.round, state.oldest_round)
         return handle
+
+
+def _weights_by_site(answers: Sequence[SiteAnswer]) -> dict[str, float]:
+    """The weights of a fold's updates, added up where there are several of a site."""
+    weights: dict[str, float] = {}
+    for answer in answers:
+        weights[answer.site] = weights.get(answer.site, 0.0) + answer.weight
+    return weights

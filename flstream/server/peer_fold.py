@@ -243,7 +243,7 @@ class PeerFold:
         Raises:
             UpdateRefusedError: The update is lost.
         """
-        training = self._cohort.training_of(source.site)
+        training = self._cohort.trainings_of(source.site)[0]
         place = UpdatePlace(source.site, source.weight, source.params_type, source.partial)
         if self._last is not None:
             place = structs.replace(place, last=str(self._last.path(source.site)))

@@ -126,6 +126,8 @@ def play(context: ServerContext, initial: str, replay: Replay) -> None:
             "and go on with --resume, or go back to before it with --resume --from-round "
             f"{before}"
         ) from error
+    finally:
+        effects.trainings.started.close()
 
 
 def _play_stage(effects: RunEffects, place: int, start: int) -> int:
@@ -152,6 +154,7 @@ def _play_stage(effects: RunEffects, place: int, start: int) -> int:
     if state.failure is not None:  # and the workflow has caught that all the same
         raise state.failure
     effects.trainings.check_done()
+    effects.trainings.started.cancel()
     state.end_stage(run.ended_early)
     if returned is None:
         context.emit(
@@ -174,7 +177,7 @@ def _finish(state: RunState, version: int) -> None:
     store, run = state.store, state.context.run
     path = store.source(store.handle(version)).path
     halt_at("end")
-    run.discard_updates()
+    state.trainer.discard_files()
     run.publish(path, run.final_model)
     best, in_use = state.scores.best_version, {version}
     if best is not None:

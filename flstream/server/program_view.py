@@ -48,7 +48,7 @@ class BestModel(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """A site's update; its tensors lie where it was trained, or in a file.
+    """A site's answer to a training; its tensors lie where it was trained, or in a file.
 
     Attributes:
         site: Name of the site.
@@ -56,6 +56,7 @@ class Update:
         metrics: What the site reported with it, by name.
         base: The model that it was trained from.
         training: The task that it came of.
+        failure: Why the site has no update; empty where it has one, as all of ``run.train`` do.
     """
 
     site: str
@@ -64,6 +65,12 @@ class Update:
     base: Model
     training: SiteTraining
     _message: bytes = b""
+    failure: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it has tensors: a site whose training failed has sent none."""
+        return not self.failure
 
     @cached_property
     def _values(self) -> tuple[dict[str, Any], dict[str, Any] | None]:

@@ -114,13 +114,11 @@ class TaskReport:
 
     def begin(self, asked: int) -> None:
         """Record that the task begins, for a number of sites."""
-        tasks = self._tasks
-        self._picture.begin(
-            _AT_WORK[self._kind],
-            self._round,
-            asked,
-            lambda: [task.activity() for task in tasks.values()],
-        )
+        self._picture.begin(_AT_WORK[self._kind], self._round, asked, self.activities)
+
+    def activities(self) -> list[WorkerActivity]:
+        """What the workers do that have the task."""
+        return [task.activity() for task in self._tasks.values()]
 
     def given(self, given: TaskGiven) -> None:
         """Record that a worker was given its task and is fetching the model."""

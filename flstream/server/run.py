@@ -90,6 +90,18 @@ class Run:
         return self._state.sites
 
     @property
+    def idle(self) -> list[str]:
+        """Those of :attr:`sites` without a training in flight, in their fixed order."""
+        return [
+            site for site in self.sites if site not in self._effects.trainings.started.in_flight
+        ]
+
+    @property
+    def in_flight(self) -> list[str]:
+        """The sites whose answer :meth:`next` has yet to return, in the order of their starts."""
+        return list(self._effects.trainings.started.in_flight)
+
+    @property
     def best(self) -> BestModel | None:
         """The best evaluation so far by the key metric; None before there is one."""
         found = self._state.scores.best
@@ -249,6 +261,49 @@ class Run:
         )
 
     @uncatchable
+    def start(
+        self,
+        site: str,
+        model: Model,
+        timeout: float | None = None,
+        *,
+        meta: Mapping[str, Any] | None = None,
+        optimizer_params: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Start a training at one site, and go on at once; :meth:`next` returns its answer.
+
+        Answers come in whatever order sites are done. That order is journaled: a run that is
+        resumed takes them in the same order, repeats the trainings that were in flight, and goes
+        on by arrival. A training that is in flight when the workflow returns is cancelled. What
+        sites do for other methods waits until they have answered.
+
+        Args:
+            site: Name of the site, one of :attr:`idle`.
+            model: What it starts from.
+            timeout: Seconds that it may take; None takes ``clients.round_timeout``.
+            meta: Plain values by name that it finds in its model's ``meta``.
+            optimizer_params: The same, for its model's ``optimizer_params``.
+
+        Raises:
+            WorkflowError: The name is none of the job's sites, or the site is not idle.
+        """
+        self._effects.trainings.start(site, model, timeout, meta, optimizer_params)
+
+    @uncatchable
+    def next(self) -> Update:
+        """Wait for the next answer of those in flight; its site is idle again.
+
+        Returns:
+            The site's update, in a durable file, to be folded with others as
+            ``FoldRule(base="own")`` does; or, where its training has failed, an update that is not
+            ``ok``, and whose ``failure`` says why.
+
+        Raises:
+            WorkflowError: No training is in flight.
+        """
+        return self._effects.trainings.next()
+
+    @uncatchable
     def train_beside(
         self, model: Model, sites: Sequence[str], *, meta: Mapping[str, Any] | None = None
     ) -> Mapping[str, Mapping[str, float]]:
@@ -288,8 +343,10 @@ class Run:
         The model is durable when this returns, and the updates are settled.
 
         Args:
-            model: The model that all of them were trained from.
-            updates: What :meth:`train` returned, or some of it, of one or several calls.
+            model: The model that all of them were trained from; under a rule whose base is
+                ``"own"``, any model.
+            updates: What :meth:`train` returned, or some of it, of one or several calls; or what
+                :meth:`next` did.
             rule: How the model's floats are combined; None for the job's ``aggregation``.
             at: Sites, in whose order one is chosen to fold: the first that lives, fed by the
                 others. The server then reads no tensor of what was passed unread. None folds in the
@@ -297,9 +354,9 @@ class Run:
             bodies: Rules of the bodies beside the model, by name.
 
         Raises:
-            WorkflowError: There are no updates, one was trained from another model, a body beside
-                the model has no rule, or ``aggregation.method`` is not the mean, which rules need;
-                or ``at`` names no site, or stands beside rules.
+            WorkflowError: There are no updates, one has failed or was trained from another model, a
+                body beside the model has no rule, or ``aggregation.method`` is not the mean, which
+                rules need; or ``at`` names no site, or stands beside rules.
         """
         return self._effects.models.fold(model, updates, rule, bodies, at)
 

@@ -99,10 +99,14 @@ class RunState:
 
     @property
     def oldest_effect(self) -> int:
-        """Last effect of the oldest round whose model stays once this one has made its own."""
+        """Last effect of the oldest round to whose end the run may go back; 0 for its begin."""
+        return self._round_ends[self.oldest_round]
+
+    @property
+    def oldest_round(self) -> int:
+        """The oldest round whose model stays once this one has made its own."""
         keep = self.context.job.checkpoints.keep
-        place = -1 if keep == "all" else self.round - keep
-        return self._round_ends[place] if place >= 0 else 0
+        return 0 if keep == "all" else max(self.round - keep, 0)
 
     def begin_stage(self, place: int, stopping: EarlyStopping) -> None:
         """Begin with the next workflow.

@@ -21,6 +21,7 @@ class SiteQueue:
         ahead: Most sites beyond the last folded one that may be taken, which bounds the number of
             updates that wait; None for no bound.
         own: Name of each site's own worker, by site; None if any worker may take any site.
+        is_open: Whether more sites may come, so that workers wait for them.
     """
 
     def __init__(
@@ -29,6 +30,8 @@ class SiteQueue:
         size: int = 1,
         ahead: int | None = None,
         own: Mapping[str, str] | None = None,
+        *,
+        is_open: bool = False,
     ) -> None:
         self._place = {site: place for place, site in enumerate(cohort)}
         self._waiting: deque[SiteBatch] = deque(
@@ -40,6 +43,7 @@ class SiteQueue:
         self._taken: dict[str, SiteBatch] = {}
         self._change = threading.Condition()
         self._closed = False
+        self._is_open = is_open
 
     @property
     def taken(self) -> Mapping[str, SiteBatch]:
@@ -71,12 +75,17 @@ class SiteQueue:
                     self._taken[worker] = batch
                     return batch
                 # A batch that another worker has taken comes back if that worker is lost.
-                if not self._waiting and not self._taken:
-                    return None
-                if self._own and not any(self._own[site] == worker for (site,) in self._waiting):
+                is_over = not self._waiting and not self._taken
+                if not self._is_open and (is_over or self._is_for_others(worker)):
                     return None
                 self._change.wait()
             return None
+
+    def put(self, site: str) -> None:
+        """Add a site at the end, where the queue is open."""
+        with self._change:
+            self._waiting.append((site,))
+            self._change.notify_all()
 
     def leave(self, worker: str) -> None:
         """Record that a worker takes no more batches."""
@@ -103,6 +112,10 @@ class SiteQueue:
             self._closed = True
             self._change.notify_all()
             return [site for batch in self._waiting for site in batch]
+
+    def _is_for_others(self, worker: str) -> bool:
+        """Whether all sites that wait have workers of their own, none of which is this one."""
+        return bool(self._own) and all(self._own[site] != worker for (site,) in self._waiting)
 
     def _next(self, worker: str) -> SiteBatch | None:
         for batch in self._waiting:

@@ -38,7 +38,7 @@ from flstream.server.worker_monitor import (
     WorkerReplaced,
 )
 from flstream.streaming.settings import limits_for_updates
-from flstream.telemetry.events import SiteUpdate, Transfer
+from flstream.telemetry.events import SiteUpdate, Transfer, WorkerActivity
 from flstream.text import brief_names
 from flstream.units import format_seconds
 
@@ -120,6 +120,10 @@ class TaskRun:
             site: update for site, update in self.collector.in_order.items() if update is not None
         }
 
+    def activities(self) -> list[WorkerActivity]:
+        """What the workers do that have the task."""
+        return self._report.activities()
+
     @property
     def down(self) -> Transfer:
         """The cost of the model's way to the sites."""
@@ -143,10 +147,10 @@ class TaskRun:
         began = moved = time.monotonic()
         self._report.begin(len(self._spec.cohort))
         if workers := self._workers():
-            for event in self._context.pool.perform(self._queue, self._perform, workers):
+            for event in self._context.pool.perform(self._queue, self.perform, workers):
                 moved = moved if event is None else time.monotonic()
-                self._expect_progress(time.monotonic() - moved)
-                self._take(event)
+                self.expect_progress(time.monotonic() - moved)
+                self.take(event)
                 self._leave_late()
                 if isinstance(event, ResultsDelivered | SiteLost):
                     yield
@@ -157,6 +161,10 @@ class TaskRun:
         )
         if hint is not None:
             self._context.hint("pull", hint)
+
+    def lost(self, worker: str) -> None:
+        """Note that a worker is lost, whose sites are given to another one."""
+        self._report.lost(worker)
 
     def folded(self, count: int) -> None:
         """Let workers go on with sites further ahead: the first ``count`` need no room any more."""
@@ -197,7 +205,7 @@ class TaskRun:
             return cohort
         return self._context.pool.names[: -(-len(cohort) // self._plan.sites)]
 
-    def _perform(self, worker: WorkerHandle, sites: SiteBatch, report: Report) -> None:
+    def perform(self, worker: WorkerHandle, sites: SiteBatch, report: Report) -> None:
         """Have a worker do the task for some sites, and get their updates; on a pool's thread."""
         answer = ask(self._context, self._spec, worker, sites, report)
         if not answer.sites:
@@ -240,7 +248,12 @@ class TaskRun:
             return [self._files.fetch(first, collection)]
         return [RemoteUpdate(first, collection)]
 
-    def _take(self, event: object) -> None:
+    def take(self, event: object) -> None:
+        """Take in an event of the pool.
+
+        Raises:
+            SimulationError: Too few sites are left; the message names the others.
+        """
         match event:
             case WorkerReplaced() | WorkerAbandoned():
                 report_replaced(event, self._context.emit)
@@ -298,7 +311,7 @@ class TaskRun:
             reason = f"it was not ready {waited} after enough others (clients.wait_after_min)"
             self.fail(site, reason, late=True)
 
-    def _expect_progress(self, seconds: float) -> None:
+    def expect_progress(self, seconds: float) -> None:
         """Give the run up if nothing has come of the task for too long.
 
         Raises:

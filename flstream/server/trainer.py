@@ -40,8 +40,10 @@ class Trainer:
     def __init__(self, context: ServerContext, store: ModelStore) -> None:
         self._context = context
         self._store = store
-        # Numbers of trainings whose files wait for nobody any more.
-        self._dropped: list[int] = []
+        # Trainings whose files wait for nobody any more: their rounds and numbers.
+        self._dropped: list[tuple[int, int]] = []
+        # Those that waited at the end of a round, which the run may go back to, until another one.
+        self._kept: list[tuple[int, int]] = []
         self.waits = UNLIMITED
 
     def begin(self, training: SiteTraining, *, is_read: bool) -> tuple[TaskRun, TaskPlan]:
@@ -86,13 +88,18 @@ class Trainer:
         training.bodies.update(kept)
         return {site: update.record for site, update in kept.items()}
 
-    def keep_files(self, training: SiteTraining) -> None:
+    def keep_files(self, training: SiteTraining, round_number: int) -> None:
         """Keep the files of a training's updates as long as the workflow refers to one of them.
 
         They go with the next model that is durable: a workflow that fails drops all that it has,
         and needs it again when it is resumed.
+
+        Args:
+            training: The training.
+            round_number: Round in which its updates came.
         """
-        weakref.finalize(training, self._dropped.append, training.number).atexit = False
+        dropped = round_number, training.number
+        weakref.finalize(training, self._dropped.append, dropped).atexit = False
 
     def updates(self, training: SiteTraining, sites: Sequence[str]) -> Sequence[CollectedUpdate]:
         """The updates of some of a training's sites, in order.
@@ -147,8 +154,14 @@ class Trainer:
         states = [(site, state) for site in failed if (state := tasks[site].state) is not None]
         check_states(self._context.run, states)
 
-    def settle(self, cohort: FoldedUpdates) -> None:
-        """Let go of updates that are part of a model that is durable."""
+    def settle(self, cohort: FoldedUpdates, round_number: int, oldest: int) -> None:
+        """Let go of updates that are part of a model that is durable.
+
+        Args:
+            cohort: The updates.
+            round_number: The model's round.
+            oldest: The earliest round to whose end the run may go back.
+        """
         for training in cohort.trainings:
             if training.is_folded:
                 for update in training.bodies.values():
@@ -156,7 +169,16 @@ class Trainer:
                 self._context.run.discard_updates(training.number)
             training.bodies.clear()  # the files of others are opened again when they are needed
         while self._dropped:
-            self._context.run.discard_updates(self._dropped.pop())
+            began, number = self._dropped.pop()
+            # Those that waited at the end of a round stay as long as that is there to go back to.
+            self._kept.append((round_number if began < round_number else 0, number))
+        for _, number in (each for each in self._kept if each[0] <= oldest):
+            self._context.run.discard_updates(number)
+        self._kept = [each for each in self._kept if each[0] > oldest]
+
+    def discard_files(self) -> None:
+        """Remove the files of all updates, but for those that the run may need to go back."""
+        self._context.run.discard_updates(but=[number for _, number in self._kept])
 
     def _kept_bytes(self) -> int:
         """Bytes of the sites' last models, whose places the next ones take."""

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from flstream.client.meta import pack_values
-from flstream.client.personal_part import part_of
+from flstream.client.personal_part import PersonalPart, part_of
 from flstream.errors import WorkflowError
-from flstream.server.arguments import check_model, check_training, check_values
+from flstream.server.arguments import (
+    check_model,
+    check_sites_and_timeout,
+    check_training,
+    check_values,
+)
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
 from flstream.server.effects import Done, result_of
 from flstream.server.peer_fold import PeerFold
-from flstream.server.program_view import Model, Updates
+from flstream.server.program_view import Model, Update, Updates
 from flstream.server.run_state import RunState
 from flstream.server.site_tasks import with_states
-from flstream.server.training import SiteTraining, TrainResult
+from flstream.server.started import StartedTrainings
+from flstream.server.task_run import TaskRun
+from flstream.server.training import SiteTraining, TaskCost, TrainResult
 from flstream.server.uncatchable import uncatchable
 from flstream.text import brief_names
 
@@ -28,10 +36,13 @@ class TrainingEffects:
     Args:
         state: The state of the run.
 
+    Attributes:
+        started: The trainings of single sites that are in flight.
     """
 
     def __init__(self, state: RunState) -> None:
         self._state = state
+        self.started = StartedTrainings(state)
         # Trainings that were neither read nor folded yet.
         self._pending: list[SiteTraining] = []
 
@@ -52,19 +63,8 @@ class TrainingEffects:
         The arguments are those of :meth:`flstream.server.run.Run.train`; with ``beside``, sites
         train models of their own beside the global one.
         """
-        check_model("train", model)
         check_training(sites, min_updates, timeout)
-        check_values("meta", meta)
-        check_values("optimizer_params", optimizer_params)
-        if both := sorted((meta or {}).keys() & set(self._state.store.bodies(model))):
-            raise WorkflowError(
-                f"run.train() was given a value {both[0]!r} in meta, and the model has a body of "
-                "that name beside it; give it another name"
-            )
-        part = part_of(personal, is_beside=beside)
         self._state.check_sites("train", sites)
-        self._state.check_round("train")
-        message = pack_values(meta or {}, optimizer_params)
         state, clients = self._state, self._state.context.job.clients
         still_asked = set(state.sites)
         names = [site for site in sites if site in still_asked]
@@ -81,32 +81,139 @@ class TrainingEffects:
             # Inline, sites wait for each other.
             None if state.context.job.engine.is_inline else clients.wait_after_min,
         )
+        training = self._training(
+            "train",
+            model,
+            collector,
+            timeout,
+            meta,
+            optimizer_params,
+            part_of(personal, is_beside=beside),
+            min_updates=min_updates,
+        )
+        self._pending.append(training)
+        return Updates(training)
+
+    def start(
+        self,
+        site: str,
+        model: Model,
+        timeout: float | None,
+        meta: Mapping[str, Any] | None,
+        optimizer_params: Mapping[str, Any] | None,
+    ) -> None:
+        """Start a training at one site; see :meth:`flstream.server.run.Run.start`."""
+        state = self._state
+        check_sites_and_timeout("start", [site], timeout)
+        state.check_sites("start", [site])
+        if site not in state.sites:
+            raise WorkflowError(
+                f"run.start() was given {site}, which failed too often and is asked no more "
+                "(clients.suspend_after); choose from run.idle"
+            )
+        if state.private is not None:
+            raise WorkflowError(
+                "run.start() was called, and privacy.type is central, which counts rounds of drawn "
+                "sites; use run.train(), or set privacy.type = none"
+            )
+        collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
+            f"train {site}", [site], 0
+        )
+        training = self._training("start", model, collector, timeout, meta, optimizer_params)
+        record = state.journal.once(
+            "start", training.round, training.request, training.arguments, lambda _: Done(None)
+        )
+        training.number = record.effect
+        self.started.in_flight[site] = training
+        if state.journal.is_live:
+            state.retire_models()
+            self.started.give()
+
+    def next(self) -> Update:
+        """Take the next answer of those in flight; see :meth:`flstream.server.run.Run.next`."""
+        state, in_flight = self._state, self.started.in_flight
+        state.check_round("next")
+        if not in_flight:
+            raise WorkflowError(
+                "run.next() was called with no training in flight, so no answer can come; start "
+                "one with run.start(), and end where run.idle is empty, too"
+            )
+
+        def do(_: int) -> Done:
+            began = time.monotonic()
+            training, run = self.started.first()
+            cost = TaskCost(work=time.monotonic() - began, down=run.down)
+            result = self._result(training, run, cost)
+            return Done({"start": training.number, **result.plain()})
+
+        numbers = [training.number for training in in_flight.values()]
+        record = state.journal.once("next", state.round, "next()", numbers, do)
+        plain = result_of(record)
+        number = plain.pop("start")
+        site = next(name for name, other in in_flight.items() if other.number == number)
+        training = in_flight.pop(site)
+        self._take(training, TrainResult.from_plain(plain))
+        state.settle_failures()
+        if updates := training.updates():
+            return updates[0]
+        return Update(site, 0.0, {}, training.base, training, failure=training.failures()[site])
+
+    def _training(
+        self,
+        method: Literal["train", "start"],
+        model: Model,
+        collector: ResultCollector[CollectedUpdate | None],
+        timeout: float | None,
+        meta: Mapping[str, Any] | None,
+        optimizer_params: Mapping[str, Any] | None,
+        part: PersonalPart | None = None,
+        **others: object,
+    ) -> SiteTraining:
+        """A training of the sites of a collector, once all that it is given is of the right kind.
+
+        Raises:
+            WorkflowError: Something is not; the message names the method and the argument.
+        """
+        state, names = self._state, list(collector.cohort)
+        check_model(method, model)
+        check_values(method, "meta", meta)
+        check_values(method, "optimizer_params", optimizer_params)
+        state.check_round(method)
+        if both := sorted((meta or {}).keys() & set(state.store.bodies(model))):
+            raise WorkflowError(
+                f"run.{method}() was given a value {both[0]!r} in meta, and the model has a body "
+                "of that name beside it; give it another name"
+            )
+        self.started.check_idle(method, names)
+        message = pack_values(meta or {}, optimizer_params)
         arguments: dict[str, Any] = {
             "model": [model.version, model.digest],
             "sites": names,
-            "min_updates": min_updates,
             "timeout": timeout,
             "meta": message,
+            **others,
         }
         if part is not None:
             arguments["personal"] = [part.patterns, part.is_beside]
-        training = SiteTraining(
+            if state.journal.is_live:
+                part.names(state.store.source(model).layout)
+        kind: Literal["train", "train_beside"] = "train"
+        if part is not None and part.is_beside:
+            kind = "train_beside"
+        seconds = state.context.job.clients.round_timeout if timeout is None else float(timeout)
+        return SiteTraining(
             self,
             arguments,
-            f"train(model {model.version}, {brief_names(names)})",
+            f"{method}(model {model.version}, {brief_names(names)})",
             state.round,
             state.program_line(),
             model,
-            state.tasks.new("train_beside" if beside else "train", names, state.round),
+            state.tasks.new(kind, names, state.round),
             collector,
-            clients.round_timeout if timeout is None else float(timeout),
+            seconds,
             message,
             part,
         )
-        if part is not None and state.journal.is_live:
-            part.names(state.store.source(model).layout)
-        self._pending.append(training)
-        return Updates(training)
 
     def check_done(self) -> None:
         """Refuse to end a workflow with trainings that nobody has read or folded.
@@ -135,7 +242,7 @@ class TrainingEffects:
 
     @uncatchable
     def do(self, training: SiteTraining) -> None:
-        """Have the sites of a training train now, as its updates are read: an effect of its own."""
+        """Do a training now, as its updates are read: an effect of its own."""
         record = self._state.journal.once(
             "train",
             training.round,
@@ -148,7 +255,7 @@ class TrainingEffects:
     def perform(
         self, training: SiteTraining, number: int, fold: CohortFold | PeerFold | None = None
     ) -> TrainResult:
-        """Have the sites of a training train.
+        """Do a training: give its sites the task, and wait for their answers.
 
         Args:
             training: One that is not done.
@@ -170,23 +277,38 @@ class TrainingEffects:
             run, _ = trainer.begin(training, is_read=True)
             for _ in run.progress():
                 pass
-        trainer.check_states(training.tasks, run.collector.failures)
+        return self._result(training, run, run.cost, in_files=fold is None)
+
+    def _result(
+        self, training: SiteTraining, run: TaskRun, cost: TaskCost, *, in_files: bool = True
+    ) -> TrainResult:
+        """Result of a training that is over; its updates are durable, where they are in files.
+
+        Raises:
+            ResumeRefusedError: A site has failed for want of its state.
+        """
+        state, trainer = self._state, self._state.trainer
+        failures = run.collector.failures
+        trainer.check_states(training.tasks, failures)
         training.bodies |= run.updates
-        files = {} if fold is not None else trainer.keep(training)
+        files = trainer.keep(training) if in_files else {}
         answers = run.in_order
         state.warn_of_late(answers.values())
         asks = state.asked.first_kinds(answers.values())
         stage = state.context.job.stages[state.stage]
         state.warn(state.sent.unread(stage, training.round, answers.values()))
-        return TrainResult.of(
-            answers, run.collector.failures, run.late, run.cost, training.tasks, asks
-        )._replace(files=files)
+        result = TrainResult.of(answers, failures, run.late, cost, training.tasks, asks)
+        return result._replace(files=files)
 
     def take(self, training: SiteTraining, result: TrainResult, number: int) -> None:
-        """Take in what came of a training, by the record of the effect of a number."""
-        state = self._state
+        """Take in the result of a training on record, and the number of its effect."""
         self._pending.remove(training)
-        training.result, training.number = result, number
+        training.number = number
+        self._take(training, result)
+
+    def _take(self, training: SiteTraining, result: TrainResult) -> None:
+        state = self._state
+        training.result = result
         training.collector.restore(result.answers, result.failures)
         if result.answers:
             bodies = () if training.is_beside else state.store.bodies(training.base)
@@ -194,7 +316,7 @@ class TrainingEffects:
         training.tasks = with_states(training.tasks, result.bases)
         state.tasks.left(result.states)
         if result.files:
-            state.trainer.keep_files(training)
+            state.trainer.keep_files(training, state.round)
         state.asked.record(result.asks)
         if state.totals is not None:  # it may be read after the last round, for its metrics
             state.totals.add_task(result.cost)

@@ -46,11 +46,16 @@ _END_SECONDS = 10.0
 _MOST_FAILED_STARTS = 3
 
 
+Put = Callable[[PoolEvent], None]
+"""Function that puts an event where the thread that makes decisions takes it."""
+
+
 class WorkerPool:
     """Pool of workers.
 
     A thread for each busy worker exchanges messages with it. All events reach the one thread that
-    iterates over :meth:`perform`, and only that thread makes decisions.
+    iterates over :meth:`perform`, and only that thread makes decisions. It may iterate over several
+    at a time: a worker does the tasks of one after those of another.
 
     Args:
         names: Names of the workers.
@@ -75,13 +80,15 @@ class WorkerPool:
         has_deadlines: bool = True,
     ) -> None:
         self._abort = abort
-        self._events: SimpleQueue[PoolEvent] = SimpleQueue()
-        self.monitor = WorkerMonitor(self._events.put, abort, has_deadlines=has_deadlines)
+        # What may come at any time, and is of no task.
+        self._messages: SimpleQueue[PoolEvent] = SimpleQueue()
+        self.monitor = WorkerMonitor(self._messages.put, abort, has_deadlines=has_deadlines)
         self._supervisors = {
             name: WorkerSupervisor(name, own, start, self.monitor, ready_seconds) for name in names
         }
         self._abandoning = threading.Lock()
-        self._threads = ThreadPoolExecutor(len(names), thread_name_prefix="worker-pool")
+        # One may wait for sites that a workflow has yet to start, while another does a task.
+        self._threads = ThreadPoolExecutor(2 * len(names), thread_name_prefix="worker-pool")
 
     @property
     def names(self) -> Sequence[str]:
@@ -145,7 +152,7 @@ class WorkerPool:
             SimulationError: No worker became ready.
         """
 
-        def get_ready(supervisor: WorkerSupervisor) -> None:
+        def get_ready(supervisor: WorkerSupervisor, put: Put) -> None:
             while not supervisor.is_abandoned and (
                 supervisor.worker is None or not supervisor.worker.ready
             ):
@@ -154,12 +161,12 @@ class WorkerPool:
                 except WorkerLostError as lost:
                     error = supervisor.lose(lost)
                     if not supervisor.own:
-                        self._count_failed_start(supervisor, error)
+                        self._count_failed_start(supervisor, error, put)
                     elif _is_repeatable(supervisor, error):
                         supervisor.lost_in_a_row += 1
-                        self._events.put(WorkerReplaced(supervisor.name, str(error)))
+                        put(WorkerReplaced(supervisor.name, str(error)))
                     else:
-                        self._events.put(SiteLost.by(supervisor.name, error))
+                        put(SiteLost.by(supervisor.name, error))
                         return
 
         yield from self._together(
@@ -191,11 +198,8 @@ class WorkerPool:
                 supervisors = [self._supervisors[name] for name in workers]
                 for supervisor in supervisors:
                     supervisor.open()
-                tasks = [
-                    partial(self._work_through, supervisor, queue, execute)
-                    for supervisor in supervisors
-                ]
-                yield from self._together(tasks)
+                work = partial(self._work_through, queue=queue, execute=execute)
+                yield from self._together([partial(work, each) for each in supervisors])
                 workers = self.names[: len(workers)] if queue.is_left else ()
         finally:
             queue.close()
@@ -214,7 +218,7 @@ class WorkerPool:
             Events, and None every :data:`REPORT_SECONDS`.
         """
 
-        def stop(supervisor: WorkerSupervisor) -> None:
+        def stop(supervisor: WorkerSupervisor, _: Put) -> None:
             worker, supervisor.worker = supervisor.worker, None
             if worker is None:
                 return
@@ -236,27 +240,29 @@ class WorkerPool:
         for supervisor in self._supervisors.values():
             supervisor.drop()
 
-    def _together(self, tasks: Sequence[Callable[[], None]]) -> Iterator[PoolEvent | None]:
+    def _together(self, tasks: Sequence[Callable[[Put], None]]) -> Iterator[PoolEvent | None]:
         """Run tasks in the pool's threads, and yield events until all tasks are done.
 
         If a task fails, or the generator is closed early, all workers are killed.
         """
-        futures = [self._threads.submit(task) for task in tasks]
+        events: SimpleQueue[PoolEvent] = SimpleQueue()
+        futures = [self._threads.submit(task, events.put) for task in tasks]
         for future in futures:
-            future.add_done_callback(lambda future: self._events.put(_Ended(future)))
+            future.add_done_callback(lambda future: events.put(_Ended(future)))
         left, report_at = len(futures), monotonic() + REPORT_SECONDS
         try:
             while left:
                 with suppress(Empty):
                     with waiting():
-                        event = self._events.get(timeout=max(report_at - monotonic(), 0.0))
+                        event = events.get(timeout=max(report_at - monotonic(), 0.0))
+                    yield from self._messages_so_far()
                     if isinstance(event, _Ended):
-                        if event.future in futures:  # and not one of tasks that were given up
-                            event.future.result()
-                            left -= 1
+                        event.future.result()
+                        left -= 1
                     else:
                         yield event
                 if monotonic() >= report_at:
+                    yield from self._messages_so_far()
                     report_at = monotonic() + REPORT_SECONDS
                     yield None
                     self._check_abort()
@@ -267,19 +273,26 @@ class WorkerPool:
                 for supervisor in self._supervisors.values():
                     supervisor.end()
 
+    def _messages_so_far(self) -> Iterator[PoolEvent]:
+        """Take the messages that came before the event that is at hand."""
+        with suppress(Empty):
+            while True:
+                yield self._messages.get_nowait()
+
     def _check_abort(self) -> None:
         if self._abort.is_set():
             raise AbortedError("the run was stopped")
 
     def _work_through(
-        self, supervisor: WorkerSupervisor, queue: SiteQueue, execute: Perform
+        self, supervisor: WorkerSupervisor, put: Put, *, queue: SiteQueue, execute: Perform
     ) -> None:
         """Execute tasks on one worker until the queue has no more batches for it."""
         try:
             while (
                 not supervisor.is_abandoned and (batch := queue.take(supervisor.name)) is not None
             ):
-                self._execute(supervisor, queue, batch, execute)
+                with supervisor.turn:
+                    self._execute(supervisor, queue, batch, execute, put)
             queue.leave(supervisor.name)
         except BaseException:
             # No other thread may wait for the batch that this one has taken.
@@ -287,7 +300,12 @@ class WorkerPool:
             raise
 
     def _execute(
-        self, supervisor: WorkerSupervisor, queue: SiteQueue, batch: SiteBatch, execute: Perform
+        self,
+        supervisor: WorkerSupervisor,
+        queue: SiteQueue,
+        batch: SiteBatch,
+        execute: Perform,
+        put: Put,
     ) -> None:
         """Execute one task on a worker; if the worker is lost, fail its sites or put them back."""
         settled: set[str] = set()
@@ -299,14 +317,19 @@ class WorkerPool:
                 # The sites have not failed: another worker takes them.
                 queue.give_back(batch)
                 if not supervisor.is_ending:
-                    self._count_failed_start(supervisor, error)
+                    self._count_failed_start(supervisor, error, put)
             elif _is_repeatable(supervisor, error):
-                self._repeat(supervisor, queue, batch, error)
+                _repeat(supervisor, queue, batch, error, put)
             else:
-                self._events.put(SiteLost.by(batch[0], error))
+                put(SiteLost.by(batch[0], error))
             return
+
+        def report(event: PoolEvent, *sites: str) -> None:
+            settled.update(sites)
+            put(event)
+
         try:
-            execute(worker, batch, partial(self._report, settled))
+            execute(worker, batch, report)
             supervisor.lost_in_a_row = 0
         except (AbortedError, CheckpointError, SimulationError):
             raise  # not the worker's failure
@@ -314,50 +337,15 @@ class WorkerPool:
             error = supervisor.lose(failure)
             left = [site for site in batch if site not in settled]
             if _is_repeatable(supervisor, error):
-                self._repeat(supervisor, queue, left, error)
+                _repeat(supervisor, queue, left, error, put)
             else:
                 supervisor.lost_in_a_row = 0
-                self._fail_culprit(queue, batch, left, error)
+                for site in _culprits(queue, batch, left, error):
+                    put(SiteLost.by(site, error))
 
-    def _repeat(
-        self,
-        supervisor: WorkerSupervisor,
-        queue: SiteQueue,
-        sites: Sequence[str],
-        error: FlstreamError,
+    def _count_failed_start(
+        self, supervisor: WorkerSupervisor, error: FlstreamError, put: Put
     ) -> None:
-        """Put sites back for the worker's replacement."""
-        supervisor.lost_in_a_row += 1
-        self._events.put(WorkerReplaced(supervisor.name, str(error)))
-        queue.give_back(sites)
-
-    def _fail_culprit(
-        self, queue: SiteQueue, batch: SiteBatch, left: Sequence[str], error: FlstreamError
-    ) -> None:
-        """Fail the site that ended its worker; if it is unknown, try the sites one by one.
-
-        Args:
-            queue: Queue of the sites.
-            batch: Sites of the task.
-            left: Sites of the task that are not settled.
-            error: Error that says why the worker was lost.
-        """
-        culprit = error.site if isinstance(error, WorkerLostError) else None
-        if len(batch) == 1:
-            for site in left:
-                self._events.put(SiteLost.by(site, error))
-        elif culprit is not None and culprit in left and isinstance(error.__cause__, DeadlineError):
-            self._events.put(SiteLost.by(culprit, error))
-            queue.give_back([site for site in left if site != culprit])
-        else:
-            for site in reversed(left):
-                queue.give_back([site])
-
-    def _report(self, settled: set[str], event: PoolEvent, *sites: str) -> None:
-        settled.update(sites)
-        self._events.put(event)
-
-    def _count_failed_start(self, supervisor: WorkerSupervisor, error: FlstreamError) -> None:
         """Count a failed start, and abandon the worker after :data:`_MOST_FAILED_STARTS`.
 
         Raises:
@@ -375,7 +363,42 @@ class WorkerPool:
             supervisor.is_abandoned = True
             if not self.names:
                 raise SimulationError(reason)
-        self._events.put(WorkerAbandoned(supervisor.name, reason))
+        put(WorkerAbandoned(supervisor.name, reason))
+
+
+def _repeat(
+    supervisor: WorkerSupervisor,
+    queue: SiteQueue,
+    sites: Sequence[str],
+    error: FlstreamError,
+    put: Put,
+) -> None:
+    """Put sites back for the worker's replacement."""
+    supervisor.lost_in_a_row += 1
+    put(WorkerReplaced(supervisor.name, str(error)))
+    queue.give_back(sites)
+
+
+def _culprits(
+    queue: SiteQueue, batch: SiteBatch, left: Sequence[str], error: FlstreamError
+) -> Sequence[str]:
+    """The sites that ended their worker; if they are unknown, all are put back one by one.
+
+    Args:
+        queue: Queue of the sites.
+        batch: Sites of the task.
+        left: Sites of the task that are not settled.
+        error: Error that says why the worker was lost.
+    """
+    culprit = error.site if isinstance(error, WorkerLostError) else None
+    if len(batch) == 1:
+        return left
+    if culprit is not None and culprit in left and isinstance(error.__cause__, DeadlineError):
+        queue.give_back([site for site in left if site != culprit])
+        return [culprit]
+    for site in reversed(left):
+        queue.give_back([site])
+    return []
 
 
 def _is_repeatable(supervisor: WorkerSupervisor, error: FlstreamError) -> bool:

@@ -38,6 +38,7 @@ class WorkerSupervisor:
         lost_in_a_row: Number of processes in a row that were lost before they acknowledged a task.
         is_abandoned: Whether the worker is no longer replaced.
         is_ending: Whether it was ended, and is not to be started until :meth:`open` is called.
+        turn: Held during a task: one thread at a time gives the worker some.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class WorkerSupervisor:
         self._monitor = monitor
         self._ready_seconds = ready_seconds
         self.is_ending = False
+        self.turn = threading.Lock()
         self._lock = threading.Lock()  # guards the process that another thread may kill
 
     def may_lose_another(self) -> bool:

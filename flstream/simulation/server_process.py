@@ -280,8 +280,12 @@ def _for_launcher(event: AnyEvent) -> AnyEvent:
 
 
 def _is_synced(event: AnyEvent) -> bool:
-    """Whether a run goes on from an event, which then has to survive a power cut."""
-    return isinstance(event, ModelReady | EffectDone)
+    """Whether a run goes on from an event, which then has to survive a power cut.
+
+    A training that was started is given again, whether or not that is known.
+    """
+    is_start = isinstance(event, EffectDone) and event.name == "start"
+    return isinstance(event, ModelReady | EffectDone) and not is_start
 
 
 def _replay_of(job: Job, resume: ResumePoint | None) -> Replay:

@@ -55,8 +55,8 @@ def test_a_body_has_its_own_rule_the_model_is_as_ever_and_patterns_are_for_its_n
 def test_a_rule_is_the_formula_of_its_docstring(weights, normalise, base, name):
     old, body = joint(0), name.removesuffix("a").removesuffix("::")
     rule = FoldRule(weights=weights, normalise=normalise, scale=0.5, base=base)
-    rule = rule.by_site([update.site for update in UPDATES])
-    found = fold(old, UPDATES, AggregationRule(bodies=["control"], fold_rules={body: rule}))
+    updates = [replace(update, place=place) for place, update in enumerate(UPDATES)]
+    found = fold(old, updates, AggregationRule(bodies=["control"], fold_rules={body: rule}))
     each = dict.fromkeys((1, 2, 3), weights)
     if weights != 2.0:
         each = dict(zip(each, weights or (1.0, 2.0, 3.0), strict=True))
@@ -100,7 +100,7 @@ def test_a_name_of_the_model_that_reads_like_one_of_another_body_is_refused():
 )
 def test_what_is_no_rule_is_refused(wrong, why):
     with pytest.raises(WorkflowError, match=why):
-        FoldRule(**wrong).by_site(["a", "b", "c"])
+        FoldRule(**wrong).check_count(3)
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "robust.md").read_text()

@@ -80,6 +80,10 @@ ROWS: Mapping[str, Row] = MappingProxyType(
             (workflow("evaluate"),), points=("record", "evaluation", "end"), times=("first",)
         ),
         "own workflow": Row((workflow('"own.py:odd_even"'),)),
+        "buffered": Row(
+            (workflow('"own.py:buffered"', "order=oldest"),),
+            victims=("server", "launcher", "all"),  # a site that fails is passed over
+        ),
         "stages": Row((STAGES,)),
         "scaffold, fedavgm": Row((workflow("scaffold"), *optimizer("fedavgm").settings)),
         # Ways of training.

@@ -24,6 +24,7 @@ OURS = re.compile(
     r"(best|global)\.safetensors|(events|memory)\.jsonl|job\.conf|(job\.files|summary|versions)\.json"
     r"|report\.html|[\w-]+\.log|checkpoints/round-\d{4}(\.\w[\w-]*)*\.safetensors"
     r"|cross_site/(cross_val_results\.json|models/[\w-]+\.safetensors)"
+    r"|updates/effect-\d{4}/site-\d\.safetensors"
     r"|sites/site-\d/(log\.txt|last\.safetensors|state/effect-\d{4}\.\w{32}/.+)"
 )
 """Names of the files that a finished run has, as documented."""
@@ -76,7 +77,10 @@ def test_a_run_that_is_killed_again_as_it_resumes_has_the_bits_of_the_table(tmp_
 @pytest.mark.kills
 @first_and_nightly(
     ("row", "back"),
-    [("scaffold", 1), ("fedper", 1), ("topk up", 1), ("stages", 1), ("fedavg", 0), ("cyclic", 1)],
+    [
+        *(("scaffold", 1), ("fedper", 1), ("topk up", 1), ("stages", 1), ("fedavg", 0)),
+        *(("cyclic", 1), ("buffered", 1), ("buffered", 2)),
+    ],
 )
 def test_a_finished_run_that_goes_back_to_a_round_has_the_bits_of_the_table(
     row, back, tmp_path, fork_server

@@ -14,7 +14,7 @@ BEFORE = {
 }
 MISTAKES = {
     "run.fold(first, updates)": "given model 0 (round 0), and updates of model 1 (round 1); fold",
-    "run.fold(model, [updates[0], updates[0]])": "was given two updates of site-1; fold them one",
+    "run.fold(model, [updates[0], updates[0]])": "was given an update of site-1 twice; give it",
     "run.fold(model, [])": "run.fold() was given no update; skip the fold",
     "run.fold(model, updates, FoldRule({'site-1': 1.0}))": "has no weight for site-2",
     "run.adopt(updates)": "takes the update of one site, and was given 2; use run.fold()",

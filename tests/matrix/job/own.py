@@ -4,6 +4,8 @@ import zlib
 
 import numpy as np
 
+from flstream.workflows import FoldRule
+
 
 def odd_even(run):
     """Train the odd sites, then the even ones; who goes first is drawn, and counts are kept."""
@@ -15,6 +17,39 @@ def odd_even(run):
         for sites in halves:
             turns += 1
             model = run.fold(model, run.train(model, sites, meta={"turn": turns}))
+        run.evaluate(model)
+    return model
+
+
+def buffered(run, args):
+    """Train at two sites at a time, and fold each three answers, weighted by their age.
+
+    Answers are taken as they come, or the oldest training's first, or in the order of the sites'
+    names in ``args.order``.
+    """
+    model, draw, order = run.initial_model(), run.random("sites"), args.order
+    names = iter(() if isinstance(order, str) else order)
+    busy, early = [], {}
+    for _ in run.rounds():
+        buffer = []
+        while len(buffer) < 3:
+            while len(busy) < 2:
+                site = draw.choice([each for each in run.sites if each not in busy])
+                run.start(site, model)
+                busy.append(site)
+            if order == "arrival":
+                answer = run.next()
+            else:
+                due = busy[0] if order == "oldest" else next(names)
+                while due not in early:
+                    answer = run.next()
+                    early[answer.site] = answer
+                answer = early.pop(due)
+            busy.remove(answer.site)
+            if answer.ok:
+                buffer.append(answer)
+        weights = [(1 + model.version - each.base.version) ** -0.5 for each in buffer]
+        model = run.fold(model, buffer, FoldRule(weights, scale=1 / len(weights), base="own"))
         run.evaluate(model)
     return model
 

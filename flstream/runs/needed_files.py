@@ -1,0 +1,84 @@
+"""The files beside its models that a run needs which resumes after some of its effects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from flstream.client.state import StateVersion
+from flstream.telemetry.events import EffectDone
+from flstream.telemetry.exact import decode_exact
+
+
+class WaitingUpdate(NamedTuple):
+    """An update in a file, which waits to be folded by a later effect.
+
+    Attributes:
+        training: Number of the effect that asked for it.
+        site: Name of the site.
+        digest: Digest of its body.
+        is_certain: Whether it is needed. Otherwise the program may have dropped it, and its file is
+            gone then.
+    """
+
+    training: int
+    site: str
+    digest: str
+    is_certain: bool
+
+
+def needed_states(records: Sequence[EffectDone]) -> list[tuple[str, StateVersion]]:
+    """Return the sites and versions of the states that they have after some effects.
+
+    Sites whose state is empty are left out.
+
+    Args:
+        records: The effects, in order.
+    """
+    newest: dict[str, StateVersion] = {}
+    for record in records:
+        result: Any = decode_exact(record.result)
+        trained = result if record.name in ("train", "next") else (result or {}).get("train")
+        if trained is None:
+            continue
+        # Only what was trained in the fold itself goes back with an update that it refused.
+        refused = () if trained is result else result["refused"]
+        for site, (effect, digest) in trained["states"].items():
+            if site not in refused:
+                newest[site] = StateVersion(effect, digest)
+    return list(newest.items())
+
+
+def needed_updates(
+    records: Sequence[EffectDone], all_records: Sequence[EffectDone]
+) -> list[WaitingUpdate]:
+    """Return the updates in files that wait to be folded after some effects.
+
+    Args:
+        records: The effects, in order.
+        all_records: These, and those that came after them, which are to be done again.
+    """
+    waiting: dict[tuple[int, str], WaitingUpdate] = {}
+    for record in records:
+        if record.name in ("train", "next"):
+            result: Any = decode_exact(record.result)
+            number = result.get("start", record.effect)
+            for site, (digest, *_) in result["files"].items():
+                waiting[number, site] = WaitingUpdate(number, site, digest, is_certain=True)
+        elif record.model is not None:
+            # Those that the program refers to no more are gone from here on.
+            for key, update in waiting.items():
+                waiting[key] = update._replace(is_certain=False)
+    for record in islice(all_records, len(records), None):
+        for key in _folded(record) & waiting.keys():
+            waiting[key] = waiting[key]._replace(is_certain=True)
+    return list(waiting.values())
+
+
+def _folded(record: EffectDone) -> set[tuple[int, str]]:
+    """The numbers of trainings, and sites, whose updates an effect has folded."""
+    if record.model is None:
+        return set()
+    used = decode_exact(record.result)["updates"]
+    return {(number, site) for number, sites in used for site in sites}

@@ -1,0 +1,149 @@
+"""Trainings that a workflow has started, one a site, and the answers to them as they come."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from flstream.errors import WorkflowError
+from flstream.server.reporting import report_message, report_replaced
+from flstream.server.run_state import RunState
+from flstream.server.site_queue import SiteBatch, SiteQueue
+from flstream.server.task_run import ResultsDelivered, TaskRun
+from flstream.server.tasks import ModelArrived, TaskGiven
+from flstream.server.training import SiteTraining
+from flstream.server.worker_handle import WorkerHandle
+from flstream.server.worker_monitor import (
+    Report,
+    SiteLost,
+    WorkerAbandoned,
+    WorkerMessage,
+    WorkerReplaced,
+)
+from flstream.telemetry.events import WorkerActivity
+
+
+class StartedTrainings:
+    """The trainings in flight: started, and their answers not taken yet.
+
+    While the workflow does something else, workers go on with them; a task of its own waits until
+    the workers that it needs have answered.
+
+    Args:
+        state: The state of the run.
+
+    Attributes:
+        in_flight: The trainings by site, in the order in which they were started.
+    """
+
+    def __init__(self, state: RunState) -> None:
+        self.in_flight: dict[str, SiteTraining] = {}
+        self._state = state
+        self._queue = SiteQueue([])
+        # Of those trainings that workers have been given.
+        self._runs: dict[str, TaskRun] = {}
+        self._over: deque[str] = deque()
+        self._events: Iterator[object] | None = None
+
+    def check_idle(self, method: str, sites: Iterable[str]) -> None:
+        """Refuse a training of sites that have one in flight.
+
+        Raises:
+            WorkflowError: The message names the method and one of them.
+        """
+        if busy := [site for site in sites if site in self.in_flight]:
+            raise WorkflowError(
+                f"run.{method}() was given {busy[0]}, whose training is in flight; choose from "
+                "run.idle, or take its answer from run.next() first"
+            )
+
+    def give(self) -> None:
+        """Give workers the trainings that they have not been given yet, in order.
+
+        Raises:
+            SimulationError: There is too little disk for an update.
+        """
+        for site, training in self.in_flight.items():
+            if site not in self._runs:
+                training.oldest = self._state.oldest_effect
+                run, plan = self._state.trainer.begin(training, is_read=True)
+                if self._events is None:
+                    self._begin(own=plan.own)
+                self._runs[site] = run
+                self._queue.put(site)
+
+    def first(self) -> tuple[SiteTraining, TaskRun]:
+        """Wait for the next answer, or the next site that has failed, and take it.
+
+        Raises:
+            SimulationError: No worker is left, or nothing came for too long.
+            AbortedError: The run is being stopped.
+        """
+        self.give()
+        assert self._events is not None
+        picture, number = self._state.context.picture, self._state.round
+        picture.begin("training", number, len(self.in_flight), self._activities)
+        moved = time.monotonic()
+        while not self._over:
+            event = next(self._events)
+            moved = moved if event is None else time.monotonic()
+            next(iter(self._runs.values())).expect_progress(time.monotonic() - moved)
+            self._take(event)
+            picture.emit_snapshot(at_once=event is None)
+        site = self._over.popleft()
+        return self.in_flight[site], self._runs.pop(site)
+
+    def cancel(self) -> None:
+        """Cancel what is in flight: the workflow has ended without asking for its answers."""
+        self.in_flight.clear()
+        if self._events is None:
+            return
+        self._queue.close()
+        for worker in self._queue.taken:
+            self._state.context.pool.end(worker)
+        for event in self._events:
+            self._take_message(event)
+        self._events = None
+        self._runs.clear()
+        self._over.clear()
+
+    def close(self) -> None:
+        """End the workers' waiting for further trainings, where the run has failed."""
+        self._queue.close()
+
+    def _begin(self, *, own: bool) -> None:
+        context = self._state.context
+        own_workers = {site: site for site in context.job.clients.site_names} if own else None
+        self._queue = SiteQueue([], own=own_workers, is_open=True)
+        self._events = context.pool.perform(self._queue, self._perform, context.pool.names)
+
+    def _perform(self, worker: WorkerHandle, sites: SiteBatch, report: Report) -> None:
+        self._runs[sites[0]].perform(worker, sites, report)
+
+    def _take(self, event: object) -> None:
+        match event:
+            case TaskGiven(sites=(site,)) | ModelArrived(sites=(site,)) | SiteLost(site):
+                self._settle(site, event)
+            case ResultsDelivered([result]):
+                self._settle(result.answer.site, event)
+            case WorkerReplaced() | WorkerAbandoned():
+                for run in self._runs.values():
+                    run.lost(event.worker)
+        self._take_message(event)
+
+    def _settle(self, site: str, event: object) -> None:
+        run = self._runs[site]
+        run.take(event)
+        if run.collector.is_settled(site):
+            self._over.append(site)
+
+    def _take_message(self, event: object) -> None:
+        match event:
+            case WorkerMessage():
+                report_message(event, self._state.context.emit)
+            case WorkerReplaced() | WorkerAbandoned():
+                report_replaced(event, self._state.context.emit)
+
+    def _activities(self) -> list[WorkerActivity]:
+        return [activity for run in self._runs.values() for activity in run.activities()]

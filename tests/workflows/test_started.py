@@ -1,0 +1,270 @@
+"""``run.start`` and ``run.next``: trainings of single sites, whose answers come one by one."""
+
+import pytest
+import torch
+from flows import numbered, records, result, shape
+from training_scripts import QUIET, adding, noisy, of_kind, results
+
+from flstream.telemetry.events import Evaluated, SiteSuspended
+
+ALL = """
+def flow(run):
+    model = run.initial_model()
+    for number in run.rounds():
+        %s
+        model = run.fold(model, updates)
+        see(run.idle, run.in_flight)
+        run.evaluate(model)
+    return model
+"""
+STARTED = """for site in run.sites:
+            run.start(site, model, meta={"lr": 0.5})
+            see(run.idle, run.in_flight)
+        updates = sorted((run.next() for _ in run.sites), key=lambda each: each.site)"""
+
+
+@pytest.mark.parametrize("engine", ["inline", "local"])
+@pytest.mark.parametrize("workers", ["clients.parallel=1", "clients.parallel=4"])
+def test_a_round_of_answers_that_are_put_in_order_has_the_bits_of_one_training(
+    flows, engine, workers
+):
+    how = ["clients.count=4", "rounds=2", workers, f"engine.type={engine}"]
+    together = flows.finish(ALL % 'updates = run.train(model, run.sites, meta={"lr": 0.5})', *how)
+    flows.seen()
+    one_by_one = flows.finish(ALL % STARTED, *how)
+    assert results(one_by_one) == results(together)
+    assert flows.seen()[:5] == [
+        "['site-2', 'site-3', 'site-4'], ['site-1']",
+        "['site-3', 'site-4'], ['site-1', 'site-2']",
+        "['site-4'], ['site-1', 'site-2', 'site-3']",
+        "[], ['site-1', 'site-2', 'site-3', 'site-4']",
+        "['site-1', 'site-2', 'site-3', 'site-4'], []",
+    ]
+    of_a_round = [*["start"] * 4, *["next"] * 4, "fold", "evaluate"]
+    assert shape(records(one_by_one)) == numbered(*of_a_round, *of_a_round)
+
+
+OWN_BASES = """
+from flstream.workflows import FoldRule
+
+
+def answer_of(run, model, site):
+    run.start(site, model)
+    return run.next()
+
+
+def flow(run):
+    first = run.initial_model()
+    for number in run.rounds():
+        of_first = answer_of(run, first, "site-1")
+        second = run.fold(first, [of_first])
+        again, other = answer_of(run, second, "site-1"), answer_of(run, first, "site-2")
+        see(other.base is first, other.ok, other.failure)
+        three = [again, other, of_first]
+        rule = FoldRule([1.0, 0.5, 4.0], scale=0.25, base="own")
+        return run.fold(second, three, rule)
+"""
+
+
+def test_each_update_is_compared_with_its_own_base_also_two_of_one_site(flows):
+    run = flows.finish(OWN_BASES, QUIET, "rounds=1", script=adding({}))
+    assert flows.seen() == ["True, True, ''"]
+    first, second, last = (
+        run.directory.checkpoints / f"round-{name}.safetensors"
+        for name in ("0000", "0001.step-00", "0001")
+    )
+    from safetensors.torch import load_file
+
+    first, second, last = map(load_file, (first, second, last))
+    # Site i adds i to each number, so the differences are 1, 2 and 1.
+    assert torch.equal(second["b"], first["b"] + 1)
+    torch.testing.assert_close(last["b"], second["b"] + 0.25 * (1.0 * 1 + 0.5 * 2 + 4.0 * 1))
+    [_, fold] = [each for each in records(run) if each.name == "fold"]
+    assert result(fold)["weights"] == {"site-1": 2.0, "site-2": 2.0}
+    assert not of_kind(run, Evaluated)  # no metrics of three models are the score of one
+
+
+FAILING = """
+def flow(run):
+    model = run.initial_model()
+    for number in run.rounds():
+        for site in run.idle:
+            run.start(site, model)
+        answers = [run.next() for _ in run.in_flight]
+        see(sorted((each.site, each.ok, each.failure[-3:]) for each in answers))
+        model = run.fold(model, [each for each in answers if each.ok])
+    return model
+"""
+
+
+def test_an_answer_says_why_a_site_failed_and_one_that_fails_too_often_is_not_idle(flows):
+    script = adding({("site-2", number): "raise KeyError('k')" for number in (1, 2)})
+    run = flows.finish(FAILING, QUIET, "rounds=3", "clients.suspend_after=2", script=script)
+    failed = "('site-2', False, \"'k'\")"
+    both = f"[('site-1', True, ''), {failed}]"
+    assert flows.seen() == [both, both, "[('site-1', True, '')]"]
+    assert [event.round for event in of_kind(run, SiteSuspended)] == [2]
+
+
+MISTAKES = {
+    "run.start('site-2', model)": "run.start() was given site-2, whose training is in flight;",
+    "run.train(model, ['site-2'])": "run.train() was given site-2, whose training is in flight;",
+    "run.start('site-7', model)": "run.start() was given 'site-7', which is no site of the job",
+    "run.start('site-1', 'model')": "run.start() was given a str as its model; give it what",
+    "run.start('site-1', model, 0)": "run.start() was given timeout=0; give it seconds above 0",
+    "run.start('site-1', model, meta=1)": "run.start() was given a int as meta; give it a dict",
+    "run.fold(model, [failed])": "the answer of site-1, which failed and has no update: client",
+    "run.fold(model, [failed], at=['site-1'])": "the answer of site-1, which failed",
+    "run.next()": "run.next() was called with no training in flight, so no answer can come;",
+}
+
+
+def test_what_cannot_be_started_or_folded_is_refused_with_a_sentence(flows):
+    text = f"""
+    def flow(run):
+        refused(run, ["run.start('site-1', run.initial_model())"])
+        model = run.initial_model()
+        for number in run.rounds():
+            run.start("site-1", model)
+            failed = run.next()
+            run.start("site-2", model)
+            refused(run, {list(MISTAKES)[:-1]}, model=model, failed=failed)
+            run.next()
+            refused(run, ["run.next()"])
+        return model
+    """
+    script = adding({("site-1", 1): "raise KeyError('k')"})
+    flows.finish(text, QUIET, "rounds=1", script=script)
+    sentences = flows.sentences()
+    before = sentences.pop("run.start('site-1', run.initial_model())")
+    assert "run.start() was called before the first round" in before[0]
+    for call, due in MISTAKES.items():
+        assert due in sentences[call][0], call
+        assert not sentences[call][1]
+
+
+def test_a_private_job_starts_nothing_and_takes_one_update_of_a_site(flows):
+    text = """
+    def flow(run):
+        model = run.initial_model()
+        for number in run.rounds():
+            refused(run, ["run.start('site-1', model)"], model=model)
+            two = [*run.train(model, run.sites), *run.train(model, run.sites)]
+            refused(run, ["run.fold(model, two)"], model=model, two=two)
+        return model
+    """
+    private = ["privacy.type=central", "privacy.noise_multiplier=1", "rounds=1"]
+    flows.finish(text, QUIET, *private, script=adding({}))
+    sentences = flows.sentences()
+    assert (
+        "privacy.type is central, which counts rounds" in sentences["run.start('site-1', model)"][0]
+    )
+    assert "was given two updates of site-1, and" in sentences["run.fold(model, two)"][0]
+
+
+LEFT = """
+def flow(run):
+    model = run.initial_model()
+    for number in run.rounds():
+        run.start("site-1", model)
+        first = run.next()
+        run.start("site-2", model)
+        model = run.fold(model, [first])
+        run.evaluate(model)
+        if number > 1:
+            updates = [run.next()]
+            see(updates[0].base.version)
+            model = run.fold(updates[0].base, updates)
+        else:
+            see("left", run.in_flight)
+            if {stops}:
+                return model
+            late = run.next()
+    return model
+"""
+
+
+@pytest.mark.parametrize("engine", ["inline", "local"])
+def test_a_training_in_flight_when_the_workflow_returns_is_cancelled(flows, engine):
+    how = ["rounds=1", f"engine.type={engine}"]
+    run = flows.finish(LEFT.format(stops=True), *how)
+    assert shape(records(run)) == numbered("start", "next", "start", "fold", "evaluate")
+    assert not (run.directory.path / "updates").exists()
+    assert run.summary.failures == []
+
+
+def test_a_later_workflow_trains_the_sites_of_which_one_was_cancelled(flows):
+    stages = 'workflow=[{type="flow.py:flow"}, {type=fedavg}]'
+    flows.write(LEFT.format(stops=True))
+    run = flows.jobs.run(noisy(), stages, "rounds=1", "clients.parallel=1")
+    assert run.summary.status == "finished", run.summary.error
+    assert [each["round"] for each in run.summary.metrics] == [1, 2]
+    assert [each.name for each in records(run)][-2:] == ["fold", "evaluate"]
+
+
+MORE = """
+def flow(run):
+    model = run.initial_model()
+    for number in run.rounds():
+        for site in run.idle:
+            run.start(site, model)
+        answer = run.next()
+        while answer.site != "site-1":
+            answer = run.next()
+        model = run.fold(model, [answer])
+        see(number)
+    return model
+"""
+
+
+def test_more_rounds_give_what_was_in_flight_again(flows):
+    sleeps = noisy('site == "site-2" and number == 1 and threading.Event().wait(1)')
+    run = flows.finish(MORE, QUIET, "rounds=1", "engine.type=local", script=sleeps)
+    assert shape(records(run)) == numbered("start", "start", "next", "fold")
+    again = flows.resume(run, MORE, QUIET, "rounds=2", "engine.type=local", script=sleeps)
+    names = [record.name for record in records(again)]
+    assert names[:5] == ["start", "start", "next", "fold", "start"]
+    assert [each.request for each in records(again) if each.name == "start"][:3] == [
+        "start(model 0, site-1)",
+        "start(model 0, site-2)",
+        "start(model 1, site-1)",
+    ]
+
+
+def test_a_program_that_starts_another_site_on_replay_is_refused_by_name(flows):
+    text = """
+    def flow(run):
+        model = run.initial_model()
+        for number in run.rounds():
+            mark = HERE / "was-here"
+            site = "site-2" if mark.exists() else "site-1"
+            mark.touch()
+            run.start(site, model)
+            answer = run.next()
+            break_off()
+            model = run.fold(model, [answer])
+        return model
+    """
+    run = flows.broken(text, QUIET)
+    again = flows.jobs.go_on(run, noisy(), flows.write(text), QUIET)
+    assert "effect 1 of the workflow was start(model 0, site-1) before" in again.summary.error
+    assert "and is start(model 0, site-2) now" in again.summary.error
+
+
+def test_a_site_has_the_time_of_its_start_and_the_run_that_of_its_waits(flows):
+    text = """
+    def flow(run):
+        model = run.initial_model()
+        for number in run.rounds():
+            run.start("site-1", model, timeout=0.3)
+            see(run.next().failure)
+            run.limit_waiting(progress=0.3)
+            run.start("site-2", model)
+            run.next()
+        return model
+    """
+    script = noisy("threading.Event().wait(5)")
+    error = flows.fail(text, QUIET, "engine.type=local", script=script)
+    [seen] = flows.seen()
+    assert "it did not answer its train task in the time it was given" in seen
+    assert error.startswith("nothing came of the train task of round 1 for 0.3 s")
