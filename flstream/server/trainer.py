@@ -21,7 +21,7 @@ from flstream.server.stored_model import UnsoundModelError
 from flstream.server.task_plan import TaskPlan, plan_disk, plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
-from flstream.server.training import SiteTraining, UpdateRecord
+from flstream.server.training import SiteTraining, UpdateRecord, UpdateWait
 from flstream.server.update_files import UpdateFiles
 from flstream.telemetry.events import RoundStarted
 
@@ -40,10 +40,10 @@ class Trainer:
     def __init__(self, context: ServerContext, store: ModelStore) -> None:
         self._context = context
         self._store = store
-        # Trainings whose files wait for nobody any more: their rounds and numbers.
-        self._dropped: list[tuple[int, int]] = []
-        # Those that waited at the end of a round, which the run may go back to, until another one.
-        self._kept: list[tuple[int, int]] = []
+        # Of trainings whose files wait for nobody any more.
+        self._dropped: list[UpdateWait] = []
+        # Those that waited at the end of a round to which the run may go back.
+        self._kept: list[UpdateWait] = []
         self.waits = UNLIMITED
 
     def begin(self, training: SiteTraining, *, is_read: bool) -> tuple[TaskRun, TaskPlan]:
@@ -98,8 +98,8 @@ class Trainer:
             training: The training.
             round_number: Round in which its updates came.
         """
-        dropped = round_number, training.number
-        weakref.finalize(training, self._dropped.append, dropped).atexit = False
+        training.wait = UpdateWait(training.number, round_number)
+        weakref.finalize(training, self._dropped.append, training.wait).atexit = False
 
     def updates(self, training: SiteTraining, sites: Sequence[str]) -> Sequence[CollectedUpdate]:
         """The updates of some of a training's sites, in order.
@@ -163,22 +163,26 @@ class Trainer:
             oldest: The earliest round to whose end the run may go back.
         """
         for training in cohort.trainings:
+            if training.wait is not None:
+                training.wait.until = round_number
             if training.is_folded:
                 for update in training.bodies.values():
                     update.release()
                 self._context.run.discard_updates(training.number)
             training.bodies.clear()  # the files of others are opened again when they are needed
+        # Who goes back to the end of a round needs those that were folded after it.
         while self._dropped:
-            began, number = self._dropped.pop()
-            # Those that waited at the end of a round stay as long as that is there to go back to.
-            self._kept.append((round_number if began < round_number else 0, number))
-        for _, number in (each for each in self._kept if each[0] <= oldest):
-            self._context.run.discard_updates(number)
-        self._kept = [each for each in self._kept if each[0] > oldest]
+            self._kept.append(self._dropped.pop())
+        waits, self._kept = self._kept, []
+        for wait in waits:
+            if wait.until > max(wait.since, oldest):
+                self._kept.append(wait)
+            else:
+                self._context.run.discard_updates(wait.training)
 
     def discard_files(self) -> None:
         """Remove the files of all updates, but for those that the run may need to go back."""
-        self._context.run.discard_updates(but=[number for _, number in self._kept])
+        self._context.run.discard_updates(but=[wait.training for wait in self._kept])
 
     def _kept_bytes(self) -> int:
         """Bytes of the sites' last models, whose places the next ones take."""

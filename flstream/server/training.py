@@ -165,6 +165,21 @@ def plain_transfer(transfer: Transfer) -> list[float]:
     return list(msgspec.structs.astuple(transfer))
 
 
+@dataclass
+class UpdateWait:
+    """The waiting of a training's updates in files.
+
+    Attributes:
+        training: Number of its effect.
+        since: Round in which they came.
+        until: Last round in which one was folded; 0 before.
+    """
+
+    training: int
+    since: int
+    until: int = 0
+
+
 @dataclass(eq=False)
 class SiteTraining:
     """A task that a workflow has asked for with ``run.train``.
@@ -188,6 +203,7 @@ class SiteTraining:
         bodies: Updates at hand, by site.
         result: What came of it; None before its sites have trained.
         is_folded: Whether its updates were folded as they came, so that none is left.
+        wait: How long its updates have waited in files; None where they have not.
         at: Sites of which one folds its updates; none for the server, or where nobody knows yet.
     """
 
@@ -207,6 +223,7 @@ class SiteTraining:
     bodies: dict[str, CollectedUpdate] = field(default_factory=dict)
     result: TrainResult | None = None
     is_folded: bool = False
+    wait: UpdateWait | None = None
     at: Sequence[str] = ()
 
     @property
