@@ -32,6 +32,7 @@ from flstream.client.dynamic import DynamicRegulariser
 from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.learner import Learner
 from flstream.client.optimizer_state import restore_optimizer
+from flstream.client.personal import own_model, personal
 from flstream.client.proximal import proximal_term
 from flstream.client.scaffold import ScaffoldControl
 from flstream.client.session import current as _current
@@ -61,6 +62,8 @@ __all__ = [
     "is_submit_model",
     "is_train",
     "log",
+    "own_model",
+    "personal",
     "proximal_term",
     "receive",
     "restore_optimizer",

@@ -59,7 +59,7 @@ class DynamicRegulariser:
         self._received = {
             name: _widened(each).detach().clone() for name, each in self._parameters.items()
         }
-        self._kept = KeptTensors(_STATE)
+        self._kept = KeptTensors.of(here, _STATE)
         found = self._kept.read()
         self._gradients = self._first() if found is None else self._placed(found[0])
         here.before_keeping(self._keep)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flstream.client.fl_model import FLModel
+from flstream.client.personal import personal
 from flstream.client.ranks import broadcast, is_first_rank
 from flstream.client.seeding import seed_everything, start_seed
 from flstream.client.session import current
@@ -112,6 +112,7 @@ class ModelExchange:
         model = current().receive(place=place)
         assert model is not None  # the task is here
         if is_first_rank():
+            personal(model.params or {})
             self._place(own, model, in_place, assign)
         # A trainer's own agreement between its ranks may be over, or be yet to come. An adapter's
         # tensors that are made anew when they are asked for lie in parameters that are trained.
@@ -201,16 +202,6 @@ def meta_of(module: object, steps: int) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise ClientError(f"{_META} of the module is a {type(given).__name__}; make it a dict")
     return {"NUM_STEPS_CURRENT_ROUND": steps, **given}
-
-
-def state_path(name: str) -> Path:
-    """Return the path of a file among those that the site keeps from training to training.
-
-    A model of the site's own, beside the global one, has files of its own.
-    """
-    here = current()
-    beside = here.received is not None and here.received.meta.get("personal")
-    return here.state_dir / (f"beside.{name}" if beside else name)
 
 
 def seed_setup() -> None:

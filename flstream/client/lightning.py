@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from flstream import client
 from flstream.client import *  # noqa: F403
-from flstream.client.exchange import ModelExchange, meta_of, seed_setup, seed_task, state_path
+from flstream.client.exchange import ModelExchange, meta_of, seed_setup, seed_task
 from flstream.client.optimizer_state import restores_state
 from flstream.client.proximal_gradient import ProximalGradient, proximal_gradient
 from flstream.client.ranks import check_processes, is_first_rank
@@ -169,7 +169,7 @@ class _Hooks:
             self._limits = trainer.max_epochs, trainer.max_steps
             self._fresh = copy.deepcopy(_callback_states(trainer))
             self._fresh_loops = copy.deepcopy(trainer.fit_loop.state_dict())
-        path = state_path(_STATE)
+        path = current().state_dir / _STATE
         if path.exists():
             _restore(trainer, path, whole=self._restores)
         else:
@@ -205,7 +205,7 @@ class _Hooks:
         self._proximal = None
         meta = meta_of(module, steps)
         if is_first_rank():  # in the others it is the same
-            _keep(trainer, state_path(_STATE), whole=self._restores)
+            _keep(trainer, current().state_dir / _STATE, whole=self._restores)
         self._exchange.send(module.state_dict(), meta)
 
     def _load(self, module: Any) -> None:

@@ -16,7 +16,6 @@ from typing import Literal
 
 import msgspec
 
-from flstream.client.personal_part import PersonalPart
 from flstream.client.state import StateVersion
 from flstream.telemetry.events import Transfer
 
@@ -76,7 +75,6 @@ class Task(msgspec.Struct, tag=True, frozen=True):
             that is to be sent; see :mod:`flstream.model.joined`.
         host: Name of the peer that offers the bodies; empty for the server.
         folder: Folder in which the worker writes the update as a file; empty where it is offered.
-        personal: What each site has a version of its own of; None for nothing.
         mapped: Whether the descriptor of the model's checkpoint was handed over, so that the model
             is mapped instead of fetched.
     """
@@ -94,7 +92,6 @@ class Task(msgspec.Struct, tag=True, frozen=True):
     joined: list[str] = []
     host: str = ""
     folder: str = ""
-    personal: PersonalPart | None = None
     model: str = ""
     mapped: bool = False
 
@@ -204,7 +201,7 @@ class Answered(msgspec.Struct, tag=True, frozen=True):
     Attributes:
         effect: Number of the effect whose task is answered.
         bodies: Token of each body on offer, by its name, until the token is settled; none for an
-            evaluation, for models of the sites' own, or where every site has failed. If the task
+            evaluation, or where every site has failed. If the task
             was for one site, a body has the tensors under their own names. If it was for several,
             they are named ``<index>/<name>`` with the site's place among those that sent a model,
             and tensors that the model ties are there once.

@@ -58,7 +58,7 @@ def restore_optimizer(
     here = session.current()
     if here.kind != "train" or here.optimizer_state == "reset":
         return False
-    kept = KeptTensors(name)
+    kept = KeptTensors.of(here, name)
     found = kept.read()
     if found is not None:
         tensors, text = found

@@ -4,33 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from flstream.client import session
-from flstream.client.personal import OWN_FOLDER
+from flstream.errors import ClientError
 from flstream.model.checkpoint import FileSink, FileSource
-from flstream.model.copy import copy
+from flstream.model.copy import copy, scatter
 from flstream.model.memory import MemoryBody
+from flstream.model.source import Scratch, views_of
 
 if TYPE_CHECKING:
     import torch
+
+    from flstream.client.rank_session import RankSession
+    from flstream.client.session import Session
+
+OWN_FOLDER = ".flstream"
+"""Folder in a site's state for what is kept there without the training code's doing."""
+
+_STEP = 1 << 20
 
 
 class KeptTensors:
     """Tensors by name, with some text beside them, in a file of the site's state.
 
-    A model of the site's own (``meta["personal"]``) has a file of its own.
-
     Args:
-        name: What the tensors are, which names the file.
+        path: Path of the file.
     """
 
-    def __init__(self, name: str) -> None:
-        here = session.current()
-        received = here.received
-        beside = received is not None and received.meta.get("personal")
-        self._folder: Path = here.state_dir / OWN_FOLDER
-        self._path = self._folder / f"{name}{'.beside' if beside else ''}.safetensors"
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @classmethod
+    def of(cls, here: Session | RankSession, name: str) -> KeptTensors:
+        """The tensors of a name in the current task; a model of the site's own has its own.
+
+        Raises:
+            ClientError: There is no task, or the site's state cannot be laid out.
+        """
+        own = ".own" if here.own_origin is not None else ""
+        return cls(here.state_dir / OWN_FOLDER / f"{name}{own}.safetensors")
 
     def read(self) -> tuple[dict[str, torch.Tensor], Mapping[str, str]] | None:
         """Return the tensors and the text by key; None before anything was kept.
@@ -46,13 +58,49 @@ class KeptTensors:
         tensors: dict[str, torch.Tensor] = dict(body.tensors)  # type: ignore[arg-type]
         return tensors, source.metadata
 
+    def read_into(self, tensors: Mapping[str, Any]) -> None:
+        """Copy kept tensors over those of their names, if anything was kept.
+
+        Raises:
+            ClientError: A tensor has another shape or dtype there.
+            CheckpointError: The file cannot be read.
+        """
+        if not self._path.exists():
+            return
+        source, scratch = FileSource(self._path), Scratch()
+        kept = [spec for spec in source.layout.tensors if spec.name in tensors]
+        body = MemoryBody.of({spec.name: tensors[spec.name] for spec in kept}, writable=True)
+        for spec in kept:
+            here = body.layout.by_name[spec.name]
+            if (here.dtype, here.shape) != (spec.dtype, spec.shape):
+                raise ClientError(
+                    f"tensor {spec.name!r} is {here.dtype} {list(here.shape)} in the received "
+                    f"model, and {spec.dtype} {list(spec.shape)} in the site's own version; start "
+                    "a new run for another model"
+                )
+            for first in range(0, spec.nbytes, _STEP):
+                last = min(first + _STEP, spec.nbytes)
+                views = views_of(source, spec.start + first, spec.start + last, scratch)
+                start, stop = here.start + first, here.start + last
+                scatter(views, body.views(start, stop))
+                body.commit(start, stop)
+
     def write(self, tensors: Mapping[str, torch.Tensor], text: Mapping[str, str]) -> None:
         """Keep tensors in the place of those before.
 
         Raises:
             CheckpointError: The file cannot be written.
         """
-        body = MemoryBody.of({name: each.detach() for name, each in tensors.items()}, tied={})
+        self.write_body(
+            MemoryBody.of({name: each.detach() for name, each in tensors.items()}, tied={}), text
+        )
+
+    def write_body(self, body: MemoryBody, text: Mapping[str, str]) -> None:
+        """Keep the tensors of a body in the place of those before.
+
+        Raises:
+            CheckpointError: The file cannot be written.
+        """
         # The state as a whole is made durable, under the digest of its content.
         with FileSink(self._path, body.layout, text, durable=False) as sink:
             copy(body, sink)

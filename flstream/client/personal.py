@@ -1,125 +1,101 @@
-"""Tensors that each site has a version of its own of, which is kept in the site's state.
-
-Either they are a part of the model, such as its head (FedPer: Arivazhagan et al. 2019,
-arXiv:1912.00818), or a whole model beside the global one (Ditto: Li et al. 2021, arXiv:2012.04221).
-"""
+"""Tensors that stay with a site: a part of the model, or a whole model of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from flstream.client.answers import check_kinds
-from flstream.client.fl_model import FLModel, ParamsType
-from flstream.client.personal_part import PersonalPart
-from flstream.client.state import SiteState
+from flstream.client import session
+from flstream.client.own_files import KeptTensors
+from flstream.client.personal_tensors import PERSONAL
+from flstream.client.ranks import is_first_rank
+from flstream.client.seeding import kept_generators, own_seed, seed_everything
 from flstream.errors import ClientError
-from flstream.model.checkpoint import FileSink, FileSource
-from flstream.model.copy import copy, scatter
-from flstream.model.layout import Layout
-from flstream.model.memory import MemoryBody
-from flstream.model.source import Scratch, views_of
 
 if TYPE_CHECKING:
-    from flstream.model.memory import Params
-
-OWN_FOLDER = ".flstream"
-"""Folder in a site's state for what is kept there without the training code's doing."""
-
-_STEP = 1 << 20
+    import torch
 
 
-class PersonalTensors:
-    """A site's own version of tensors, in one task.
+def personal(
+    net: torch.nn.Module | Mapping[str, Any], patterns: Sequence[str] | None = None
+) -> frozenset[str]:
+    """Keep a part of the model at its site, such as its head.
+
+    It is FedPer (Arivazhagan et al. 2019, arXiv:1912.00818). Call it once in each task, trainings
+    and evaluations, when the model was received and before it is used::
+
+        model = flare.receive(into=net)
+        flare.personal(net, ["^head"])
+
+    The site's own last values of these tensors are put in place of the received ones. When a
+    training is answered, they are kept in the site's state, and only the others are sent.
 
     Args:
-        part: Which tensors these are.
-        layout: Layout of the received model.
-        state: Files of the site.
+        net: Module or dict of tensors or arrays, by the model's names, which are written to.
+        patterns: Regular expressions: a tensor in whose name one is found is the site's own. None
+            takes those that the server gives (``personal`` of the received ``meta``, as the
+            workflow ``fedper`` does), and does nothing where it gives none.
 
-    Attributes:
-        names: Names of the tensors.
+    Returns:
+        Names of the tensors.
 
     Raises:
-        UsageError: The patterns do not fit the model.
+        ClientError: There is no received model, or a tensor has another shape than the site's own.
+        UsageError: A pattern is found in no name, or nothing is left to share.
     """
+    here = session.current()
+    if here.received is None:
+        raise ClientError("personal() was called before the model was received; call receive()")
+    if patterns is None:
+        patterns = here.received.meta.get(PERSONAL, ())
+    if not patterns:
+        return frozenset()
+    return here.keep_personal(list(patterns), tensors_of(net))
 
-    def __init__(self, part: PersonalPart, layout: Layout, state: SiteState) -> None:
-        self.names = part.names(layout)
-        self._file_name = part.file_name
-        self._layout = layout
-        self._state = state
 
-    @property
-    def _path(self) -> Path:
-        return self._state.path / OWN_FOLDER / self._file_name
+@contextmanager
+def own_model(net: torch.nn.Module) -> Iterator[None]:
+    """Work on a model of the site's own beside the global one, until the end of the block.
 
-    def put_into(self, tensors: Params) -> None:
-        """Copy the site's version over received tensors, as far as it has one yet.
+    It is Ditto (Li et al. 2021, arXiv:2012.04221), with :func:`proximal_term` in the loss::
 
-        Args:
-            tensors: Received tensors by name, which are written to.
+        model = flare.receive(into=net)
+        with flare.own_model(net):
+            train(net)
+        train(net)
 
-        Raises:
-            ClientError: The site's state cannot be laid out, or a tensor has another shape there.
-            CheckpointError: The file of the site's version cannot be read.
-        """
-        path = self._path
-        if not path.exists():
-            return  # it has not trained yet
-        own, scratch = FileSource(path), Scratch()
-        kept = [spec for spec in own.layout.tensors if spec.name in self.names]
-        body = MemoryBody.of({spec.name: tensors[spec.name] for spec in kept}, writable=True)
-        for spec in kept:
-            here = body.layout.by_name[spec.name]
-            if (here.dtype, here.shape) != (spec.dtype, spec.shape):
-                raise ClientError(
-                    f"tensor {spec.name!r} is {here.dtype} {list(here.shape)} in the received "
-                    f"model, and {spec.dtype} {list(spec.shape)} in the site's own version; start "
-                    "a new run for another model"
-                )
-            for first in range(0, spec.nbytes, _STEP):
-                last = min(first + _STEP, spec.nbytes)
-                views = views_of(own, spec.start + first, spec.start + last, scratch)
-                start, stop = here.start + first, here.start + last
-                scatter(views, body.views(start, stop))
-                body.commit(start, stop)
+    In the block, ``net`` has the values that the site's last such training has left; before the
+    first one, those that were received. After it, ``net`` has the received ones again, and random
+    generators go on as if there had been no block: the global model is the same as without it. In
+    an evaluation nothing is kept.
 
-    def keep(self, answer: FLModel) -> None:
-        """Write the site's version, as it was trained, into the site's state.
+    Args:
+        net: Module into which the model was received.
 
-        Raises:
-            ClientError: The answer lacks one of the tensors, or has it in another shape or kind.
-        """
-        params = answer.params or {}
-        if ParamsType(answer.params_type) is not ParamsType.FULL:
-            raise ClientError(
-                "the answer has differences (params_type DIFF), and the site keeps tensors of its "
-                "own; send the trained weights as they are"
-            )
-        aliases = self._layout.aliases
-        own = {
-            name: value for name, value in params.items() if aliases.get(name, name) in self.names
-        }
-        missing = self.names - {aliases.get(name, name) for name in own}
-        if missing:
-            raise ClientError(
-                f"the answer lacks tensor {min(missing)!r}, which is the site's own; send it with "
-                "the others, and it stays with the site"
-            )
-        body = MemoryBody.of(own, tied=aliases)
-        check_kinds((spec[:3] for spec in body.layout.tensors), self._layout)
-        # The state as a whole is made durable, under the digest of its content.
-        with FileSink(self._path, body.layout, {"format": "pt"}, durable=False) as sink:
-            copy(body, sink)
-            sink.finish()
+    Raises:
+        ClientError: There is no received model, or a tensor has another shape than the site's own.
+    """
+    here = session.current()
+    if here.received is None:
+        raise ClientError("own_model() was called before the model was received; call receive()")
+    tensors = tensors_of(net)
+    origin = {name: tensor.clone() for name, tensor in tensors.items()}
+    with kept_generators(), here.with_own_model(origin):
+        kept = KeptTensors.of(here, "model")
+        kept.read_into(tensors)
+        seed_everything(own_seed(here.task_seed))
+        try:
+            yield
+            if here.kind == "train" and is_first_rank():
+                kept.write(tensors, {})
+        finally:
+            for name, tensor in tensors.items():
+                tensor.copy_(origin[name])
 
-    def others(self, selected: Collection[str] | None) -> Collection[str]:
-        """Return the names of the tensors that are sent.
 
-        Args:
-            selected: Names of the tensors that are aggregated by the job; None for all.
-        """
-        names = self._layout.by_name.keys() if selected is None else selected
-        return frozenset(names) - self.names
+def tensors_of(net: torch.nn.Module | Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the tensors of a module by name, over its memory; those of a dict as they are."""
+    if isinstance(net, Mapping):
+        return net
+    return {name: tensor.detach() for name, tensor in net.state_dict().items()}

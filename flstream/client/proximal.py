@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 PROXIMAL_MU = "fedprox_mu"
 """Key of a received model's ``meta`` that has the weight of the term, as the server gives it."""
 
+DITTO_LAMBDA = "ditto_lambda"
+"""The same, for a model of the site's own."""
+
 
 def proximal_term(
     module: torch.nn.Module, global_params: Params | None = None, mu: float | None = None
@@ -29,8 +32,8 @@ def proximal_term(
 
         loss = criterion(net(inputs), labels) + flare.proximal_term(net)
 
-    Ditto (Li et al. 2021, arXiv:2012.04221) draws a site's own model to the global one with it: in
-    such a task (``meta["personal"]``), the received model stands for the global one.
+    Ditto (Li et al. 2021, arXiv:2012.04221) draws a site's own model to the global one with it: see
+    :func:`own_model`.
 
     A patched trainer adds the term's gradient itself, unless its loss has the term.
 
@@ -41,7 +44,8 @@ def proximal_term(
             parameters' shapes and on any device. They must not share memory with the module, as
             they do after ``receive(into=module)``. None takes the global model of the task.
         mu: Weight of the term; 0 or more. None takes what the server gives (``fedprox_mu`` of the
-            received ``meta``), and 0 where it gives nothing.
+            received ``meta``, or ``ditto_lambda`` for a model of the site's own), and 0 where it
+            gives nothing.
 
     Returns:
         A scalar on the parameters' device, differentiable with respect to them: float64 if one of
@@ -106,7 +110,8 @@ def given_mu() -> float:
         raise ClientError(
             "proximal_term was given no mu before a model was received; call receive() first"
         )
-    return float(received.meta.get(PROXIMAL_MU, 0.0))
+    key = PROXIMAL_MU if session.current().own_origin is None else DITTO_LAMBDA
+    return float(received.meta.get(key, 0.0))
 
 
 def _global_params(given: Params | None) -> Params:
@@ -116,14 +121,14 @@ def _global_params(given: Params | None) -> Params:
         given: What the training code takes them to be; None for nothing.
     """
     here = session.present()
-    kept = None if here is None else here.global_params
+    kept = None if here is None else here.own_origin or here.global_params
     if given is None and kept is None:
         raise ClientError(
             "the global model's tensors were not kept in this task, as the server gives no mu; "
             "give proximal_term a copy of what was received"
         )
     if given is None or (
-        # In a task about the site's own model that is what training code has received.
+        # Where that is what is trained, its values are those of the model no more.
         kept is not None
         and here is not None
         and here.received is not None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from flstream.job.bodies import OptimizerState
 
 if TYPE_CHECKING:
     from flstream.client.task_model import Into, Place
+    from flstream.model.memory import Params
 
 
 class RankSession:
@@ -33,10 +36,11 @@ class RankSession:
         metrics: Score of the model that is about to be trained, which is not sent.
         has_scored: Whether the last task was an evaluation that a decorated function has answered.
         received: The model of the current task without its tensors; None before it was received.
+        personal_names: Names of the tensors of which the site trains a version of its own.
+        own_origin: Tensors of the received model, while the code works on one of the site's own.
     """
 
     global_params: None = None
-    personal_names: tuple[str, ...] = ()
 
     def __init__(self, ranks: RankStore, info: WorkerInfo) -> None:
         assert info.site is not None  # a command is of a site's own worker
@@ -45,6 +49,8 @@ class RankSession:
         self.metrics: Mapping[str, float] | None = None
         self.has_scored = False
         self.received: FLModel | None = None
+        self.personal_names: frozenset[str] = frozenset()
+        self.own_origin: Params | None = None
         self._ranks, self._info = ranks, info
         self._is_initialised = self._is_over = False
         # Rank 0's task, until this rank has answered it, and its number.
@@ -70,6 +76,22 @@ class RankSession:
 
     def before_keeping(self, action: Callable[[], None]) -> None:
         """No effect: rank 0 alone keeps files."""
+
+    def keep_personal(self, patterns: Sequence[str], tensors: Mapping[str, Any]) -> frozenset[str]:
+        """Note the names of the tensors that the site keeps, whose values rank 0 has."""
+        self.personal_names = frozenset(
+            name for name in tensors if any(re.search(each, name) for each in patterns)
+        )
+        return self.personal_names
+
+    @contextmanager
+    def with_own_model(self, origin: Params) -> Iterator[None]:
+        """Work on a model of the site's own until the end of the block."""
+        self.own_origin = origin
+        try:
+            yield
+        finally:
+            self.own_origin = None
 
     @property
     def task_seed(self) -> int:
@@ -105,6 +127,7 @@ class RankSession:
         """Return the model of rank 0's task with empty ``params``; None if rank 0 has no task."""
         if self._follow("receive") and self.received is None:
             self.received = received_model(self._current(), self.site, {})
+            self.personal_names = frozenset()
             seed_everything(self.task_seed)
         return self.received
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import numpy as np
@@ -24,6 +26,23 @@ def seed_everything(seed: int) -> None:
         # Without an accelerator, torch.manual_seed() does the same, but takes 30 times as long: it
         # formats a stack trace for each kind of device that might be initialised later.
         torch.default_generator.manual_seed(seed)
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Take the global generators back, at the end of the block, to where they are now."""
+    import torch
+
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        yield
+    random.setstate(python)
+    np.random.set_state(numpy)
+
+
+def own_seed(seed: int) -> int:
+    """The seed of a site's work on a model of its own, in a task of another seed."""
+    return random.Random(f"flstream/own/{seed}").getrandbits(63)
 
 
 def start_seed(seed: int, site: str) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from flstream.client.joined_bodies import without_tensors
 from flstream.client.logged_values import step_of, values_of
 from flstream.client.messages import Failed, Logged, TaskKind
 from flstream.client.no_params import NO_MODEL
+from flstream.client.own_files import KeptTensors
+from flstream.client.personal_tensors import PERSONAL
 from flstream.client.rank_session import RankSession
 from flstream.client.rank_store import CallName, RankPlace, RankStore
 from flstream.client.site_turns import SiteTurns
@@ -45,6 +48,7 @@ class Session:
         metrics: What the code has found of the model that it is about to train; None for nothing.
         has_scored: Whether the last task was an evaluation that a decorated function has answered.
         has_declined: Whether the code ended in a task that it does not know of.
+        own_origin: Tensors of the received model, while the code works on one of the site's own.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Session:
         self.metrics: Mapping[str, float] | None = None
         self.has_scored = False
         self.has_declined = False
+        self.own_origin: Params | None = None
         # Whether the code has waited for a task. Until then it tells nothing of how it treats one.
         self._has_waited = False
 
@@ -161,11 +166,33 @@ class Session:
             raise ClientError("there is no task; call receive() first")
         self._execution.before_keeping(action)
 
-    @property
-    def optimized(self) -> set[str]:
-        """Names of the tensors that optimizers with the state that all sites share step."""
-        assert self._execution is not None
-        return self._execution.optimized
+    def keep_personal(self, patterns: Sequence[str], tensors: Mapping[str, Any]) -> frozenset[str]:
+        """Keep a part of the received model at the site; return the names of its tensors.
+
+        Args:
+            patterns: Regular expressions that are found in their names.
+            tensors: Received tensors by name, which are written to.
+        """
+        assert self._execution is not None  # it has received a model
+        return self._execution.keep_personal(patterns, tensors, KeptTensors.of(self, PERSONAL))
+
+    @contextmanager
+    def with_own_model(self, origin: Params) -> Iterator[None]:
+        """Work on a model of the site's own until the end of the block.
+
+        Args:
+            origin: Tensors of the received model.
+
+        Raises:
+            ClientError: That is done already.
+        """
+        if self.own_origin is not None:
+            raise ClientError("own_model() was called within itself; a site has one such model")
+        self.own_origin = origin
+        try:
+            yield
+        finally:
+            self.own_origin = None
 
     def send_beside(self, bodies: Mapping[str, Params]) -> None:
         """Send tensors of bodies with the answer of the current task, as if ``meta`` had them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,8 @@ from flstream.client.messages import (
 )
 from flstream.client.meta import OPTIMIZER_PARAMS, pack_meta, sent_names
 from flstream.client.no_params import NoParams
-from flstream.client.personal import PersonalTensors
+from flstream.client.own_files import KeptTensors
+from flstream.client.personal_tensors import PersonalTensors
 from flstream.client.proximal import PROXIMAL_MU
 from flstream.client.seeding import seed_everything
 from flstream.client.site_filters import SiteFilters
@@ -77,7 +78,6 @@ class TaskExecution:
         global_params: Tensors of the global model, which stay as they were received; None where
             nothing asks for them.
         asks: Kinds of task that the current site's code has told from trainings.
-        optimized: Names of the tensors that optimizers with the state that all sites share step.
     """
 
     def __init__(self, worker: Worker, task: Task) -> None:
@@ -93,7 +93,6 @@ class TaskExecution:
         self._before_keeping: list[Callable[[], None]] = []
         # Bodies that helpers of the code send, by name.
         self._beside: dict[str, dict[str, Any]] = {}
-        self.optimized: set[str] = set()
         self._personal: PersonalTensors | None = None
         info = worker.info
         folder = Path(info.sites_folder)
@@ -121,7 +120,7 @@ class TaskExecution:
     @property
     def personal_names(self) -> Collection[str]:
         """Names of the tensors of which the site trains a version of its own, and sends none."""
-        return () if self._personal is None or self._is_beside else self._personal.names
+        return () if self._personal is None else self._personal.names
 
     @property
     def is_repeated(self) -> bool:
@@ -140,7 +139,7 @@ class TaskExecution:
         self._was_received = False
         self.received = self.global_params = self._personal = None
         self._sent, self.asks = (None, None), set()
-        self._before_keeping, self._beside, self.optimized = [], {}, set()
+        self._before_keeping, self._beside = [], {}
         if self._has_several_sites:
             self._worker.send(Began(self.task.effect, site.site))
         try:
@@ -177,12 +176,31 @@ class TaskExecution:
         received = received_model(self.task, site.name, tensors, bodies)
         self._sent = received.meta, received.optimizer_params
         self._keep_global(received, tensors, is_lent=into is not None or place is not None)
-        if self.task.personal is not None and self._model.layout is not None:
-            self._personal = PersonalTensors(self.task.personal, self._model.layout, site.state)
-            self._personal.put_into(tensors)
         seed_everything(site.seed)
         self.received = received
         return received
+
+    def keep_personal(
+        self, patterns: Sequence[str], tensors: Mapping[str, Any], kept: KeptTensors
+    ) -> frozenset[str]:
+        """Put the current site's own values into tensors that it keeps, and send none of them.
+
+        Args:
+            patterns: Regular expressions that are found in their names.
+            tensors: Received tensors by name, which are written to.
+            kept: The site's version of them.
+
+        Returns:
+            Their names.
+
+        Raises:
+            UsageError: The patterns do not fit the model.
+            ClientError: A tensor has another shape than the site's own.
+        """
+        assert self._model.layout is not None  # it was received
+        self._personal = PersonalTensors(patterns, self._model.layout, kept)
+        self._personal.put_into(tensors)
+        return self._personal.names
 
     def before_keeping(self, action: Callable[[], None]) -> None:
         """Do something once the current site has answered, before its files are kept."""
@@ -217,9 +235,6 @@ class TaskExecution:
         if self.task.kind == EVALUATE or not self.knows_task:
             site.state.keep()
             answer = structs.replace(answer, has_params=answer.has_params and self.knows_task)
-        elif self._is_beside:
-            self._own_tensors().keep(model)
-            answer = structs.replace(answer, has_params=True, state=site.state.keep())
         else:
             answer, update = self._with_update(answer, model, site)
         self._answers.append(answer)
@@ -328,9 +343,9 @@ class TaskExecution:
         """The tensors of an answer, with those of bodies; and whether some are left out."""
         arrived, joined = self._model, self._model.joined
         selected = arrived.selected
-        if self.task.personal is not None:
-            self._own_tensors().keep(model)
-            selected = self._own_tensors().others(selected)
+        if self._personal is not None:
+            self._personal.keep(model)
+            selected = self._personal.others(selected)
         params, partial = params_to_send(
             model, site.round, arrived.layout, selected, self.task.kind, arrived.held_back
         )
@@ -343,19 +358,6 @@ class TaskExecution:
             )
         return params, partial
 
-    @property
-    def _is_beside(self) -> bool:
-        """Whether the task is about a model of the site's own, of which nothing is sent."""
-        return self.task.personal is not None and self.task.personal.is_beside
-
-    def _own_tensors(self) -> PersonalTensors:
-        if self._personal is None:
-            raise ClientError(
-                "the task was answered without receive(), and the site has tensors of its own; "
-                "receive the model first"
-            )
-        return self._personal
-
     def _keep_global(self, received: FLModel, tensors: Params, *, is_lent: bool) -> None:
         """Keep the global model's values where a proximal term is to compare with them.
 
@@ -366,8 +368,7 @@ class TaskExecution:
         """
         # By dict's own method, as it is not training code that reads it here.
         if self.task.kind == "train" and dict.get(received.meta, PROXIMAL_MU):
-            is_overwritten = is_lent or self.task.personal is not None
-            self.global_params = clones(tensors) if is_overwritten else tensors
+            self.global_params = clones(tensors) if is_lent else tensors
 
     def _deliver(self, update: Source | None) -> None:
         self._is_delivered = True

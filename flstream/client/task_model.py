@@ -53,8 +53,7 @@ def received_model(
         bodies: Those of the bodies that travel with the model, by name of the body.
     """
     sent = unpack_meta(task.meta)
-    own = {"personal": True} if task.personal is not None and task.personal.is_beside else {}
-    meta = {**sent.meta, **own, **(bodies or {}), "site_name": site, "task": task.kind}
+    meta = {**sent.meta, **(bodies or {}), "site_name": site, "task": task.kind}
     optimizer = sent.optimizer_params
     return FLModel(
         params=tensors,

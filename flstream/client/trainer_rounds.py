@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from flstream.client.exchange import state_path
 from flstream.client.optimizer_state import restores_state
 from flstream.client.ranks import is_first_rank
+from flstream.client.session import current
 from flstream.errors import ClientError
 
 _STATE = "trainer"
@@ -82,7 +82,7 @@ class TrainerRounds:
         Returns:
             Path of the folder to go on from; None for a new beginning.
         """
-        kept = state_path(_STATE)
+        kept = current().state_dir / _STATE
         self._planned = self.steps * (rounds if self._restores else 1)
         folder = given
         if self._restores and kept.exists():
@@ -113,7 +113,7 @@ class TrainerRounds:
         trainer = self._trainer
         if not self._restores or not is_first_rank():
             return
-        folder = state_path(_STATE)
+        folder = current().state_dir / _STATE
         folder.mkdir(exist_ok=True)
         torch.save(trainer.optimizer.state_dict(), folder / _OPTIMIZER)
         torch.save(trainer.lr_scheduler.state_dict(), folder / _SCHEDULER)
@@ -129,7 +129,7 @@ class TrainerRounds:
 
     def done(self) -> int:
         """Return the steps that the tasks so far have done; 0 where each begins anew."""
-        kept = state_path(_STATE)
+        kept = current().state_dir / _STATE
         return self._done(kept) if self._restores and kept.exists() else 0
 
     def examples(self, first: int, last: int) -> int:

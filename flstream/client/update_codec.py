@@ -9,7 +9,7 @@ from pathlib import Path
 from flstream.client.context import SiteContext
 from flstream.client.fl_model import ParamsType
 from flstream.client.messages import TaskKind
-from flstream.client.personal import OWN_FOLDER
+from flstream.client.own_files import OWN_FOLDER
 from flstream.client.worker_info import WorkerInfo
 from flstream.codecs.error_feedback import encode_with_feedback
 from flstream.codecs.lossy import LossyCodec

@@ -38,11 +38,6 @@ class WorkflowArgs(Section):
     server_step: ClassVar[ServerStep | None] = None
     """A step of the server's own in place of a server optimizer; None for none."""
 
-    @property
-    def personal_tensors(self) -> Sequence[str]:
-        """Patterns of the names of tensors that stay with their sites, for the forecast."""
-        return ()
-
     evaluate: Literal["auto", "task", "received"] = "auto"
     """What scores a model: tasks of their own, or metrics that come with updates.
 

@@ -231,7 +231,6 @@ class Run:
         *,
         meta: Mapping[str, Any] | None = None,
         optimizer_params: Mapping[str, Any] | None = None,
-        personal: Sequence[str] = (),
     ) -> Updates:
         """Have sites train a model; they begin once the updates are read or folded.
 
@@ -244,8 +243,6 @@ class Run:
             timeout: Seconds that a site may take; None takes ``clients.round_timeout``.
             meta: Plain values by name that each site finds in its model's ``meta``.
             optimizer_params: The same, for its model's ``optimizer_params``.
-            personal: Regular expressions; tensors in whose name one is found stay with their site,
-                which trains its own last values of them and does not send them.
 
         Raises:
             WorkflowError: A name is none of the job's sites, or there is none.
@@ -257,7 +254,6 @@ class Run:
             timeout,
             meta=meta,
             optimizer_params=optimizer_params,
-            personal=personal,
         )
 
     @uncatchable
@@ -302,30 +298,6 @@ class Run:
             WorkflowError: No training is in flight.
         """
         return self._effects.trainings.next()
-
-    @uncatchable
-    def train_beside(
-        self, model: Model, sites: Sequence[str], *, meta: Mapping[str, Any] | None = None
-    ) -> Mapping[str, Mapping[str, float]]:
-        """Have sites train models of their own beside the global one, now.
-
-        A site receives both: ``params`` are its own model's, which begins as the global one, and
-        :func:`flstream.client.proximal_term` compares with the global one's. What it answers stays
-        at the site.
-
-        Args:
-            model: The global model.
-            sites: Who trains. Sites that are asked no more are left out.
-            meta: Plain values by name that each site finds in its model's ``meta``.
-
-        Returns:
-            The metrics that each site has answered.
-
-        Raises:
-            WorkflowError: A name is none of the job's sites, or there is none.
-        """
-        answers = self._effects.trainings.ask(model, sites, None, None, meta=meta, beside=True)
-        return {each.site: each.metrics for each in answers}
 
     @uncatchable
     def fold(
@@ -388,9 +360,9 @@ class Run:
 
     @uncatchable
     def evaluate(
-        self, model: Model, *, personal: Sequence[str] = (), beside: bool = False
+        self, model: Model, *, meta: Mapping[str, Any] | None = None
     ) -> dict[str, float] | None:
-        """Have sites score a model, if its round is due for it.
+        """Ask sites to score a model, if its round is due for it.
 
         It is due every ``workflow.args.evaluate_every`` rounds, and after the last one. The sites
         are those whose code asks which task it has, and those of which nobody knows yet. None is
@@ -399,10 +371,7 @@ class Run:
 
         Args:
             model: The model.
-            personal: Regular expressions; each site scores the model with its own last values of
-                the tensors in whose name one is found.
-            beside: Whether each site scores its own model, too (see :meth:`train_beside`), whose
-                metrics are then named ``personal_<name>``.
+            meta: Plain values by name that each site finds in its model's ``meta``.
 
         Returns:
             The mean of each metric, weighted by the sites' own weights; None where none is due.
@@ -415,9 +384,7 @@ class Run:
         is_last = self._is_last_stage and model.round == self._last_round
         if not (is_regular or is_last):
             return None
-        return self._effects.sites.evaluate(
-            model, personal, beside=beside, is_provisional=not is_regular
-        )
+        return self._effects.sites.evaluate(model, meta, is_provisional=not is_regular)
 
     @uncatchable
     def collect(self, name: str, sites: Sequence[str], timeout: float | None = None) -> SiteModels:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from flstream.client.messages import EVALUATE, SiteAnswer, SiteTask
 from flstream.client.meta import pack_values
-from flstream.client.personal_part import PersonalPart
 from flstream.codecs.update_form import UpdateForm
 from flstream.model.checkpoint import FileSource
 from flstream.model.order import ORDER
@@ -25,9 +23,6 @@ from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
 from flstream.telemetry.events import Evaluated, ModelScored, Transfer, Warned
 from flstream.telemetry.exact import decode_exact, encode_exact
-
-PERSONAL = "personal_"
-"""What the metrics of sites' own models begin with, beside those of the global model."""
 
 _TRAINS_TO_EVALUATE = (
     "the code answers evaluation tasks with a model too, so it may train where it need not; "
@@ -72,17 +67,15 @@ class Scoring:
         model: Model,
         tasks: Mapping[str, SiteTask],
         effect: int,
-        *,
-        personal: PersonalPart | None = None,
+        meta: bytes,
     ) -> dict[str, Any]:
-        """Have sites score a model of the run, and tell of it.
+        """Ask sites to score a model of the run, and tell of it.
 
         Args:
             model: The model.
             tasks: Each site's own part, in order.
             effect: Number of the effect.
-            personal: What each site has a version of its own of. Models beside the global one are
-                scored after it, and their metrics are named ``personal_<name>``.
+            meta: Payload message of the values sent along; empty for none.
 
         Returns:
             The mean of each ``metrics``, weighted by the sites' own weights, ``failures`` by site,
@@ -98,23 +91,15 @@ class Scoring:
         least = min(clients.min_updates or len(tasks), len(tasks))
         what = f"evaluate the model of round {model.round}"
         task = ScoringTask(what, effect, model.round, least, clients.round_timeout)
-        hosts = self._store.hosts(model)
-        is_beside = personal is not None and personal.is_beside
-        shared = None if is_beside else personal
-        ask = partial(self._ask, model, source, tasks, task, hosts)
-        run = ask(personal=shared)
-        found = {site: dict(answer.metrics) for site, answer in run.in_order.items()}
-        metrics = weighted_metrics(list(run.in_order.values()))
-        failures, down = dict(run.collector.failures), run.down
-        if is_beside:
-            other = ask(personal=personal)
-            for site, answer in other.in_order.items():
-                found.setdefault(site, {}).update(_of_own_models(answer.metrics))
-            metrics |= _of_own_models(weighted_metrics(list(other.in_order.values())))
-            failures, down = {**other.collector.failures, **failures}, down + other.down
-        asks = self._asked.first_kinds(run.in_order.values())
-        plain = {"metrics": metrics, "failures": failures, "asks": asks}
-        return self._evaluated(model, plain, found, down, time.monotonic() - began)
+        run = self._ask(model, source, tasks, task, self._store.hosts(model), meta=meta)
+        answers = run.in_order
+        found = {site: answer.metrics for site, answer in answers.items()}
+        plain = {
+            "metrics": weighted_metrics(list(answers.values())),
+            "failures": dict(run.collector.failures),
+            "asks": self._asked.first_kinds(answers.values()),
+        }
+        return self._evaluated(model, plain, found, run.down, time.monotonic() - began)
 
     def score(
         self,
@@ -186,7 +171,6 @@ class Scoring:
         *,
         is_due: bool = True,
         meta: bytes = b"",
-        personal: PersonalPart | None = None,
     ) -> TaskRun:
         context, sites = self._context, list(tasks)
         # What a site has made is not rounded.
@@ -210,7 +194,6 @@ class Scoring:
             order=source.metadata.get(ORDER, ""),
             hosts=hosts,
             waits=self._trainer.waits,
-            personal=personal,
         )
         plan = plan_task(context.job, source.layout.nbytes, len(sites))
         run = TaskRun(context, spec, plan, collector)
@@ -250,10 +233,6 @@ class Scoring:
             )
         )
         return found
-
-
-def _of_own_models(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {f"{PERSONAL}{name}": value for name, value in metrics.items()}
 
 
 def _meta_of(owner: str) -> dict[str, str]:

@@ -10,10 +10,15 @@ from typing import Any
 
 import xxhash
 
-from flstream.client.personal_part import part_of
+from flstream.client.meta import pack_values
 from flstream.errors import WorkflowError
 from flstream.runs.site_scores import by_site
-from flstream.server.arguments import check_name, check_scored, check_sites_and_timeout
+from flstream.server.arguments import (
+    check_name,
+    check_scored,
+    check_sites_and_timeout,
+    check_values,
+)
 from flstream.server.collecting import ModelCollection
 from flstream.server.effects import Done, result_of
 from flstream.server.program_view import Model, SiteModel, SiteModels, SiteScores
@@ -38,30 +43,32 @@ class SiteEffects:
         self._collection = ModelCollection(state.context, state.store, state.trainer, state.last)
 
     def evaluate(
-        self, model: Model, personal: Sequence[str], *, beside: bool, is_provisional: bool
+        self, model: Model, meta: Mapping[str, Any] | None, *, is_provisional: bool
     ) -> dict[str, float]:
         """Have all sites score a model; see :meth:`flstream.server.run.Run.evaluate`.
 
         Args:
             model: The model.
-            personal: Patterns of the tensors that are each site's own.
-            beside: Whether sites score a whole model of their own, too.
+            meta: Plain values that are sent along, by name.
             is_provisional: Whether it is scored only because its round is the last: a run that is
                 resumed with more rounds does not know of it.
         """
-        state, part = self._state, part_of(personal, is_beside=beside)
+        check_values("evaluate", "meta", meta)
+        state, message = self._state, pack_values(meta, None) if meta else b""
         request = f"evaluate(model {model.version})"
         sites = state.evaluators
-        arguments: dict[str, Any] = {"model": [model.version, model.digest], "sites": sites}
-        if part is not None:
-            arguments["personal"] = [part.patterns, part.is_beside]
+        arguments = {
+            "model": [model.version, model.digest],
+            "sites": sites,
+            "meta": message,
+        }
         tasks = state.tasks.new("evaluate", sites, model.round)
         record = state.journal.once(
             "evaluate",
             state.round,
             request,
             arguments,
-            lambda number: Done(self._scoring.evaluate(model, tasks, number, personal=part)),
+            lambda number: Done(self._scoring.evaluate(model, tasks, number, message)),
             is_provisional=is_provisional,
         )
         plain = result_of(record)

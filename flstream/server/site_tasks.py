@@ -9,7 +9,7 @@ from flstream.client.messages import SiteTask
 from flstream.client.state import StateVersion
 from flstream.server.sampling import site_seed
 
-SeedKind = Literal["train", "evaluate", "submit_model", "train_beside"]
+SeedKind = Literal["train", "evaluate", "submit_model"]
 """What a task is, as far as its random numbers go."""
 
 
@@ -36,8 +36,7 @@ class SiteTasks:
         """The parts of a new task, by site.
 
         Args:
-            kind: What the sites do. A training of their own models counts apart, so that it changes
-                nothing in that of the global one.
+            kind: What the sites do.
             sites: Names of the sites, in order.
             number: Number of the round by which they are seeded.
         """

@@ -22,7 +22,6 @@ from flstream.client.messages import (
     Task,
     TaskKind,
 )
-from flstream.client.personal_part import PersonalPart
 from flstream.client.weight import is_weight
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.update_form import UpdateForm
@@ -63,7 +62,6 @@ class TaskSpec:
         hosts: Sites whose workers offer the model, the first that lives; None for the server.
         folder: Folder in which workers write updates as files; empty where they are on offer.
         waits: How long there may be nothing from the sites.
-        personal: What each site has a version of its own of; None for nothing.
         encoder: What makes frames of the model smaller; None for nothing.
         lossy: What encodes the model before that, which is rounded to what it leaves; None for
             nothing.
@@ -86,15 +84,13 @@ class TaskSpec:
     hosts: ModelHosts | None = None
     folder: str = ""
     waits: TaskWaits = UNLIMITED
-    personal: PersonalPart | None = None
     encoder: EncoderFor | None = None
     lossy: LossyCodec | None = None
 
     @property
     def has_updates(self) -> bool:
-        """Whether sites send tensors: in all but evaluations and trainings of their own models."""
-        is_beside = self.personal is not None and self.personal.is_beside
-        return self.kind != "evaluate" and not is_beside
+        """Whether sites send tensors: in all but evaluations."""
+        return self.kind != "evaluate"
 
     @property
     def cohort(self) -> Sequence[str]:
@@ -128,7 +124,6 @@ class TaskSpec:
             joined=list(self.bodies),
             host=offer.host,
             folder=self.folder,
-            personal=self.personal,
             mapped=offer.is_mapped,
         )
 

@@ -212,9 +212,6 @@ class Trainer:
     ) -> TaskSpec:
         context = self._context
         source, bodies = self._store.joined(training.base), self._store.bodies(training.base)
-        if training.is_beside:
-            # Nothing of it is folded.
-            source, bodies = self._store.source(training.base), ()
         sites = training.tasks if tasks is None else tasks
         settings = context.model_settings
         lossy = context.model_codecs.lossy
@@ -235,7 +232,6 @@ class Trainer:
             hosts=self._hosts(training),
             folder=self._folder(training),
             waits=self.waits,
-            personal=training.personal,
             form=self._form(training),
             encoder=self._store.encoder(training.base.digest, source, lossy),
             lossy=lossy,

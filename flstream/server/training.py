@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from flstream.client.messages import SiteAnswer, SiteTask
-from flstream.client.personal_part import PersonalPart
 from flstream.client.state import StateVersion
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
@@ -197,7 +196,6 @@ class SiteTraining:
         collector: Takes the sites' results, and knows how many have to come.
         seconds: How long a site may take.
         meta: Payload message of the values sent along.
-        personal: What each site has a version of its own of; None for nothing.
         number: Number of the effect that did it; 0 before.
         oldest: Number of the earliest effect that the run may go back to.
         bodies: Updates at hand, by site.
@@ -217,7 +215,6 @@ class SiteTraining:
     collector: ResultCollector[CollectedUpdate | None]
     seconds: float
     meta: bytes
-    personal: PersonalPart | None = None
     number: int = 0
     oldest: int = 0
     bodies: dict[str, CollectedUpdate] = field(default_factory=dict)
@@ -230,11 +227,6 @@ class SiteTraining:
     def is_done(self) -> bool:
         """Whether its sites have trained."""
         return self.result is not None
-
-    @property
-    def is_beside(self) -> bool:
-        """Whether sites train models of their own beside the global one."""
-        return self.personal is not None and self.personal.is_beside
 
     def settled(self) -> TrainResult:
         """The result; the sites train now if they have not."""

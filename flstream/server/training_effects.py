@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from flstream.client.meta import pack_values
-from flstream.client.personal_part import PersonalPart, part_of
 from flstream.errors import WorkflowError
 from flstream.server.arguments import (
     check_model,
@@ -55,13 +54,10 @@ class TrainingEffects:
         *,
         meta: Mapping[str, Any] | None = None,
         optimizer_params: Mapping[str, Any] | None = None,
-        personal: Sequence[str] = (),
-        beside: bool = False,
     ) -> Updates:
         """Ask for a training, which is done once somebody reads its updates or folds them.
 
-        The arguments are those of :meth:`flstream.server.run.Run.train`; with ``beside``, sites
-        train models of their own beside the global one.
+        The arguments are those of :meth:`flstream.server.run.Run.train`.
         """
         check_training(sites, min_updates, timeout)
         self._state.check_sites("train", sites)
@@ -88,7 +84,6 @@ class TrainingEffects:
             timeout,
             meta,
             optimizer_params,
-            part_of(personal, is_beside=beside),
             min_updates=min_updates,
         )
         self._pending.append(training)
@@ -166,7 +161,6 @@ class TrainingEffects:
         timeout: float | None,
         meta: Mapping[str, Any] | None,
         optimizer_params: Mapping[str, Any] | None,
-        part: PersonalPart | None = None,
         **others: object,
     ) -> SiteTraining:
         """A training of the sites of a collector, once all that it is given is of the right kind.
@@ -193,13 +187,6 @@ class TrainingEffects:
             "meta": message,
             **others,
         }
-        if part is not None:
-            arguments["personal"] = [part.patterns, part.is_beside]
-            if state.journal.is_live:
-                part.names(state.store.source(model).layout)
-        kind: Literal["train", "train_beside"] = "train"
-        if part is not None and part.is_beside:
-            kind = "train_beside"
         seconds = state.context.job.clients.round_timeout if timeout is None else float(timeout)
         return SiteTraining(
             self,
@@ -208,11 +195,10 @@ class TrainingEffects:
             state.round,
             state.program_line(),
             model,
-            state.tasks.new(kind, names, state.round),
+            state.tasks.new("train", names, state.round),
             collector,
             seconds,
             message,
-            part,
         )
 
     def check_done(self) -> None:
@@ -311,8 +297,7 @@ class TrainingEffects:
         training.result = result
         training.collector.restore(result.answers, result.failures)
         if result.answers:
-            bodies = () if training.is_beside else state.store.bodies(training.base)
-            state.sent.note(training.meta, bodies)
+            state.sent.note(training.meta, state.store.bodies(training.base))
         training.tasks = with_states(training.tasks, result.bases)
         state.tasks.left(result.states)
         if result.files:

@@ -7,11 +7,14 @@ from collections.abc import Iterable, Sequence
 from flstream.client.dynamic import FEDDYN_ALPHA
 from flstream.client.messages import SiteAnswer
 from flstream.client.meta import OPTIMIZER_PARAMS, sent_names
-from flstream.client.proximal import PROXIMAL_MU
+from flstream.client.personal_tensors import PERSONAL
+from flstream.client.proximal import DITTO_LAMBDA, PROXIMAL_MU
 from flstream.client.scaffold import CONTROL
 from flstream.job.stage import Stage
 
 _READERS = {
+    PERSONAL: "flare.personal(net)",
+    DITTO_LAMBDA: "flare.own_model(net), with flare.proximal_term(net) in it,",
     PROXIMAL_MU: "flare.proximal_term(net), or the patch of a trainer,",
     FEDDYN_ALPHA: "flare.DynamicRegulariser(net)",
     CONTROL: "flare.ScaffoldControl(net, model)",

@@ -18,7 +18,6 @@ import psutil
 
 from flstream.aggregation.accountant import Accounting, epsilon
 from flstream.aggregation.rules import rule_for
-from flstream.client.personal_part import part_of
 from flstream.filters.chain import remaining
 from flstream.job import Job
 from flstream.model.joined import MAIN, joint_layout, zeros_beside
@@ -126,8 +125,7 @@ def forecast(job: Job, layout: Layout, imports: Imports | None = None) -> Foreca
         imports: Memory of what processes import, as measured; None for that of torch alone.
 
     Raises:
-        UsageError: A pattern of ``aggregation``, of personal tensors or of a filter matches no
-            tensor's name.
+        UsageError: A pattern of ``aggregation`` or of a filter matches no tensor's name.
     """
     workers, cohort = job.clients.workers, job.clients.cohort_size
     imports = imports or Imports()
@@ -216,10 +214,8 @@ def lacks(job: Job, layout: Layout, need: Forecast, available: Available) -> Ite
 
 
 def _update_bytes(job: Job, layout: Layout) -> int:
-    """Return the size of the tensors that are aggregated, not filtered out, and not personal."""
+    """Return the size of the tensors that are aggregated and not filtered out."""
     sent = rule_for(job.aggregation).selected(layout)
-    parts = [part_of(stage.args.personal_tensors, is_beside=False) for stage in job.stages]
-    personal = [frozenset[str]() if part is None else part.names(layout) for part in parts]
     remaining(layout, job.filters.down, "down")
     unfiltered = remaining(layout, job.filters.up, "up")
-    return sum(spec.nbytes for spec in unfiltered.tensors if spec.name in sent - personal[0])
+    return sum(spec.nbytes for spec in unfiltered.tensors if spec.name in sent)

@@ -16,21 +16,17 @@ class DittoArgs(WorkflowArgs):
     ditto_lambda: Annotated[Real, Field(ge=0)] = 0.1
     """How strongly a site's own model is drawn to the global one (lambda of the paper).
 
-    Training code adds `proximal_term(net)` to its loss; a patched trainer does so by itself. 0 is
-    local training beside the federation.
+    Training code trains it in a block `with flare.own_model(net)`, with `flare.proximal_term(net)`
+    in its loss. 0 is local training beside the federation.
     """
 
 
 @workflow("ditto", DittoArgs)
 def ditto(run: Run, args: DittoArgs) -> Model:
-    """Train a model of its own at each site, near the global one; the latter is that of fedavg.
-
-    The metrics of the sites' own models are named `personal_accuracy` and so on.
-    """
-    model = run.initial_model()
+    """Train a model of its own at each site, near the global one; the latter is that of fedavg."""
+    model, meta = run.initial_model(), {"ditto_lambda": args.ditto_lambda}
     for number in run.rounds():
-        sites = run.sample(number)
-        run.train_beside(model, sites, meta={"fedprox_mu": args.ditto_lambda})
-        model = run.fold(model, run.train(model, sites))
-        run.evaluate(model, beside=True)
+        updates = run.train(model, run.sample(number), meta=meta)
+        model = run.fold(model, updates)
+        run.evaluate(model, meta=meta)
     return model

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from flstream.job.fields import SomePatterns
 from flstream.workflows import Model, Run, WorkflowArgs, workflow
 
@@ -14,14 +12,9 @@ class FedPerArgs(WorkflowArgs):
     personal: SomePatterns
     """Regular expressions: a tensor in whose name one is found stays with its site, as its own.
 
-    Such as `["^head"]`. A site trains and scores the model with its own last values of it. In the
-    global model it keeps its initial value, with which a site begins.
+    Such as `["^head"]`. Training code calls `flare.personal(net)`; a patched trainer does so by
+    itself. In the global model such a tensor keeps its initial value, with which a site begins.
     """
-
-    @property
-    def personal_tensors(self) -> Sequence[str]:
-        """Patterns of the names of tensors that stay with their sites, for the forecast."""
-        return self.personal
 
 
 @workflow("fedper", FedPerArgs)
@@ -30,9 +23,9 @@ def fedper(run: Run, args: FedPerArgs) -> Model:
 
     A model is scored at each site with that site's personal layers.
     """
-    model = run.initial_model()
+    model, meta = run.initial_model(), {"personal": args.personal}
     for number in run.rounds():
-        updates = run.train(model, run.sample(number), personal=args.personal)
+        updates = run.train(model, run.sample(number), meta=meta)
         model = run.fold(model, updates)
-        run.evaluate(model, personal=args.personal)
+        run.evaluate(model, meta=meta)
     return model

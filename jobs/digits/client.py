@@ -73,10 +73,18 @@ images, labels, unseen_images, unseen_labels = my_data()
 
 while flare.is_running():
     model = flare.receive(into=net)  # the bytes go straight into the network's own parameters
+    flare.personal(net)  # with fedper alone, the last layer is the site's own
+    has_own_model = "ditto_lambda" in model.meta
     if flare.is_evaluate():
         metrics = {"accuracy": accuracy(net, unseen_images, unseen_labels)}
+        if has_own_model:
+            with flare.own_model(net):
+                metrics["personal_accuracy"] = accuracy(net, unseen_images, unseen_labels)
         flare.send(flare.FLModel(metrics=metrics, meta={"num_examples": len(unseen_labels)}))
     else:
+        if has_own_model:
+            with flare.own_model(net):
+                train(net, images, labels, None)
         # With SCAFFOLD alone, a control comes along with the model.
         control = flare.ScaffoldControl(net, model) if "control" in model.meta else None
         metrics, meta = {"loss": train(net, images, labels, control)}, {"num_examples": len(labels)}

@@ -8,7 +8,6 @@ from safetensors import safe_open
 
 from flstream.client import FLModel
 from flstream.client.messages import Answered
-from flstream.client.personal_part import PersonalPart
 
 # Trains two steps of a gradient of ones, and sends where that has led.
 SCRIPT = """
@@ -66,14 +65,43 @@ def test_a_training_goes_on_as_if_the_optimizer_had_lived_on(script, kind, polic
     assert torch.equal(weight, reference(kind, 4))
 
 
+OWN = """
+import torch
+import flstream.client as flare
+
+net = torch.nn.Linear(1, 1, bias=False)
+
+def step():
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    restored = flare.restore_optimizer(optimizer)
+    net.weight.grad = torch.ones_like(net.weight)
+    optimizer.step()
+    return restored
+
+flare.init()
+while flare.is_running():
+    model = flare.receive(into=net)
+    metrics = {}
+    if model.current_round:
+        with flare.own_model(net):
+            metrics["own"] = step()
+    metrics["global"] = step()
+    flare.send(flare.FLModel(params=net.state_dict(), metrics=metrics))
+"""
+
+
 def test_the_state_is_safetensors_and_json_and_apart_for_a_model_of_the_sites_own(script, tmp_path):
-    beside = PersonalPart([".*"], is_beside=True)
-    with script(SCRIPT.format(kind=MOMENTUM), site="site-1") as serving:
-        train(serving, 1)
-        assert train(serving, 2, personal=beside) == (False, None)
-        assert train(serving, 3)[0] is True
+    found = []
+    with script(OWN, site="site-1") as serving:
+        for number in (1, 2, 3):
+            answer = serving.server.train(
+                {"weight": torch.zeros(1, 1)}, "site-1", round_number=number
+            )
+            serving.server.fetch(answer)
+            found.append(answer.sites[0].metrics)
+    assert found == [{"global": 0}, {"own": 0, "global": 1}, {"own": 1, "global": 1}]
     names = {path.name for path in tmp_path.rglob("*.safetensors")}
-    assert names == {"optimizer.safetensors", "optimizer.beside.safetensors", "beside.safetensors"}
+    assert names == {"optimizer.safetensors", "optimizer.own.safetensors", "model.own.safetensors"}
     path = min(tmp_path.rglob("optimizer.safetensors"))
     with safe_open(path, "pt") as file:
         assert list(file.keys()) == ["0.momentum_buffer"]

@@ -116,7 +116,7 @@ while flare.is_running():
 # What flstream.client has and NVFlare has not.
 OWN = {
     *("DynamicRegulariser", "ScaffoldControl", "Learner", "SiteContext", "get_state_dir"),
-    *("proximal_term", "device", "restore_optimizer"),
+    *("proximal_term", "device", "restore_optimizer", "personal", "own_model"),
 }
 
 

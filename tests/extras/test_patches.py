@@ -61,12 +61,6 @@ def test_a_tensor_of_the_sites_own_stays_there(jobs, library):
 
 
 @ALL
-def test_a_model_beside_the_global_one_changes_nothing_in_that(jobs, plain, library):
-    run = finished(jobs, LIBRARIES[library].script(), "workflow.type=ditto")
-    assert same(bits(run), plain(library))
-
-
-@ALL
 def test_the_job_overrules_what_a_script_says_of_optimizer_states(jobs, plain, library):
     case = LIBRARIES[library]
     anew = case.script(case.patch.replace("patch(trainer)", "patch(trainer, restore_state=False)"))

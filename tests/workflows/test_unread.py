@@ -66,7 +66,8 @@ def test_each_value_that_no_site_reads_in_its_first_task_is_warned_of_once(flows
     ("kind", "name", "key", "reader"),
     [
         ("fedavg, args{fedprox_mu=10}", "fedprox_mu", "fedprox_mu", "flare.proximal_term"),
-        ("ditto", "fedprox_mu", "", "flare.proximal_term"),
+        ("ditto", "ditto_lambda", "ditto_lambda", "flare.own_model(net)"),
+        ('fedper, args{personal=["^b$"]}', "personal", "personal", "flare.personal(net)"),
         ("feddyn", "feddyn_alpha", "feddyn_alpha", "flare.DynamicRegulariser"),
     ],
 )

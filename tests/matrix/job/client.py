@@ -13,16 +13,14 @@ info = flare.system_info()
 index = info["site_index"]
 net = Net(**info["model_args"])
 aims = targets(net, index)
-while flare.is_running():
-    model = flare.receive(into=net)
-    if flare.is_evaluate():
-        flare.send(flare.FLModel(metrics={"accuracy": accuracy(net, aims)}))
-        continue
+
+
+def train():
+    """Two steps, which the site's state counts; returns the control, and the count before."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.125, momentum=0.5)
     flare.restore_optimizer(optimizer)
     control = flare.ScaffoldControl(net, model) if "control" in model.meta else None
     regulariser = flare.DynamicRegulariser(net)
-    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     path = flare.get_state_dir() / "kept.json"
     kept = json.loads(path.read_text()) if path.exists() else 0
     for _ in range(2):
@@ -34,6 +32,20 @@ while flare.is_running():
         optimizer.step()
     move_buffers(net, index + kept)
     path.write_text(json.dumps(kept % 7 + 1))
+    return control, kept
+
+
+while flare.is_running():
+    model = flare.receive(into=net)
+    flare.personal(net)
+    if flare.is_evaluate():
+        flare.send(flare.FLModel(metrics={"accuracy": accuracy(net, aims)}))
+        continue
+    if "ditto_lambda" in model.meta:
+        with flare.own_model(net):
+            train()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    control, kept = train()
     meta = {"num_examples": 3 + index}
     if control is not None:
         meta["control"] = control.difference(0.125)
