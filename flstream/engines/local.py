@@ -86,5 +86,5 @@ class LocalEngine:
     def close(self, seconds: float = 0.0) -> None:
         """Wait for the workers' end, for at most ``seconds``; the process host ends the others."""
         ends = time.monotonic() + seconds
-        for worker in self._workers.values():
+        for worker in list(self._workers.values()):  # others may still start
             worker.exit_code(max(ends - time.monotonic(), 0.0))
