@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.text import Text
 
@@ -51,6 +52,7 @@ def forecast_json(
         "workers": job.clients.workers,
         **asdict(need),
         "imports": need.imports._asdict(),
+        "programs": [msgspec.to_builtins(program) for program in need.programs],
         "available": {"memory": room.memory, "disk": room.disk, "folder": str(room.folder)},
         "fits": not lacks,
         "lacking": [lack.sentence for lack in lacks],
@@ -66,6 +68,8 @@ def _facts(job: Job, need: Forecast, room: Available) -> Iterator[tuple[str, str
     yield "job", f"{job.name}, {rounds} of {code}"
     at_once = counted(clients.workers, "worker")
     yield "sites", f"{clients.count:,}, of which {clients.cohort_size:,} a round, in {at_once}"
+    for place, program in enumerate(need.programs):
+        yield "" if place else "workflow", f"{'then ' if place else ''}{program}"
     yield "model", f"{size(need.model_bytes)} in {counted(need.tensors, 'tensor')}, from {origin}"
     moved = f"{size(need.down_bytes)} down and {size(need.up_bytes)} up"
     yield "a round", f"about {moved}, {need.mode} mode, {pieces(need.chunk_size)}"

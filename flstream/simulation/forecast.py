@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from flstream.model.layout import Layout
 from flstream.server.disk import free_bytes
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import plan_disk
+from flstream.simulation.dry_run import ProgramOutline
 from flstream.units import format_bytes
 
 # Private memory, as measured with jobs/: of the launcher (52 MiB) and two other processes than
@@ -58,14 +59,15 @@ class Forecast:
         tensors: Number of tensors of the model.
         mode: Transfer mode; native also where a chunk size of 0 turns streaming off.
         chunk_size: Largest chunk; 0 in native mode.
-        down_bytes: Models sent to the sites that train in a round.
-        up_bytes: Updates sent to the server in a round.
+        down_bytes: Models sent to the sites that train in a round, or score where none trains.
+        up_bytes: Updates sent to the server in a round, and models that it collects.
         server_bytes: Peak memory of the server over its idle.
         worker_bytes: Peak memory of a worker that it shares with no other process.
         total_bytes: Peak memory on this machine: of all processes, or of all but the workers
             where these are elsewhere.
         disk_bytes: Peak size of all files together.
         epsilon: Privacy spent by rounds that each fold one draw; None for a job without privacy.
+        programs: What the workflows do in their first rounds.
     """
 
     imports: Imports
@@ -80,6 +82,7 @@ class Forecast:
     total_bytes: int
     disk_bytes: int
     epsilon: float | None
+    programs: list[ProgramOutline] = field(default_factory=list)
 
 
 class Available(NamedTuple):
@@ -116,13 +119,20 @@ def plain_layout(model_bytes: int, tensors: int = 1) -> Layout:
     return Layout.of((f"tensor.{i}", "F32", (least + (i < more),)) for i in range(tensors))
 
 
-def forecast(job: Job, layout: Layout, imports: Imports | None = None) -> Forecast:
+def forecast(
+    job: Job,
+    layout: Layout,
+    imports: Imports | None = None,
+    programs: Sequence[ProgramOutline] = (),
+) -> Forecast:
     """Forecast a job's traffic, memory and disk.
 
     Args:
         job: The job.
         layout: Layout of the job's model.
         imports: Memory of what processes import, as measured; None for that of torch alone.
+        programs: What the job's workflows do in their first rounds; without them, or where the
+            first could not be run dry, a round is a training of ``clients.per_round`` sites.
 
     Raises:
         UsageError: A pattern of ``aggregation`` or of a filter matches no tensor's name.
@@ -144,6 +154,10 @@ def forecast(job: Job, layout: Layout, imports: Imports | None = None) -> Foreca
         server += _ACCOUNTANT_BYTES
         accounting = Accounting.of(job)
         spent = epsilon(accounting, {accounting.population: job.planned_rounds})
+    trained, scored, collected = cohort, 0, 0
+    if programs and not programs[0].flaw:
+        first = programs[0]
+        trained, scored, collected = first.trained, first.scored, first.collected
     plan = plan_disk(job, whole, cohort)
     checkpoint = plan.model + plan.optimizer_state
     passing = sum(item.size for item in plan.of_a_round) - checkpoint
@@ -153,13 +167,14 @@ def forecast(job: Job, layout: Layout, imports: Imports | None = None) -> Foreca
         tensors=len(layout.tensors),
         mode=job.streaming.mode if chunk_size else "native",
         chunk_size=chunk_size,
-        down_bytes=cohort * whole.nbytes,
-        up_bytes=cohort * update_bytes,
+        down_bytes=(trained or scored) * whole.nbytes,
+        up_bytes=(trained + collected) * update_bytes,
         server_bytes=server,
         worker_bytes=worker,
         total_bytes=imports.shared + _OTHERS_BYTES + server + here * worker,
         disk_bytes=plan.model + plan.more_checkpoints(0, 1) * checkpoint + passing,
         epsilon=spent,
+        programs=list(programs),
     )
 
 

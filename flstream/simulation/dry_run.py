@@ -1,0 +1,251 @@
+"""A dry run of a job's workflows: what each does in its first round, with no effect done."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from flstream.errors import FlstreamError, WorkflowError
+from flstream.job import Job
+from flstream.job.stage import Stage
+from flstream.job.workflow_code import load_program
+from flstream.runs.stopping import EarlyStopping
+from flstream.server.arguments import check_model, check_name
+from flstream.server.asked_kinds import AskedKinds
+from flstream.server.program_view import (
+    Model,
+    SiteModel,
+    SiteModels,
+    SiteScores,
+    Update,
+    Updates,
+)
+from flstream.server.run import Run
+from flstream.server.sampling import check_sites
+from flstream.text import shortened
+
+_SECONDS = 5.0  # for the program of one workflow
+_MOST_EFFECTS = 10_000
+_LONGEST_PATTERN = 8
+
+
+class ProgramOutline(msgspec.Struct, frozen=True):
+    """What a workflow does in its first round, and after its rounds.
+
+    Attributes:
+        name: Name of the workflow.
+        effects: The effects in words, such as ``train 4 sites``.
+        trained: How many sites train.
+        scored: How many sites score a model of ``run.score``.
+        collected: How many sites send a model of their own.
+        flaw: Why the program could not be run to its end without doing anything; empty if it was.
+    """
+
+    name: str
+    effects: list[str] = []
+    trained: int = 0
+    scored: int = 0
+    collected: int = 0
+    flaw: str = ""
+
+    def __str__(self) -> str:
+        if self.flaw:
+            return f"{self.name}, taken for a training and a fold a round: {self.flaw}"
+        return f"{self.name}: {', '.join(_repeated(self.effects)) or 'nothing'}"
+
+
+class _Metrics(dict[str, float]):
+    """Metrics that nobody has measured: whatever is looked up is 0."""
+
+    def __missing__(self, name: str) -> float:
+        return 0.0
+
+
+class _DryTraining:
+    """A training that nobody does, with an update of each of its sites."""
+
+    is_done, number, is_folded, wait = True, 0, False, None
+
+    def __init__(self, model: Model, sites: Sequence[str], round_number: int) -> None:
+        self.base, self.sites, self.round = model, sites, round_number
+
+    def updates(self) -> Sequence[Update]:
+        training: Any = self
+        return [Update(site, 1.0, _Metrics(), self.base, training) for site in self.sites]
+
+    def failures(self) -> Mapping[str, str]:
+        return {}
+
+
+class _DryEffects:
+    """The effects of a run that does nothing, as :class:`~flstream.server.run.Run` calls them.
+
+    Args:
+        job: The job.
+        stage: The workflow.
+    """
+
+    def __init__(self, job: Job, stage: Stage) -> None:
+        self.effects: list[str] = []
+        self.trained = self.scored = self.collected = 0
+        self.trainings = self.models = self.sites = self
+        self.started = self
+        self.in_flight: dict[str, Model] = {}
+        self._versions = count(1)
+        names = job.clients.site_names
+        asked = AskedKinds()
+        asked.source = stage.args.evaluate
+        self.state = SimpleNamespace(
+            context=SimpleNamespace(job=job),
+            sites=list(names),
+            evaluators=asked.evaluators(names),
+            scores=SimpleNamespace(best=None, best_version=None),
+            trainer=SimpleNamespace(waits=None),
+            private=None,
+            failure=None,
+            round=0,
+            stage=job.stages.index(stage),
+            begin_round=self._begin_round,
+            emit_live=lambda *events: None,
+            check_sites=lambda method, sites: check_sites(method, sites, names),
+            check_model=check_model,
+            check_name=check_name,
+        )
+
+    def begin(self, version: int, bodies: Mapping[str, object]) -> Model:
+        return Model(self.state.round, version, "")
+
+    def ask(self, model: Model, sites: Sequence[str], *_: object, **values: object) -> Updates:
+        check_model("train", model)
+        self.state.check_sites("train", sites)
+        self._add(f"train {_counted(sites)}")
+        self.trained += len(sites)
+        training: Any = _DryTraining(model, list(sites), self.state.round)
+        return Updates(training)
+
+    def start(self, site: str, model: Model, *_: object) -> None:
+        self._add("start")
+        self.trained += 1
+        self.in_flight[site] = model
+
+    def next(self) -> Update:
+        if not self.in_flight:
+            raise WorkflowError("run.next() was called with no training in flight")
+        self._add("next")
+        site = next(iter(self.in_flight))
+        return _DryTraining(self.in_flight.pop(site), [site], self.state.round).updates()[0]
+
+    def fold(
+        self, model: Model, updates: object, rule: object, bodies: object, at: object
+    ) -> Model:
+        check_model("fold", model)
+        self._add("fold" if at is None else "fold at a site")
+        return self._made()
+
+    def adopt(self, updates: object) -> Model:
+        self._add("adopt")
+        return self._made()
+
+    def evaluate(self, model: Model, meta: object, *, is_provisional: bool) -> dict[str, float]:
+        self._add("evaluate")
+        return _Metrics()
+
+    def collect(self, name: str, sites: Sequence[str], timeout: object) -> SiteModels:
+        self._add(f"collect from {_counted(sites)}")
+        self.collected += len(sites)
+        return SiteModels({site: SiteModel(site, "", 0) for site in sites})
+
+    def score(self, model: object, sites: Sequence[str], *_: object, counts: bool) -> SiteScores:
+        self._add(f"score at {_counted(sites)}")
+        self.scored += len(sites)
+        return SiteScores({site: _Metrics() for site in sites})
+
+    def write_json(self, path: str, value: object) -> None:
+        self._add(f"write {path}")
+
+    def _begin_round(self) -> None:
+        self.state.round += 1
+
+    def _made(self) -> Model:
+        return Model(self.state.round, next(self._versions), "")
+
+    def _add(self, effect: str) -> None:
+        self.effects.append(effect)
+        if len(self.effects) > _MOST_EFFECTS:
+            raise WorkflowError(f"its first round has more than {_MOST_EFFECTS:,} effects")
+
+
+def dry_run(job: Job) -> list[ProgramOutline]:
+    """Run the workflows of a job without doing anything: the first round of each.
+
+    The programs are called in this process. They find one update of each site that is asked, whose
+    metrics are 0; ``run.rounds()`` ends after its first round.
+    """
+    return [_outline(job, stage) for stage in job.stages]
+
+
+def _outline(job: Job, stage: Stage) -> ProgramOutline:
+    recorder: Any = _DryEffects(job, stage)
+    run = Run(recorder, stage.args, EarlyStopping(job), 0, is_last_stage=True)
+    run._last_round = 1
+    try:
+        with _limited():
+            load_program(stage)(run, stage.args)
+    except (Exception, SystemExit) as error:
+        name = "" if isinstance(error, FlstreamError) else f"{type(error).__name__}: "
+        return ProgramOutline(stage.name, flaw=shortened(f"{name}{error}", 300))
+    except BaseException as error:  # an effect has refused what it was given
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return ProgramOutline(stage.name, flaw=shortened(str(error), 300))
+    return ProgramOutline(
+        stage.name, recorder.effects, recorder.trained, recorder.scored, recorder.collected
+    )
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Raise in a program that goes on for too long."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"it went on for more than {_SECONDS:g} s")
+
+    before: Any = None
+    with suppress(ValueError):  # of a thread
+        before = signal.signal(signal.SIGALRM, late)
+        signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)
+
+
+def _repeated(effects: Sequence[str]) -> Iterator[str]:
+    """Effects in words, those that are repeated in brackets with how often."""
+    place = 0
+    while place < len(effects):
+        length, times = 1, 1
+        for size in range(1, _LONGEST_PATTERN + 1):
+            pattern, found = effects[place : place + size], 1
+            while effects[place + found * size : place + (found + 1) * size] == pattern:
+                found += 1
+            if found > 1 and found * size > length * times:
+                length, times = size, found
+        pattern = effects[place : place + length]
+        text = ", ".join(pattern)
+        if times > 1:
+            text = f"{times} x ({text})" if length > 1 else f"{times} x {text}"
+        yield text
+        place += length * times
+
+
+def _counted(sites: Sequence[str]) -> str:
+    return f"{len(sites):,} site" + ("" if len(sites) == 1 else "s")

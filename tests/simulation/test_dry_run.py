@@ -1,0 +1,148 @@
+"""What a workflow does in its first round, found out without doing it."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from flstream.job import load_job
+from flstream.server.run import Run
+from flstream.simulation import dry_run as module
+from flstream.simulation.dry_run import dry_run
+from flstream.simulation.forecast import forecast, plain_layout
+
+DIGITS = Path(__file__).parents[2] / "jobs" / "digits" / "job.conf"
+
+
+def outlines(*overrides):
+    return dry_run(load_job(DIGITS, ["clients.count=4", *overrides]))
+
+
+SCORES = "write cross_site/cross_val_results.json"
+DUE = {
+    "fedavg": "train 4 sites, fold, evaluate",
+    "fedavg, args{evaluate=received}": "train 4 sites, fold",
+    "scaffold": "train 4 sites, fold, evaluate",
+    "feddyn": "train 4 sites, fold, evaluate",
+    "ditto": "train 4 sites, fold, evaluate",
+    'fedper, args{personal=["^layers.7"]}': "train 4 sites, fold, evaluate",
+    "swarm": "train 4 sites, fold at a site, evaluate",
+    "cyclic, args{order=random}": "4 x (train 1 site, adopt), evaluate",
+    "cross_site": f"collect from 4 sites, 5 x score at 4 sites, {SCORES}",
+    "evaluate": f"score at 4 sites, {SCORES}",
+}
+
+
+@pytest.mark.parametrize("kind", DUE)
+def test_a_workflow_is_outlined_by_its_program(kind):
+    [outline] = outlines(f"workflow={{type={kind}}}")
+    name = kind.partition(",")[0]
+    assert str(outline) == f"{name}: {DUE[kind]}"
+
+
+def test_only_those_are_counted_that_a_round_asks_and_each_workflow_of_a_list_has_an_outline():
+    first, second = outlines("clients.per_round=2", "workflow=[{type=fedavg}, {type=cross_site}]")
+    assert (first.trained, first.scored, first.collected) == (2, 0, 0)
+    assert (second.trained, second.scored, second.collected) == (0, 5 * 4, 4)
+
+
+EVERYTHING = """
+from flstream.workflows import FoldRule
+
+def everything(run, args):
+    run.limit_waiting(start=1.0)
+    model = run.initial_model(control="zeros")
+    assert (run.best, run.best_model, run.ended_early) == (None, None, None)
+    for number in run.rounds():
+        assert run.all_sites == run.sites == run.idle
+        updates = run.train(model, run.sample(number), meta={"a": 1})
+        assert [each.site for each in updates] == updates.sites and not updates.failures
+        loss = sum(each.metrics["loss"] for each in updates)
+        model = run.fold(model, updates, control=FoldRule(weights=1.0))
+        for site in run.order(number, "random"):
+            run.start(site, model)
+        while run.in_flight:
+            answer = run.next()
+            assert answer.ok and answer.base is model
+        model = run.adopt([answer])
+        if run.evaluate(model, meta={"a": 1})["accuracy"] > 0.5 or run.random("x").random() > 2:
+            raise RuntimeError
+        for site in run.collect("submit_model", run.sites).values():
+            run.score(site, run.sites, owner=site.site)
+        run.write_json("out/x.json", loss)
+        run.log("loss", loss)
+    return model
+
+def reads(run):
+    model = run.initial_model()
+    for number in run.rounds():
+        updates = run.train(model, run.sites)
+        model = run.adopt([max(updates, key=lambda each: each.meta["last"])])
+
+def mistaken(run):
+    for number in run.rounds():
+        run.fold("model", [])
+
+def goes_on(run):
+    while True:
+        pass
+
+def asks_on(run):
+    model = run.initial_model()
+    for number in run.rounds():
+        while True:
+            model = run.fold(model, run.train(model, run.sites))
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    def outline(name):
+        (tmp_path / "flow.py").write_text(EVERYTHING)
+        [found] = outlines(f'workflow.type="{tmp_path}/flow.py:{name}"')
+        return found
+
+    return outline
+
+
+def test_whatever_a_run_offers_can_be_asked_of_a_dry_one(own):
+    found = own("everything")
+    assert found.flaw == ""
+    assert str(found).endswith(
+        "train 4 sites, fold, 4 x start, 4 x next, adopt, evaluate, collect from 4 sites, "
+        "4 x score at 4 sites, write out/x.json"
+    )
+    offered = {name for name, _ in inspect.getmembers(Run) if not name.startswith("_")}
+    offered.add("ended_early")
+    assert {name for name in offered if f"run.{name}" not in EVERYTHING} == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "flaw"),
+    [
+        ("reads", "KeyError: 'last'"),
+        ("mistaken", "run.fold() was given a str as its model"),
+        ("goes_on", "TimeoutError: it went on for more than 0.1 s"),
+        ("asks_on", "its first round has more than 10,000 effects"),
+    ],
+)
+def test_a_program_that_cannot_be_run_dry_is_said_to_be_taken_for_another(
+    own, monkeypatch, name, flaw
+):
+    monkeypatch.setattr(module, "_SECONDS", 0.1 if name == "goes_on" else 60.0)
+    found = own(name)
+    assert flaw in found.flaw
+    assert f":{name}, taken for a training and a fold a round: {flaw}" in str(found)
+
+
+def test_the_forecast_counts_the_sites_that_a_round_asks():
+    layout, size = plain_layout(1 << 20), 1 << 20
+    for settings, down, up in (
+        (["clients.per_round=2"], 2, 2),
+        (["workflow.type=cyclic"], 4, 4),
+        (["workflow.type=cross_site"], 20, 4),
+        (["workflow.type=evaluate"], 4, 0),
+    ):
+        job = load_job(DIGITS, ["clients.count=4", *settings])
+        need = forecast(job, layout, programs=dry_run(job))
+        assert (need.down_bytes, need.up_bytes) == (down * size, up * size)
