@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from flstream.client.state import StateVersion
 from flstream.job import Job
 from flstream.model.checkpoint import write_checkpoint
 from flstream.model.digests import body_digest
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
 from flstream.runs.run_directory import RunDirectory
+from flstream.runs.state_versions import StateVersion
 from flstream.runs.summary import Summary
 from flstream.server.round_totals import FoldResult
 from flstream.server.training import TaskCost, TrainResult

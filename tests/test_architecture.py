@@ -20,9 +20,10 @@ ROOMS = (
     "inspection",
     "workflows",
     "simulation",
-    "tracking",
     "server",
     "engines",
+    "worker",
+    "tracking",
     "runs",
     "client",
     "filters",
@@ -88,6 +89,12 @@ def test_imports_between_rooms_point_downward():
             if here not in ROOMS or ROOMS.index(there) < ROOMS.index(here):
                 wrong.append(f"{module}:{line} imports {name}")
     assert wrong == []
+
+
+def test_the_server_knows_nothing_of_what_training_code_imports():
+    server = [each for each in MODULES if each.startswith("server/")]
+    names = {module: [name for _, name in imported(*parse(module))] for module in server}
+    assert [each for each in server if "client" in map(room_of, names[each])] == []
 
 
 def imports_torch(module: str) -> bool:

@@ -4,10 +4,10 @@ import threading
 from collections import Counter
 from contextlib import suppress
 
-from flstream.client.messages import Ready, ToWorker
 from flstream.engines.engine import worker_socket_pairs
 from flstream.errors import StreamingError
 from flstream.transport.messages import MessageChannel
+from flstream.worker.messages import Ready, ToWorker
 
 PATIENCE = 20.0
 

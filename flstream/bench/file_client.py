@@ -15,14 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
-from flstream.client.messages import MODEL, Answered, SiteAnswer, Task
-from flstream.client.session import Session, current
-from flstream.client.worker import Worker
+from flstream.client.session import current
 from flstream.errors import StreamingError
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.layout import Layout
 from flstream.model.source import Scratch, views_of
 from flstream.streaming.download import download
+from flstream.worker.messages import MODEL, Answered, SiteAnswer, Task
+from flstream.worker.session import Session
+from flstream.worker.worker import Worker
 
 _STEP = 2 << 20
 

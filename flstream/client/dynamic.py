@@ -8,12 +8,10 @@ from flstream.client import session
 from flstream.client.distance import squared_distance
 from flstream.client.own_files import KeptTensors
 from flstream.errors import ClientError
+from flstream.job.bodies import FEDDYN_ALPHA
 
 if TYPE_CHECKING:
     import torch
-
-FEDDYN_ALPHA = "feddyn_alpha"
-"""Key of a received model's ``meta`` that has alpha, as the server gives it."""
 
 _STATE = "feddyn"
 

@@ -15,8 +15,7 @@ from flstream.model.source import Scratch, views_of
 if TYPE_CHECKING:
     import torch
 
-    from flstream.client.rank_session import RankSession
-    from flstream.client.session import Session
+    from flstream.client.session import TrainingSession
 
 OWN_FOLDER = ".flstream"
 """Folder in a site's state for what is kept there without the training code's doing."""
@@ -35,7 +34,7 @@ class KeptTensors:
         self._path = path
 
     @classmethod
-    def of(cls, here: Session | RankSession, name: str) -> KeptTensors:
+    def of(cls, here: TrainingSession, name: str) -> KeptTensors:
         """The tensors of a name in the current task; a model of the site's own has its own.
 
         Raises:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from flstream.client import session
 from flstream.client.own_files import KeptTensors
-from flstream.client.personal_tensors import PERSONAL
 from flstream.client.ranks import is_first_rank
 from flstream.client.seeding import kept_generators, own_seed, seed_everything
 from flstream.errors import ClientError
+from flstream.job.bodies import PERSONAL
 
 if TYPE_CHECKING:
     import torch

@@ -8,18 +8,12 @@ from typing import TYPE_CHECKING
 from flstream.client import session
 from flstream.client.distance import squared_distance
 from flstream.errors import ClientError
+from flstream.job.bodies import DITTO_LAMBDA, PROXIMAL_MU
 
 if TYPE_CHECKING:
     import torch
 
     from flstream.model.memory import Params
-
-
-PROXIMAL_MU = "fedprox_mu"
-"""Key of a received model's ``meta`` that has the weight of the term, as the server gives it."""
-
-DITTO_LAMBDA = "ditto_lambda"
-"""The same, for a model of the site's own."""
 
 
 def proximal_term(

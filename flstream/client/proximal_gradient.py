@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from flstream.client.distance import drift
-from flstream.client.proximal import PROXIMAL_MU, given_mu, times_in_loss
+from flstream.client.proximal import given_mu, times_in_loss
 from flstream.client.ranks import broadcast
 from flstream.client.session import current
 from flstream.errors import ClientError
+from flstream.job.bodies import PROXIMAL_MU
 from flstream.model.modules import is_own_memory
 
 if TYPE_CHECKING:

@@ -2,14 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from flstream.client.session import current
 from flstream.errors import ClientError
 
 if TYPE_CHECKING:
     import torch
+
+
+# What launchers call a process's number and how many there are: torchrun, Open MPI, MPICH, Slurm.
+_VARIABLES = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+INHERITED = (
+    *(name for pair in _VARIABLES[:3] for name in pair),
+    *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_PROCID"),
+)
+"""Variables that a command must not find, as they would be of a launcher of flstream itself."""
+
+
+class RankPlace(NamedTuple):
+    """Number of a process, from 0, and how many processes its site has."""
+
+    rank: int = 0
+    ranks: int = 1
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> RankPlace:
+        """Return the place that a launcher's variables name; one process without any."""
+        for rank, ranks in _VARIABLES:
+            if environment.get(rank, "").isdecimal():
+                number, count = int(environment[rank]), environment.get(ranks, "")
+                return cls(number, max(int(count) if count.isdecimal() else 1, number + 1))
+        return cls()
+
+    def check(self, rank: str | int | None) -> None:
+        """Compare with the rank that a script passes to ``init``; None for no rank.
+
+        Raises:
+            ClientError: They differ.
+        """
+        if rank is not None and str(rank).strip() != str(self.rank):
+            raise ClientError(
+                f"init() was given rank {rank}, and this process is rank {self.rank} of "
+                f"{self.ranks}; give it the number that the launcher of train.command gives, as "
+                "torchrun does in RANK, or leave it out"
+            )
 
 
 def is_first_rank() -> bool:

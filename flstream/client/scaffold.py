@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flstream.errors import ClientError
+from flstream.job.bodies import CONTROL
 
 if TYPE_CHECKING:
     import torch
 
     from flstream.client.fl_model import FLModel
-
-CONTROL = "control"
-"""Name in ``meta`` of the body that has the control variates."""
 
 _FILE = "scaffold.safetensors"
 

@@ -1,10 +1,25 @@
-"""Names of what travels and is folded beside a job's models."""
+"""Names of what workflows send beside their models: values, and bodies that are folded."""
 
 import re
 from typing import Literal
 
 OptimizerState = Literal["reset", "local"]
 """What an optimizer begins a training with: a new state, or its site's last one."""
+
+PROXIMAL_MU = "fedprox_mu"
+"""The weight of FedProx's term."""
+
+DITTO_LAMBDA = "ditto_lambda"
+"""The same, for a model of the site's own."""
+
+FEDDYN_ALPHA = "feddyn_alpha"
+"""The weight of FedDyn's regulariser."""
+
+PERSONAL = "personal"
+"""Patterns of the names of tensors that stay with their site."""
+
+CONTROL = "control"
+"""SCAFFOLD's control variates: those of the server, and a site's part of the next ones."""
 
 RESERVED_NAMES = frozenset(
     {"optimizer", "num_examples", "partial", "personal", "site_name", "task"}

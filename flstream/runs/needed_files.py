@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from flstream.client.state import StateVersion
+from flstream.runs.state_versions import StateVersion
 from flstream.telemetry.events import EffectDone
 from flstream.telemetry.exact import decode_exact
 

@@ -1,6 +1,6 @@
 """The sites' own states in a run directory, which the sites keep by themselves.
 
-See :mod:`flstream.client.state`. A run only has to see that those it goes on from are there, and to
+See :mod:`flstream.runs.state_versions`. A run only has to see that those it goes on from are there, and to
 take back the state of a site whose update turned out to be of no use. Those of effects that are
 void stay until the effects are done again: they come to the same, or go then.
 """
@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from flstream.client.state_versions import (
-    StateFolder,
-    StateVersion,
-    is_folder,
-)
 from flstream.errors import ResumeRefusedError, SimulationError
 from flstream.model.folder_content import folder_bytes
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.small_files import unused_name
+from flstream.runs.state_versions import (
+    StateFolder,
+    StateVersion,
+    is_folder,
+)
 from flstream.text import error_text
 
 # More states than this that cannot be used are only counted.

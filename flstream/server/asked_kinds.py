@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
-from flstream.client.messages import EVALUATE, SUBMIT_MODEL, SiteAnswer
+from flstream.worker.messages import EVALUATE, SUBMIT_MODEL, SiteAnswer
 
 ScoreSource = Literal["auto", "task", "received"]
 """``task``: sites are asked to evaluate a model. ``received``: metrics that come with an update

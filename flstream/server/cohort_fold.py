@@ -15,7 +15,6 @@ from flstream.aggregation.ahead import WriteBehind
 from flstream.aggregation.optimizers import ServerOptimizer
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
-from flstream.client.messages import SiteAnswer
 from flstream.errors import SimulationError, UpdateRefusedError
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.cohort import FoldedUpdates
@@ -32,6 +31,7 @@ from flstream.server.training import SiteTraining
 from flstream.server.update_files import DurableUpdate
 from flstream.server.worker_monitor import SiteLost
 from flstream.telemetry.events import ModelRecord, Transfer
+from flstream.worker.messages import SiteAnswer
 
 
 class FoldOutcome(NamedTuple):

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from flstream.aggregation.remote_body import RemoteBody
 from flstream.aggregation.update import UpdateSource
-from flstream.client.messages import SiteAnswer
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import LayoutError, StreamingError, UpdateRefusedError
 from flstream.model.layout import Layout
@@ -22,6 +21,7 @@ from flstream.server.worker_handle import WorkerHandle
 from flstream.streaming.download import RemoteSource, download
 from flstream.streaming.settings import StreamSettings
 from flstream.telemetry.events import Transfer
+from flstream.worker.messages import SiteAnswer
 
 
 class UpdateCollection(NamedTuple):

@@ -10,8 +10,6 @@ from typing import Any
 
 from flstream.aggregation.adoption import adopting, write_site_model
 from flstream.aggregation.steps import plan_step
-from flstream.client.messages import SUBMIT_MODEL, SiteTask
-from flstream.client.meta import pack_values
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import AbortedError, UpdateRefusedError, WorkflowError
 from flstream.model.checkpoint import FileSource
@@ -29,6 +27,8 @@ from flstream.server.tasks import TaskSpec
 from flstream.server.trainer import Trainer
 from flstream.server.update_files import UpdateFiles
 from flstream.telemetry.events import ModelsCollected
+from flstream.worker.messages import SUBMIT_MODEL, SiteTask
+from flstream.worker.meta import pack_values
 
 _NONE_SENT = "it has sent no model that became part of another"
 # What NVFlare's scripts look at to know which of their models is meant.

@@ -13,13 +13,13 @@ from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import plan_step
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
-from flstream.client.messages import SiteAnswer
 from flstream.errors import AbortedError, UpdateRefusedError
 from flstream.model.source import Sink, Source
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.context import ServerContext
 from flstream.telemetry.events import Transfer
 from flstream.transport.channel import AbortSignal
+from flstream.worker.messages import SiteAnswer
 
 ResultT = TypeVar("ResultT")
 Refuse = Callable[[UpdateRefusedError], None]

@@ -7,7 +7,6 @@ from functools import partial
 
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.optimizers import stage_optimizer
-from flstream.client.messages import SiteAnswer
 from flstream.errors import WorkflowError
 from flstream.runs.site_scores import columns_of
 from flstream.server.arguments import check_aggregators, check_bodies, check_model, fold_rules
@@ -24,6 +23,7 @@ from flstream.server.scoring import weighted_metrics
 from flstream.server.training_effects import TrainingEffects
 from flstream.telemetry.events import EffectDone
 from flstream.text import brief_names
+from flstream.worker.messages import SiteAnswer
 
 
 class UnchangedUpdates:

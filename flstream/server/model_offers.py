@@ -6,8 +6,6 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from flstream.client.messages import LAYOUT
-from flstream.client.peer_messages import Offered, OfferModel, PeerDone, Withdraw
 from flstream.codecs.lossy import LossyCodec
 from flstream.errors import AbortedError, StreamingError
 from flstream.model.checkpoint import FileSource
@@ -19,6 +17,8 @@ from flstream.server.worker_handle import WorkerHandle
 from flstream.streaming.coding import EncoderFor
 from flstream.streaming.download import MOST_EAGER_BYTES
 from flstream.streaming.refs import Delivery, Ref
+from flstream.worker.messages import LAYOUT
+from flstream.worker.peer_messages import Offered, OfferModel, PeerDone, Withdraw
 
 
 def is_worth_mapping(nbytes: int) -> bool:

@@ -14,16 +14,6 @@ from functools import partial
 from msgspec import structs
 
 from flstream.aggregation.update import UpdateSource
-from flstream.client.peer_messages import (
-    Folded,
-    FoldRefused,
-    FoldTask,
-    Keep,
-    Kept,
-    Offered,
-    OfferUpdate,
-    UpdatePlace,
-)
 from flstream.errors import (
     AbortedError,
     DeadlineError,
@@ -50,6 +40,16 @@ from flstream.server.worker_handle import WorkerHandle
 from flstream.telemetry.events import Transfer, Warned
 from flstream.text import MOST_QUOTED, shortened
 from flstream.units import format_seconds
+from flstream.worker.peer_messages import (
+    Folded,
+    FoldRefused,
+    FoldTask,
+    Keep,
+    Kept,
+    Offered,
+    OfferUpdate,
+    UpdatePlace,
+)
 
 
 class PeerLostError(StreamingError):

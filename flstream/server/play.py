@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from flstream.client.code_errors import sentence
 from flstream.debugging import code_failed
 from flstream.errors import (
     FlstreamError,
@@ -38,6 +37,7 @@ from flstream.telemetry.events import (
     Warned,
 )
 from flstream.telemetry.halts import halt_at
+from flstream.worker.code_errors import sentence
 
 
 class Replay(NamedTuple):

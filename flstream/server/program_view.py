@@ -74,7 +74,7 @@ class Update:
 
     @cached_property
     def _values(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        from flstream.client.meta import unpack_meta
+        from flstream.worker.meta import unpack_meta
 
         return unpack_meta(self._message)
 

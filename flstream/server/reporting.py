@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from time import monotonic, time
 from typing import Literal
 
-from flstream.client.messages import SUBMIT_MODEL, Goodbye, Logged, Ready, TaskKind
 from flstream.server.context import ServerContext
 from flstream.server.tasks import ModelArrived, TaskGiven
 from flstream.server.worker_monitor import WorkerAbandoned, WorkerMessage, WorkerReplaced
@@ -21,6 +20,7 @@ from flstream.telemetry.events import (
     Warned,
     WorkerActivity,
 )
+from flstream.worker.messages import SUBMIT_MODEL, Goodbye, Logged, Ready, TaskKind
 
 _Working = Literal["training", "evaluating", "submitting"]
 _AT_WORK: dict[TaskKind, _Working] = {

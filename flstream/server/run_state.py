@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from types import FrameType
 
-from flstream.client.messages import SiteAnswer
 from flstream.errors import FlstreamError, WorkflowError
 from flstream.job.workflow_code import program_file
 from flstream.runs.stopping import EarlyStopping
@@ -27,6 +26,7 @@ from flstream.server.trainer import Trainer
 from flstream.server.unread import SentValues
 from flstream.telemetry.events import AnyEvent, EndedEarly, SiteSuspended, Warned
 from flstream.text import brief_names
+from flstream.worker.messages import SiteAnswer
 
 
 class RunState:

@@ -7,8 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from flstream.client.messages import EVALUATE, SiteAnswer, SiteTask
-from flstream.client.meta import pack_values
 from flstream.codecs.update_form import UpdateForm
 from flstream.model.checkpoint import FileSource
 from flstream.model.order import ORDER
@@ -23,6 +21,8 @@ from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
 from flstream.telemetry.events import Evaluated, ModelScored, Transfer, Warned
 from flstream.telemetry.exact import decode_exact, encode_exact
+from flstream.worker.messages import EVALUATE, SiteAnswer, SiteTask
+from flstream.worker.meta import pack_values
 
 _TRAINS_TO_EVALUATE = (
     "the code answers evaluation tasks with a model too, so it may train where it need not; "

@@ -10,7 +10,6 @@ from typing import Any
 
 import xxhash
 
-from flstream.client.meta import pack_values
 from flstream.errors import WorkflowError
 from flstream.runs.site_scores import by_site
 from flstream.server.arguments import (
@@ -25,6 +24,7 @@ from flstream.server.program_view import Model, SiteModel, SiteModels, SiteScore
 from flstream.server.run_state import RunState
 from flstream.server.scoring import Scoring, ScoringTask
 from flstream.text import brief_names
+from flstream.worker.meta import pack_values
 
 # Folders of a run that a workflow does not write to.
 _TAKEN = frozenset({"checkpoints", "export", "sites", "tensorboard", "updates"})

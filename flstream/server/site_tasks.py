@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from flstream.client.messages import SiteTask
-from flstream.client.state import StateVersion
+from flstream.runs.state_versions import StateVersion
 from flstream.server.sampling import site_seed
+from flstream.worker.messages import SiteTask
 
 SeedKind = Literal["train", "evaluate", "submit_model"]
 """What a task is, as far as its random numbers go."""

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from flstream.client.messages import MODEL, Answered, SiteAnswer
 from flstream.errors import SimulationError, UpdateRefusedError
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.collected_updates import (
@@ -41,6 +40,7 @@ from flstream.streaming.settings import limits_for_updates
 from flstream.telemetry.events import SiteUpdate, Transfer, WorkerActivity
 from flstream.text import brief_names
 from flstream.units import format_seconds
+from flstream.worker.messages import MODEL, Answered, SiteAnswer
 
 
 class SiteResult(NamedTuple):

@@ -9,20 +9,6 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import NamedTuple
 
-from flstream.client.messages import (
-    LAYOUT,
-    MODEL,
-    Acknowledged,
-    Answered,
-    Began,
-    Failed,
-    HostLost,
-    Received,
-    SiteTask,
-    Task,
-    TaskKind,
-)
-from flstream.client.weight import is_weight
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import ChannelClosedError, WorkerLostError
@@ -38,6 +24,20 @@ from flstream.streaming.coding import EncoderFor
 from flstream.streaming.refs import Delivery
 from flstream.streaming.settings import StreamSettings
 from flstream.telemetry.events import Transfer
+from flstream.worker.messages import (
+    LAYOUT,
+    MODEL,
+    Acknowledged,
+    Answered,
+    Began,
+    Failed,
+    HostLost,
+    Received,
+    SiteTask,
+    Task,
+    TaskKind,
+)
+from flstream.worker.weight import is_weight
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
-from flstream.client.messages import SiteTask
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import CheckpointError
 from flstream.model.order import ORDER
@@ -24,6 +23,7 @@ from flstream.server.tasks import TaskSpec
 from flstream.server.training import SiteTraining, UpdateRecord, UpdateWait
 from flstream.server.update_files import UpdateFiles
 from flstream.telemetry.events import RoundStarted
+from flstream.worker.messages import SiteTask
 
 
 class Trainer:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from flstream.client.messages import SiteAnswer, SiteTask
-from flstream.client.state import StateVersion
+from flstream.runs.state_versions import StateVersion
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
 from flstream.server.program_view import Model, Update
 from flstream.telemetry.events import Transfer
+from flstream.worker.messages import SiteAnswer, SiteTask
 
 if TYPE_CHECKING:
     from flstream.server.training_effects import TrainingEffects

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from flstream.client.meta import pack_values
 from flstream.errors import WorkflowError
 from flstream.server.arguments import (
     check_model,
@@ -27,6 +26,7 @@ from flstream.server.task_run import TaskRun
 from flstream.server.training import SiteTraining, TaskCost, TrainResult
 from flstream.server.uncatchable import uncatchable
 from flstream.text import brief_names
+from flstream.worker.meta import pack_values
 
 
 class TrainingEffects:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from flstream.client.dynamic import FEDDYN_ALPHA
-from flstream.client.messages import SiteAnswer
-from flstream.client.meta import OPTIMIZER_PARAMS, sent_names
-from flstream.client.personal_tensors import PERSONAL
-from flstream.client.proximal import DITTO_LAMBDA, PROXIMAL_MU
-from flstream.client.scaffold import CONTROL
+from flstream.job.bodies import CONTROL, DITTO_LAMBDA, FEDDYN_ALPHA, PERSONAL, PROXIMAL_MU
 from flstream.job.stage import Stage
+from flstream.worker.messages import SiteAnswer
+from flstream.worker.meta import OPTIMIZER_PARAMS, sent_names
 
 _READERS = {
     PERSONAL: "flare.personal(net)",

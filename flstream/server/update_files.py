@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 
-from flstream.client.messages import SiteAnswer, WrittenUpdate
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import CheckpointError
 from flstream.model.checkpoint import FileSink, FileSource
@@ -20,6 +19,7 @@ from flstream.server.collected_updates import CollectedUpdate, UpdateCollection,
 from flstream.server.training import UpdateRecord
 from flstream.streaming.download import RemoteSource, download
 from flstream.telemetry.events import Transfer
+from flstream.worker.messages import SiteAnswer, WrittenUpdate
 
 NO_METADATA: Mapping[str, str] = MappingProxyType({})
 

@@ -9,21 +9,6 @@ from contextlib import suppress
 from itertools import count
 from typing import TypeVar
 
-from flstream.client.messages import FromWorker
-from flstream.client.peer_messages import (
-    Dial,
-    Folded,
-    Folding,
-    FoldRefused,
-    FoldTask,
-    Listen,
-    Listening,
-    PeerFailed,
-    PeerReply,
-    PeerRequest,
-    Reach,
-    Serve,
-)
 from flstream.engines.engine import WorkerProcess
 from flstream.errors import (
     AggregationError,
@@ -39,6 +24,21 @@ from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.transport.channel import SMALL_BUFFER, AbortSignal, Channel, is_hung_up
 from flstream.transport.messages import PATIENCE, MessageChannel
+from flstream.worker.messages import FromWorker
+from flstream.worker.peer_messages import (
+    Dial,
+    Folded,
+    Folding,
+    FoldRefused,
+    FoldTask,
+    Listen,
+    Listening,
+    PeerFailed,
+    PeerReply,
+    PeerRequest,
+    Reach,
+    Serve,
+)
 
 # What a worker may answer with that is not the fault of its process.
 _ERRORS: dict[str, type[FlstreamError]] = {

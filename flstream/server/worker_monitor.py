@@ -7,7 +7,6 @@ from contextlib import suppress
 from time import monotonic
 from typing import NamedTuple, Protocol
 
-from flstream.client.messages import Failed, FromWorker, Goodbye, Logged, Ready
 from flstream.errors import (
     AbortedError,
     DeadlineError,
@@ -18,6 +17,7 @@ from flstream.errors import (
 from flstream.server.site_queue import SiteBatch
 from flstream.server.worker_handle import WorkerHandle
 from flstream.transport.channel import AbortSignal
+from flstream.worker.messages import Failed, FromWorker, Goodbye, Logged, Ready
 
 TIMEOUT_KEY = "clients.round_timeout, or a timeout of its workflow"
 """The key that says how long a task may take, unless another one does."""

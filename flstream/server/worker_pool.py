@@ -11,7 +11,6 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import NamedTuple
 
-from flstream.client.messages import Stop
 from flstream.debugging import waiting
 from flstream.errors import (
     AbortedError,
@@ -35,6 +34,7 @@ from flstream.server.worker_monitor import (
 )
 from flstream.server.worker_supervisor import WorkerSupervisor
 from flstream.transport.channel import AbortSignal
+from flstream.worker.messages import Stop
 
 REPORT_SECONDS = 0.1
 """Seconds between yields of None, so that the caller can act while nothing happens."""
@@ -209,7 +209,7 @@ class WorkerPool:
         self._supervisors[name].end()
 
     def dismiss(self, seconds: float) -> Iterator[PoolEvent | None]:
-        """Send every worker :class:`~flstream.client.messages.Stop`, and wait until it has ended.
+        """Send every worker :class:`~flstream.worker.messages.Stop`, and wait until it has ended.
 
         Args:
             seconds: Most seconds to wait for a worker.

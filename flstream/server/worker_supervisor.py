@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
-from flstream.client.messages import Failed
 from flstream.errors import ChannelClosedError, FlstreamError, WorkerLostError
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_monitor import WorkerMonitor
 from flstream.text import how_ended
+from flstream.worker.messages import Failed
 
 # Seconds within which a process whose sockets have ended is expected to have ended, too.
 _END_SECONDS = 2.0

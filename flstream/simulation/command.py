@@ -20,13 +20,8 @@ from pathlib import Path
 
 import msgspec
 
-from flstream.client.code import ScriptCode
-from flstream.client.code_errors import CodeFailure
-from flstream.client.messages import Failed, Goodbye, ToWorker
-from flstream.client.rank_store import INHERITED
-from flstream.client.run_script import last_line
+from flstream.client.ranks import INHERITED
 from flstream.client.site_folder import enter_work_folder
-from flstream.client.worker_info import WorkerInfo
 from flstream.engines.engine import WorkerSockets
 from flstream.engines.fork_server import temporary_prefix
 from flstream.engines.process_tree import kill_descendants
@@ -34,6 +29,11 @@ from flstream.errors import FlstreamError, SimulationError
 from flstream.telemetry.events import SERVER
 from flstream.text import how_ended
 from flstream.transport.messages import MessageChannel
+from flstream.worker.code import ScriptCode
+from flstream.worker.code_errors import CodeFailure
+from flstream.worker.messages import Failed, Goodbye, ToWorker
+from flstream.worker.run_script import last_line
+from flstream.worker.worker_info import WorkerInfo
 
 FOLDER = "FLSTREAM_COMMAND"
 """Environment variable with the path of the command's folder."""

@@ -27,7 +27,6 @@ from pkgutil import resolve_name
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Self
 
-from flstream.client import joined_bodies
 from flstream.debugging import hooked
 from flstream.engines.engine import WorkerSockets
 from flstream.engines.processes import Process, ProcessHost
@@ -39,6 +38,7 @@ from flstream.simulation.places import EndedError, Places, ThreadPlace, this_pla
 from flstream.telemetry.events import SERVER
 from flstream.tracking.thread import TRACKER
 from flstream.transport.channel import Signal
+from flstream.worker import joined_bodies
 
 # Time for threads to end that have been asked to.
 _GRACE_SECONDS = 2.0

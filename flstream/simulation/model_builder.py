@@ -14,7 +14,6 @@ from typing import NamedTuple
 import msgspec
 
 from flstream.aggregation.ahead import WriteBehind
-from flstream.client.alias import install as install_alias
 from flstream.codecs.chain import chain_of
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.rounded_writer import RoundedWriter
@@ -38,6 +37,7 @@ from flstream.simulation.factory import MadeModel, layout_of, layout_on
 from flstream.simulation.process_call import ProcessCall
 from flstream.telemetry.events import ModelReady
 from flstream.transport.channel import AbortSignal
+from flstream.worker.alias import install as install_alias
 
 BUILDER = "model-builder"
 

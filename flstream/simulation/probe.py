@@ -19,8 +19,6 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from flstream.client.alias import install as install_alias
-from flstream.client.run_learner import Evaluates, Trains
 from flstream.engines.processes import ProcessHost
 from flstream.errors import CheckpointError, FlstreamError, ModelError, UsageError
 from flstream.job import Job, JobError, Problem
@@ -36,6 +34,8 @@ from flstream.simulation.forecast import Forecast, Imports, forecast
 from flstream.simulation.model_builder import expect_fit
 from flstream.simulation.own_code import own_code_problems
 from flstream.simulation.process_call import ProcessCall
+from flstream.worker.alias import install as install_alias
+from flstream.worker.run_learner import Evaluates, Trains
 
 
 class Probe(NamedTuple):

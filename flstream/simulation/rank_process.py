@@ -14,18 +14,20 @@ from pathlib import Path
 
 import msgspec
 
-from flstream.client.alias import install as install_alias
-from flstream.client.rank_session import RankSession
-from flstream.client.rank_store import RankPlace, RankStore
-from flstream.client.run_script import run_script, run_session
-from flstream.client.session import Session, enter
-from flstream.client.worker_info import WorkerInfo
+from flstream.client.ranks import RankPlace
+from flstream.client.session import enter
 from flstream.engines.engine import WorkerSockets
 from flstream.job.code import make_importable
 from flstream.simulation.child import abandon_in_children, end_with_peer
 from flstream.simulation.command import FOLDER, INFO, SOCKET, ScriptEnd
 from flstream.simulation.worker_process import have_fork_as_default, serving
 from flstream.telemetry.memory import own_peak_rss
+from flstream.worker.alias import install as install_alias
+from flstream.worker.rank_session import RankSession
+from flstream.worker.rank_store import RankStore
+from flstream.worker.run_script import run_script, run_session
+from flstream.worker.session import Session
+from flstream.worker.worker_info import WorkerInfo
 
 
 def rank_main(script: Path, words: Sequence[str]) -> int:

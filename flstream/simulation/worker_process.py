@@ -12,14 +12,6 @@ from typing import Literal
 from msgspec.structs import replace
 
 from flstream.aggregation.rules import AggregationRule
-from flstream.client.alias import install as install_alias
-from flstream.client.code import LearnerCode, ScriptCode, TrainCode, train_code
-from flstream.client.messages import Failed, Goodbye, ToWorker
-from flstream.client.peers import Peers
-from flstream.client.run_learner import serve_learner
-from flstream.client.run_script import serve_own_site, serve_sites
-from flstream.client.worker import Selection, Worker
-from flstream.client.worker_info import WorkerInfo
 from flstream.engines.engine import WorkerSockets
 from flstream.errors import FlstreamError
 from flstream.job import Job
@@ -45,6 +37,14 @@ from flstream.transport.channel import Channel
 from flstream.transport.link import LinkRelay
 from flstream.transport.messages import MessageChannel
 from flstream.transport.tcp import StartToken, dial
+from flstream.worker.alias import install as install_alias
+from flstream.worker.code import LearnerCode, ScriptCode, TrainCode, train_code
+from flstream.worker.messages import Failed, Goodbye, ToWorker
+from flstream.worker.peers import Peers
+from flstream.worker.run_learner import serve_learner
+from flstream.worker.run_script import serve_own_site, serve_sites
+from flstream.worker.worker import Selection, Worker
+from flstream.worker.worker_info import WorkerInfo
 
 
 def local_worker(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flstream.client.messages import Answered, Failed
+from flstream.worker.messages import Answered, Failed
 
 SCRIPT = """
 import flstream.client as flare

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flstream.client.messages import Failed
+from flstream.worker.messages import Failed
 
 SCRIPT = """
 import flstream.client as flare

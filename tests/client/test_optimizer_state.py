@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 
 from flstream.client import FLModel
-from flstream.client.messages import Answered
+from flstream.worker.messages import Answered
 
 # Trains two steps of a gradient of ones, and sends where that has led.
 SCRIPT = """

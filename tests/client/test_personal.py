@@ -4,12 +4,12 @@ import pytest
 import torch
 from serving import Serving
 
-from flstream.client.messages import Answered
-from flstream.client.meta import pack_values
 from flstream.client.own_files import KeptTensors
-from flstream.client.personal_tensors import PersonalTensors
 from flstream.errors import UsageError
 from flstream.model.layout import Layout
+from flstream.worker.messages import Answered
+from flstream.worker.meta import pack_values
+from flstream.worker.personal_tensors import PersonalTensors
 
 HEAD = {"meta": pack_values({"personal": ["^head"]}, None)}
 HEAD_AND_MU = {"meta": pack_values({"personal": ["^head"], "fedprox_mu": 0.5}, None)}

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from flstream.client.messages import Failed, Logged
 from flstream.client.tracking import MLflowWriter, SummaryWriter, WandBWriter
+from flstream.worker.messages import Failed, Logged
 
 ANSWERS = """
 flare.receive()

@@ -12,10 +12,10 @@ from test_pages import PAGES, blocks, page
 import flstream.client
 import flstream.client.tracking
 from flstream.cli.init import init
-from flstream.client.alias import ALIASES, NAMES
 from flstream.job import load_job
 from flstream.recipe import SimEnv
 from flstream.recipe.nvflare import CLASSES
+from flstream.worker.alias import ALIASES, NAMES
 
 FILE = re.compile(r"^```\w+\n# ([\w.]+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 PRINTED = {

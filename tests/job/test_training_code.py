@@ -5,9 +5,9 @@ from typing import Protocol
 
 import pytest
 
-from flstream.client.code import LearnerCode, ScriptCode, train_code
 from flstream.errors import UsageError
 from flstream.job import code
+from flstream.worker.code import LearnerCode, ScriptCode, train_code
 
 LEARNS = 'name = a, rounds = 1, clients.count = 1, model.factory = "model:build"\n'
 TWO = 'clients { count = null, names = [a, "b.c"], args { a { data = "a.csv", fast = true }, '

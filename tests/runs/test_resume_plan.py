@@ -19,7 +19,6 @@ from journal_support import (
     train_record,
 )
 
-from flstream.client.state import SiteState, StateVersion
 from flstream.errors import ResumeRefusedError, SimulationError, UsageError
 from flstream.job import render_job
 from flstream.model.checkpoint import FileSource, write_checkpoint
@@ -28,6 +27,7 @@ from flstream.runs.job_files import render_files
 from flstream.runs.journal import read_history
 from flstream.runs.resume import final_summary, plan_resume, take_up
 from flstream.runs.run_directory import RunDirectory
+from flstream.runs.state_versions import StateVersion
 from flstream.runs.summary import Summary, summarize
 from flstream.telemetry.event_log import EventLog, await_writer
 from flstream.telemetry.events import (
@@ -36,6 +36,7 @@ from flstream.telemetry.events import (
     RunFinished,
     RunResumed,
 )
+from flstream.worker.state import SiteState
 
 
 def log_events(run, events):

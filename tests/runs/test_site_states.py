@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from flstream.client.state import SiteState, StateVersion
-from flstream.client.state_versions import StateFolder
 from flstream.errors import ResumeRefusedError, SimulationError
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.site_states import check_states, discard_site_state_after, state_bytes
+from flstream.runs.state_versions import StateFolder, StateVersion
+from flstream.worker.state import SiteState
 
 
 @pytest.fixture

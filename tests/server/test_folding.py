@@ -7,7 +7,6 @@ from support import assert_same_tensors, tensor
 
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
-from flstream.client.messages import SiteAnswer
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import AbortedError, SimulationError, UpdateRefusedError
 from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
@@ -16,6 +15,7 @@ from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
 from flstream.server.folding import UpdateFold
 from flstream.telemetry.events import Transfer
+from flstream.worker.messages import SiteAnswer
 
 # Three ranges of the smallest walk, and some of a fourth.
 ELEMENTS = 200_000

@@ -7,15 +7,6 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from flstream.client.messages import (
-    MODEL,
-    Acknowledged,
-    Answered,
-    Began,
-    Failed,
-    SiteAnswer,
-    SiteTask,
-)
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import ChannelClosedError, DeadlineError, WorkerLostError
 from flstream.model.layout import Layout
@@ -25,6 +16,15 @@ from flstream.server.tasks import TaskSpec, ask
 from flstream.server.worker_monitor import SiteLost
 from flstream.streaming.service import DownloadService
 from flstream.streaming.settings import StreamSettings
+from flstream.worker.messages import (
+    MODEL,
+    Acknowledged,
+    Answered,
+    Began,
+    Failed,
+    SiteAnswer,
+    SiteTask,
+)
 
 LAYOUT = Layout.of([("w", "F32", (4,))])
 SECONDS = 10.0

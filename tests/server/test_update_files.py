@@ -7,7 +7,6 @@ import pytest
 import torch
 from support import body_of
 
-from flstream.client.messages import SiteAnswer
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import (
     CheckpointError,
@@ -23,6 +22,7 @@ from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.streaming.settings import StreamSettings
 from flstream.transport.channel import Channel
+from flstream.worker.messages import SiteAnswer
 
 BODY = MemoryBody.of(
     {

@@ -5,10 +5,10 @@ from contextlib import closing
 
 import pytest
 
-from flstream.client.peer_messages import Offered, OfferModel
 from flstream.errors import DeadlineError, StreamingError
 from flstream.server.worker_handle import PeerLink
 from flstream.transport.channel import Signal
+from flstream.worker.peer_messages import Offered, OfferModel
 
 
 def test_after_an_answer_that_comes_too_late_nothing_more_is_asked():

@@ -53,7 +53,7 @@ DIES_FOLDING = """
 import os
 import pathlib
 import signal
-import flstream.client.peer_fold as peer_fold
+import flstream.worker.peer_fold as peer_fold
 
 
 def die(fold, done, report=peer_fold.WorkerFold._done):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from training_scripts import adding, of_kind
 
-from flstream.client.watched import WatchedValues
 from flstream.telemetry.events import Warned
+from flstream.worker.watched import WatchedValues
 
 # Each site reads one value in its first task, and another one too late.
 SCRIPT = """

@@ -1,0 +1,1 @@
+"""The process that does the work of sites: it runs training code, and delivers what comes of it."""

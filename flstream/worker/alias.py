@@ -1,0 +1,188 @@
+"""NVFlare's names for what this package has, so that a script of its runs unchanged.
+
+``train.alias = nvflare`` in a job file has a site import them. Constants have the values that they
+have in NVFlare 2.9. What is not listed here has no counterpart, and its import fails.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from flstream.client.fl_model import FLModel, ParamsType
+from flstream.client.proximal import seen_in_loss
+from flstream.client.scaffold_helper import PTScaffoldHelper
+from flstream.job.bodies import CONTROL
+from flstream.worker import joined_bodies
+
+if TYPE_CHECKING:
+    import torch
+
+ALIASES = {
+    "nvflare.client": "flstream.client",
+    "nvflare.client.api": "flstream.client",
+    "nvflare.client.decorator": "flstream.client",
+    "nvflare.client.hf": "flstream.client.hf",
+    "nvflare.client.lightning": "flstream.client.lightning",
+    "nvflare.client.tracking": "flstream.client.tracking",
+}
+"""Modules of this package by the names that they have in NVFlare."""
+
+NAMES = {
+    "nvflare.apis.analytix": ["AnalyticsDataType"],
+    "nvflare.apis.fl_constant": ["FLMetaKey"],
+    "nvflare.app_common.abstract.fl_model": ["FLModel", "ParamsType"],
+    "nvflare.app_common.app_constant": ["AlgorithmConstants", "AppConstants", "ModelName"],
+    "nvflare.app_common.np.constants": ["NPConstants"],
+    "nvflare.app_opt.pt.fedproxloss": ["PTFedProxLoss"],
+    "nvflare.app_opt.pt.scaffold": ["PTScaffoldHelper"],
+}
+"""Names that scripts import from NVFlare's other modules."""
+
+
+class AnalyticsDataType:
+    """Kinds of logged values, as ``log`` takes and ignores them."""
+
+    SCALAR = "SCALAR"
+    SCALARS = "SCALARS"
+    TEXT = "TEXT"
+    PARAMETER = "PARAMETER"
+    PARAMETERS = "PARAMETERS"
+    METRIC = "METRIC"
+    METRICS = "METRICS"
+    TAG = "TAG"
+    TAGS = "TAGS"
+
+
+class FLMetaKey:
+    """Keys of ``FLModel.meta``; of these, only the number of steps means anything here."""
+
+    NUM_STEPS_CURRENT_ROUND = "NUM_STEPS_CURRENT_ROUND"
+    INITIAL_METRICS = "initial_metrics"
+    VALIDATE_TYPE = "validate_type"
+    START_ROUND = "start_round"
+    CURRENT_ROUND = "current_round"
+    TOTAL_ROUNDS = "total_rounds"
+    JOB_ID = "job_id"
+    SITE_NAME = "site_name"
+    SUBMIT_MODEL_NAME = "submit_model_name"
+
+
+class AlgorithmConstants:
+    """Keys of ``FLModel.meta`` under which SCAFFOLD's control variates travel."""
+
+    SCAFFOLD_CTRL_DIFF = "scaffold_c_diff"
+    SCAFFOLD_CTRL_GLOBAL = "scaffold_c_global"
+    SCAFFOLD_CTRL_AGGREGATOR_ID = "scaffold_ctrl_aggregator"
+
+
+class AppConstants:
+    """Names of tasks and keys."""
+
+    TASK_TRAIN = "train"
+    TASK_VALIDATION = "validate"
+    TASK_SUBMIT_MODEL = "submit_model"
+    START_ROUND = "start_round"
+    CURRENT_ROUND = "current_round"
+    NUM_ROUNDS = "num_rounds"
+
+
+class ModelName:
+    """Names of a site's own models."""
+
+    BEST_MODEL = "best_model"
+    FINAL_MODEL = "final_model"
+
+
+class NPConstants:
+    """Name of the one array of a model in NumPy."""
+
+    NUMPY_KEY = "numpy_key"
+
+
+def fedprox_loss() -> type[torch.nn.Module]:
+    """Make the class of FedProx's term between two modules (Li et al. 2020, arXiv:1812.06127)."""
+    import torch
+
+    class PTFedProxLoss(torch.nn.Module):
+        """``mu / 2 * ||w - w_global||^2`` of two modules' parameters, in their order."""
+
+        def __init__(self, mu: float = 0.01) -> None:
+            super().__init__()
+            if mu < 0.0:
+                raise ValueError(f"PTFedProxLoss was given mu = {mu}; it must be 0 or more")
+            self.mu = mu
+
+        def forward(self, local: torch.nn.Module, received: torch.nn.Module) -> Any:
+            """Return the term: a scalar tensor, or 0.0 for modules without parameters."""
+            total: Any = 0.0
+            for ours, theirs in zip(local.parameters(), received.parameters(), strict=True):
+                total = total + (self.mu / 2) * torch.sum((ours - theirs) ** 2)
+            return seen_in_loss(total) if isinstance(total, torch.Tensor) else total
+
+    return PTFedProxLoss
+
+
+def install() -> None:
+    """Have this process import NVFlare's names from here, whether or not that is installed."""
+    found: dict[str, object] = {
+        each.__name__: each
+        for each in (
+            AlgorithmConstants,
+            AnalyticsDataType,
+            AppConstants,
+            FLMetaKey,
+            FLModel,
+            ModelName,
+            NPConstants,
+            ParamsType,
+            PTScaffoldHelper,
+        )
+    }
+    found["PTFedProxLoss"] = fedprox_loss()
+    for name in [each for each in list(sys.modules) if each.partition(".")[0] == "nvflare"]:
+        del sys.modules[name]
+    for name, ours in ALIASES.items():
+        _enter(name, importlib.import_module(ours))
+    for name, names in NAMES.items():
+        module = ModuleType(name, f"Names of {name} that flstream has.")
+        for each in names:
+            setattr(module, each, found[each])
+        _enter(name, module)
+    sys.meta_path.insert(0, _NoOther())
+    joined_bodies.RECEIVED_AS[CONTROL] = AlgorithmConstants.SCAFFOLD_CTRL_GLOBAL
+    joined_bodies.SENT_AS[CONTROL] = AlgorithmConstants.SCAFFOLD_CTRL_DIFF
+
+
+def _enter(name: str, module: ModuleType) -> None:
+    """Enter a module under a name, with the packages above it."""
+    sys.modules[name] = module
+    parent, _, last = name.rpartition(".")
+    if not parent:
+        return
+    if parent not in sys.modules:
+        package = ModuleType(parent, f"The part of {parent} that flstream has.")
+        package.__path__ = []
+        _enter(parent, package)
+    if not hasattr(sys.modules[parent], last):
+        setattr(sys.modules[parent], last, module)
+
+
+class _NoOther(MetaPathFinder):
+    """Refuses modules of NVFlare that are not here, also where it is installed."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Raise an error for a module of NVFlare; leave others to the other finders."""
+        if fullname.partition(".")[0] != "nvflare":
+            return None
+        raise ModuleNotFoundError(
+            f"train.alias = nvflare has no {fullname}; it has {', '.join([*ALIASES, *NAMES])}",
+            name=fullname,
+        )

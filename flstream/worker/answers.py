@@ -1,0 +1,218 @@
+"""Checks of the answers of training code, and their preparation for sending."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flstream.client.fl_model import FLModel, ParamsType
+from flstream.client.number import no_number, number_of
+from flstream.errors import ClientError
+from flstream.model.header import TensorInfo
+from flstream.model.layout import Layout
+from flstream.model.memory import BufferSource, Framework, Params
+from flstream.model.source import Scratch, Source, views_of
+from flstream.model.ties import distinct_views
+from flstream.worker.logged_values import check_length
+from flstream.worker.messages import TaskKind
+
+RESERVED_METRICS = frozenset({"round", "sites", "train"})
+"""Names that a metric must not have, since the summary uses them beside the metrics."""
+
+
+def metrics_of(model: FLModel) -> dict[str, float]:
+    """Return the metrics of an answer as floats.
+
+    Raises:
+        ClientError: A metric is no number, or has a reserved or too long a name; the message names
+            it.
+    """
+    metrics = {}
+    for name, value in (model.metrics or {}).items():
+        if not isinstance(name, str):
+            raise ClientError(f"{name!r} cannot name a metric, since it is no string; rename it")
+        check_length("the metric", name)
+        number = number_of(value)
+        if number is None:
+            raise ClientError(
+                f"the metric {name!r} is {no_number(value)}; send one, such as loss.item()"
+            )
+        metrics[name] = number
+    for name in metrics.keys() & RESERVED_METRICS:
+        raise ClientError(f"a metric may not be named {name!r}, which the summary uses; rename it")
+    return metrics
+
+
+def framework_of(params: Params) -> Framework:
+    """Return ``"numpy"`` if all values of an update are NumPy arrays, else ``"pytorch"``."""
+    arrays = all(isinstance(value, np.ndarray | np.generic) for value in params.values())
+    return "numpy" if arrays and params else "pytorch"
+
+
+def params_to_send(
+    model: FLModel,
+    round_number: int,
+    layout: Layout | None,
+    selected: Collection[str] | None,
+    kind: TaskKind = "train",
+    held_back: Collection[str] = (),
+) -> tuple[Params, bool]:
+    """Return the tensors of an update that are sent, and whether the update is partial.
+
+    Tensors that are not aggregated keep their old values, so they are left out.
+
+    Args:
+        model: The answer.
+        round_number: Number of the task's round, for messages.
+        layout: Layout of the received model; None if it was not received.
+        selected: Names of the layout's tensors that are aggregated; None for all.
+        kind: Kind of the task.
+        held_back: Names of those that the code did not receive, and need not send.
+
+    Returns:
+        The tensors by name, and whether tensors of the layout are missing among them.
+
+    Raises:
+        ClientError: There are no tensors, or a tensor that the update needs is missing; or a model
+            was asked for, and the answer is a difference.
+    """
+    if kind == "submit_model" and (not model.params or model.params_type == ParamsType.DIFF):
+        what = "no params" if not model.params else "a difference as its params"
+        raise ClientError(
+            f"the answer to the task submit_model has {what}; send the whole model as "
+            "FLModel(params=...)"
+        )
+    if model.params is None:
+        raise ClientError(
+            f"the answer to round {round_number}'s training has no params; "
+            "send FLModel(params=..., ...)"
+        )
+    partial = bool(model.meta.get("partial", False))
+    if layout is None:
+        return model.params, partial
+    if selected is None:
+        selected = layout.by_name.keys()
+    if len(selected) == len(layout.tensors) and not held_back:
+        return model.params, partial
+    own_name = {name: layout.aliases.get(name, name) for name in model.params}
+    if not partial:
+        # The server treats this update as partial, so it would not notice that one is missing.
+        missing = set(selected).difference(own_name.values(), held_back)
+        if missing:
+            raise ClientError(
+                f"the update of round {round_number} lacks tensor {min(missing)!r}; send it, "
+                "or say that it is meant: meta={'partial': True}"
+            )
+    left_out = layout.by_name.keys() - selected
+    params = {name: value for name, value in model.params.items() if own_name[name] not in left_out}
+    return params, True
+
+
+def check_kinds(tensors: Iterable[tuple[str, str, tuple[int, ...]]], layout: Layout | None) -> None:
+    """Refuse an update with a tensor of another dtype or shape than the model's, where it is made.
+
+    Args:
+        tensors: Names, dtype codes and shapes of the update's tensors.
+        layout: Layout of the received model; None if it was not received.
+
+    Raises:
+        ClientError: The message names the tensor, and what both have.
+    """
+    if layout is None:
+        return
+    for name, dtype, shape in tensors:
+        spec = layout.find(name)
+        if spec is None:
+            continue  # which the server refuses
+        if shape != spec.shape:
+            raise ClientError(
+                f"the update does not fit the model: tensor {name!r} has shape {list(shape)} "
+                f"instead of {list(spec.shape)}; send tensors of the received shapes"
+            )
+        if dtype != spec.dtype:
+            raise ClientError(
+                f"the update does not fit the model: tensor {name!r} has dtype {dtype} instead of "
+                f"{spec.dtype}; convert it before send(), or build the model in that dtype"
+            )
+
+
+def clones(tensors: Params) -> Params:
+    """Return copies of tensors by name; names of one tensor are names of one copy."""
+    made: dict[int, Any] = {}
+    for value in tensors.values():
+        if id(value) not in made:
+            if isinstance(value, np.ndarray):
+                made[id(value)] = value.copy()
+            else:
+                made[id(value)] = value.detach().clone()
+    return {name: made[id(value)] for name, value in tensors.items()}
+
+
+class Piece(NamedTuple):
+    """Copy of one tensor.
+
+    Attributes:
+        name: Name of the tensor.
+        dtype: Code of its dtype in the safetensors format.
+        shape: Its shape.
+        data: Its bytes, in C order.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+def read_pieces(source: Source) -> list[Piece]:
+    """Return copies of the tensors of a body."""
+    scratch = Scratch()
+
+    def data(spec: TensorInfo) -> bytes:
+        views = views_of(source, spec.start, spec.stop, scratch) if spec.nbytes else ()
+        return b"".join(views)
+
+    return [Piece(spec.name, spec.dtype, spec.shape, data(spec)) for spec in source.layout.tensors]
+
+
+def copied(params: Params, tied: Mapping[str, str] | None) -> list[Piece]:
+    """Return copies of an update's tensors, each group of tied tensors once.
+
+    Args:
+        params: Tensors of the update, by name.
+        tied: Tied names of the model: name of the stored tensor by alias; None to detect ties.
+
+    Raises:
+        LayoutError: A value cannot be streamed, or tied names hold different values; the message
+            names them.
+    """
+    kept, _ = distinct_views(params, tied)
+    return [Piece(name, each.code, each.shape, each.tobytes()) for name, each in kept.items()]
+
+
+class Bundle:
+    """Copies of the updates of several sites in one body, each tensor named ``<index>/<name>``.
+
+    Attributes:
+        count: Number of updates.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, Piece] = {}
+        self.count = 0
+
+    def add(self, pieces: Iterable[Piece]) -> None:
+        """Add the update of the next site."""
+        self._pieces |= {f"{self.count}/{piece.name}": piece for piece in pieces}
+        self.count += 1
+
+    def source(self) -> BufferSource:
+        """Return all updates as one body in contiguous memory, and empty the bundle."""
+        layout = Layout.of((name, piece.dtype, piece.shape) for name, piece in self._pieces.items())
+        body = bytearray(layout.nbytes)
+        for spec in layout.tensors:
+            # Released one by one, so that memory never holds all of them twice.
+            body[spec.start : spec.stop] = self._pieces.pop(spec.name).data
+        return BufferSource(layout, memoryview(body))

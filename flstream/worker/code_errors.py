@@ -1,0 +1,94 @@
+"""Running training code: what it has raised is told in a sentence, with a traceback in the log."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from flstream.client.site_folder import explain_path
+from flstream.debugging import code_failed
+from flstream.text import MOST_OF_AN_ERROR, shortened
+from flstream.worker.worker_info import WorkerInfo
+
+
+class CodeFailure(NamedTuple):
+    """Why training code has failed.
+
+    Attributes:
+        reason: Clause that says why.
+        exit_code: Status with which it ended itself; None if it did not.
+    """
+
+    reason: str
+    exit_code: int | None = None
+
+
+def run_code(
+    run: Callable[[], CodeFailure | None], source: Path, info: WorkerInfo, site: str
+) -> CodeFailure | None:
+    """Run training code, whatever it raises. A child that the code has forked ends here.
+
+    Args:
+        run: Function that runs the code, and returns why it failed if it did not raise that.
+        source: Path of the code's file.
+        info: Facts about the run and the worker.
+        site: Name of the site.
+
+    Returns:
+        Why it failed; None if it did not.
+    """
+    pid = os.getpid()
+    try:
+        failure = run()
+    except BaseException as error:
+        log_traceback(error)
+        folder = f"{info.sites_folder}/{site}"
+        reason = sentence(error, source) + explain_path(error, info.job_folder, folder)
+        failure = CodeFailure(reason)
+    if os.getpid() != pid:
+        os._exit(0 if failure is None else 1)
+    return failure
+
+
+def log_traceback(error: BaseException) -> None:
+    """Print the traceback of what training code has raised.
+
+    Where the log is on a full disk it is left out: the exception itself must not be lost with it.
+    """
+    with suppress(OSError):
+        code_failed(error)
+
+
+def sentence(error: BaseException, source: Path) -> str:
+    """Return a sentence that describes an exception, with the line of the training code.
+
+    Args:
+        error: The exception.
+        source: Path of the training code's file.
+    """
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == str(source)
+    ]
+    where = f"{source.name}, line {lines[-1]}" if lines else source.name
+    # On one line: torch lists what does not fit on lines of their own.
+    text = shortened(" ".join(_message(error).split()), MOST_OF_AN_ERROR)
+    message = f": {text}" if text else ""
+    return f"{where} raised {type(error).__name__}{message}"
+
+
+def _message(error: BaseException) -> str:
+    """Return the message of an exception as text that can be sent; empty if it cannot be had.
+
+    The code of an exception may fail, too, and its text have half of a surrogate pair.
+    """
+    try:
+        text = str(error)
+    except Exception:
+        return ""
+    return text.encode(errors="backslashreplace").decode()

@@ -1,0 +1,140 @@
+"""The bodies that travel with a model, as training code has them: mappings of tensors in ``meta``.
+
+A body has a number for each float of the model. Training code that walks over a state dict expects
+all of its names, so a received body also has zeros for the model's integers and bools; and what is
+sent may have them, of which nothing is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from flstream.errors import ClientError
+from flstream.model.copy import copy
+from flstream.model.joined import MAIN, ZeroSource, joint_name, part_layout, split
+from flstream.model.layout import Layout
+from flstream.model.memory import Framework, MemoryBody, Params
+from flstream.worker.watched import WatchedValues
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+RECEIVED_AS: dict[str, str] = {}
+"""Further names of received bodies in ``meta``, which scripts of another framework look for."""
+
+SENT_AS: dict[str, str] = {}
+"""Further names of sent bodies in ``meta``, which scripts of another framework give them."""
+
+
+def without_tensors(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a model that are no bodies, which are let go of with its params."""
+    if isinstance(meta, WatchedValues):
+        return meta.without(_is_body)
+    return {key: value for key, value in meta.items() if not _is_body(value)}
+
+
+def _is_body(value: object) -> bool:
+    return isinstance(value, Mapping) and any(hasattr(each, "shape") for each in value.values())
+
+
+class JoinedBodies:
+    """The bodies that are joined with the model of a task.
+
+    Args:
+        names: Their names.
+        joint: Layout of the joint body.
+
+    Attributes:
+        model: Layout of the model alone.
+    """
+
+    def __init__(self, names: Sequence[str], joint: Layout) -> None:
+        self._names = names
+        self.model = part_layout(joint, MAIN, names) if names else joint
+        self._layouts = {name: part_layout(joint, name, names) for name in names}
+
+    def taken_apart(
+        self, tensors: Params, framework: Framework
+    ) -> tuple[Params, Mapping[str, Params]]:
+        """The model's tensors, and those of the bodies beside it by name.
+
+        Args:
+            tensors: Tensors of the joint body, by name and alias.
+            framework: Kind of the zeros that stand for integers and bools.
+        """
+        if not self._names:
+            return tensors, {}
+        parts = split(tensors, self._names)
+        params = parts.pop(MAIN)
+        layout, bodies = self.model, dict[str, Params]()
+        for name, part in parts.items():
+            zeros = layout.subset(layout.by_name.keys() - part.keys(), ())
+            body = MemoryBody.allocate(zeros, framework)
+            copy(ZeroSource(zeros), body)
+            whole = {**part, **body.tensors}
+            whole |= {alias: whole[own] for alias, own in layout.aliases.items()}
+            bodies[name] = bodies[RECEIVED_AS.get(name, name)] = whole
+        return params, bodies
+
+    def put_together(
+        self, params: Params, meta: Mapping[str, Any], selected: Collection[str] | None
+    ) -> Params:
+        """An update with what is sent beside it, as tensors of one body.
+
+        Args:
+            params: Tensors of the update.
+            meta: The answer's values, among them a mapping of tensors for each body.
+            selected: Names of the model's tensors that are aggregated; None for all.
+
+        Raises:
+            ClientError: A body is missing, lacks a tensor, or has one that the model lacks; the
+                message names it.
+        """
+        joint: dict[str, Any] = dict(params)
+        for name, layout in self._layouts.items():
+            sent = meta.get(name, meta.get(SENT_AS.get(name, name)))
+            if not isinstance(sent, Mapping):
+                raise ClientError(
+                    f"the answer has no tensors in meta[{name!r}], which the workflow folds beside "
+                    f"the params; send a mapping by the names of the received meta[{name!r}]"
+                )
+            for own, value in sent.items():
+                kept = layout.aliases.get(own, own)
+                if kept in layout.by_name:
+                    if selected is None or kept in selected:
+                        joint[joint_name(name, own)] = value
+                elif self.model.aliases.get(own, own) not in self.model.by_name:
+                    raise ClientError(
+                        f"meta[{name!r}] has a tensor {own!r}, which the model lacks; send tensors "
+                        "by the names of the model's"
+                    )
+            due = layout.by_name.keys() if selected is None else layout.by_name.keys() & selected
+            have = {layout.aliases.get(own, own) for own in sent}
+            if missing := sorted(due - have):
+                raise ClientError(
+                    f"meta[{name!r}] lacks the tensor {missing[0]!r}; send one for each float of "
+                    "the model"
+                )
+        return joint
+
+    def rest(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of an answer that are no bodies."""
+        known = {*self._layouts, *(SENT_AS.get(name, name) for name in self._layouts)}
+        return {key: value for key, value in meta.items() if key not in known}
+
+    def beside(self, own: MemoryBody, framework: Framework) -> MemoryBody:
+        """A body over existing memory for the model, and new memory for the others.
+
+        Args:
+            own: Memory of the model.
+            framework: Kind of the new tensors.
+        """
+        if not self._names:
+            return own
+        tensors = dict(own.tensors)
+        for name, layout in self._layouts.items():
+            new = MemoryBody.allocate(layout, framework).tensors
+            tensors |= {joint_name(name, each): value for each, value in new.items()}
+        return MemoryBody.of(tensors, writable=True)

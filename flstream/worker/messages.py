@@ -1,0 +1,271 @@
+"""The messages between the server and a worker: a task, and what came of it.
+
+They travel on a channel of their own, beside the two that carry bodies. A worker answers a task
+with, in this order: ``Acknowledged`` once it has the task, ``HostLost`` each time that a peer does
+not deliver the model, whereupon the task is sent again, ``Received`` once the model is there,
+``Failed`` and ``Logged`` as they happen, and one ``Answered``. Each site of the task is either in
+the worker's answer or in one ``Failed``. A process whose script has raised ends with ``Failed`` and
+``Goodbye`` instead.
+
+A worker that is lost before ``Acknowledged`` has failed nobody: the task is given again.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from flstream.runs.state_versions import StateVersion
+from flstream.telemetry.events import Transfer
+
+TaskKind = Literal["train", "evaluate", "submit_model"]
+
+EVALUATE: Literal["evaluate"] = "evaluate"
+"""The task to score a model."""
+
+SUBMIT_MODEL: Literal["submit_model"] = "submit_model"
+"""The task to send a model of the site's own. It comes without a model."""
+
+MODEL = "model"
+"""The name of the body that every training task and answer has."""
+
+LAYOUT = "layout"
+"""The name of the body with a model's header, which tells the layout of one that comes encoded."""
+
+
+class SiteTask(msgspec.Struct, frozen=True):
+    """One site's part of a task.
+
+    Attributes:
+        site: Name of the site.
+        index: Its place among all sites, from 0.
+        seed: Seed of its random numbers during the task, 63 bits.
+        state: Version of its own files to begin with; None for an empty folder.
+    """
+
+    site: str
+    index: int
+    seed: int
+    state: StateVersion | None = None
+
+
+class Task(msgspec.Struct, tag=True, frozen=True):
+    """Server: fetch the model, once, and train or evaluate it for one site after another.
+
+    A task to submit a model comes with none.
+
+    Attributes:
+        kind: What to do.
+        effect: Number of the workflow's effect that asks for it.
+        round: Number of the round, from 1.
+        total_rounds: Rounds of the job.
+        bodies: Token of each body on offer, by its name.
+        model: Name of the model, its digest, by which both sides know that they have it.
+        sites: One or more. With more than one, each works on a copy of the model, so this is for
+            models that are small.
+        keeps_state: Whether what the sites leave in their state is kept. A task that is repeated
+            for the sake of its updates has kept it already.
+        oldest: Number of the earliest effect that the run may go back to, of whose sites' states
+            nothing is removed.
+        meta: Payload message of the values that the workflow sends along; empty for none.
+        order: Order in which training code is to find the tensors; see
+            :mod:`flstream.model.order`.
+        joined: Names of the bodies that are joined with the model into one, and with the update
+            that is to be sent; see :mod:`flstream.model.joined`.
+        host: Name of the peer that offers the bodies; empty for the server.
+        folder: Folder in which the worker writes the update as a file; empty where it is offered.
+        mapped: Whether the descriptor of the model's checkpoint was handed over, so that the model
+            is mapped instead of fetched.
+    """
+
+    kind: TaskKind
+    effect: int
+    round: int
+    total_rounds: int
+    bodies: dict[str, bytes]
+    sites: list[SiteTask]
+    keeps_state: bool = True
+    oldest: int = 0
+    meta: bytes = b""
+    order: str = ""
+    joined: list[str] = []
+    host: str = ""
+    folder: str = ""
+    model: str = ""
+    mapped: bool = False
+
+
+class Stop(msgspec.Struct, tag=True, frozen=True):
+    """Server: there is nothing more to do."""
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    """Worker: the process has done its imports, and waits for tasks.
+
+    Attributes:
+        pid: Pid of the process in which the training code has the tasks.
+        idle_rss: RSS of all of the worker's processes, in bytes.
+        others: Pids of the worker's other processes; none where there is one alone.
+    """
+
+    pid: int
+    idle_rss: int
+    others: list[int] = []
+
+
+class Acknowledged(msgspec.Struct, tag=True, frozen=True):
+    """Worker: the task of this effect is taken up; what goes wrong from here on is the sites'."""
+
+    effect: int
+
+
+class Began(msgspec.Struct, tag=True, frozen=True):
+    """Worker: a site's turn begins. It is sent where a task is for several sites."""
+
+    effect: int
+    site: str
+
+
+class Received(msgspec.Struct, tag=True, frozen=True):
+    """Worker: the model has arrived.
+
+    Attributes:
+        effect: Number of the task's effect.
+        cost: Cost of fetching it.
+    """
+
+    effect: int
+    cost: Transfer
+
+
+class HostLost(msgspec.Struct, tag=True, frozen=True):
+    """Worker: the peer that offers the model is lost; the task is to be sent with another one.
+
+    Attributes:
+        effect: Number of the task's effect.
+        reason: Clause that says why the model did not arrive.
+    """
+
+    effect: int
+    reason: str
+
+
+class WrittenUpdate(msgspec.Struct, frozen=True):
+    """An update that the worker has written to a file.
+
+    Attributes:
+        digest: Digest of its body.
+        cost: Its bytes, and the seconds that it took.
+    """
+
+    digest: str
+    cost: Transfer
+
+
+class SiteAnswer(msgspec.Struct, frozen=True):
+    """What a site answers beside its bodies.
+
+    Attributes:
+        site: Name of the site.
+        weight: Its share in a mean, before dividing by the sum of all; see
+            :mod:`flstream.worker.weight`.
+        metrics: Numbers by name, of the model that it received or of its training.
+        params_type: Whether the body has the weights or their difference from the model.
+        framework: What the body was made of.
+        partial: Whether the body may lack tensors of the model.
+        has_params: Whether the site sent a model, also where only metrics were asked for; not if
+            its code does not know of the task to submit one.
+        state: Version of its own files after the task; None where it has kept none in it.
+        meta: Payload message of the values that it sent along; empty for none.
+        unread: Names of what the workflow sent along for its training, and its code has not read.
+        asks: Kinds of task that its code told from trainings during the task.
+    """
+
+    site: str
+    weight: float
+    metrics: dict[str, float]
+    params_type: Literal["FULL", "DIFF"] = "FULL"
+    framework: Literal["pytorch", "numpy"] = "pytorch"
+    partial: bool = False
+    has_params: bool = False
+    state: StateVersion | None = None
+    meta: bytes = b""
+    unread: list[str] = []
+    asks: list[str] = []
+
+
+class Answered(msgspec.Struct, tag=True, frozen=True):
+    """Worker: the answers of these sites.
+
+    Attributes:
+        effect: Number of the effect whose task is answered.
+        bodies: Token of each body on offer, by its name, until the token is settled; none for an
+            evaluation, or where every site has failed. If the task
+            was for one site, a body has the tensors under their own names. If it was for several,
+            they are named ``<index>/<name>`` with the site's place among those that sent a model,
+            and tensors that the model ties are there once.
+        sites: In the order of the task.
+        written: What is in the task's folder instead of on offer, in a task for one site; None
+            where nothing is.
+        copied: Bytes of a mapped model's pages that training wrote to, each of which was then
+            copied; 0 for a model that was not mapped, or is small.
+    """
+
+    effect: int
+    bodies: dict[str, bytes]
+    sites: list[SiteAnswer]
+    written: WrittenUpdate | None = None
+    copied: int = 0
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """Worker: a site has failed in a task.
+
+    Attributes:
+        site: Name of the site; empty where the process itself cannot go on.
+        effect: Number of the task's effect; 0 where the process itself cannot go on.
+        reason: One sentence that says why.
+        exit_code: Status with which the training code ended its process, or minus the signal that
+            killed it; None if it did not end so.
+        has_died: Whether a process has ended without an error of the training code. Before the
+            first task another process may do better.
+    """
+
+    site: str
+    effect: int
+    reason: str
+    exit_code: int | None = None
+    has_died: bool = False
+
+
+class Logged(msgspec.Struct, tag=True, frozen=True):
+    """Worker: a site logged a value.
+
+    Attributes:
+        round: Round of its task; 0 before the first one.
+        site: Name of the site.
+        key: Name of the value.
+        value: The number; None for text.
+        step: Step of the site's own, such as a count of batches; None where it gave none.
+        text: The text; None for a number.
+    """
+
+    round: int
+    site: str
+    key: str
+    value: float | None
+    step: int | None = None
+    text: str | None = None
+
+
+class Goodbye(msgspec.Struct, tag=True, frozen=True):
+    """Worker: the process ends, and this was its peak RSS in bytes."""
+
+    peak_rss: int
+
+
+ToWorker = Task | Stop
+FromWorker = (
+    Ready | Acknowledged | Began | Received | HostLost | Answered | Failed | Logged | Goodbye
+)

@@ -1,0 +1,174 @@
+"""Execution of tasks by a script: run once in a site's process, or once for each site and task."""
+
+from __future__ import annotations
+
+import gc
+import os
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from flstream.client.seeding import seed_everything, start_seed
+from flstream.client.session import enter
+from flstream.client.site_folder import enter_work_folder
+from flstream.worker.code import ScriptCode
+from flstream.worker.code_errors import CodeFailure, run_code
+from flstream.worker.no_params import NO_MODEL
+from flstream.worker.session import Session
+from flstream.worker.site_turns import serve_turns
+from flstream.worker.task_execution import TaskExecution
+from flstream.worker.worker import Worker
+from flstream.worker.worker_info import WorkerInfo
+
+_TAIL_BYTES = 4096
+_UNANSWERED = "{name} ended without answering the task; send() an FLModel for each task"
+
+
+def serve_own_site(worker: Worker, script: ScriptCode) -> None:
+    """Run the script once, in a site's own process; it asks for tasks itself.
+
+    Args:
+        worker: The worker.
+        script: The script and its arguments.
+    """
+    _prepare(script.path)
+    while True:
+        session = Session(worker)
+        enter(session)
+        failure = run_session(session, script.path, _words(script, worker.info, session.site))
+        if failure is None or not session.has_declined:
+            break
+        # The task is answered, and the next one may be another kind.
+    if failure is not None:
+        session.fail(failure)
+
+
+def run_session(session: Session, script: Path, words: Sequence[str]) -> CodeFailure | None:
+    """Run the script once, which is to answer all tasks that its session has for it.
+
+    Args:
+        session: The session.
+        script: Path of the script.
+        words: Words of its command line.
+
+    Returns:
+        Why it failed; None if it did not.
+    """
+    info, site = session.worker.info, session.site
+    failure = run_script(script, words, info, site, lambda: session.is_declined)
+    if failure is None and session.kind is not None:
+        failure = CodeFailure(_UNANSWERED.format(name=script.name))
+    if session.is_declined:
+        session.decline()
+    return failure
+
+
+def serve_sites(worker: Worker, script: ScriptCode) -> None:
+    """Run the script once for each site and task, until the server stops the worker.
+
+    Imported modules stay in memory from one run of the script to the next; its variables do not.
+
+    Args:
+        worker: The worker.
+        script: The script and its arguments.
+    """
+    _prepare(script.path)
+    worker.ready()
+    worker.expect_imports()
+    imported = False
+
+    def run(execution: TaskExecution) -> CodeFailure | None:
+        nonlocal imported
+        session = Session(worker, execution)
+        enter(session)
+        words = _words(script, worker.info, session.site)
+        failure = run_session(session, script.path, words)
+        # The script's functions and variables refer to each other in cycles, so its model would
+        # stay in memory beside the next one.
+        gc.collect()
+        if not imported:
+            # The imported modules are left: scanning them takes tens of milliseconds each time.
+            gc.freeze()
+            imported = True
+        return failure
+
+    serve_turns(worker, run)
+
+
+def _prepare(script: Path) -> None:
+    sys.path.insert(0, str(script.parent))
+
+
+def _words(code: ScriptCode, info: WorkerInfo, site: str) -> list[str]:
+    return code.words(info.site_args.get(site, {}))
+
+
+def run_script(
+    script: Path,
+    words: Sequence[str],
+    info: WorkerInfo,
+    site: str,
+    is_declined: Callable[[], bool] = lambda: False,
+) -> CodeFailure | None:
+    """Run a script as the interpreter would, in the folder that a site works in.
+
+    Args:
+        script: Path of the script.
+        words: Words of its command line.
+        info: Facts about the run and the worker.
+        site: Name of the site.
+        is_declined: Whether what it raises only says that it does not know of its task.
+
+    Returns:
+        Why it failed; None if it did not.
+    """
+    sys.argv = [str(script), *words]
+
+    def run() -> CodeFailure | None:
+        with suppress(OSError):  # its tasks fail for the same reason
+            enter_work_folder(info.sites_folder, site)
+        # Until its first task, which has a seed of its own.
+        seed_everything(start_seed(info.seed, site))
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as error:
+            return _exit_failure(error.code, script)
+        except Exception:
+            if not is_declined():
+                raise
+            return CodeFailure(NO_MODEL)
+        return None
+
+    return run_code(run, script, info, site)
+
+
+def _exit_failure(code: object, script: Path) -> CodeFailure | None:
+    """Say how a script ended itself; None if nothing was wrong."""
+    if code in (None, 0):
+        return None
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+        return CodeFailure(f"{script.name} ended itself: {code}", 1)  # as the interpreter does
+    sys.stderr.flush()
+    # argparse ends so, and has just printed what is wrong with the arguments.
+    complaint = last_line(Path("/proc/self/fd/2")) if code == 2 else ""
+    reason = f"{script.name} exited with status {code}" + (f": {complaint}" if complaint else "")
+    return CodeFailure(reason, code & 0xFF if isinstance(code, int) else 1)
+
+
+def last_line(path: Path, start: int = 0) -> str:
+    """Return the last line of a text file that is not blank; empty without one.
+
+    Args:
+        path: Path of the file.
+        start: Bytes at the beginning of the file that do not count.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(max(start, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

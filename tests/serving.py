@@ -1,0 +1,208 @@
+"""A server that a worker can be tried against: real pipes, real downloads, no workflow."""
+
+from __future__ import annotations
+
+import textwrap
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+from flstream.engines.engine import WorkerSockets, worker_socket_pairs
+from flstream.errors import ChannelClosedError
+from flstream.model.memory import Framework, MemoryBody, Params
+from flstream.runs.state_versions import StateVersion
+from flstream.streaming.download import RemoteSource, download
+from flstream.streaming.receiver import Receiver
+from flstream.streaming.service import DownloadService
+from flstream.streaming.settings import DEFAULT_LIMITS, StreamSettings
+from flstream.telemetry.events import SERVER
+from flstream.transport.channel import Channel
+from flstream.transport.messages import MessageChannel
+from flstream.worker.messages import (
+    MODEL,
+    Acknowledged,
+    Answered,
+    Failed,
+    FromWorker,
+    SiteTask,
+    Stop,
+    Task,
+    TaskKind,
+    ToWorker,
+)
+from flstream.worker.peers import Peers
+from flstream.worker.worker import Selection, Worker
+from flstream.worker.worker_info import WorkerInfo
+
+PEER = "worker"
+# Seconds: whoever is asked may have to import torch first, beside other tests.
+PATIENCE = 60.0
+SETTINGS = StreamSettings(request_timeout=PATIENCE)
+MessageT = TypeVar("MessageT")
+
+
+def write(folder: Path, text: str) -> Path:
+    """Put a script or a learner into a folder."""
+    path = folder / "client.py"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def worker_info(
+    sites_folder: Path,
+    site: str | None = None,
+    *,
+    exchange_format: Framework = "pytorch",
+    exclude: tuple[str, ...] = (),
+    optimizer_state: Literal["reset", "local"] | None = None,
+) -> WorkerInfo:
+    return WorkerInfo(
+        name=site or "worker-1",
+        site=site,
+        index=None if site is None else 0,
+        job="test",
+        clients=9,
+        rounds=5,
+        seed=3,
+        sites_folder=str(sites_folder),
+        gpus=None,
+        job_folder=str(sites_folder.parent),
+        site_args={},
+        model_args={},
+        alias=None,
+        exchange_format=exchange_format,
+        streaming=SETTINGS,
+        include=[".*"],
+        exclude=list(exclude),
+        optimizer_state=optimizer_state,
+    )
+
+
+class Server:
+    """The server's end of a link to one worker."""
+
+    def __init__(self, end: WorkerSockets) -> None:
+        self.control: MessageChannel[FromWorker] = MessageChannel(end.control, PEER, FromWorker)
+        self.up = Receiver(Channel(end.up, PEER), PEER)
+        self.service = DownloadService()
+        self.service.attach(Channel(end.down, PEER), PEER)
+        self._end = end
+        self.heard: list[FromWorker] = []
+        self.acknowledged: list[int] = []
+        self._states: dict[str, StateVersion] = {}
+
+    def ask(
+        self,
+        kind: TaskKind,
+        params: Params,
+        *sites: str,
+        round_number: int = 1,
+        token: bytes | None = None,
+        **more: Any,
+    ) -> None:
+        """Send a task; a site's seed is its number. A token may name another model, or none.
+
+        Further arguments are fields of the task.
+        """
+        ref = self.service.offer(MemoryBody.of(params), [PEER])
+        numbers = {name: int(name.removeprefix("site-")) for name in sites}
+        named = [SiteTask(name, n - 1, n, self._states.get(name)) for name, n in numbers.items()]
+        bodies = {MODEL: token or ref.token}
+        # Effects are numbered as rounds are: a test asks for one task of a kind in each.
+        task = Task(kind, round_number, round_number, 5, bodies, named, **more)
+        self.control.send(task)
+
+    def hear(self, kind: type[MessageT]) -> MessageT:
+        """The next message of a kind; those before it are in ``heard``."""
+        self.heard = []
+        while not isinstance(message := self.control.receive(PATIENCE), kind):
+            if isinstance(message, Acknowledged):
+                self.acknowledged.append(message.effect)
+            else:
+                self.heard.append(message)
+        if isinstance(message, Answered):
+            self._states |= {
+                each.site: each.state for each in message.sites if each.state is not None
+            }
+        return message
+
+    def failures(self) -> list[tuple[str, int, str]]:
+        """Of the messages heard: who failed, when and why."""
+        return [(m.site, m.effect, m.reason) for m in self.heard if isinstance(m, Failed)]
+
+    def fetch(self, answer: Answered) -> dict[str, Any]:
+        """Download an update, which settles its ref."""
+        body = download(RemoteSource(self.up, answer.bodies[MODEL], SETTINGS), MemoryBody.allocate)
+        return body.tensors
+
+    def close(self) -> None:
+        """Be gone, as for the worker."""
+        self.service.close()
+        self._end.close()
+
+    def train(self, params: Params, *sites: str, round_number: int = 1, **more: Any) -> Answered:
+        """Have sites train, and take what they send."""
+        self.ask("train", params, *sites, round_number=round_number, **more)
+        return self.hear(Answered)
+
+    def evaluate(self, params: Params, *sites: str, round_number: int = 1, **more: Any) -> Answered:
+        """Have sites evaluate."""
+        self.ask("evaluate", params, *sites, round_number=round_number, **more)
+        return self.hear(Answered)
+
+
+class Serving:
+    """A worker on a thread of its own, and the server that it works for.
+
+    Use it as a context manager; leaving it stops the worker.
+    """
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        serve: Callable[[Worker], None],
+        selection: Selection | None = None,
+    ) -> None:
+        self._ours, self._theirs = worker_socket_pairs()
+        self.server = Server(self._ours)
+        self.turns: list[str | None] = []
+        self.error: BaseException | None = None
+        self._info, self._serve, self._selection = info, serve, selection
+        self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        with suppress(ChannelClosedError):  # it may have ended by itself
+            self.server.control.send(Stop())
+        self._ours.up.close()  # nobody fetches what is still on offer
+        self.join()
+        self.server.close()
+        if kind is None and self.error is not None:
+            raise self.error
+
+    def join(self) -> None:
+        """Wait until the worker has ended."""
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        end = self._theirs
+        control: MessageChannel[ToWorker] = MessageChannel(end.control, SERVER, ToWorker)
+        with (
+            DownloadService() as service,
+            closing(Peers(end.peers, service, DEFAULT_LIMITS)) as peers,
+        ):
+            service.attach(Channel(end.up, SERVER), SERVER)
+            down = Receiver(Channel(end.down, SERVER), SERVER)
+            turn = self.turns.append
+            worker = Worker(self._info, control, down, service, peers, self._selection, turn)
+            try:
+                self._serve(worker)
+            except BaseException as error:
+                self.error = error
+        end.close()

@@ -1,0 +1,105 @@
+"""Learners and scripts written for a test, and a worker that runs them."""
+
+from __future__ import annotations
+
+import gc
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import Server, Serving, worker_info, write
+
+from flstream.engines.engine import worker_socket_pairs
+from flstream.engines.processes import ProcessHost
+from flstream.runs.run_directory import RunDirectory
+from flstream.worker.code import LearnerCode, ScriptCode, TrainCode
+from flstream.worker.run_learner import serve_learner
+from flstream.worker.run_script import serve_own_site, serve_sites
+
+Serve = Callable[..., Serving]
+Start = Callable[..., Server]
+
+WORKER_MAIN = "flstream.simulation.worker_process:worker_main"
+
+
+@pytest.fixture(autouse=True)
+def _as_if_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What running training code changes in this process is put back."""
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(Path.cwd())
+    monkeypatch.setattr("flstream.client.session._session", None)
+    modules = set(sys.modules)
+    yield
+    for name in set(sys.modules) - modules:
+        if name in ("client", "helper"):
+            del sys.modules[name]
+    gc.unfreeze()
+
+
+@pytest.fixture
+def learner(tmp_path: Path) -> Serve:
+    """Serve with the class ``Mine`` of a text."""
+
+    def serve(text: str, selection: Any = None, args: Any = None, **info: Any) -> Serving:
+        code = LearnerCode(f"{write(tmp_path, text)}:Mine", args or {})
+        known = worker_info(tmp_path / "sites", **info)
+        return Serving(known, lambda worker: serve_learner(worker, code), selection)
+
+    return serve
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Serve:
+    """Serve with a script; with ``site``, as that site's own process."""
+
+    def serve(text: str, *args: str, selection: Any = None, **info: Any) -> Serving:
+        code = ScriptCode(write(tmp_path, text), shlex.join(args))
+        known = worker_info(tmp_path / "sites", **info)
+        run = serve_sites if known.site is None else serve_own_site
+        return Serving(known, lambda worker: run(worker, code), selection)
+
+    return serve
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[ProcessHost]:
+    with ProcessHost() as host:
+        yield host
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create("test", tmp_path / "run")
+
+
+@pytest.fixture
+def start_worker(host: ProcessHost, run: RunDirectory) -> Iterator[Start]:
+    """Start a worker's process, for one site or for all; at the end it is gone."""
+    servers, processes = [], []
+
+    def start(code: TrainCode, site: str | None = None, **more: Any) -> Server:
+        ours, theirs = worker_socket_pairs()
+        info = worker_info(run.sites, site, **more)
+        process = host.start(
+            "worker",
+            "flstream.simulation.worker_process:worker_main",
+            info,
+            run,
+            code,
+            1,
+            theirs,
+        )
+        theirs.close()
+        servers.append(Server(ours))
+        processes.append(process)
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+    for process in processes:  # once its server is gone, a worker ends by itself
+        assert process.exit_code(20.0) is not None
