@@ -15,6 +15,7 @@ from flstream.model.memory import BufferSource
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.state_versions import StateVersion
 from flstream.runs.summary import Summary
+from flstream.server.effects import encode_result
 from flstream.server.round_totals import FoldResult
 from flstream.server.training import TaskCost, TrainResult
 from flstream.telemetry.event_log import EventLog
@@ -36,7 +37,6 @@ from flstream.telemetry.events import (
     Transfer,
     Warned,
 )
-from flstream.telemetry.exact import encode_exact
 
 SITES = ["site-1", "site-2"]
 WARNING = "the sites train when they are asked to evaluate"
@@ -78,7 +78,7 @@ def record(effect: int, name: str, number: int, result: Any, **more: Any) -> Eff
         round=number,
         request=f"{name} in round {number}",
         arguments="a" * 32,
-        result=encode_exact(result),
+        result=encode_result(result),
         **more,
     )
 
@@ -90,9 +90,10 @@ def train_record(
     sites: list[str] = SITES,
 ) -> EffectDone:
     """The record of a training whose updates were read."""
-    answers = {site: (1.0, {"loss": 1 / number}, b"") for site in sites}
-    result = TrainResult(answers, states or {}, {}, [], TaskCost())
-    return record(effect, "train", number, result.plain())
+    count = len(sites)
+    columns = (sites, [1.0] * count, [{"loss": 1 / number}] * count, [b""], [0] * count)
+    result = TrainResult(*columns, states or {}, {}, [], TaskCost())
+    return record(effect, "train", number, result)
 
 
 def fold_record(
@@ -106,7 +107,7 @@ def fold_record(
     refused = refused or {}
     weights = {site: 1.0 for site in sites if site not in refused}
     result = FoldResult(weights, {"loss": 1.0}, refused, 1.0, 2.0, Transfer(), [(trained, sites)])
-    return record(effect, "fold", model.round, result.plain(), model=model)
+    return record(effect, "fold", model.round, result, model=model)
 
 
 def folded(number: int) -> EffectDone:

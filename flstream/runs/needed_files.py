@@ -39,11 +39,11 @@ def needed_states(records: Sequence[EffectDone]) -> list[tuple[str, StateVersion
     newest: dict[str, StateVersion] = {}
     for record in records:
         result: Any = decode_exact(record.result)
-        trained = result if record.name in ("train", "next") else (result or {}).get("train")
+        trained = result if record.name == "train" else (result or {}).get("train")
         if trained is None:
             continue
         # Only what was trained in the fold itself goes back with an update that it refused.
-        refused = () if trained is result else result["refused"]
+        refused = result.get("refused", ())
         for site, (effect, digest) in trained["states"].items():
             if site not in refused:
                 newest[site] = StateVersion(effect, digest)
@@ -64,7 +64,7 @@ def needed_updates(
         if record.name in ("train", "next"):
             result: Any = decode_exact(record.result)
             number = result.get("start", record.effect)
-            for site, (digest, *_) in result["files"].items():
+            for site, (digest, *_) in result.get("train", result)["files"].items():
                 waiting[number, site] = WaitingUpdate(number, site, digest, is_certain=True)
         elif record.model is not None:
             # Those that the program refers to no more are gone from here on.

@@ -10,7 +10,9 @@ Columns = Mapping[str, Sequence[float | None]]
 """By metric, the values in the order of the sites; None or NaN for a site without one."""
 
 
-def columns_of(sites: Sequence[str], metrics: Mapping[str, Mapping[str, float]]) -> Columns:
+def columns_of(
+    sites: Sequence[str], metrics: Mapping[str, Mapping[str, float]]
+) -> dict[str, list[float | None]]:
     """The columns of what sites have found, so that the names of the sites are written once.
 
     Args:

@@ -1,8 +1,8 @@
 """The sites' own states in a run directory, which the sites keep by themselves.
 
-See :mod:`flstream.runs.state_versions`. A run only has to see that those it goes on from are there, and to
-take back the state of a site whose update turned out to be of no use. Those of effects that are
-void stay until the effects are done again: they come to the same, or go then.
+See :mod:`flstream.runs.state_versions`. A run only has to see that those it goes on from are there,
+and to take back the state of a site whose update turned out to be of no use. Those of effects that
+are void stay until the effects are done again: they come to the same, or go then.
 """
 
 from __future__ import annotations

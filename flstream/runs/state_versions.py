@@ -38,7 +38,7 @@ _UNFINISHED = re.compile(r"(effect|evaluate)-[0-9]{4,18}(?:\.[0-9a-f]{32})?\.tmp
 _SUFFIX = ".tmp"
 
 
-class StateVersion(msgspec.Struct, frozen=True):
+class StateVersion(msgspec.Struct, frozen=True, array_like=True):
     """What a site's state was after one of its trainings.
 
     Attributes:

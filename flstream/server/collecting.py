@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from flstream.aggregation.adoption import adopting, write_site_model
 from flstream.aggregation.steps import plan_step
@@ -33,6 +34,20 @@ from flstream.worker.meta import pack_values
 _NONE_SENT = "it has sent no model that became part of another"
 # What NVFlare's scripts look at to know which of their models is meant.
 _ASKED_FOR = {"submit_model_name": "best_model"}
+
+
+class CollectResult(msgspec.Struct, frozen=True):
+    """What came of a collection, as the journal keeps it.
+
+    Attributes:
+        models: By site, the digest of its model.
+        failures: By site, the reason why there is none.
+        failed: Those of them that failed in the task.
+    """
+
+    models: dict[str, str]
+    failures: dict[str, str]
+    failed: list[str]
 
 
 class ModelCollection:
@@ -67,7 +82,7 @@ class ModelCollection:
         sites: Sequence[str],
         tasks: Mapping[str, SiteTask],
         seconds: float,
-    ) -> dict[str, Any]:
+    ) -> CollectResult:
         """Collect the model of each site.
 
         Args:
@@ -77,10 +92,6 @@ class ModelCollection:
             sites: The sites, in order.
             tasks: The parts of those that may know of the task.
             seconds: How long a site may take.
-
-        Returns:
-            Digests of the ``models`` and ``failures``, by site, and the sites that ``failed`` in
-            the task, as the journal keeps them.
 
         Raises:
             UnsoundModelError: The last model of a site is damaged or gone.
@@ -104,13 +115,13 @@ class ModelCollection:
                 seconds=time.monotonic() - began,
             )
         )
-        return {"models": models, "failures": failures, "failed": failed}
+        return CollectResult(models, failures, failed)
 
-    def found(self, plain: Mapping[str, Any], effect: int) -> SiteModels:
+    def found(self, result: CollectResult, effect: int) -> SiteModels:
         """The models of an effect on record."""
-        models = {site: SiteModel(site, digest, effect) for site, digest in plain["models"].items()}
+        models = {site: SiteModel(site, digest, effect) for site, digest in result.models.items()}
         self._newest |= models
-        return SiteModels(models, plain["failures"])
+        return SiteModels(models, result.failures)
 
     def source(self, model: SiteModel) -> FileSource:
         """The file of a model, verified once and kept open.

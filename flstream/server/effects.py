@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
+import msgspec
 import xxhash
 
 from flstream.errors import ReplayMismatchError
@@ -13,17 +14,35 @@ from flstream.telemetry.events import EffectDone, ModelRecord
 from flstream.telemetry.exact import decode_exact, encode_exact
 from flstream.telemetry.halts import halt_at
 
+ResultT = TypeVar("ResultT")
+
 
 class Done(NamedTuple):
     """An effect that was just done, and left durable files.
 
     Attributes:
-        result: What came of it, as :func:`encode_exact` takes it.
+        result: What came of it, of a type that msgspec can convert.
         model: The model that it made; None if it made none.
     """
 
     result: object
     model: ModelRecord | None = None
+
+
+class Effect(NamedTuple, Generic[ResultT]):
+    """An effect that is done: what the program gets to see of it.
+
+    Attributes:
+        number: Its number, from 1.
+        result: What came of it, as its record has it.
+        model: The model that it made; None if it made none.
+        is_new: Whether it was done now.
+    """
+
+    number: int
+    result: ResultT
+    model: ModelRecord | None
+    is_new: bool
 
 
 class EffectJournal:
@@ -57,9 +76,10 @@ class EffectJournal:
         request: str,
         arguments: object,
         do: Callable[[int], Done],
+        result_type: type[ResultT],
         *,
         is_provisional: bool = False,
-    ) -> EffectDone:
+    ) -> Effect[ResultT]:
         """Do an effect, or look up what came of it.
 
         Args:
@@ -68,10 +88,8 @@ class EffectJournal:
             request: Description of the request, for messages.
             arguments: All that decides what comes of it, as :func:`encode_exact` takes it.
             do: Function that does the effect of this number, and leaves durable files.
+            result_type: Type of its result.
             is_provisional: Whether it is an evaluation that is due only as its round is the last.
-
-        Returns:
-            The record, which is all that the program gets to see of the effect.
 
         Raises:
             ReplayMismatchError: Before, the program asked for another effect here.
@@ -82,7 +100,7 @@ class EffectJournal:
         if is_known:
             record = self._records[self.asked - 1]
             _check_same(record, kind, request, digest)
-            return record
+            return _effect(record, result_type, is_new=False)
         done = do(self.asked)
         record = EffectDone(
             effect=self.asked,
@@ -92,11 +110,11 @@ class EffectJournal:
             arguments=digest,
             is_provisional=is_provisional,
             model=done.model,
-            result=encode_exact(done.result),
+            result=encode_result(done.result),
         )
         halt_at("record")
         self._emit(record)
-        return record
+        return _effect(record, result_type, is_new=True)
 
 
 def _check_same(record: EffectDone, kind: str, request: str, digest: str) -> None:
@@ -116,6 +134,11 @@ def _check_same(record: EffectDone, kind: str, request: str, digest: str) -> Non
     )
 
 
-def result_of(record: EffectDone) -> Any:
-    """What came of an effect, decoded from its record."""
-    return decode_exact(record.result)
+def encode_result(result: object) -> msgspec.Raw:
+    """Encode the result of an effect for the journal."""
+    return encode_exact(msgspec.to_builtins(result, builtin_types=(bytes,)))
+
+
+def _effect(record: EffectDone, kind: type[ResultT], *, is_new: bool) -> Effect[ResultT]:
+    result = msgspec.convert(decode_exact(record.result), kind)
+    return Effect(record.effect, result, record.model, is_new)

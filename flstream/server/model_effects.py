@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from msgspec.structs import replace
+
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.optimizers import stage_optimizer
 from flstream.errors import WorkflowError
@@ -12,7 +14,7 @@ from flstream.runs.site_scores import columns_of
 from flstream.server.arguments import check_aggregators, check_bodies, check_model, fold_rules
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.cohort_fold import CohortFold
-from flstream.server.effects import Done, result_of
+from flstream.server.effects import Done, Effect
 from flstream.server.last_models import LastModels
 from flstream.server.peer_fold import PeerFold
 from flstream.server.program_view import Model, Update
@@ -21,7 +23,6 @@ from flstream.server.run_state import RunState
 from flstream.server.scores import received_score
 from flstream.server.scoring import weighted_metrics
 from flstream.server.training_effects import TrainingEffects
-from flstream.telemetry.events import EffectDone
 from flstream.text import brief_names
 from flstream.worker.messages import SiteAnswer
 
@@ -177,16 +178,14 @@ class ModelEffects:
             arguments["rules"] = {body: rule.plain() for body, rule in cohort.rules.items()}
         if at is not None:
             arguments["at"] = list(at)
-        state, is_new = self._state, False
+        state = self._state
 
         def do(number: int) -> Done:
-            nonlocal is_new
-            is_new = True
             return self._make(number, model, cohort, new_fold())
 
         request = f"{name}(model {model.version}, {cohort.request})"
-        record = state.journal.once(name, state.round, request, arguments, do)
-        return self._take(record, model, cohort, is_verified=is_new)
+        done = state.journal.once(name, state.round, request, arguments, do, FoldResult)
+        return self._take(done, model, cohort)
 
     def _new_fold(self, model: Model, cohort: FoldedUpdates, *, adopts: bool = False) -> CohortFold:
         state = self._state
@@ -235,12 +234,12 @@ class ModelEffects:
         result = FoldResult(
             weights=_weights_by_site(outcome.answers),
             metrics=weighted_metrics(outcome.answers),
-            refused=outcome.refused,
+            refused=dict(outcome.refused),
             fold=made.fold,
             checkpoint=made.checkpoint,
             up=outcome.up,
             updates=cohort.used,
-            kept=outcome.kept,
+            kept=dict(outcome.kept),
             at=made.at,
             privacy=private.record(cohort, state.round, step, outcome) if private else None,
             train=trained,
@@ -251,7 +250,7 @@ class ModelEffects:
             columns = columns_of(context.job.clients.site_names, found)
             context.emit(received_score(model, result.metrics, columns))
         state.warn(self._unchanged.warnings(state.round, outcome.unchanged))
-        return Done(result.plain(), made.record)
+        return Done(result, made.record)
 
     def _is_score(self, model: Model, cohort: FoldedUpdates) -> bool:
         """Whether metrics that come with updates are the score of the model they are folded into.
@@ -262,27 +261,25 @@ class ModelEffects:
         is_of_it = all(each.base.version == model.version for each in cohort.trainings)
         return is_of_it and state.asked.is_received and state.scores.is_received(model, state.round)
 
-    def _take(
-        self, done: EffectDone, base: Model, cohort: FoldedUpdates, *, is_verified: bool
-    ) -> Model:
+    def _take(self, done: Effect[FoldResult], base: Model, cohort: FoldedUpdates) -> Model:
         """Take in a model that is on record, and all that its effect changed."""
-        assert done.model is not None
+        number, result, model, is_new = done
+        assert model is not None
         state = self._state
-        result = FoldResult.from_plain(result_of(done))
-        handle = state.store.add(done.model, done.effect, is_verified=is_verified, host=result.at)
-        state.last.add(result.kept, done.effect)
+        handle = state.store.add(model, number, is_verified=is_new, host=result.at)
+        state.last.add(result.kept, number)
         if state.private is not None and result.privacy is not None:
             state.private.take(result.privacy, state.round)
         if (training := cohort.unread) is not None:
             assert result.train is not None
-            self._trainings.take(training, result.train, done.effect)
+            self._trainings.take(training, result.train, number)
             training.is_folded = True
         if self._is_score(base, cohort):
             state.warn(state.scores.add_received(base, result.metrics))
         if state.totals is not None:
             # Scores of the model that was received are no facts of the one that is being made.
             is_received = state.asked.is_received
-            state.totals.add_model(result._replace(metrics={}) if is_received else result)
+            state.totals.add_model(replace(result, metrics={}) if is_received else result)
         if training is not None:
             # What sites kept in this effect that were refused goes back to what it was before, too.
             state.tasks.left({site: training.tasks[site].state for site in result.refused})

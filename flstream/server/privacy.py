@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from flstream.aggregation.accountant import NOT_DRAWN, Accounting, epsilon
@@ -25,7 +25,7 @@ from flstream.telemetry.events import PrivacySpent
 from flstream.text import brief_names
 
 
-class FoldPrivacy(NamedTuple):
+class FoldPrivacy(msgspec.Struct, frozen=True):
     """What a fold has spent, and what the next one begins with, as the journal keeps it.
 
     Attributes:
@@ -41,19 +41,10 @@ class FoldPrivacy(NamedTuple):
     clip_norm: float
     clipped: float
     drawn_from: int
-    folds: Mapping[int, int]
+    folds: dict[int, int]
     epsilon: float
     next_clip_norm: float
     next_epsilon: float
-
-    def plain(self) -> dict[str, Any]:
-        """The record as the journal's encoding takes it."""
-        return {**self._asdict(), "folds": [list(each) for each in self.folds.items()]}
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> FoldPrivacy:
-        """The record that was encoded."""
-        return cls(**{**plain, "folds": dict(plain["folds"])})
 
     @property
     def spent(self) -> PrivacySpent:

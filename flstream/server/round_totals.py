@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
 
 import msgspec
 
 from flstream.server.privacy import FoldPrivacy
-from flstream.server.training import TaskCost, TrainResult, plain_transfer
+from flstream.server.training import TaskCost, TrainResult
 from flstream.telemetry.events import ModelRecord, PrivacySpent, RoundFinished, Transfer
 
 
-class FoldResult(NamedTuple):
+class FoldResult(msgspec.Struct, frozen=True):
     """What came of a fold or an adoption beside its model, as the journal keeps it.
 
     Attributes:
@@ -31,42 +29,17 @@ class FoldResult(NamedTuple):
             been read before.
     """
 
-    weights: Mapping[str, float]
-    metrics: Mapping[str, float]
-    refused: Mapping[str, str]
+    weights: dict[str, float]
+    metrics: dict[str, float]
+    refused: dict[str, str]
     fold: float
     checkpoint: float
     up: Transfer
     updates: list[tuple[int, list[str]]]
-    kept: Mapping[str, str] = MappingProxyType({})
+    kept: dict[str, str] = {}
     at: str = ""
     privacy: FoldPrivacy | None = None
     train: TrainResult | None = None
-
-    def plain(self) -> dict[str, Any]:
-        """The result as the journal's encoding takes it."""
-        kept = {"kept": dict(self.kept)} if self.kept else {}
-        return {
-            **{name: value for name, value in self._asdict().items() if name != "kept"},
-            **kept,
-            "up": plain_transfer(self.up),
-            "updates": [list(each) for each in self.updates],
-            "privacy": None if self.privacy is None else self.privacy.plain(),
-            "train": None if self.train is None else self.train.plain(),
-        }
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> FoldResult:
-        """The result that was encoded."""
-        updates = [(number, sites) for number, sites in plain["updates"]]
-        spent, trained = plain["privacy"], plain["train"]
-        typed = {
-            "up": Transfer(*plain["up"]),
-            "updates": updates,
-            "privacy": None if spent is None else FoldPrivacy.from_plain(spent),
-            "train": None if trained is None else TrainResult.from_plain(trained),
-        }
-        return cls(**{**plain, **typed})
 
 
 class RoundTotals:

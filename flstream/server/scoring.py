@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
 
 from flstream.codecs.update_form import UpdateForm
 from flstream.model.checkpoint import FileSource
@@ -20,7 +22,6 @@ from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
 from flstream.telemetry.events import Evaluated, ModelScored, Transfer, Warned
-from flstream.telemetry.exact import decode_exact, encode_exact
 from flstream.worker.messages import EVALUATE, SiteAnswer, SiteTask
 from flstream.worker.meta import pack_values
 
@@ -28,6 +29,22 @@ _TRAINS_TO_EVALUATE = (
     "the code answers evaluation tasks with a model too, so it may train where it need not; "
     "branch on is_evaluate(), or set workflow.args.evaluate = received"
 )
+
+
+class ScoreResult(msgspec.Struct, frozen=True):
+    """What sites have found of a model, as the journal keeps it.
+
+    Attributes:
+        metrics: The mean of each metric, weighted by the sites' own weights.
+        failures: By site, the reason why it has found nothing.
+        asks: What the code asks about, of sites that answer for the first time.
+        sites: What each site has found, a column for each metric; empty for an evaluation.
+    """
+
+    metrics: dict[str, float]
+    failures: dict[str, str]
+    asks: dict[str, list[str]]
+    sites: dict[str, list[float | None]] = {}
 
 
 class ScoringTask(NamedTuple):
@@ -68,7 +85,7 @@ class Scoring:
         tasks: Mapping[str, SiteTask],
         effect: int,
         meta: bytes,
-    ) -> dict[str, Any]:
+    ) -> ScoreResult:
         """Ask sites to score a model of the run, and tell of it.
 
         Args:
@@ -76,11 +93,6 @@ class Scoring:
             tasks: Each site's own part, in order.
             effect: Number of the effect.
             meta: Payload message of the values sent along; empty for none.
-
-        Returns:
-            The mean of each ``metrics``, weighted by the sites' own weights, ``failures`` by site,
-            and what the code ``asks`` about of sites that answer for the first time, as the
-            journal keeps them.
 
         Raises:
             SimulationError: Too few sites are left; the message names the others.
@@ -94,12 +106,13 @@ class Scoring:
         run = self._ask(model, source, tasks, task, self._store.hosts(model), meta=meta)
         answers = run.in_order
         found = {site: answer.metrics for site, answer in answers.items()}
-        plain = {
-            "metrics": weighted_metrics(list(answers.values())),
-            "failures": dict(run.collector.failures),
-            "asks": self._asked.first_kinds(answers.values()),
-        }
-        return self._evaluated(model, plain, found, run.down, time.monotonic() - began)
+        result = ScoreResult(
+            metrics=weighted_metrics(list(answers.values())),
+            failures=dict(run.collector.failures),
+            asks=self._asked.first_kinds(answers.values()),
+        )
+        self._tell(model, result.metrics, found, run.down, time.monotonic() - began)
+        return result
 
     def score(
         self,
@@ -110,8 +123,8 @@ class Scoring:
         owner: str,
         *,
         counts: bool,
-    ) -> dict[str, Any]:
-        """Have sites score a model, each for itself.
+    ) -> ScoreResult:
+        """Ask sites to score a model, each for itself.
 
         Args:
             model: The model.
@@ -120,11 +133,6 @@ class Scoring:
             task: What they have in common.
             owner: Whose model it is, for the sites and the record.
             counts: Whether the mean is the score of a round of the run.
-
-        Returns:
-            What each of the ``sites`` has found, a column for each metric; the means are
-            ``metrics``; ``failures`` by site; and ``asks`` as for :meth:`evaluate`. As the journal
-            keeps them.
 
         Raises:
             SimulationError: Too few sites are left; the message names the others.
@@ -139,27 +147,27 @@ class Scoring:
                 run.fail(site, "it has answered an evaluation without metrics")
         answers = run.in_order
         metrics = {site: answer.metrics for site, answer in answers.items()}
-        plain = {
-            "sites": columns_of(list(tasks), metrics),
-            "metrics": weighted_metrics(list(answers.values())),
-            "failures": dict(run.collector.failures),
-            "asks": self._asked.first_kinds(answers.values()),
-        }
+        result = ScoreResult(
+            metrics=weighted_metrics(list(answers.values())),
+            failures=dict(run.collector.failures),
+            asks=self._asked.first_kinds(answers.values()),
+            sites=columns_of(list(tasks), metrics),
+        )
         seconds = time.monotonic() - began
         if counts and isinstance(model, Model):
-            return self._evaluated(model, plain, metrics, run.down, seconds)
-        found: dict[str, Any] = decode_exact(encode_exact(plain))
-        self._context.emit(
-            ModelScored(
-                round=task.round,
-                owner=owner,
-                sites=len(answers),
-                metrics=found["metrics"],
-                seconds=seconds,
-                down=run.down,
+            self._tell(model, result.metrics, metrics, run.down, seconds)
+        else:
+            self._context.emit(
+                ModelScored(
+                    round=task.round,
+                    owner=owner,
+                    sites=len(answers),
+                    metrics=result.metrics,
+                    seconds=seconds,
+                    down=run.down,
+                )
             )
-        )
-        return found
+        return result
 
     def _ask(
         self,
@@ -212,27 +220,25 @@ class Scoring:
             context.emit(Warned(message=_TRAINS_TO_EVALUATE))
         return run
 
-    def _evaluated(
+    def _tell(
         self,
         model: Model,
-        plain: Mapping[str, Any],
+        means: Mapping[str, float],
         metrics: Mapping[str, Mapping[str, float]],
         down: Transfer,
         seconds: float,
-    ) -> dict[str, Any]:
-        """Tell of the score of a round, and return it as the journal keeps it."""
-        found: dict[str, Any] = decode_exact(encode_exact(plain))
+    ) -> None:
+        """Tell of the score of a round: the mean of each metric, and what each site has found."""
         self._context.emit(
             Evaluated(
                 round=model.round,
-                metrics=found["metrics"],
+                metrics=means,
                 seconds=seconds,
                 down=down,
                 version=model.version,
                 sites=columns_of(self._context.job.clients.site_names, metrics),
             )
         )
-        return found
 
 
 def _meta_of(owner: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
+from types import NoneType
 from typing import Any
 
 import xxhash
@@ -18,11 +19,11 @@ from flstream.server.arguments import (
     check_sites_and_timeout,
     check_values,
 )
-from flstream.server.collecting import ModelCollection
-from flstream.server.effects import Done, result_of
+from flstream.server.collecting import CollectResult, ModelCollection
+from flstream.server.effects import Done
 from flstream.server.program_view import Model, SiteModel, SiteModels, SiteScores
 from flstream.server.run_state import RunState
-from flstream.server.scoring import Scoring, ScoringTask
+from flstream.server.scoring import ScoreResult, Scoring, ScoringTask
 from flstream.text import brief_names
 from flstream.worker.meta import pack_values
 
@@ -63,21 +64,20 @@ class SiteEffects:
             "meta": message,
         }
         tasks = state.tasks.new("evaluate", sites, model.round)
-        record = state.journal.once(
+        result = state.journal.once(
             "evaluate",
             state.round,
             request,
             arguments,
             lambda number: Done(self._scoring.evaluate(model, tasks, number, message)),
+            ScoreResult,
             is_provisional=is_provisional,
-        )
-        plain = result_of(record)
-        self._note(plain)
-        metrics: dict[str, float] = plain["metrics"]
-        state.warn(state.scores.add(model, metrics, is_provisional=is_provisional))
+        ).result
+        self._note(result)
+        state.warn(state.scores.add(model, result.metrics, is_provisional=is_provisional))
         if state.journal.is_live:
             state.retire_models()
-        return metrics
+        return result.metrics
 
     def collect(self, name: str, sites: Sequence[str], timeout: float | None) -> SiteModels:
         """Collect the models of sites; see :meth:`flstream.server.run.Run.collect`."""
@@ -104,11 +104,10 @@ class SiteEffects:
                 self._collection.collect(number, state.round, base, sites, of_asked, seconds)
             )
 
-        record = state.journal.once("collect", state.round, request, arguments, do)
-        found = result_of(record)
-        state.note_failures(found["failed"])
+        done = state.journal.once("collect", state.round, request, arguments, do, CollectResult)
+        state.note_failures(done.result.failed)
         state.settle_failures()
-        return self._collection.found(found, record.effect)
+        return self._collection.found(done.result, done.number)
 
     def score(
         self,
@@ -151,13 +150,13 @@ class SiteEffects:
             task = ScoringTask(f"score the {named}", number, of_round, least, seconds)
             return Done(self._scoring.score(model, source, tasks, task, owner, counts=counts))
 
-        record = state.journal.once("score", state.round, request, arguments, do)
-        found = result_of(record)
-        scores = SiteScores(by_site(sites, found["sites"]), found["failures"])
-        self._note(found)
+        result = state.journal.once(
+            "score", state.round, request, arguments, do, ScoreResult
+        ).result
+        self._note(result)
         if counts and isinstance(model, Model):
-            state.warn(state.scores.add(model, found["metrics"]))
-        return scores
+            state.warn(state.scores.add(model, result.metrics))
+        return SiteScores(by_site(sites, result.sites), result.failures)
 
     def write_json(self, path: str, value: object) -> None:
         """Write a JSON file, or make sure that it is as it was written; see ``Run.write_json``."""
@@ -192,7 +191,7 @@ class SiteEffects:
             return Done(None)
 
         self._state.journal.once(
-            "write_json", self._state.round, f"write_json({path})", arguments, write
+            "write_json", self._state.round, f"write_json({path})", arguments, write, NoneType
         )
         if not file.is_file() or file.read_text() != text:  # somebody has changed it since
             write()
@@ -207,11 +206,11 @@ class SiteEffects:
         names = [site for site in sites if site in asked]
         return names, default if timeout is None else float(timeout)
 
-    def _note(self, plain: Mapping[str, Any]) -> None:
+    def _note(self, result: ScoreResult) -> None:
         """Take in who failed in scoring a model, and what sites' code asked about."""
         state = self._state
-        state.asked.record(plain["asks"])
-        state.note_failures(plain["failures"])
+        state.asked.record(result.asks)
+        state.note_failures(result.failures)
         state.settle_failures()
 
 

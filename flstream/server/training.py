@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
@@ -53,29 +54,37 @@ class UpdateRecord(NamedTuple):
     cost: Transfer
 
 
-class TrainResult(NamedTuple):
+class TrainResult(msgspec.Struct, frozen=True, dict=True):
     """What came of a training, as the journal keeps it.
 
     Attributes:
-        answers: By site, in the cohort's order: its weight, metrics and payload message of meta.
-        states: Versions of the state that sites have left, where they have left any.
+        sites: The sites with an update, in the cohort's order.
+        weights: Its weight, for each of them.
+        metrics: What each reported with it.
+        messages: The payload messages of ``meta``, which are mostly the same from all sites.
+        meta: For each site, the place of its own among these.
+        states: By site, the version of the state that it has left, where it has left any.
         failures: By site, the reason why it has no update.
         late: Those of them that were merely not waited for.
         cost: What it cost.
-        bases: Versions of the state that sites began with, where they had any.
+        bases: By site, the version of the state that it began with, where it had any.
         asks: Kinds of task that their code asked about, of sites that answered for the first time.
         files: By site, what is known of its update's file, of updates that wait in files to be
             folded by a later effect.
     """
 
-    answers: Mapping[str, tuple[float, Mapping[str, float], bytes]]
-    states: Mapping[str, StateVersion]
-    failures: Mapping[str, str]
-    late: Sequence[str]
+    sites: list[str]
+    weights: list[float]
+    metrics: list[dict[str, float]]
+    messages: list[bytes]
+    meta: list[int]
+    states: dict[str, StateVersion]
+    failures: dict[str, str]
+    late: list[str]
     cost: TaskCost
-    bases: Mapping[str, StateVersion] = {}
-    asks: Mapping[str, Sequence[str]] = {}
-    files: Mapping[str, UpdateRecord] = {}
+    bases: dict[str, StateVersion] = {}
+    asks: dict[str, list[str]] = {}
+    files: dict[str, UpdateRecord] = {}
 
     @classmethod
     def of(
@@ -85,83 +94,48 @@ class TrainResult(NamedTuple):
         late: Sequence[str],
         cost: TaskCost,
         tasks: Mapping[str, SiteTask],
-        asks: Mapping[str, Sequence[str]],
+        asks: Mapping[str, list[str]],
+        files: Mapping[str, UpdateRecord],
     ) -> TrainResult:
         """The result of a task that is over."""
+        messages = {
+            meta: place
+            for place, meta in enumerate(dict.fromkeys(each.meta for each in answers.values()))
+        }
         return cls(
-            {each.site: (each.weight, each.metrics, each.meta) for each in answers.values()},
-            {each.site: each.state for each in answers.values() if each.state is not None},
-            dict(failures),
-            list(late),
-            cost,
-            {site: task.state for site, task in tasks.items() if task.state is not None},
-            asks,
+            sites=list(answers),
+            weights=[each.weight for each in answers.values()],
+            metrics=[each.metrics for each in answers.values()],
+            messages=list(messages),
+            meta=[messages[each.meta] for each in answers.values()],
+            states={each.site: each.state for each in answers.values() if each.state is not None},
+            failures=dict(failures),
+            late=list(late),
+            cost=cost,
+            bases={site: task.state for site, task in tasks.items() if task.state is not None},
+            asks=dict(asks),
+            files=dict(files),
         )
 
-    def plain(self) -> dict[str, Any]:
-        """The result as the journal's encoding takes it: a column for each of its parts."""
-        columns = list(zip(*self.answers.values(), strict=True)) or [(), (), ()]
-        messages = {meta: place for place, meta in enumerate(dict.fromkeys(columns[2]))}
+    @cached_property
+    def answers(self) -> Mapping[str, tuple[float, Mapping[str, float], bytes]]:
+        """By site, in the cohort's order: its weight, metrics and payload message of meta."""
+        columns = zip(self.sites, self.weights, self.metrics, self.meta, strict=True)
         return {
-            "sites": list(self.answers),
-            "weights": list(columns[0]),
-            "metrics": list(columns[1]),
-            "meta": [messages[meta] for meta in columns[2]],  # mostly the same from all sites
-            "messages": list(messages),
-            "states": _plain_states(self.states),
-            "bases": _plain_states(self.bases),
-            "failures": dict(self.failures),
-            "late": list(self.late),
-            "cost": plain_cost(self.cost),
-            "asks": dict(self.asks),
-            "files": {
-                site: [*record[:-1], plain_transfer(record.cost)]
-                for site, record in self.files.items()
-            },
+            site: (weight, metrics, self.messages[meta]) for site, weight, metrics, meta in columns
         }
 
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> TrainResult:
-        """The result that was encoded."""
-        messages = plain["messages"]
-        rows = zip(plain["sites"], plain["weights"], plain["metrics"], plain["meta"], strict=True)
-        return cls(
-            {site: (weight, metrics, messages[meta]) for site, weight, metrics, meta in rows},
-            _states_from_plain(plain["states"]),
-            plain["failures"],
-            plain["late"],
-            cost_from_plain(plain["cost"]),
-            _states_from_plain(plain["bases"]),
-            plain["asks"],
-            {
-                site: UpdateRecord(digest, kind, partial, Transfer(*cost))
-                for site, (digest, kind, partial, cost) in plain["files"].items()
-            },
-        )
 
+class NextResult(msgspec.Struct, frozen=True):
+    """What came of one of the trainings in flight, as the journal keeps it.
 
-def _plain_states(states: Mapping[str, StateVersion]) -> dict[str, list[Any]]:
-    return {site: [each.effect, each.digest] for site, each in states.items()}
+    Attributes:
+        start: Number of the effect that started it.
+        train: What came of it.
+    """
 
-
-def _states_from_plain(plain: Mapping[str, Sequence[Any]]) -> dict[str, StateVersion]:
-    return {site: StateVersion(*state) for site, state in plain.items()}
-
-
-def plain_cost(cost: TaskCost) -> list[Any]:
-    """A cost as the journal's encoding takes it."""
-    return [cost.download, cost.work, cost.fetch, plain_transfer(cost.down)]
-
-
-def cost_from_plain(plain: Sequence[Any]) -> TaskCost:
-    """The cost that was encoded."""
-    download, work, fetch, down = plain
-    return TaskCost(download, work, fetch, Transfer(*down))
-
-
-def plain_transfer(transfer: Transfer) -> list[float]:
-    """A transfer as the journal's encoding takes it."""
-    return list(msgspec.structs.astuple(transfer))
+    start: int
+    train: TrainResult
 
 
 @dataclass

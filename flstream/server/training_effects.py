@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any, Literal
 
 from flstream.errors import WorkflowError
@@ -16,14 +17,14 @@ from flstream.server.arguments import (
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
-from flstream.server.effects import Done, result_of
+from flstream.server.effects import Done
 from flstream.server.peer_fold import PeerFold
 from flstream.server.program_view import Model, Update, Updates
 from flstream.server.run_state import RunState
 from flstream.server.site_tasks import with_states
 from flstream.server.started import StartedTrainings
 from flstream.server.task_run import TaskRun
-from flstream.server.training import SiteTraining, TaskCost, TrainResult
+from flstream.server.training import NextResult, SiteTraining, TaskCost, TrainResult
 from flstream.server.uncatchable import uncatchable
 from flstream.text import brief_names
 from flstream.worker.meta import pack_values
@@ -115,10 +116,15 @@ class TrainingEffects:
             f"train {site}", [site], 0
         )
         training = self._training("start", model, collector, timeout, meta, optimizer_params)
-        record = state.journal.once(
-            "start", training.round, training.request, training.arguments, lambda _: Done(None)
+        started = state.journal.once(
+            "start",
+            training.round,
+            training.request,
+            training.arguments,
+            lambda _: Done(None),
+            NoneType,
         )
-        training.number = record.effect
+        training.number = started.number
         self.started.in_flight[site] = training
         if state.journal.is_live:
             state.retire_models()
@@ -139,15 +145,13 @@ class TrainingEffects:
             training, run = self.started.first()
             cost = TaskCost(work=time.monotonic() - began, down=run.down)
             result = self._result(training, run, cost)
-            return Done({"start": training.number, **result.plain()})
+            return Done(NextResult(training.number, result))
 
         numbers = [training.number for training in in_flight.values()]
-        record = state.journal.once("next", state.round, "next()", numbers, do)
-        plain = result_of(record)
-        number = plain.pop("start")
-        site = next(name for name, other in in_flight.items() if other.number == number)
+        done = state.journal.once("next", state.round, "next()", numbers, do, NextResult).result
+        site = next(name for name, other in in_flight.items() if other.number == done.start)
         training = in_flight.pop(site)
-        self._take(training, TrainResult.from_plain(plain))
+        self._take(training, done.train)
         state.settle_failures()
         if updates := training.updates():
             return updates[0]
@@ -229,14 +233,15 @@ class TrainingEffects:
     @uncatchable
     def do(self, training: SiteTraining) -> None:
         """Do a training now, as its updates are read: an effect of its own."""
-        record = self._state.journal.once(
+        done = self._state.journal.once(
             "train",
             training.round,
             training.request,
             training.arguments,
-            lambda number: Done(self.perform(training, number).plain()),
+            lambda number: Done(self.perform(training, number)),
+            TrainResult,
         )
-        self.take(training, TrainResult.from_plain(result_of(record)), record.effect)
+        self.take(training, done.result, done.number)
 
     def perform(
         self, training: SiteTraining, number: int, fold: CohortFold | PeerFold | None = None
@@ -283,8 +288,7 @@ class TrainingEffects:
         asks = state.asked.first_kinds(answers.values())
         stage = state.context.job.stages[state.stage]
         state.warn(state.sent.unread(stage, training.round, answers.values()))
-        result = TrainResult.of(answers, failures, run.late, cost, training.tasks, asks)
-        return result._replace(files=files)
+        return TrainResult.of(answers, failures, run.late, cost, training.tasks, asks, files)
 
     def take(self, training: SiteTraining, result: TrainResult, number: int) -> None:
         """Take in the result of a training on record, and the number of its effect."""

@@ -33,7 +33,7 @@ def answered(folder):
         site
         for effect in effects
         if effect.name == "next"
-        for site in decode_exact(effect.result)["sites"]
+        for site in decode_exact(effect.result)["train"]["sites"]
     ]
 
 

@@ -27,7 +27,7 @@ def test_a_record_has_number_kind_digest_of_arguments_and_result(flows):
     train, fold, evaluate = map(result, found[:3])
     assert (train["sites"], train["weights"]) == (["site-1", "site-2"], [1.0, 2.0])
     assert fold["weights"] == {"site-1": 1.0, "site-2": 2.0}
-    assert fold["updates"] == [[1, ["site-1", "site-2"]]]
+    assert fold["updates"] == [(1, ["site-1", "site-2"])]
     assert list(evaluate["metrics"]) == ["accuracy"]
 
 
