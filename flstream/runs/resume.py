@@ -20,7 +20,7 @@ from flstream.runs.site_states import check_states, set_aside_altered_states
 from flstream.runs.sound_models import file_flaw, has_its_models, model_flaw
 from flstream.runs.summary import Summary, summarize
 from flstream.telemetry.event_log import EventLog, await_writer
-from flstream.telemetry.events import EffectDone, ModelRecord, RunResumed
+from flstream.telemetry.events import SERVER, EffectDone, ModelRecord, RunResumed
 
 # A server whose launcher was killed ends as soon as it notices, but may be writing to the disk.
 _PATIENCE_SECONDS = 30.0
@@ -210,9 +210,11 @@ def take_up(job: Job, run: RunDirectory, point: ResumePoint) -> History:
     Returns:
         The history of the run so far.
     """
+    clients = job.clients
     warnings = [
         *point.warnings,
-        *set_aside_altered_states(run, job.clients.site_names, point.effect),
+        *set_aside_altered_states(run, clients.site_names, point.effect),
+        *run.mark_logs([*clients.worker_names, SERVER], clients.site_names, point.effect),
     ]
     # First the files: once their lines are cut off, the run does not know them for its own.
     for path in point.leftovers:

@@ -270,6 +270,25 @@ class RunDirectory:
         """Log of a process that is not a site; an empty one is not kept."""
         return self.path / f"{process}.log"
 
+    def mark_logs(
+        self, processes: Iterable[str], sites: Iterable[str], effect: int
+    ) -> Iterator[str]:
+        """Write into the logs that are there that the run resumes after an effect.
+
+        What came after it stays in them, and comes once more.
+
+        Yields:
+            A sentence for each log that cannot be written.
+        """
+        logs = [*map(self.log, processes), *map(self.site_log, sites)]
+        for path in logs:
+            try:
+                if path.is_file() and path.stat().st_size:
+                    with path.open("a") as log:
+                        log.write(f"\nflstream: resumed at effect {effect}\n")
+            except OSError as error:
+                yield f"{path} cannot be written: {error.strerror}; it lacks where the run resumed"
+
     def write(self, path: Path, text: str) -> None:
         """Write a small file of the run such that it is whole and durable, or as it was before.
 

@@ -148,6 +148,21 @@ def test_a_run_is_taken_up_by_its_journal_and_nothing_of_others_is_removed(tmp_p
     assert (running.status, running.model.digest) == ("running", DIGESTS[3])
 
 
+def test_logs_say_where_the_run_resumed_and_keep_what_came_after_it(tmp_path):
+    run, job = a_run(tmp_path / "run", rounds=5, completed=2), a_job(5)
+    site, server = run.site_log("site-1"), run.log("server")
+    for path, text in ((site, "half a line"), (server, ""), (run.log("mine"), "mine")):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    run.site("site-2").mkdir()
+    run.site_log("site-2").symlink_to("/dev/full")
+    for _ in range(2):
+        take_up(job, run, plan_resume(job, run))
+    assert site.read_text() == "half a line" + "\nflstream: resumed at effect 6\n" * 2
+    assert (server.read_text(), run.log("mine").read_text()) == ("", "mine")
+    assert not run.site_log("site-3").exists()
+
+
 # What was finished
 
 
