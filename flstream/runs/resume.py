@@ -20,7 +20,13 @@ from flstream.runs.site_states import check_states, set_aside_altered_states
 from flstream.runs.sound_models import file_flaw, has_its_models, model_flaw
 from flstream.runs.summary import Summary, summarize
 from flstream.telemetry.event_log import EventLog, await_writer
-from flstream.telemetry.events import SERVER, EffectDone, ModelRecord, RunResumed
+from flstream.telemetry.events import (
+    SERVER,
+    UNSYNCED,
+    EffectDone,
+    ModelRecord,
+    RunResumed,
+)
 
 # A server whose launcher was killed ends as soon as it notices, but may be writing to the disk.
 _PATIENCE_SECONDS = 30.0
@@ -104,7 +110,8 @@ def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> R
     # It was due as its round was the last, which that is not any more.
     if effects and effects[-1].is_provisional and history.planned_rounds != job.planned_rounds:
         effects = effects[:-1]
-    models, warnings = _models(history, effects), list[str]()
+    effects, warnings = _without_lost_answers(run, effects)
+    models = _models(history, effects)
     if len(models) == 1 and (flaw := model_flaw(run, models[0])):
         # The initial model, which is built again to the same bits.
         warnings, models, effects = [f"the initial model was built anew: {flaw}"], [], []
@@ -140,6 +147,23 @@ def _models(history: History, effects: Sequence[EffectDone]) -> list[ModelRecord
     """Return the initial model, if there is one, and those that effects have made."""
     made = [record.model for record in effects if record.model is not None]
     return [*history.models[:1], *made]
+
+
+def _without_lost_answers(
+    run: RunDirectory, effects: Sequence[EffectDone]
+) -> tuple[Sequence[EffectDone], list[str]]:
+    """Return the effects before the first answer whose update a power cut may have taken.
+
+    That is one after the last effect that was synced. A warning says what is done again.
+    """
+    synced = max((n for n, each in enumerate(effects, 1) if each.name not in UNSYNCED), default=0)
+    for place in range(synced, len(effects)):
+        for update in needed_updates(effects[place : place + 1], ()):
+            path = run.updates(update.training) / f"{update.site}.safetensors"
+            if flaw := file_flaw(path, update.digest):
+                number = effects[place].effect
+                return effects[:place], [f"effect {number} and what followed is done again: {flaw}"]
+    return effects, []
 
 
 def _up_to(effects: Sequence[EffectDone], number: int) -> Sequence[EffectDone]:

@@ -10,7 +10,7 @@ import xxhash
 
 from flstream.errors import ReplayMismatchError
 from flstream.server.context import Emit
-from flstream.telemetry.events import EffectDone, ModelRecord
+from flstream.telemetry.events import UNSYNCED, EffectDone, ModelRecord
 from flstream.telemetry.exact import decode_exact, encode_exact
 from flstream.telemetry.halts import halt_at
 
@@ -53,15 +53,22 @@ class EffectJournal:
 
     Args:
         records: The effects that are done, in order.
-        emit: Takes the records of effects that are done, which it syncs.
+        emit: Takes the records of effects that are done. It syncs all but those of
+            :data:`~flstream.telemetry.events.UNSYNCED`.
 
     Attributes:
         asked: Number of effects that the workflow has asked for.
+        before_sync: Makes the files durable that earlier records without a sync name.
     """
 
-    def __init__(self, records: Sequence[EffectDone], emit: Emit) -> None:
+    def __init__(
+        self,
+        records: Sequence[EffectDone],
+        emit: Emit,
+    ) -> None:
         self._records = records
         self._emit = emit
+        self.before_sync: Callable[[], None] = lambda: None
         self.asked = 0
 
     @property
@@ -102,6 +109,8 @@ class EffectJournal:
             _check_same(record, kind, request, digest)
             return _effect(record, result_type, is_new=False)
         done = do(self.asked)
+        if kind not in UNSYNCED:
+            self.before_sync()
         record = EffectDone(
             effect=self.asked,
             name=kind,

@@ -250,6 +250,7 @@ class ModelEffects:
             columns = columns_of(context.job.clients.site_names, found)
             context.emit(received_score(model, result.metrics, columns))
         state.warn(self._unchanged.warnings(state.round, outcome.unchanged))
+        state.trainer.folded(cohort)
         return Done(result, made.record)
 
     def _is_score(self, model: Model, cohort: FoldedUpdates) -> bool:

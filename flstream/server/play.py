@@ -109,6 +109,7 @@ def play(context: ServerContext, initial: str, replay: Replay) -> None:
     journal = EffectJournal(records, context.emit)
     store = ModelStore(context, [each.model for each in records if each.model is not None])
     effects = RunEffects(RunState(context, journal, store))
+    journal.before_sync = effects.state.trainer.sync_updates
     # A model that was built now was written by a process that has verified it.
     record = ModelRecord(0, 0, 0, initial)
     # A number, and no model: a workflow decides how long the file of its first one stays.

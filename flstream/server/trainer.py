@@ -44,6 +44,8 @@ class Trainer:
         self._dropped: list[UpdateWait] = []
         # Those that waited at the end of a round to which the run may go back.
         self._kept: list[UpdateWait] = []
+        # Trainings whose files are not durable yet.
+        self._unsynced: weakref.WeakSet[SiteTraining] = weakref.WeakSet()
         self.waits = UNLIMITED
 
     def begin(self, training: SiteTraining, *, is_read: bool) -> tuple[TaskRun, TaskPlan]:
@@ -67,7 +69,8 @@ class Trainer:
             present=self._store.present_bytes(number) + self._kept_bytes(),
         )
         context.emit(RoundStarted(round=number, sites=cohort))
-        files = self.files(training, durable=is_read) if plan.in_files else None
+        is_durable = is_read and not training.is_started
+        files = self.files(training, durable=is_durable) if plan.in_files else None
         run = TaskRun(context, self._spec(training), plan, training.collector, files)
         return run, plan
 
@@ -84,8 +87,10 @@ class Trainer:
 
     def keep(self, training: SiteTraining) -> Mapping[str, UpdateRecord]:
         """Keep the updates of a training in their files; return the record of each by site."""
-        kept = self.files(training).keep(training.bodies)
+        kept = self.files(training, durable=not training.is_started).keep(training.bodies)
         training.bodies.update(kept)
+        if kept and training.is_started:
+            self._unsynced.add(training)
         return {site: update.record for site, update in kept.items()}
 
     def keep_files(self, training: SiteTraining, round_number: int) -> None:
@@ -153,6 +158,20 @@ class Trainer:
         """
         states = [(site, state) for site in failed if (state := tasks[site].state) is not None]
         check_states(self._context.run, states)
+
+    def sync_updates(self) -> None:
+        """Make the files of answers durable that wait to be folded, before an effect is recorded.
+
+        Raises:
+            CheckpointError: The disk does not take them.
+        """
+        for training in list(self._unsynced):
+            self.files(training, durable=True).sync(training.bodies)
+        self._unsynced.clear()
+
+    def folded(self, cohort: FoldedUpdates) -> None:
+        """Leave updates as they are that are part of a model which is durable."""
+        self._unsynced.difference_update(cohort.trainings)
 
     def settle(self, cohort: FoldedUpdates, round_number: int, oldest: int) -> None:
         """Let go of updates that are part of a model that is durable.

@@ -175,6 +175,7 @@ class SiteTraining:
         bodies: Updates at hand, by site.
         result: What came of it; None before its sites have trained.
         is_folded: Whether its updates were folded as they came, so that none is left.
+        is_started: Whether one site was started: its answer is synced with the next effect alone.
         wait: How long its updates have waited in files; None where they have not.
         at: Sites of which one folds its updates; none for the server, or where nobody knows yet.
     """
@@ -194,6 +195,7 @@ class SiteTraining:
     bodies: dict[str, CollectedUpdate] = field(default_factory=dict)
     result: TrainResult | None = None
     is_folded: bool = False
+    is_started: bool = False
     wait: UpdateWait | None = None
     at: Sequence[str] = ()
 

@@ -203,6 +203,7 @@ class TrainingEffects:
             collector,
             seconds,
             message,
+            is_started=method == "start",
         )
 
     def check_done(self) -> None:

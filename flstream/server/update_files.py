@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +14,7 @@ from flstream.model.copy import copy
 from flstream.model.descriptors import sync_directory
 from flstream.model.digests import BodyDigest, body_digest
 from flstream.model.layout import Layout
+from flstream.runs.small_files import sync_file
 from flstream.runs.sound_models import file_flaw
 from flstream.server.collected_updates import CollectedUpdate, UpdateCollection, check_fits
 from flstream.server.training import UpdateRecord
@@ -149,24 +150,40 @@ class UpdateFiles:
         return UpdateFile(update.answer, path, digest.hexdigest(), update.cost, self._form)
 
     def keep(self, updates: Mapping[str, CollectedUpdate]) -> dict[str, DurableUpdate]:
-        """Keep updates whose files are durable, under names that are.
+        """Keep updates in their files; where these are durable, so are their names on return.
 
         Raises:
             CheckpointError: The disk does not take them.
         """
         kept = {}
+        for site, update in updates.items():
+            assert isinstance(update, UpdateFile)
+            kept[site] = DurableUpdate(
+                update.answer, update.path, update.digest, update.cost, self._form
+            )
+        if kept and self._durable:
+            self._sync_names()
+        return kept
+
+    def sync(self, sites: Iterable[str]) -> None:
+        """Make the files of some sites durable, and their names.
+
+        Raises:
+            CheckpointError: The disk does not take them.
+        """
         try:
-            for site, update in updates.items():
-                assert isinstance(update, UpdateFile)
-                kept[site] = DurableUpdate(
-                    update.answer, update.path, update.digest, update.cost, self._form
-                )
-            if kept:
-                for folder in (self.folder, self.folder.parent, self.folder.parent.parent):
-                    sync_directory(folder)
+            for site in sites:
+                sync_file(self._path(site))
         except OSError as error:
             raise CheckpointError(f"{self.folder} cannot be written: {error.strerror}") from error
-        return kept
+        self._sync_names()
+
+    def _sync_names(self) -> None:
+        try:
+            for folder in (self.folder, self.folder.parent, self.folder.parent.parent):
+                sync_directory(folder)
+        except OSError as error:
+            raise CheckpointError(f"{self.folder} cannot be written: {error.strerror}") from error
 
     def load(
         self, site: str, weight: float, metrics: Mapping[str, float], record: UpdateRecord

@@ -46,6 +46,7 @@ from flstream.streaming.settings import limits_for
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
     SERVER,
+    UNSYNCED,
     AnyEvent,
     EffectDone,
     LiveEvent,
@@ -280,12 +281,10 @@ def _for_launcher(event: AnyEvent) -> AnyEvent:
 
 
 def _is_synced(event: AnyEvent) -> bool:
-    """Whether a run goes on from an event, which then has to survive a power cut.
-
-    A training that was started is given again, whether or not that is known.
-    """
-    is_start = isinstance(event, EffectDone) and event.name == "start"
-    return isinstance(event, ModelReady | EffectDone) and not is_start
+    """Whether a run goes on from an event, which then has to survive a power cut."""
+    if isinstance(event, EffectDone):
+        return event.name not in UNSYNCED
+    return isinstance(event, ModelReady)
 
 
 def _replay_of(job: Job, resume: ResumePoint | None) -> Replay:

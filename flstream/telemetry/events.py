@@ -403,6 +403,10 @@ class ModelWritten(Event, tag="model_written"):
     step: int
 
 
+UNSYNCED = ("start", "next")
+"""Effects whose records are synced with the next other one: until then they are done again."""
+
+
 class EffectDone(Event, tag="effect"):
     """An effect of the workflow is done: the record from which a resumed run replays it.
 

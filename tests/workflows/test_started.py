@@ -5,6 +5,7 @@ import torch
 from flows import numbered, records, result, shape
 from training_scripts import QUIET, adding, noisy, of_kind, results
 
+from flstream.server import update_files
 from flstream.telemetry.events import Evaluated, SiteSuspended
 
 ALL = """
@@ -268,3 +269,61 @@ def test_a_site_has_the_time_of_its_start_and_the_run_that_of_its_waits(flows):
     [seen] = flows.seen()
     assert "it did not answer its train task in the time it was given" in seen
     assert error.startswith("nothing came of the train task of round 1 for 0.3 s")
+
+
+WAITS = """
+def flow(run):
+    model = run.initial_model()
+    for number in run.rounds():
+        for site in run.idle:
+            run.start(site, model)
+        answers = sorted((run.next() for _ in run.in_flight), key=lambda each: each.site)
+        break_off("waiting")
+        model = run.fold(model, answers)
+    return model
+"""
+
+
+def lose(run, effect):
+    """Truncate the update of an effect's training, as a power cut may."""
+    [path] = run.directory.updates(effect).glob("*.safetensors")
+    path.write_bytes(path.read_bytes()[:-1])
+    return path
+
+
+def test_an_answer_that_a_power_cut_took_is_done_again_with_those_after_it(flows):
+    how = [QUIET, "rounds=1", "clients.count=3", "clients.parallel=1"]
+    expected = flows.finish(WAITS, *how)
+    run = flows.broken(WAITS, *how, place="waiting")
+    [second] = [each for each in records(run) if each.effect == 5]
+    path = lose(run, result(second)["start"])
+    again = flows.resume(run, WAITS, *how)
+    [warning] = [each for each in again.summary.warnings if str(path) in each]
+    assert warning.startswith("effect 5 and what followed is done again: ")
+    assert shape(records(again)) == numbered(*["start"] * 3, *["next"] * 3, "fold")
+    assert again.summary.model.digest == expected.summary.model.digest
+
+
+def test_what_waits_is_durable_before_an_effect_that_is_synced(flows, monkeypatch):
+    synced = []
+
+    def sync(path, real=update_files.sync_file):
+        synced.append(path.parent.name)
+        real(path)
+
+    monkeypatch.setattr(update_files, "sync_file", sync)
+    text = """
+    def flow(run):
+        model = run.initial_model()
+        for number in run.rounds():
+            for site in run.sites:
+                run.start(site, model)
+            answers = [run.next() for _ in run.sites]
+            following = run.fold(model, answers[:1])
+            model = run.fold(model, answers[1:])
+        return model
+    """
+    run = flows.finish(text, QUIET, "rounds=1", "clients.count=3", "clients.parallel=1")
+    starts = [result(each)["start"] for each in records(run) if each.name == "next"]
+    # The first answer is part of the model whose record comes next.
+    assert sorted(synced) == [f"effect-{number:04d}" for number in sorted(starts[1:])]
