@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from flstream.errors import WorkflowError
+from flstream.runs.site_states import discard_site_state_after
 from flstream.server.reporting import report_message, report_replaced
 from flstream.server.run_state import RunState
 from flstream.server.site_queue import SiteBatch, SiteQueue
@@ -22,6 +23,9 @@ from flstream.server.worker_monitor import (
     WorkerReplaced,
 )
 from flstream.telemetry.events import WorkerActivity
+
+# Seconds that a killed process may take to be gone.
+_END_SECONDS = 10.0
 
 
 class StartedTrainings:
@@ -95,16 +99,27 @@ class StartedTrainings:
         return self.in_flight[site], self._runs.pop(site)
 
     def cancel(self) -> None:
-        """Cancel what is in flight: the workflow has ended without asking for its answers."""
+        """Cancel what is in flight: the workflow has ended without asking for its answers.
+
+        Raises:
+            SimulationError: What a site has left of it cannot be removed.
+        """
+        in_flight = list(self.in_flight.values())
         self.in_flight.clear()
         if self._events is None:
             return
+        context = self._state.context
         self._queue.close()
-        for worker in self._queue.taken:
-            self._state.context.pool.end(worker)
+        killed = [context.pool.end(worker) for worker in self._queue.taken]
         for event in self._events:
             self._take_message(event)
         self._events = None
+        for worker in killed:
+            if worker is not None:
+                worker.exit_code(_END_SECONDS)  # by then no file is open there any more
+        for training in in_flight:
+            for site, task in training.tasks.items():
+                discard_site_state_after(context.run.site(site), training.number - 1, task.state)
         self._runs.clear()
         self._over.clear()
 

@@ -204,9 +204,9 @@ class WorkerPool:
         finally:
             queue.close()
 
-    def end(self, name: str) -> None:
-        """Kill a worker, even while it is being spawned."""
-        self._supervisors[name].end()
+    def end(self, name: str) -> WorkerHandle | None:
+        """Kill a worker, even while it is being started; return the process that was killed."""
+        return self._supervisors[name].end()
 
     def dismiss(self, seconds: float) -> Iterator[PoolEvent | None]:
         """Send every worker :class:`~flstream.worker.messages.Stop`, and wait until it has ended.

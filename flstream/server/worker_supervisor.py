@@ -100,12 +100,17 @@ class WorkerSupervisor:
         self.failed_starts = 0
         return worker
 
-    def end(self) -> None:
-        """Kill the worker, even while it is being started; safe to call from any thread."""
+    def end(self) -> WorkerHandle | None:
+        """Kill the worker, even while it is being started; safe to call from any thread.
+
+        Returns:
+            The process that was killed; None if there was none.
+        """
         with self._lock:
             self.is_ending = True
             if self.worker is not None:
                 self.worker.kill()
+            return self.worker
 
     def lose(self, error: FlstreamError) -> FlstreamError:
         """Drop a process that cannot be used any longer.

@@ -327,3 +327,31 @@ def test_what_waits_is_durable_before_an_effect_that_is_synced(flows, monkeypatc
     starts = [result(each)["start"] for each in records(run) if each.name == "next"]
     # The first answer is part of the model whose record comes next.
     assert sorted(synced) == [f"effect-{number:04d}" for number in sorted(starts[1:])]
+
+
+def test_what_a_cancelled_training_has_left_of_a_sites_state_is_removed(flows):
+    text = """
+    def flow(run):
+        model = run.initial_model()
+        for number in run.rounds():
+            run.start("site-1", model)
+            run.start("site-2", model)
+            answer = run.next()
+            see(answer.site)
+            model = run.fold(model, [answer])
+        return model
+    """
+    # It has written to its state, and never answers.
+    body = """
+    from pathlib import Path
+    if site == "site-2":
+        (flare.get_state_dir() / "large").write_bytes(bytes(1 << 20))
+        (Path(folder) / "wrote").touch()
+        threading.Event().wait()
+    while not (Path(folder).parent / "site-2" / "wrote").exists():
+        threading.Event().wait(0.01)
+    """
+    run = flows.finish(text, QUIET, "rounds=1", "engine.type=local", script=noisy(body))
+    assert flows.seen() == ["'site-1'"]
+    left = run.directory.site("site-2") / "state"
+    assert not left.exists() or list(left.iterdir()) == []
