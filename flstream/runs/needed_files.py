@@ -20,12 +20,15 @@ class WaitingUpdate(NamedTuple):
         digest: Digest of its body.
         is_certain: Whether it is needed. Otherwise the program may have dropped it, and its file is
             gone then.
+        is_durable: Whether its file is whole wherever it is: that of an answer to a training that
+            was started may have been folded before it was synced.
     """
 
     training: int
     site: str
     digest: str
     is_certain: bool
+    is_durable: bool
 
 
 def needed_states(records: Sequence[EffectDone]) -> list[tuple[str, StateVersion]]:
@@ -65,7 +68,8 @@ def needed_updates(
             result: Any = decode_exact(record.result)
             number = result.get("start", record.effect)
             for site, (digest, *_) in result.get("train", result)["files"].items():
-                waiting[number, site] = WaitingUpdate(number, site, digest, is_certain=True)
+                is_durable = record.name == "train"
+                waiting[number, site] = WaitingUpdate(number, site, digest, True, is_durable)
         elif record.model is not None:
             # Those that the program refers to no more are gone from here on.
             for key, update in waiting.items():

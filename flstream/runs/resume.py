@@ -206,7 +206,8 @@ def _check_whole(
     check_states(run, needed_states(effects))
     for update in needed_updates(effects, all_effects):
         path = run.updates(update.training) / f"{update.site}.safetensors"
-        if (update.is_certain or path.exists()) and (flaw := file_flaw(path, update.digest)):
+        is_checked = update.is_certain or (update.is_durable and path.exists())
+        if is_checked and (flaw := file_flaw(path, update.digest)):
             raise ResumeRefusedError(
                 f"the run in {run.path} needs an update that cannot be used: {flaw}; put it back "
                 "from a copy, or leave out --resume to start a new run"

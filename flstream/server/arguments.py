@@ -176,4 +176,9 @@ def fold_rules(
             "run.fold() was given rules, which are sums, and aggregation.method is "
             f"{aggregation.method}; set it to mean"
         )
+    if MAIN in found and found[MAIN].weights is not None and aggregation.factors:
+        raise WorkflowError(
+            "run.fold() was given a rule with weights, and aggregation.weights has others; leave "
+            "out one of the two"
+        )
     return found

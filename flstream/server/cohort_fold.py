@@ -63,6 +63,7 @@ class FoldedModel(NamedTuple):
         fold: Seconds of fetching and folding.
         checkpoint: Seconds from then until it was durable.
         at: Site in whose process it was made; empty for the server's.
+        is_link: Whether its file is that of the update which was adopted.
     """
 
     outcome: FoldOutcome
@@ -70,6 +71,7 @@ class FoldedModel(NamedTuple):
     fold: float
     checkpoint: float
     at: str = ""
+    is_link: bool = False
 
 
 class CohortFold:
@@ -156,8 +158,8 @@ class CohortFold:
                 outcome, folded = self.outcome(self._fold, digest), time.monotonic()
                 record = self._store.link(self._model, round_number, whole.path, digest)
                 checkpoint = time.monotonic() - folded
-                return FoldedModel(outcome, record, folded - began, checkpoint)
-            updates = []
+                return FoldedModel(outcome, record, folded - began, checkpoint, is_link=True)
+            updates = []  # it was refused: so the model stays as it is
         with self._store.writing(self._model, round_number, optimizer=self._optimizer) as draft:
             with closing(WriteBehind(draft.target.layout, draft.target.write)) as sink:
                 walk = self._fold.walk(sink, draft.optimization)

@@ -181,7 +181,6 @@ class ModelCollection:
             total_rounds=context.job.planned_rounds,
             model=source,
             sites=tasks,
-            settings=context.model_settings,
             form=UpdateForm(source, name=base.digest),
             seconds=seconds,
             keeps_state=False,

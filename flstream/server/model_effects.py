@@ -140,6 +140,11 @@ class ModelEffects:
         """Refuse sites that cannot fold what they were given."""
         check_aggregators(at)
         self._state.check_sites("fold", at)
+        if in_flight := self._trainings.started.in_flight:
+            raise WorkflowError(
+                f"run.fold() was given at, and the training of {next(iter(in_flight))} is in "
+                "flight; take its answer from run.next() first, or leave out at"
+            )
         if cohort.twice is not None:
             raise WorkflowError(
                 f"run.fold() was given at, and two updates of {cohort.twice}, which the server's "
@@ -250,7 +255,8 @@ class ModelEffects:
             columns = columns_of(context.job.clients.site_names, found)
             context.emit(received_score(model, result.metrics, columns))
         state.warn(self._unchanged.warnings(state.round, outcome.unchanged))
-        state.trainer.folded(cohort)
+        if not made.is_link:
+            state.trainer.folded(cohort)
         return Done(result, made.record)
 
     def _is_score(self, model: Model, cohort: FoldedUpdates) -> bool:

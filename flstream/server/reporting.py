@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic, time
-from typing import Literal
+from typing import Literal, assert_never
 
 from flstream.server.context import ServerContext
 from flstream.server.tasks import ModelArrived, TaskGiven
@@ -60,6 +60,8 @@ def report_message(event: WorkerMessage, emit: Callable[[AnyEvent], None]) -> No
             emit(SiteLog(round=number, site=site, key=key, value=value, step=step, text=text))
         case Goodbye(peak_rss):
             emit(ProcessEnded(process=event.worker, peak_rss=peak_rss))
+        case _:
+            assert_never(event.message)
 
 
 @dataclass

@@ -193,7 +193,6 @@ class Scoring:
             total_rounds=context.job.planned_rounds,
             model=source,
             sites=tasks,
-            settings=context.model_settings,
             form=UpdateForm(source, name=model.digest),
             encoder=self._store.encoder(model.digest, source, lossy),
             lossy=lossy,

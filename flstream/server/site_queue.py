@@ -41,15 +41,16 @@ class SiteQueue:
         self._ahead = ahead
         self._folded = 0
         self._taken: dict[str, SiteBatch] = {}
+        self._begun: set[str] = set()
         self._change = threading.Condition()
         self._closed = False
         self._is_open = is_open
 
     @property
     def taken(self) -> Mapping[str, SiteBatch]:
-        """Batches that are being handled, by worker."""
+        """Batches that are being handled, by worker; not those that wait for theirs."""
         with self._change:
-            return dict(self._taken)
+            return {worker: self._taken[worker] for worker in self._begun}
 
     @property
     def is_left(self) -> bool:
@@ -67,8 +68,7 @@ class SiteQueue:
             The batch; None if there will be no more for this worker.
         """
         with self._change:
-            self._taken.pop(worker, None)
-            self._change.notify_all()
+            self._put_down(worker)
             while not self._closed:
                 batch = self._next(worker)
                 if batch is not None:
@@ -87,11 +87,17 @@ class SiteQueue:
             self._waiting.append((site,))
             self._change.notify_all()
 
+    def begin(self, worker: str) -> bool:
+        """Whether a worker is to handle the batch that it took, now that nothing else keeps it."""
+        with self._change:
+            if not self._closed:
+                self._begun.add(worker)
+            return not self._closed
+
     def leave(self, worker: str) -> None:
         """Record that a worker takes no more batches."""
         with self._change:
-            self._taken.pop(worker, None)
-            self._change.notify_all()
+            self._put_down(worker)
 
     def give_back(self, sites: Sequence[str]) -> None:
         """Put sites back at the head of the queue, as one batch."""
@@ -112,6 +118,11 @@ class SiteQueue:
             self._closed = True
             self._change.notify_all()
             return [site for batch in self._waiting for site in batch]
+
+    def _put_down(self, worker: str) -> None:
+        self._taken.pop(worker, None)
+        self._begun.discard(worker)
+        self._change.notify_all()
 
     def _is_for_others(self, worker: str) -> bool:
         """Whether all sites that wait have workers of their own, none of which is this one."""

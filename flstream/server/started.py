@@ -11,7 +11,7 @@ from flstream.runs.site_states import discard_site_state_after
 from flstream.server.reporting import report_message, report_replaced
 from flstream.server.run_state import RunState
 from flstream.server.site_queue import SiteBatch, SiteQueue
-from flstream.server.task_run import ResultsDelivered, TaskRun
+from flstream.server.task_run import ResultsDelivered, TaskRun, expect_progress
 from flstream.server.tasks import ModelArrived, TaskGiven
 from flstream.server.training import SiteTraining
 from flstream.server.worker_handle import WorkerHandle
@@ -31,7 +31,7 @@ _END_SECONDS = 10.0
 class StartedTrainings:
     """The trainings in flight: started, and their answers not taken yet.
 
-    While the workflow does something else, workers go on with them; a task of its own waits until
+    Workers go on with them while the workflow does something else; a task of its own waits until
     the workers that it needs have answered.
 
     Args:
@@ -92,7 +92,8 @@ class StartedTrainings:
         while not self._over:
             event = next(self._events)
             moved = moved if event is None else time.monotonic()
-            next(iter(self._runs.values())).expect_progress(time.monotonic() - moved)
+            waits, names = self._state.trainer.waits, list(self.in_flight)
+            expect_progress(waits, time.monotonic() - moved, "train task", number, names)
             self._take(event)
             picture.emit_snapshot(at_once=event is None)
         site = self._over.popleft()

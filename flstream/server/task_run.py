@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from flstream.errors import SimulationError, UpdateRefusedError
+from flstream.aggregation.steps import plan_step
+from flstream.aggregation.walk import find_not_finite
+from flstream.errors import AbortedError, SimulationError, UpdateRefusedError
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.collected_updates import (
     CollectedUpdate,
@@ -17,7 +19,7 @@ from flstream.server.collected_updates import (
     UpdateCollection,
     fetch_into_memory,
 )
-from flstream.server.collector import PROGRESS_KEY, ResultCollector
+from flstream.server.collector import PROGRESS_KEY, ResultCollector, TaskWaits
 from flstream.server.context import ServerContext
 from flstream.server.failures import brief, site_failed
 from flstream.server.model_offers import hint_at_pull
@@ -149,7 +151,7 @@ class TaskRun:
         if workers := self._workers():
             for event in self._context.pool.perform(self._queue, self.perform, workers):
                 moved = moved if event is None else time.monotonic()
-                self.expect_progress(time.monotonic() - moved)
+                self._expect_progress(time.monotonic() - moved)
                 self.take(event)
                 self._leave_late()
                 if isinstance(event, ResultsDelivered | SiteLost):
@@ -203,7 +205,7 @@ class TaskRun:
         cohort = self._spec.cohort
         if self._plan.own:
             return cohort
-        return self._context.pool.names[: -(-len(cohort) // self._plan.sites)]
+        return self._context.pool.free_first(-(-len(cohort) // self._plan.sites))
 
     def perform(self, worker: WorkerHandle, sites: SiteBatch, report: Report) -> None:
         """Have a worker do the task for some sites, and get their updates; on a pool's thread."""
@@ -226,9 +228,33 @@ class TaskRun:
             site = answer.sites[0].site
             report(SiteLost(site, str(error)), site)  # the worker is as good as before
             return
-        results = [SiteResult(each.answer, each) for each in updates]
+        results = [
+            SiteResult(each.answer, each) for each in updates if self._is_sound(each, report)
+        ]
         delivered = ResultsDelivered(results, time.monotonic() - began)
         report(delivered, *(each.answer.site for each in updates))
+
+    def _is_sound(self, update: CollectedUpdate, report: Report) -> bool:
+        """Whether an update that the workflow reads can be folded; if not, its site has failed."""
+        rule, base = self._spec.check, self._spec.model
+        if rule is None:
+            return True
+        job, site = self._context.job, update.answer.site
+        budget = job.aggregation.memory_budget // job.clients.workers
+        step = plan_step(base.layout, rule, updates=1, memory_budget=budget, buffered=1)
+        try:
+            find_not_finite(
+                base, [update.source(step)], rule, step, base.layout.nbytes, self._check
+            )
+        except UpdateRefusedError as error:
+            update.release(str(error))
+            report(SiteLost(site, str(error)), site)
+            return False
+        return True
+
+    def _check(self, _: int) -> None:
+        if self._context.abort.is_set():
+            raise AbortedError("the run was stopped")
 
     def _collect(
         self, worker: WorkerHandle, answered: Answered, asked: int
@@ -311,19 +337,9 @@ class TaskRun:
             reason = f"it was not ready {waited} after enough others (clients.wait_after_min)"
             self.fail(site, reason, late=True)
 
-    def expect_progress(self, seconds: float) -> None:
-        """Give the run up if nothing has come of the task for too long.
-
-        Raises:
-            SimulationError: The message names the sites that are waited for.
-        """
-        most = self._spec.waits.progress
-        if most is not None and seconds > most:
-            raise SimulationError(
-                f"nothing came of the {self._spec.kind} task of round {self._spec.round} for "
-                f"{format_seconds(most)} ({PROGRESS_KEY}); "
-                f"{brief_names(self.unsettled)} did not answer: see their logs, or allow more"
-            )
+    def _expect_progress(self, seconds: float) -> None:
+        spec = self._spec
+        expect_progress(spec.waits, seconds, f"{spec.kind} task", spec.round, self.unsettled)
 
     def _cost(self, began: float, workers: int) -> TaskCost:
         ended = time.monotonic()
@@ -333,3 +349,26 @@ class TaskRun:
         count = workers or 1
         down, fetched = self.down.seconds / count, self._fetching / count
         return TaskCost(down, max(ended - began - down - fetched, 0.0), fetched, self.down)
+
+
+def expect_progress(
+    waits: TaskWaits, seconds: float, task: str, round_number: int, sites: Sequence[str]
+) -> None:
+    """Give the run up if nothing has come of a task for too long.
+
+    Args:
+        waits: How long that may be.
+        seconds: How long it has been.
+        task: The task in words.
+        round_number: Its round.
+        sites: Sites that are waited for.
+
+    Raises:
+        SimulationError: The message names them.
+    """
+    if waits.progress is not None and seconds > waits.progress:
+        raise SimulationError(
+            f"nothing came of the {task} of round {round_number} for "
+            f"{format_seconds(waits.progress)} ({PROGRESS_KEY}); "
+            f"{brief_names(sites)} did not answer: see their logs, or allow more"
+        )

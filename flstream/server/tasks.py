@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import NamedTuple
 
+from flstream.aggregation.rules import AggregationRule
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import ChannelClosedError, WorkerLostError
@@ -22,7 +23,6 @@ from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_monitor import TIMEOUT_KEY, Report, SiteLost
 from flstream.streaming.coding import EncoderFor
 from flstream.streaming.refs import Delivery
-from flstream.streaming.settings import StreamSettings
 from flstream.telemetry.events import Transfer
 from flstream.worker.messages import (
     LAYOUT,
@@ -52,7 +52,6 @@ class TaskSpec:
         model: The model that the sites receive.
         sites: Each site's own part, in the order in which updates are folded.
         form: The form in which updates come.
-        settings: How models are streamed.
         seconds: How long a site may take.
         keeps_state: Whether what the sites leave in their state is kept.
         oldest: Number of the earliest effect that the run may go back to.
@@ -65,6 +64,8 @@ class TaskSpec:
         encoder: What makes frames of the model smaller; None for nothing.
         lossy: What encodes the model before that, which is rounded to what it leaves; None for
             nothing.
+        check: How updates are combined later, by which their numbers are checked as they come;
+            None where the fold finds what is of no use.
     """
 
     kind: TaskKind
@@ -74,7 +75,6 @@ class TaskSpec:
     model: Source
     sites: Mapping[str, SiteTask]
     form: UpdateForm
-    settings: StreamSettings
     seconds: float
     keeps_state: bool = True
     oldest: int = 0
@@ -86,6 +86,7 @@ class TaskSpec:
     waits: TaskWaits = UNLIMITED
     encoder: EncoderFor | None = None
     lossy: LossyCodec | None = None
+    check: AggregationRule | None = None
 
     @property
     def has_updates(self) -> bool:

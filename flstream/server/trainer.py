@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import CheckpointError
@@ -45,7 +46,7 @@ class Trainer:
         # Those that waited at the end of a round to which the run may go back.
         self._kept: list[UpdateWait] = []
         # Trainings whose files are not durable yet.
-        self._unsynced: weakref.WeakSet[SiteTraining] = weakref.WeakSet()
+        self._unsynced: dict[int, tuple[UpdateFiles, Sequence[str]]] = {}
         self.waits = UNLIMITED
 
     def begin(self, training: SiteTraining, *, is_read: bool) -> tuple[TaskRun, TaskPlan]:
@@ -71,7 +72,8 @@ class Trainer:
         context.emit(RoundStarted(round=number, sites=cohort))
         is_durable = is_read and not training.is_started
         files = self.files(training, durable=is_durable) if plan.in_files else None
-        run = TaskRun(context, self._spec(training), plan, training.collector, files)
+        spec = self._spec(training, is_read=is_read)
+        run = TaskRun(context, spec, plan, training.collector, files)
         return run, plan
 
     def _plan(self, training: SiteTraining, *, is_read: bool = False) -> TaskPlan:
@@ -87,10 +89,11 @@ class Trainer:
 
     def keep(self, training: SiteTraining) -> Mapping[str, UpdateRecord]:
         """Keep the updates of a training in their files; return the record of each by site."""
-        kept = self.files(training, durable=not training.is_started).keep(training.bodies)
+        files = self.files(training, durable=not training.is_started)
+        kept = files.keep(training.bodies)
         training.bodies.update(kept)
         if kept and training.is_started:
-            self._unsynced.add(training)
+            self._unsynced[training.number] = files, list(kept)
         return {site: update.record for site, update in kept.items()}
 
     def keep_files(self, training: SiteTraining, round_number: int) -> None:
@@ -165,13 +168,14 @@ class Trainer:
         Raises:
             CheckpointError: The disk does not take them.
         """
-        for training in list(self._unsynced):
-            self.files(training, durable=True).sync(training.bodies)
+        for files, sites in self._unsynced.values():
+            files.sync(sites)
         self._unsynced.clear()
 
     def folded(self, cohort: FoldedUpdates) -> None:
-        """Leave updates as they are that are part of a model which is durable."""
-        self._unsynced.difference_update(cohort.trainings)
+        """Leave the files of updates as they are that are part of a model which is durable."""
+        for training in cohort.trainings:
+            self._unsynced.pop(training.number, None)
 
     def settle(self, cohort: FoldedUpdates, round_number: int, oldest: int) -> None:
         """Let go of updates that are part of a model that is durable.
@@ -228,11 +232,14 @@ class Trainer:
         tasks: Mapping[str, SiteTask] | None = None,
         *,
         keeps_state: bool = True,
+        is_read: bool = False,
     ) -> TaskSpec:
         context = self._context
+        # What a workflow reads is sound: it may choose weights by who has sent something.
+        rule = replace(context.rule, bodies=self._store.bodies(training.base))
+        check = rule if is_read and rule.on_nonfinite == "reject" else None
         source, bodies = self._store.joined(training.base), self._store.bodies(training.base)
         sites = training.tasks if tasks is None else tasks
-        settings = context.model_settings
         lossy = context.model_codecs.lossy
         return TaskSpec(
             kind="train",
@@ -241,7 +248,6 @@ class Trainer:
             total_rounds=context.job.planned_rounds,
             model=source,
             sites=sites,
-            settings=settings,
             seconds=training.seconds,
             keeps_state=keeps_state,
             oldest=training.oldest,
@@ -254,6 +260,7 @@ class Trainer:
             form=self._form(training),
             encoder=self._store.encoder(training.base.digest, source, lossy),
             lossy=lossy,
+            check=check,
         )
 
     def _hosts(self, training: SiteTraining) -> ModelHosts | None:

@@ -259,6 +259,8 @@ class TrainingEffects:
             SimulationError: Too few sites are left; the message names the others.
         """
         state, trainer = self._state, self._state.trainer
+        # One of them may have been started since it was asked.
+        self.started.check_idle("train", training.tasks)
         training.number = number
         state.retire_models()
         training.tasks = state.tasks.up_to_date(training.tasks)

@@ -17,7 +17,7 @@ from flstream.errors import (
 from flstream.server.site_queue import SiteBatch
 from flstream.server.worker_handle import WorkerHandle
 from flstream.transport.channel import AbortSignal
-from flstream.worker.messages import Failed, FromWorker, Goodbye, Logged, Ready
+from flstream.worker.messages import AtAnyTime, Failed, FromWorker, Goodbye, Ready
 
 TIMEOUT_KEY = "clients.round_timeout, or a timeout of its workflow"
 """The key that says how long a task may take, unless another one does."""
@@ -90,7 +90,7 @@ class WorkerMessage(NamedTuple):
     """
 
     worker: str
-    message: Ready | Logged | Goodbye
+    message: AtAnyTime
 
 
 class WorkerReplaced(NamedTuple):
@@ -185,22 +185,20 @@ class WorkerMonitor:
             WorkerLostError: The worker has ended.
         """
         message = worker.control.receive(seconds, self._abort)
+        if not isinstance(message, AtAnyTime):
+            return message
+        self._notify(WorkerMessage(worker.name, message))
         match message:
             case Ready():
                 # A process that runs a script for many sites sends it twice: its idle memory is
                 # known only once the script has made its imports.
                 was_ready, worker.ready = worker.ready, True
-                self._notify(WorkerMessage(worker.name, message))
                 return None if was_ready else message
-            case Logged():
-                self._notify(WorkerMessage(worker.name, message))
-                return None
             case Goodbye():
-                self._notify(WorkerMessage(worker.name, message))
                 raise WorkerLostError(
                     "its script ended before the run did; loop while is_running() is true"
                 )
-        return message
+        return None
 
     def failure(self, worker: WorkerHandle) -> Failed | None:
         """Return the failure that a worker reported before it ended; None for none."""

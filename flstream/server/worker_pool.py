@@ -97,6 +97,11 @@ class WorkerPool:
             name for name, supervisor in self._supervisors.items() if not supervisor.is_abandoned
         ]
 
+    def free_first(self, count: int) -> Sequence[str]:
+        """Names of so many workers, those without a task first."""
+        busy = {name: each.turn.locked() for name, each in self._supervisors.items()}
+        return sorted(self.names, key=busy.__getitem__)[:count]
+
     def living(self, name: str) -> WorkerHandle | None:
         """A worker's process, if it is ready and lives; any thread may ask."""
         worker = self._supervisors[name].worker
@@ -193,14 +198,25 @@ class WorkerPool:
             CheckpointError: An update's file could not be written.
             AbortedError: The run is being stopped.
         """
+        work = partial(self._work_through, queue=queue, execute=execute)
+
+        def begin(names: Sequence[str]) -> Iterator[PoolEvent | None]:
+            return self._together([partial(work, self._supervisors[name]) for name in names])
+
+        # They begin now, and not when somebody asks for the first event.
+        return self._performing(queue, begin, begin(workers), len(workers))
+
+    def _performing(
+        self,
+        queue: SiteQueue,
+        begin: Callable[[Sequence[str]], Iterator[PoolEvent | None]],
+        events: Iterator[PoolEvent | None],
+        count: int,
+    ) -> Iterator[PoolEvent | None]:
         try:
-            while workers:
-                supervisors = [self._supervisors[name] for name in workers]
-                for supervisor in supervisors:
-                    supervisor.open()
-                work = partial(self._work_through, queue=queue, execute=execute)
-                yield from self._together([partial(work, each) for each in supervisors])
-                workers = self.names[: len(workers)] if queue.is_left else ()
+            yield from events
+            while queue.is_left and (names := self.names[:count]):
+                yield from begin(names)
         finally:
             queue.close()
 
@@ -246,10 +262,12 @@ class WorkerPool:
         If a task fails, or the generator is closed early, all workers are killed.
         """
         events: SimpleQueue[PoolEvent] = SimpleQueue()
-        futures = [self._threads.submit(task, events.put) for task in tasks]
-        for future in futures:
+        for future in [self._threads.submit(task, events.put) for task in tasks]:
             future.add_done_callback(lambda future: events.put(_Ended(future)))
-        left, report_at = len(futures), monotonic() + REPORT_SECONDS
+        return self._events_of(events, len(tasks))
+
+    def _events_of(self, events: SimpleQueue[PoolEvent], left: int) -> Iterator[PoolEvent | None]:
+        report_at = monotonic() + REPORT_SECONDS
         try:
             while left:
                 with suppress(Empty):
@@ -292,7 +310,9 @@ class WorkerPool:
                 not supervisor.is_abandoned and (batch := queue.take(supervisor.name)) is not None
             ):
                 with supervisor.turn:
-                    self._execute(supervisor, queue, batch, execute, put)
+                    supervisor.open()
+                    if queue.begin(supervisor.name):
+                        self._execute(supervisor, queue, batch, execute, put)
             queue.leave(supervisor.name)
         except BaseException:
             # No other thread may wait for the batch that this one has taken.

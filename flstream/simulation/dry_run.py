@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from types import SimpleNamespace
@@ -11,12 +11,13 @@ from typing import Any
 
 import msgspec
 
+from flstream.aggregation.rules import rule_for
 from flstream.errors import FlstreamError, WorkflowError
 from flstream.job import Job
 from flstream.job.stage import Stage
 from flstream.job.workflow_code import load_program
 from flstream.runs.stopping import EarlyStopping
-from flstream.server.arguments import check_model, check_name
+from flstream.server.arguments import check_bodies, check_model, check_name, fold_rules
 from flstream.server.asked_kinds import AskedKinds
 from flstream.server.program_view import (
     Model,
@@ -44,6 +45,7 @@ class ProgramOutline(msgspec.Struct, frozen=True):
         trained: How many sites train.
         scored: How many sites score a model of ``run.score``.
         collected: How many sites send a model of their own.
+        reads: Whether it reads updates before they are folded, which then wait in files.
         flaw: Why the program could not be run to its end without doing anything; empty if it was.
     """
 
@@ -52,11 +54,13 @@ class ProgramOutline(msgspec.Struct, frozen=True):
     trained: int = 0
     scored: int = 0
     collected: int = 0
+    reads: bool = False
     flaw: str = ""
 
     def __str__(self) -> str:
         if self.flaw:
-            return f"{self.name}, taken for a training and a fold a round: {self.flaw}"
+            taken = "taken for one that trains, folds and evaluates"
+            return f"{self.name}, {taken}: a dry run has no answers to go by ({self.flaw})"
         return f"{self.name}: {', '.join(_repeated(self.effects)) or 'nothing'}"
 
 
@@ -70,16 +74,19 @@ class _Metrics(dict[str, float]):
 class _DryTraining:
     """A training that nobody does, with an update of each of its sites."""
 
-    is_done, number, is_folded, wait = True, 0, False, None
-
-    def __init__(self, model: Model, sites: Sequence[str], round_number: int) -> None:
+    def __init__(
+        self, model: Model, sites: Sequence[str], round_number: int, on_read: Callable[[], None]
+    ) -> None:
         self.base, self.sites, self.round = model, sites, round_number
+        self._on_read = on_read
 
     def updates(self) -> Sequence[Update]:
+        self._on_read()
         training: Any = self
         return [Update(site, 1.0, _Metrics(), self.base, training) for site in self.sites]
 
     def failures(self) -> Mapping[str, str]:
+        self._on_read()
         return {}
 
 
@@ -94,10 +101,14 @@ class _DryEffects:
     def __init__(self, job: Job, stage: Stage) -> None:
         self.effects: list[str] = []
         self.trained = self.scored = self.collected = 0
+        self.reads = False
         self.trainings = self.models = self.sites = self
         self.started = self
         self.in_flight: dict[str, Model] = {}
         self._versions = count(1)
+        self._every = stage.args.evaluate_every
+        self._rule = rule_for(job.aggregation)
+        self._bodies: list[str] = []
         names = job.clients.site_names
         asked = AskedKinds()
         asked.source = stage.args.evaluate
@@ -119,6 +130,8 @@ class _DryEffects:
         )
 
     def begin(self, version: int, bodies: Mapping[str, object]) -> Model:
+        check_bodies(bodies)
+        self._bodies = list(bodies)
         return Model(self.state.round, version, "")
 
     def ask(self, model: Model, sites: Sequence[str], *_: object, **values: object) -> Updates:
@@ -126,10 +139,12 @@ class _DryEffects:
         self.state.check_sites("train", sites)
         self._add(f"train {_counted(sites)}")
         self.trained += len(sites)
-        training: Any = _DryTraining(model, list(sites), self.state.round)
+        training: Any = _DryTraining(model, list(sites), self.state.round, self._read)
         return Updates(training)
 
     def start(self, site: str, model: Model, *_: object) -> None:
+        check_model("start", model)
+        self.state.check_sites("start", [site])
         self._add("start")
         self.trained += 1
         self.in_flight[site] = model
@@ -139,12 +154,19 @@ class _DryEffects:
             raise WorkflowError("run.next() was called with no training in flight")
         self._add("next")
         site = next(iter(self.in_flight))
-        return _DryTraining(self.in_flight.pop(site), [site], self.state.round).updates()[0]
+        model, number = self.in_flight.pop(site), self.state.round
+        return _DryTraining(model, [site], number, self._read).updates()[0]
 
     def fold(
-        self, model: Model, updates: object, rule: object, bodies: object, at: object
+        self,
+        model: Model,
+        updates: object,
+        rule: object,
+        bodies: Mapping[str, object],
+        at: object,
     ) -> Model:
         check_model("fold", model)
+        fold_rules(self._rule, self._bodies, rule, bodies)
         self._add("fold" if at is None else "fold at a site")
         return self._made()
 
@@ -153,7 +175,7 @@ class _DryEffects:
         return self._made()
 
     def evaluate(self, model: Model, meta: object, *, is_provisional: bool) -> dict[str, float]:
-        self._add("evaluate")
+        self._add("evaluate" if self._every == 1 else f"evaluate each {self._every} rounds")
         return _Metrics()
 
     def collect(self, name: str, sites: Sequence[str], timeout: object) -> SiteModels:
@@ -168,6 +190,9 @@ class _DryEffects:
 
     def write_json(self, path: str, value: object) -> None:
         self._add(f"write {path}")
+
+    def _read(self) -> None:
+        self.reads = True
 
     def _begin_round(self) -> None:
         self.state.round += 1
@@ -205,7 +230,12 @@ def _outline(job: Job, stage: Stage) -> ProgramOutline:
             raise
         return ProgramOutline(stage.name, flaw=shortened(str(error), 300))
     return ProgramOutline(
-        stage.name, recorder.effects, recorder.trained, recorder.scored, recorder.collected
+        stage.name,
+        recorder.effects,
+        recorder.trained,
+        recorder.scored,
+        recorder.collected,
+        recorder.reads,
     )
 
 

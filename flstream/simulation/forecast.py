@@ -24,7 +24,7 @@ from flstream.model.joined import MAIN, joint_layout, zeros_beside
 from flstream.model.layout import Layout
 from flstream.server.disk import free_bytes
 from flstream.server.stream_settings import stream_settings
-from flstream.server.task_plan import plan_disk
+from flstream.server.task_plan import plan_disk, plan_task
 from flstream.simulation.dry_run import ProgramOutline
 from flstream.units import format_bytes
 
@@ -158,7 +158,10 @@ def forecast(
     if programs and not programs[0].flaw:
         first = programs[0]
         trained, scored, collected = first.trained, first.scored, first.collected
-    plan = plan_disk(job, whole, cohort)
+    task = None
+    if programs and programs[0].reads:
+        task = plan_task(job, whole.nbytes, trained, is_read=True)
+    plan = plan_disk(job, whole, trained or cohort, task)
     checkpoint = plan.model + plan.optimizer_state
     passing = sum(item.size for item in plan.of_a_round) - checkpoint
     return Forecast(

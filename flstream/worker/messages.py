@@ -1,11 +1,11 @@
 """The messages between the server and a worker: a task, and what came of it.
 
 They travel on a channel of their own, beside the two that carry bodies. A worker answers a task
-with, in this order: ``Acknowledged`` once it has the task, ``HostLost`` each time that a peer does
-not deliver the model, whereupon the task is sent again, ``Received`` once the model is there,
-``Failed`` and ``Logged`` as they happen, and one ``Answered``. Each site of the task is either in
-the worker's answer or in one ``Failed``. A process whose script has raised ends with ``Failed`` and
-``Goodbye`` instead.
+with ``Acknowledged`` once it has the task, ``HostLost`` each time that a peer does not deliver the
+model, whereupon the task is sent again, ``Received`` once the model is there, ``Began`` at the turn
+of each of several sites, ``Failed`` and ``Logged`` as they happen, and one ``Answered``. Each site
+of the task is either in the worker's answer or in one ``Failed``. A process whose script has raised
+ends with ``Failed`` and ``Goodbye`` instead.
 
 A worker that is lost before ``Acknowledged`` has failed nobody: the task is given again.
 """
@@ -266,6 +266,6 @@ class Goodbye(msgspec.Struct, tag=True, frozen=True):
 
 
 ToWorker = Task | Stop
-FromWorker = (
-    Ready | Acknowledged | Began | Received | HostLost | Answered | Failed | Logged | Goodbye
-)
+AtAnyTime = Ready | Logged | Goodbye
+"""What a worker sends without being asked for it, which becomes an event of the run."""
+FromWorker = AtAnyTime | Acknowledged | Began | Received | HostLost | Answered | Failed

@@ -58,6 +58,8 @@ def test_sites_that_are_given_back_come_first_and_in_one_batch():
     assert drained(SiteQueue([])) == []
     batches = SiteQueue(COHORT, 3)
     assert batches.take("a") == ("site-1", "site-2", "site-3")
+    assert batches.taken == {}  # it may wait until another task is over
+    assert batches.begin("a")
     assert batches.taken == {"a": ("site-1", "site-2", "site-3")}
     batches.give_back(["site-2", "site-3"])
     due = [("site-2", "site-3"), ("site-4", "site-5", "site-6"), ("site-7",)]
@@ -146,3 +148,16 @@ def test_the_window_bounds_what_waits_whatever_the_order_of_folding(order, ahead
             batches.fold(folded)
         assert len(waits) <= ahead
     batches.close()
+
+
+def test_an_open_queue_is_waited_at_and_what_is_taken_is_not_begun_once_it_is_closed(waiting):
+    batches = SiteQueue([], is_open=True)
+    idle = waiting(batches, "a")
+    assert not idle.done()
+    batches.put("site-9")
+    assert idle.result(PATIENCE) == ("site-9",)
+    idle = waiting(batches, "b")
+    assert batches.close() == []
+    assert idle.result(PATIENCE) is None
+    assert not batches.begin("a")
+    assert batches.taken == {}

@@ -15,7 +15,6 @@ from flstream.server import tasks as module
 from flstream.server.tasks import TaskSpec, ask
 from flstream.server.worker_monitor import SiteLost
 from flstream.streaming.service import DownloadService
-from flstream.streaming.settings import StreamSettings
 from flstream.worker.messages import (
     MODEL,
     Acknowledged,
@@ -38,7 +37,6 @@ TASK = TaskSpec(
     MODEL_BODY,
     {site: SiteTask(site, 0, 7) for site in SITES},
     UpdateForm(MODEL_BODY),
-    StreamSettings(),
     SECONDS,
 )
 

@@ -10,6 +10,7 @@ from flstream.server.run import Run
 from flstream.simulation import dry_run as module
 from flstream.simulation.dry_run import dry_run
 from flstream.simulation.forecast import forecast, plain_layout
+from flstream.workflows.registry import BUILT_IN
 
 DIGITS = Path(__file__).parents[2] / "jobs" / "digits" / "job.conf"
 
@@ -18,10 +19,15 @@ def outlines(*overrides):
     return dry_run(load_job(DIGITS, ["clients.count=4", *overrides]))
 
 
+def test_each_workflow_that_comes_with_flstream_is_here():
+    assert {kind.partition(",")[0] for kind in DUE} == set(BUILT_IN)
+
+
 SCORES = "write cross_site/cross_val_results.json"
 DUE = {
     "fedavg": "train 4 sites, fold, evaluate",
     "fedavg, args{evaluate=received}": "train 4 sites, fold",
+    "fedavg, args{evaluate_every=5}": "train 4 sites, fold, evaluate each 5 rounds",
     "scaffold": "train 4 sites, fold, evaluate",
     "feddyn": "train 4 sites, fold, evaluate",
     "ditto": "train 4 sites, fold, evaluate",
@@ -73,6 +79,14 @@ def everything(run, args):
         run.log("loss", loss)
     return model
 
+def folds(run, see=lambda updates: updates):
+    model = run.initial_model()
+    for number in run.rounds():
+        model = run.fold(model, see(run.train(model, run.sites)))
+
+def lists(run):
+    return folds(run, list)
+
 def reads(run):
     model = run.initial_model()
     for number in run.rounds():
@@ -82,6 +96,11 @@ def reads(run):
 def mistaken(run):
     for number in run.rounds():
         run.fold("model", [])
+
+def unruly(run):
+    model = run.initial_model()
+    for number in run.rounds():
+        model = run.fold(model, run.train(model, run.sites), control=FoldRule())
 
 def goes_on(run):
     while True:
@@ -122,6 +141,7 @@ def test_whatever_a_run_offers_can_be_asked_of_a_dry_one(own):
     [
         ("reads", "KeyError: 'last'"),
         ("mistaken", "run.fold() was given a str as its model"),
+        ("unruly", "run.fold() was given a rule for the body 'control', which the model does not"),
         ("goes_on", "TimeoutError: it went on for more than 0.1 s"),
         ("asks_on", "its first round has more than 10,000 effects"),
     ],
@@ -132,7 +152,7 @@ def test_a_program_that_cannot_be_run_dry_is_said_to_be_taken_for_another(
     monkeypatch.setattr(module, "_SECONDS", 0.1 if name == "goes_on" else 60.0)
     found = own(name)
     assert flaw in found.flaw
-    assert f":{name}, taken for a training and a fold a round: {flaw}" in str(found)
+    assert f":{name}, taken for one that trains, folds and evaluates: a dry" in str(found)
 
 
 def test_the_forecast_counts_the_sites_that_a_round_asks():
@@ -146,3 +166,11 @@ def test_the_forecast_counts_the_sites_that_a_round_asks():
         job = load_job(DIGITS, ["clients.count=4", *settings])
         need = forecast(job, layout, programs=dry_run(job))
         assert (need.down_bytes, need.up_bytes) == (down * size, up * size)
+
+
+def test_updates_that_are_read_count_as_files_on_the_disk(own):
+    layout = plain_layout(64 << 20)
+    job = load_job(DIGITS, ["clients.count=4"])
+    needs = [forecast(job, layout, programs=[own(name)]) for name in ("folds", "lists")]
+    unread, read = (need.disk_bytes for need in needs)
+    assert read - unread == 4 * layout.nbytes

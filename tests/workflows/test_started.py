@@ -1,8 +1,11 @@
 """``run.start`` and ``run.next``: trainings of single sites, whose answers come one by one."""
 
+import textwrap
+
 import pytest
 import torch
 from flows import numbered, records, result, shape
+from safetensors.torch import load_file
 from training_scripts import QUIET, adding, noisy, of_kind, results
 
 from flstream.server import update_files
@@ -74,8 +77,6 @@ def test_each_update_is_compared_with_its_own_base_also_two_of_one_site(flows):
         run.directory.checkpoints / f"round-{name}.safetensors"
         for name in ("0000", "0001.step-00", "0001")
     )
-    from safetensors.torch import load_file
-
     first, second, last = map(load_file, (first, second, last))
     # Site i adds i to each number, so the differences are 1, 2 and 1.
     assert torch.equal(second["b"], first["b"] + 1)
@@ -355,3 +356,112 @@ def test_what_a_cancelled_training_has_left_of_a_sites_state_is_removed(flows):
     assert flows.seen() == ["'site-1'"]
     left = run.directory.site("site-2") / "state"
     assert not left.exists() or list(left.iterdir()) == []
+
+
+def test_an_answer_that_is_not_finite_is_not_ok_and_weights_are_of_those_that_are(flows):
+    text = """
+    from flstream.workflows import FoldRule
+
+    def flow(run):
+        model = run.initial_model()
+        for number in run.rounds():
+            for site in run.sites:
+                run.start(site, model)
+            answers = sorted((run.next() for _ in run.sites), key=lambda each: each.site)
+            see([each.ok for each in answers], answers[1].failure)
+            sound = [each for each in answers if each.ok]
+            rule = FoldRule([1.0] * len(sound), scale=1 / len(sound), base="own")
+            model = run.fold(model, sound, rule)
+        return model
+    """
+    script = adding({("site-2", 1): "params['w'][3] = float('inf')"})
+    run = flows.finish(text, QUIET, "rounds=1", "clients.count=3", script=script)
+    [seen] = flows.seen()
+    assert seen.startswith("[True, False, True], \"the update of site-2 is not finite: tensor 'w'")
+    first, last = (load_file(run.directory.checkpoint(number)) for number in (0, 1))
+    # Site i adds i to each number: the mean of 1 and 3.
+    torch.testing.assert_close(last["b"], first["b"] + 2)
+    assert not (run.directory.path / "updates").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (
+            "asked = run.train(model, ['site-1'])\nrun.start('site-1', model)\n"
+            "run.fold(model, asked)",
+            "run.train() was given site-1, whose training is in flight",
+        ),
+        (
+            "run.start('site-2', model)\n"
+            "run.fold(model, run.train(model, ['site-1']), at=['site-1'])",
+            "run.fold() was given at, and the training of site-2 is in flight",
+        ),
+    ],
+)
+def test_a_site_has_one_task_and_nobody_folds_at_a_site_meanwhile(flows, body, sentence):
+    lines = textwrap.indent(body, " " * 8)
+    text = f"""
+def flow(run):
+    model = run.initial_model()
+    for number in run.rounds():
+{lines}
+    return model
+"""
+    assert sentence in flows.fail(text, QUIET, "rounds=1")
+
+
+def test_sites_begin_once_they_are_started_and_not_once_their_answer_is_asked_for(flows):
+    text = """
+    import threading
+
+    def flow(run):
+        model = run.initial_model()
+        for number in run.rounds():
+            run.start("site-1", model)
+            mark = run_folder() / "sites" / "site-1" / "began"
+            for _ in range(600):
+                if mark.exists():
+                    break
+                threading.Event().wait(0.05)
+            see(mark.exists(), run.in_flight)
+            model = run.fold(model, [run.next()])
+        return model
+    """
+    body = "open(folder + '/began', 'w').close()"
+    flows.finish(text, QUIET, "rounds=1", "engine.type=local", script=noisy(body))
+    assert flows.seen() == ["True, ['site-1']"]
+
+
+@pytest.mark.parametrize("use", ["run.adopt([answer])", "run.fold(model, [answer])"])
+def test_the_file_of_an_answer_that_becomes_the_model_is_durable_by_then(flows, monkeypatch, use):
+    synced = []
+    monkeypatch.setattr(update_files, "sync_file", synced.append)
+    text = f"""
+    def flow(run):
+        model = run.initial_model()
+        for number in run.rounds():
+            run.start("site-1", model)
+            answer = run.next()
+            model = {use}
+        return model
+    """
+    flows.finish(text, QUIET, "rounds=1")
+    assert len(synced) == ("adopt" in use)
+
+
+def test_an_answer_that_was_dropped_is_synced_with_its_record(flows, monkeypatch):
+    synced = []
+    monkeypatch.setattr(update_files, "sync_file", synced.append)
+    text = """
+    def flow(run):
+        model = run.initial_model()
+        for number in run.rounds():
+            run.start("site-1", model)
+            run.next()
+            run.write_json("out/x.json", 1)
+            model = run.fold(model, run.train(model, run.sites))
+        return model
+    """
+    flows.finish(text, QUIET, "rounds=1")
+    assert len(synced) == 1
