@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -41,7 +42,8 @@ def personal(
         Names of the tensors.
 
     Raises:
-        ClientError: There is no received model, or a tensor has another shape than the site's own.
+        ClientError: There is no received model, the patterns are none, or a tensor has another
+            shape than the site's own.
         UsageError: A pattern is found in no name, or nothing is left to share.
     """
     here = session.current()
@@ -49,8 +51,17 @@ def personal(
         raise ClientError("personal() was called before the model was received; call receive()")
     if patterns is None:
         patterns = here.received.meta.get(PERSONAL, ())
+    if isinstance(patterns, str):
+        raise ClientError(f"personal() was given {patterns!r}; give it a list of patterns")
     if not patterns:
         return frozenset()
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ClientError(
+                f"personal() was given {pattern!r}, which is no regular expression: {error}"
+            ) from error
     return here.keep_personal(list(patterns), tensors_of(net))
 
 

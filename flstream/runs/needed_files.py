@@ -22,6 +22,7 @@ class WaitingUpdate(NamedTuple):
             gone then.
         is_durable: Whether its file is whole wherever it is: that of an answer to a training that
             was started may have been folded before it was synced.
+        base: Version of the model that it was trained from.
     """
 
     training: int
@@ -29,6 +30,7 @@ class WaitingUpdate(NamedTuple):
     digest: str
     is_certain: bool
     is_durable: bool
+    base: int
 
 
 def needed_states(records: Sequence[EffectDone]) -> list[tuple[str, StateVersion]]:
@@ -41,7 +43,7 @@ def needed_states(records: Sequence[EffectDone]) -> list[tuple[str, StateVersion
     """
     newest: dict[str, StateVersion] = {}
     for record in records:
-        result: Any = decode_exact(record.result)
+        result: Any = decode_exact(record.result) if record.name != "start" else None
         trained = result if record.name == "train" else (result or {}).get("train")
         if trained is None:
             continue
@@ -67,9 +69,10 @@ def needed_updates(
         if record.name in ("train", "next"):
             result: Any = decode_exact(record.result)
             number = result.get("start", record.effect)
-            for site, (digest, *_) in result.get("train", result)["files"].items():
-                is_durable = record.name == "train"
-                waiting[number, site] = WaitingUpdate(number, site, digest, True, is_durable)
+            trained, is_durable = result.get("train", result), record.name == "train"
+            for site, (digest, *_) in trained["files"].items():
+                update = WaitingUpdate(number, site, digest, True, is_durable, trained["base"])
+                waiting[number, site] = update
         elif record.model is not None:
             # Those that the program refers to no more are gone from here on.
             for key, update in waiting.items():
@@ -78,6 +81,22 @@ def needed_updates(
         for key in _folded(record) & waiting.keys():
             waiting[key] = waiting[key]._replace(is_certain=True)
     return list(waiting.values())
+
+
+def needed_bases(records: Sequence[EffectDone], waiting: Sequence[WaitingUpdate]) -> frozenset[int]:
+    """Return the versions of the models that trainings in flight and waiting updates start from.
+
+    Args:
+        records: The effects of one workflow, in order.
+        waiting: The updates that wait after them.
+    """
+    in_flight: dict[int, int] = {}
+    for record in records:
+        if record.name == "start":
+            in_flight[record.effect] = decode_exact(record.result)
+        elif record.name == "next":
+            in_flight.pop(decode_exact(record.result)["start"], None)
+    return frozenset(in_flight.values()) | {each.base for each in waiting if each.is_certain}
 
 
 def _folded(record: EffectDone) -> set[tuple[int, str]]:

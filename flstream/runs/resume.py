@@ -13,7 +13,7 @@ from flstream.job import Job
 from flstream.runs.history import History
 from flstream.runs.job_match import check_same_job
 from flstream.runs.journal import JournalContent, read_history, read_journal
-from flstream.runs.needed_files import needed_states, needed_updates
+from flstream.runs.needed_files import needed_bases, needed_states, needed_updates
 from flstream.runs.retention import stored_rounds
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.site_states import check_states, set_aside_altered_states
@@ -115,10 +115,11 @@ def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> R
     if len(models) == 1 and (flaw := model_flaw(run, models[0])):
         # The initial model, which is built again to the same bits.
         warnings, models, effects = [f"the initial model was built anew: {flaw}"], [], []
+    is_alone = len(job.stages) == 1
     try:
-        _check_whole(run, models, effects, content.effects)
+        _check_whole(run, models, effects, content.effects, is_alone=is_alone)
     except ResumeRefusedError as error:
-        whole = _nearest_whole(run, content, models[-1].round)
+        whole = _nearest_whole(run, content, models[-1].round, is_alone=is_alone)
         if whole is None:
             raise
         raise ResumeRefusedError(
@@ -191,12 +192,21 @@ def _check_whole(
     models: Sequence[ModelRecord],
     effects: Sequence[EffectDone],
     all_effects: Sequence[EffectDone],
+    *,
+    is_alone: bool,
 ) -> None:
     """Check all that a run needs to resume after some of its effects.
 
+    Args:
+        run: The run directory.
+        models: The models that these effects have made, and the initial one.
+        effects: The effects.
+        all_effects: These, and those after them that are to be done again.
+        is_alone: Whether the job has one workflow.
+
     Raises:
-        ResumeRefusedError: Its newest model, a state of a site, or an update that waits to be
-            folded is damaged or gone.
+        ResumeRefusedError: Its newest model, one that a training in flight starts from, a state of
+            a site, or an update that waits to be folded is damaged or gone.
     """
     if models and (flaw := model_flaw(run, models[-1])):
         raise ResumeRefusedError(
@@ -204,7 +214,15 @@ def _check_whole(
             "copy, or leave out --resume to start a new run"
         )
     check_states(run, needed_states(effects))
-    for update in needed_updates(effects, all_effects):
+    waiting = needed_updates(effects, all_effects)
+    # A later workflow of a list has cancelled what an earlier one left in flight.
+    for version in sorted(needed_bases(effects if is_alone else (), waiting)):
+        if version < len(models) and (flaw := model_flaw(run, models[version])):
+            raise ResumeRefusedError(
+                f"the run in {run.path} needs a model that sites were training that cannot be "
+                f"used: {flaw}; put it back from a copy, or leave out --resume to start a new run"
+            )
+    for update in waiting:
         path = run.updates(update.training) / f"{update.site}.safetensors"
         is_checked = update.is_certain or (update.is_durable and path.exists())
         if is_checked and (flaw := file_flaw(path, update.digest)):
@@ -214,13 +232,15 @@ def _check_whole(
             )
 
 
-def _nearest_whole(run: RunDirectory, content: JournalContent, below: int) -> int | None:
+def _nearest_whole(
+    run: RunDirectory, content: JournalContent, below: int, *, is_alone: bool
+) -> int | None:
     """Return the last round up to another one whose end a run can go back to; None without one."""
     for number in reversed(range(below + 1)):
         effects = _up_to(content.effects, number)
         try:
             models = _models(content.history, effects)
-            _check_whole(run, models, effects, content.effects)
+            _check_whole(run, models, effects, content.effects, is_alone=is_alone)
         except ResumeRefusedError:
             continue
         return number

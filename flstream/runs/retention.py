@@ -106,6 +106,10 @@ class Retention:
         """Remove further bodies together with their models."""
         self.bodies += [name for name in names if name not in self.bodies]
 
+    def oldest(self, last: int) -> int:
+        """The oldest round whose checkpoint stays once that of round ``last`` is durable."""
+        return 0 if self._keep == "all" else max(last - self._keep + 1, 0)
+
     @property
     def _kinds(self) -> list[Callable[[int], Path]]:
         """Functions that return, for a round, the path of a file; that of the model comes last."""

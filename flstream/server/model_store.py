@@ -60,6 +60,8 @@ class ModelStore:
         # Those that a later model of their round has followed, and whose files may still be there.
         self._steps: list[StoredModel] = []
         self._handles: WeakValueDictionary[int, Model] = WeakValueDictionary()
+        # By round, the versions that the workflow referred to at its end.
+        self._held: dict[int, set[int]] = {}
         # Versions whose file is open.
         self._opened: set[int] = set()
 
@@ -323,6 +325,10 @@ class ModelStore:
         digest, state = beside.pop(MAIN, digest), beside.pop(OPTIMIZER, "")
         return ModelRecord(round_number, version, step, digest, state, beside)
 
+    def hold(self, round_number: int) -> None:
+        """Note what the workflow refers to at the end of a round, to which the run may go back."""
+        self._held.setdefault(round_number, set(self._handles.keys()))
+
     def retire(self, best: Iterable[int], in_use: Iterable[int] = ()) -> None:
         """Remove the files of models that need not stay, now that the newest is durable.
 
@@ -330,7 +336,10 @@ class ModelStore:
             best: Versions of the best evaluated models.
             in_use: Further versions that stay, beside those that a workflow or update refers to.
         """
+        oldest = self._retention.oldest(self.newest.record.round)
+        self._held = {number: held for number, held in self._held.items() if number >= oldest}
         used = {*in_use, *self._handles.keys(), self.newest.record.version}
+        used = used.union(*self._held.values())
         kept = used | set(best)
         paths = {self.path(self._models[version].record) for version in kept}
         steps: list[Path] = []

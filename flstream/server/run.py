@@ -92,14 +92,12 @@ class Run:
     @property
     def idle(self) -> list[str]:
         """Those of :attr:`sites` without a training in flight, in their fixed order."""
-        return [
-            site for site in self.sites if site not in self._effects.trainings.started.in_flight
-        ]
+        return [site for site in self.sites if site not in self._state.in_flight]
 
     @property
     def in_flight(self) -> list[str]:
         """The sites whose answer :meth:`next` has yet to return, in the order of their starts."""
-        return list(self._effects.trainings.started.in_flight)
+        return list(self._state.in_flight)
 
     @property
     def best(self) -> BestModel | None:
@@ -155,6 +153,7 @@ class Run:
                 state.begin_round()
                 yield state.round
         finally:
+            state.store.hold(state.round)
             self._is_counting = False
 
     def sample(self, number: int) -> list[str]:

@@ -23,6 +23,7 @@ from flstream.server.sampling import check_sites
 from flstream.server.scores import Scores
 from flstream.server.site_tasks import SiteTasks
 from flstream.server.trainer import Trainer
+from flstream.server.training import SiteTraining
 from flstream.server.unread import SentValues
 from flstream.telemetry.events import AnyEvent, EndedEarly, SiteSuspended, Warned
 from flstream.text import brief_names
@@ -43,6 +44,8 @@ class RunState:
         store: The models.
         trainer: Has sites train, and knows which updates are not settled.
         tasks: Makes the sites' parts of tasks, and follows their states.
+        in_flight: The trainings of single sites that were started, and whose answers were not taken
+            yet, by site in the order of their starts.
         scores: What sites have found of models.
         asked: Kinds of task that the sites' code tells apart.
         sent: What its workflows have sent for training code to use.
@@ -61,6 +64,7 @@ class RunState:
         self.store = store
         self.trainer = Trainer(context, store)
         self.tasks = SiteTasks(job.seed, job.clients.site_names)
+        self.in_flight: dict[str, SiteTraining] = {}
         self.scores = Scores(job)
         self.asked = AskedKinds()
         self.sent = SentValues()
@@ -70,7 +74,7 @@ class RunState:
             self.private = PrivateFolds(job)
             self.private.check_first_round()
         self.round = 0
-        # By round, the number of its last effect.
+        # By round, the number of the last effect that counted at its end.
         self._round_ends: list[int] = []
         self.stage = 0
         self.totals: RoundTotals | None = None
@@ -99,7 +103,7 @@ class RunState:
 
     @property
     def oldest_effect(self) -> int:
-        """Last effect of the oldest round to whose end the run may go back; 0 for its begin."""
+        """Last effect that counted at the end of the oldest round to which the run may go back."""
         return self._round_ends[self.oldest_round]
 
     @property
@@ -135,7 +139,10 @@ class RunState:
     def begin_round(self) -> None:
         """Begin the next round, and end the current one."""
         self.end_round()
-        self._round_ends.append(self.journal.asked)
+        self.store.hold(self.round)
+        # What was in flight came to count later, whatever the number of its start.
+        started = [training.number - 1 for training in self.in_flight.values()]
+        self._round_ends.append(min([self.journal.asked, *started]))
         self.round += 1
         self.totals = RoundTotals(self.round)
         self.tasks.begin_round()

@@ -42,7 +42,7 @@ class StartedTrainings:
     """
 
     def __init__(self, state: RunState) -> None:
-        self.in_flight: dict[str, SiteTraining] = {}
+        self.in_flight = state.in_flight
         self._state = state
         self._queue = SiteQueue([])
         # Of those trainings that workers have been given.

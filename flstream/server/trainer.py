@@ -204,8 +204,14 @@ class Trainer:
                 self._context.run.discard_updates(wait.training)
 
     def discard_files(self) -> None:
-        """Remove the files of all updates, but for those that the run may need to go back."""
-        self._context.run.discard_updates(but=[wait.training for wait in self._kept])
+        """Remove the files of all updates, but for those that the run may need to go back or on.
+
+        Those were folded in a later round than they came in, or waited until the end.
+        """
+        self.sync_updates()
+        waits = [*self._kept, *self._dropped]
+        waiting = [each.training for each in waits if each.until > each.since or not each.until]
+        self._context.run.discard_updates(but=waiting)
 
     def _kept_bytes(self) -> int:
         """Bytes of the sites' last models, whose places the next ones take."""

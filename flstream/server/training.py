@@ -71,6 +71,7 @@ class TrainResult(msgspec.Struct, frozen=True, dict=True):
         asks: Kinds of task that their code asked about, of sites that answered for the first time.
         files: By site, what is known of its update's file, of updates that wait in files to be
             folded by a later effect.
+        base: Version of the model that they were trained from.
     """
 
     sites: list[str]
@@ -85,6 +86,7 @@ class TrainResult(msgspec.Struct, frozen=True, dict=True):
     bases: dict[str, StateVersion] = {}
     asks: dict[str, list[str]] = {}
     files: dict[str, UpdateRecord] = {}
+    base: int = 0
 
     @classmethod
     def of(
@@ -96,6 +98,7 @@ class TrainResult(msgspec.Struct, frozen=True, dict=True):
         tasks: Mapping[str, SiteTask],
         asks: Mapping[str, list[str]],
         files: Mapping[str, UpdateRecord],
+        base: int,
     ) -> TrainResult:
         """The result of a task that is over."""
         messages = {
@@ -115,6 +118,7 @@ class TrainResult(msgspec.Struct, frozen=True, dict=True):
             bases={site: task.state for site, task in tasks.items() if task.state is not None},
             asks=dict(asks),
             files=dict(files),
+            base=base,
         )
 
     @cached_property

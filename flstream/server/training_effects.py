@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from types import NoneType
 from typing import Any, Literal
 
 from flstream.errors import WorkflowError
@@ -121,8 +120,8 @@ class TrainingEffects:
             training.round,
             training.request,
             training.arguments,
-            lambda _: Done(None),
-            NoneType,
+            lambda _: Done(model.version),
+            int,
         )
         training.number = started.number
         self.started.in_flight[site] = training
@@ -135,9 +134,11 @@ class TrainingEffects:
         state, in_flight = self._state, self.started.in_flight
         state.check_round("next")
         if not in_flight:
+            hint = "start one with run.start() first"
+            if not state.sites:
+                hint = "all sites failed too often (clients.suspend_after): see their logs"
             raise WorkflowError(
-                "run.next() was called with no training in flight, so no answer can come; start "
-                "one with run.start(), and end where run.idle is empty, too"
+                f"run.next() was called with no training in flight, so no answer can come; {hint}"
             )
 
         def do(_: int) -> Done:
@@ -291,7 +292,8 @@ class TrainingEffects:
         asks = state.asked.first_kinds(answers.values())
         stage = state.context.job.stages[state.stage]
         state.warn(state.sent.unread(stage, training.round, answers.values()))
-        return TrainResult.of(answers, failures, run.late, cost, training.tasks, asks, files)
+        tasks, base = training.tasks, training.base.version
+        return TrainResult.of(answers, failures, run.late, cost, tasks, asks, files, base)
 
     def take(self, training: SiteTraining, result: TrainResult, number: int) -> None:
         """Take in the result of a training on record, and the number of its effect."""

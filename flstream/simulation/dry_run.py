@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 
 from flstream.aggregation.rules import rule_for
-from flstream.errors import FlstreamError, WorkflowError
+from flstream.engines.processes import ProcessHost
+from flstream.errors import DeadlineError, FlstreamError, WorkflowError
 from flstream.job import Job
 from flstream.job.stage import Stage
 from flstream.job.workflow_code import load_program
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.arguments import check_bodies, check_model, check_name, fold_rules
 from flstream.server.asked_kinds import AskedKinds
+from flstream.server.cohort import FoldedUpdates
 from flstream.server.program_view import (
     Model,
     SiteModel,
@@ -29,9 +33,11 @@ from flstream.server.program_view import (
 )
 from flstream.server.run import Run
 from flstream.server.sampling import check_sites
+from flstream.simulation.process_call import ProcessCall
 from flstream.text import shortened
 
 _SECONDS = 5.0  # for the program of one workflow
+_GRACE_SECONDS = 10.0  # for imports, and where nothing can interrupt it
 _MOST_EFFECTS = 10_000
 _LONGEST_PATTERN = 8
 
@@ -74,19 +80,28 @@ class _Metrics(dict[str, float]):
 class _DryTraining:
     """A training that nobody does, with an update of each of its sites."""
 
+    number, is_done, is_folded = 0, True, False
+
     def __init__(
-        self, model: Model, sites: Sequence[str], round_number: int, on_read: Callable[[], None]
+        self,
+        model: Model,
+        sites: Sequence[str],
+        round_number: int,
+        on_read: Callable[[_DryTraining], None],
     ) -> None:
         self.base, self.sites, self.round = model, sites, round_number
         self._on_read = on_read
 
+    def __str__(self) -> str:
+        return f"train {_counted(self.sites)}"
+
     def updates(self) -> Sequence[Update]:
-        self._on_read()
+        self._on_read(self)
         training: Any = self
         return [Update(site, 1.0, _Metrics(), self.base, training) for site in self.sites]
 
     def failures(self) -> Mapping[str, str]:
-        self._on_read()
+        self._on_read(self)
         return {}
 
 
@@ -102,8 +117,9 @@ class _DryEffects:
         self.effects: list[str] = []
         self.trained = self.scored = self.collected = 0
         self.reads = False
+        # Trainings that were neither read nor folded.
+        self.pending: list[_DryTraining] = []
         self.trainings = self.models = self.sites = self
-        self.started = self
         self.in_flight: dict[str, Model] = {}
         self._versions = count(1)
         self._every = stage.args.evaluate_every
@@ -123,6 +139,8 @@ class _DryEffects:
             round=0,
             stage=job.stages.index(stage),
             begin_round=self._begin_round,
+            in_flight=self.in_flight,
+            store=SimpleNamespace(hold=lambda number: None),
             emit_live=lambda *events: None,
             check_sites=lambda method, sites: check_sites(method, sites, names),
             check_model=check_model,
@@ -139,12 +157,15 @@ class _DryEffects:
         self.state.check_sites("train", sites)
         self._add(f"train {_counted(sites)}")
         self.trained += len(sites)
+        self._check_idle("train", sites)
         training: Any = _DryTraining(model, list(sites), self.state.round, self._read)
+        self.pending.append(training)
         return Updates(training)
 
     def start(self, site: str, model: Model, *_: object) -> None:
         check_model("start", model)
         self.state.check_sites("start", [site])
+        self._check_idle("start", [site])
         self._add("start")
         self.trained += 1
         self.in_flight[site] = model
@@ -166,11 +187,17 @@ class _DryEffects:
         at: object,
     ) -> Model:
         check_model("fold", model)
-        fold_rules(self._rule, self._bodies, rule, bodies)
+        given: Any = updates
+        rules = fold_rules(self._rule, self._bodies, rule, bodies)
+        cohort = FoldedUpdates.of(given).under(rules)
+        cohort.check_base(model)
+        self._settle(cohort)
         self._add("fold" if at is None else "fold at a site")
         return self._made()
 
     def adopt(self, updates: object) -> Model:
+        given: Any = updates
+        self._settle(FoldedUpdates.of(given, "adopt"))
         self._add("adopt")
         return self._made()
 
@@ -191,8 +218,20 @@ class _DryEffects:
     def write_json(self, path: str, value: object) -> None:
         self._add(f"write {path}")
 
-    def _read(self) -> None:
+    def _check_idle(self, method: str, sites: Sequence[str]) -> None:
+        if busy := [site for site in sites if site in self.in_flight]:
+            raise WorkflowError(f"run.{method}() was given {busy[0]}, whose training is in flight")
+
+    def _settle(self, cohort: FoldedUpdates) -> None:
+        trainings: Any = cohort.trainings
+        if (unread := cohort.unread) is not None:
+            unread.is_folded = True
+        self.pending = [each for each in self.pending if each not in trainings]
+
+    def _read(self, training: _DryTraining) -> None:
         self.reads = True
+        if training in self.pending:
+            self.pending.remove(training)
 
     def _begin_round(self) -> None:
         self.state.round += 1
@@ -204,6 +243,36 @@ class _DryEffects:
         self.effects.append(effect)
         if len(self.effects) > _MOST_EFFECTS:
             raise WorkflowError(f"its first round has more than {_MOST_EFFECTS:,} effects")
+
+
+class _Outlines(msgspec.Struct, frozen=True):
+    programs: list[ProgramOutline]
+
+
+def outline_programs(job: Job, host: ProcessHost) -> list[ProgramOutline]:
+    """Run the workflows of a job dry, in a process that may end, or go on for ever.
+
+    Args:
+        job: The job.
+        host: Host of the process.
+    """
+    nowhere, target = Path(os.devnull), f"{__name__}:_outlined"
+    call = ProcessCall[_Outlines](host, "dry-run", nowhere, _Outlines, target, job)
+    with closing(call):
+        try:
+            answer = call.result(seconds=_GRACE_SECONDS + _SECONDS * len(job.stages))
+        except DeadlineError:
+            call.process.kill()
+            flaw = f"it went on for more than {_SECONDS:g} s"
+        else:
+            if isinstance(answer, _Outlines):
+                return answer.programs
+            flaw = f"its process {call.ended(answer)}"
+    return [ProgramOutline(stage.name, flaw=flaw) for stage in job.stages]
+
+
+def _outlined(job: Job) -> _Outlines:
+    return _Outlines(dry_run(job))
 
 
 def dry_run(job: Job) -> list[ProgramOutline]:
@@ -225,10 +294,13 @@ def _outline(job: Job, stage: Stage) -> ProgramOutline:
     except (Exception, SystemExit) as error:
         name = "" if isinstance(error, FlstreamError) else f"{type(error).__name__}: "
         return ProgramOutline(stage.name, flaw=shortened(f"{name}{error}", 300))
-    except BaseException as error:  # an effect has refused what it was given
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        return ProgramOutline(stage.name, flaw=shortened(str(error), 300))
+    except BaseException as error:
+        # An effect has refused what it was given, or the program has raised what ends a process.
+        text = str(error) or type(error).__name__
+        return ProgramOutline(stage.name, flaw=shortened(text, 300))
+    if recorder.pending:
+        flaw = f"{recorder.pending[0]} was neither read nor folded"
+        return ProgramOutline(stage.name, flaw=flaw)
     return ProgramOutline(
         stage.name,
         recorder.effects,

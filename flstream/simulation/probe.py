@@ -11,7 +11,6 @@ import ast
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +27,7 @@ from flstream.model.composed import arranged
 from flstream.model.fitted import Differences
 from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout, parse_header
-from flstream.simulation.dry_run import ProgramOutline, dry_run
+from flstream.simulation.dry_run import outline_programs
 from flstream.simulation.factory import layout_of
 from flstream.simulation.forecast import Forecast, Imports, forecast
 from flstream.simulation.model_builder import expect_fit
@@ -44,13 +43,11 @@ class Probe(NamedTuple):
     Attributes:
         layout: Layout of its initial model.
         imports: Memory of what its processes import.
-        programs: What its workflows do in their first rounds.
         differences: Sentence on tensors that its file of weights and its model do not share.
     """
 
     layout: Layout
     imports: Imports
-    programs: Sequence[ProgramOutline]
     differences: str = ""
 
 
@@ -58,7 +55,6 @@ class _Answer(msgspec.Struct, frozen=True):
     """Answer of the process: the model's header, or an error."""
 
     imports: Imports
-    programs: list[ProgramOutline]
     header: bytes = b""
     error: str = ""
 
@@ -78,8 +74,9 @@ def check_job(job: Job, path: Path) -> tuple[Probe, Forecast]:
         with ProcessHost.of(job) as host:
             problems += own_code_problems(job, host)
             measured = probe(job, host)
+            programs = [] if problems else outline_programs(job, host)
         if not problems:
-            return measured, forecast(job, measured.layout, measured.imports, measured.programs)
+            return measured, forecast(job, measured.layout, measured.imports, programs)
     except (ModelError, CheckpointError, UsageError) as error:
         problems.append(Problem("", str(error)))
     raise JobError(path.absolute(), problems)
@@ -114,14 +111,14 @@ def probe(job: Job, host: ProcessHost) -> Probe:
             expect_fit(job.model, layout, weights.layout)
             differences = Differences.between(layout, weights.layout)
             difference = differences.sentence(job.model.initial.name) if differences else ""
-        return Probe(layout, answer.imports, answer.programs, difference)
+        return Probe(layout, answer.imports, difference)
     assert weights is not None  # loading the job file checked that there is one of the two
     whole = weights if weights.layout.is_canonical else arranged(weights)
-    return Probe(whole.layout, answer.imports, answer.programs)
+    return Probe(whole.layout, answer.imports)
 
 
 def _described(job: Job) -> _Answer:
-    """Import the learner, call the factory, and run the workflows dry, in a process of its own."""
+    """Import the learner and call the factory, in a process for this alone."""
     if job.train.alias is not None:
         install_alias()
     make_importable(job.folder)
@@ -139,7 +136,7 @@ def _described(job: Job) -> _Answer:
         flaw = str(error)
     except Exception as error:
         flaw = f"model.factory {job.model.factory}: {type(error).__name__}: {error}"
-    return _Answer(imports, dry_run(job), header, flaw)
+    return _Answer(imports, header, flaw)
 
 
 def _private_bytes() -> int:

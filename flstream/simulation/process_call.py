@@ -51,17 +51,24 @@ class ProcessCall(Generic[AnswerT]):
                 self.close()
                 raise
 
-    def result(self, abort: AbortSignal | None = None) -> AnswerT | int | None:
+    def result(
+        self, abort: AbortSignal | None = None, seconds: float | None = None
+    ) -> AnswerT | int | None:
         """Wait for the answer.
+
+        Args:
+            abort: Signal to stop; None for none.
+            seconds: How long it may take; None is without limit.
 
         Returns:
             The answer; without one, the exit code of the process, or None if it does not end.
 
         Raises:
             AbortedError: The signal was set before the answer came.
+            DeadlineError: It took too long; the process goes on.
         """
         try:
-            return self._channel.receive(abort=abort)
+            return self._channel.receive(seconds, abort)
         except ChannelClosedError:
             return self.process.exit_code(_END_SECONDS)
 

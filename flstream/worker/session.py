@@ -285,6 +285,11 @@ class Session:
             )
         if self._execution is None:
             raise ClientError("there is no task to answer; call receive() first")
+        if self.own_origin is not None:
+            raise ClientError(
+                "send() was called within own_model(); call it after the block, when the module "
+                "has the global model's values again"
+            )
         if self._execution.site is None:
             raise ClientError("the task was answered already; call send() once for each")
         self._execution.answer(model)

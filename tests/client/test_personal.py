@@ -7,7 +7,7 @@ from serving import Serving
 from flstream.client.own_files import KeptTensors
 from flstream.errors import UsageError
 from flstream.model.layout import Layout
-from flstream.worker.messages import Answered
+from flstream.worker.messages import Answered, Failed
 from flstream.worker.meta import pack_values
 from flstream.worker.personal_tensors import PersonalTensors
 
@@ -113,6 +113,26 @@ def test_an_answer_that_cannot_be_kept_fails_the_site_with_a_sentence(learner, c
     assert sentence in reason
 
 
+SENDS_WITHIN = """
+import torch
+import flstream.client as flare
+
+net = torch.nn.Linear(2, 1, bias=False)
+flare.init()
+while flare.is_running():
+    model = flare.receive(into=net)
+    with flare.own_model(net):
+        flare.send(flare.FLModel(params=net.state_dict()))
+"""
+
+
+def test_a_model_of_the_sites_own_is_not_sent(script):
+    with script(SENDS_WITHIN, site="site-1") as serving:
+        serving.server.ask("train", {"weight": torch.zeros(1, 2)}, "site-1")
+        failed = serving.server.hear(Failed)
+    assert "send() was called within own_model()" in failed.reason
+
+
 OWN = """
 import torch
 import flstream.client as flare
@@ -173,6 +193,8 @@ class Mine:
     [
         ("flare.personal(model.params, ['tail'])", "the pattern 'tail' is found in no tensor's"),
         ("flare.personal(model.params, ['.'])", "so nothing is left to share"),
+        ("flare.personal(model.params, '^head')", "was given '^head'; give it a list of patterns"),
+        ("flare.personal(model.params, ['(a'])", "was given '(a', which is no regular expression:"),
         (
             "with flare.own_model(model.params), flare.own_model(model.params): pass",
             "own_model() was called within itself",

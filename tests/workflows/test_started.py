@@ -8,6 +8,7 @@ from flows import numbered, records, result, shape
 from safetensors.torch import load_file
 from training_scripts import QUIET, adding, noisy, of_kind, results
 
+from flstream.errors import ResumeRefusedError
 from flstream.server import update_files
 from flstream.telemetry.events import Evaluated, SiteSuspended
 
@@ -465,3 +466,55 @@ def test_an_answer_that_was_dropped_is_synced_with_its_record(flows, monkeypatch
     """
     flows.finish(text, QUIET, "rounds=1")
     assert len(synced) == 1
+
+
+CARRIES = """
+from flstream.workflows import FoldRule
+
+
+def flow(run):
+    model, prev, early = run.initial_model(), [], {}
+    busy = []
+    for number in run.rounds():
+        for site in run.sites:
+            if site not in busy:
+                run.start(site, model)
+                busy.append(site)
+        taken = []
+        for _ in range(2):  # the oldest; one of three is always in flight
+            while busy[0] not in early:
+                answer = run.next()
+                early[answer.site] = answer
+            taken.append(early.pop(busy.pop(0)))
+        if prev:
+            rule = FoldRule(1.0, normalise=True, base="own")
+            model = run.fold(model, prev, rule)
+        model = run.fold(model, taken[:1], FoldRule(base="own", normalise=True))
+        prev = taken[1:]
+    return model
+"""
+
+
+@pytest.mark.parametrize("keep", ["all", "2"])
+def test_what_waits_at_the_end_of_a_round_is_there_to_go_back_and_to_go_on(flows, keep):
+    how = [QUIET, "clients.count=3", f"checkpoints.keep={keep}"]
+    whole = flows.finish(CARRIES, *how, "rounds=7").summary.model.digest
+    run = flows.finish(CARRIES, *how, "rounds=5")
+    kind = flows.write(CARRIES)
+    back = flows.jobs.go_on(run, noisy(), kind, *how, "rounds=5", from_round=4)
+    assert back.summary.model.digest == run.summary.model.digest
+    assert flows.resume(back, CARRIES, *how, "rounds=7").summary.model.digest == whole
+
+
+def test_a_model_that_a_site_was_training_is_checked_before_the_run_goes_back(flows):
+    how = [QUIET, "clients.count=3", "rounds=4"]
+    run = flows.finish(CARRIES, *how)
+    # At the end of round 3, a site was training what round 2 had ended with.
+    path = run.directory.checkpoint(2)
+    sound, before = path.read_bytes(), run.directory.events.read_bytes()
+    path.write_bytes(sound[:-1])
+    with pytest.raises(
+        ResumeRefusedError, match=r"that sites were training.*round-0002.*round 1 is"
+    ):
+        flows.jobs.go_on(run, noisy(), flows.write(CARRIES), *how, from_round=3)
+    assert run.directory.events.read_bytes() == before

@@ -164,3 +164,19 @@ def test_a_program_that_asks_as_before_goes_on_and_a_changed_one_is_refused(brok
         flows.jobs.go_on(run, adding({}), flows.write(OTHER + "\n"), *HOW)
     (flows.jobs.folder / "other").write_text("")
     assert flows.resume(run, OTHER, *HOW, script=adding({})).summary.rounds_completed == 3
+
+
+def test_a_rule_with_weights_and_those_of_the_job_are_refused_together(flows):
+    text = """
+    from flstream.workflows import FoldRule
+
+    def flow(run):
+        model = run.initial_model()
+        for number in run.rounds():
+            model = run.fold(model, run.train(model, run.sites), FoldRule(%s))
+        return model
+    """
+    how = [QUIET, "rounds=1", "aggregation.weights={site-1=2.0}"]
+    flows.finish(text % "normalise=True", *how, script=adding({}))
+    error = flows.fail(text % "2.0", *how, script=adding({}))
+    assert error.startswith("run.fold() was given a rule with weights, and aggregation.weights has")
