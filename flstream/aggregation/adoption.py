@@ -20,7 +20,7 @@ from flstream.model.digests import BodyDigest
 from flstream.model.dtypes import FLOATS, SCALES, first_not_finite, load, numbers_in
 from flstream.model.joined import MAIN, SplitWriter, part_layout
 from flstream.model.layout import Layout
-from flstream.model.source import Scratch, Sink, Source
+from flstream.model.source import Sink, Source
 
 
 def adopting(rule: AggregationRule) -> AggregationRule:
@@ -32,7 +32,7 @@ def adopt_update(
     base: Source,
     updates: Sequence[UpdateSource],
     rule: AggregationRule,
-    sink: Sink | None,
+    sink: Sink,
     step: int,
     on_range: OnRange,
     optimization: Optimization | None = None,
@@ -47,8 +47,7 @@ def adopt_update(
         base: The model that the site started from.
         updates: The update; none gives the model itself.
         rule: Which tensors count, and whether what is not finite is refused.
-        sink: Takes the next model. It is left unfinished. None for an update that is copied, and
-            lies in a file already: it is only checked.
+        sink: Takes the next model. It is left unfinished.
         step: Bytes that are copied or folded at a time.
         on_range: Called after each range.
         optimization: None; an adoption makes no step of an optimizer.
@@ -61,20 +60,18 @@ def adopt_update(
     """
     layout = base.layout
     if not all(is_adopted_whole(layout, each, rule) for each in updates):
-        assert sink is not None
         return fold_updates(base, updates, rule, sink, step, on_range, optimization)
     readings = [Reading(update, layout) for update in updates]
-    digest, scratch = BodyDigest(layout), Scratch()
+    digest = BodyDigest(layout)
     for start, stop in layout.ranges(step):
-        (out,) = [scratch.take(stop - start)] if sink is None else sink.views(start, stop)
+        (out,) = sink.views(start, stop)
         for reading in readings:
             reading.copy(start, stop, out)
             if rule.on_nonfinite == "reject":
                 _expect_finite(reading.update.site, layout, start, out)
         if not readings:
             base.read(start, stop, out)
-        if sink is not None:
-            sink.commit(start, stop)
+        sink.commit(start, stop)
         digest.update([out])
         on_range(stop)
     for reading in readings:

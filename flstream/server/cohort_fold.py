@@ -153,13 +153,10 @@ class CohortFold:
         began = time.monotonic()
         updates = self._fold.add(self.left(), self.refuse)
         if (whole := self._adopted_whole(updates, round_number)) is not None:
-            _, digest = self._fold.fold_sound(updates, self._fold.walk(None, None), self.refuse)
-            if not self._refused:
-                outcome, folded = self.outcome(self._fold, digest), time.monotonic()
-                record = self._store.link(self._model, round_number, whole.path, digest)
-                checkpoint = time.monotonic() - folded
-                return FoldedModel(outcome, record, folded - began, checkpoint, is_link=True)
-            updates = []  # it was refused: so the model stays as it is
+            self._fold.take([whole])  # it was checked as it came
+            outcome = self.outcome(self._fold, whole.digest)
+            record = self._store.link(self._model, round_number, whole.path, whole.digest)
+            return FoldedModel(outcome, record, 0.0, time.monotonic() - began, is_link=True)
         with self._store.writing(self._model, round_number, optimizer=self._optimizer) as draft:
             with closing(WriteBehind(draft.target.layout, draft.target.write)) as sink:
                 walk = self._fold.walk(sink, draft.optimization)

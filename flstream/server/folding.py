@@ -127,12 +127,11 @@ class UpdateFold:
             update.release()
         return ()
 
-    def walk(self, sink: Sink | None, optimization: Optimization | None) -> Callable[..., str]:
+    def walk(self, sink: Sink, optimization: Optimization | None) -> Callable[..., str]:
         """Return what makes the next model of updates that are not part of the sum.
 
         Args:
-            sink: Takes the model; it is left unfinished. None for one update that is adopted whole,
-                from where it lies.
+            sink: Takes the model; it is left unfinished.
             optimization: The server optimizer with its state; None without one.
         """
         walk: Callable[..., str] = partial(fold_updates, earlier=self._sums)
@@ -180,11 +179,15 @@ class UpdateFold:
                 refuse(error)
             else:
                 break
-        self.unchanged += [each.answer.site for each in sound if not each.has_changed]
-        self.clipped += [each.answer.site for each in sound if each.is_clipped]
-        self.answers += [each.answer for each in sound]
-        self.cost = sum((each.cost for each in sound), start=self.cost)
+        self.take(sound)
         return sound, made
+
+    def take(self, updates: Sequence[CollectedUpdate]) -> None:
+        """Take note of updates that are part of the model."""
+        self.unchanged += [each.answer.site for each in updates if not each.has_changed]
+        self.clipped += [each.answer.site for each in updates if each.is_clipped]
+        self.answers += [each.answer for each in updates]
+        self.cost = sum((each.cost for each in updates), start=self.cost)
 
     def _step(self, updates: Sequence[CollectedUpdate]) -> int:
         other_models = {id(each.base) for each in updates if each.base is not None}

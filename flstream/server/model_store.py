@@ -60,7 +60,7 @@ class ModelStore:
         # Those that a later model of their round has followed, and whose files may still be there.
         self._steps: list[StoredModel] = []
         self._handles: WeakValueDictionary[int, Model] = WeakValueDictionary()
-        # By round, the versions that the workflow referred to at its end.
+        # By round, the versions that trainings in flight and waiting updates start from at its end.
         self._held: dict[int, set[int]] = {}
         # Versions whose file is open.
         self._opened: set[int] = set()
@@ -325,9 +325,14 @@ class ModelStore:
         digest, state = beside.pop(MAIN, digest), beside.pop(OPTIMIZER, "")
         return ModelRecord(round_number, version, step, digest, state, beside)
 
-    def hold(self, round_number: int) -> None:
-        """Note what the workflow refers to at the end of a round, to which the run may go back."""
-        self._held.setdefault(round_number, set(self._handles.keys()))
+    def hold(self, round_number: int, versions: Iterable[int]) -> None:
+        """Keep models as long as the run may go back to the end of a round, or on from there.
+
+        Args:
+            round_number: Number of the round.
+            versions: Versions of models that its unfinished work starts from.
+        """
+        self._held.setdefault(round_number, set(versions))
 
     def retire(self, best: Iterable[int], in_use: Iterable[int] = ()) -> None:
         """Remove the files of models that need not stay, now that the newest is durable.

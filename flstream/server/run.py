@@ -153,7 +153,7 @@ class Run:
                 state.begin_round()
                 yield state.round
         finally:
-            state.store.hold(state.round)
+            state.hold_models()
             self._is_counting = False
 
     def sample(self, number: int) -> list[str]:

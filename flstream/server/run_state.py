@@ -139,13 +139,18 @@ class RunState:
     def begin_round(self) -> None:
         """Begin the next round, and end the current one."""
         self.end_round()
-        self.store.hold(self.round)
+        self.hold_models()
         # What was in flight came to count later, whatever the number of its start.
         started = [training.number - 1 for training in self.in_flight.values()]
         self._round_ends.append(min([self.journal.asked, *started]))
         self.round += 1
         self.totals = RoundTotals(self.round)
         self.tasks.begin_round()
+
+    def hold_models(self) -> None:
+        """Keep what trainings in flight and waiting updates start from at the end of this round."""
+        in_flight = {training.base.version for training in self.in_flight.values()}
+        self.store.hold(self.round, in_flight | self.trainer.waiting_bases())
 
     def end_round(self) -> None:
         """End the current round, if there is one, and tell what it cost, unless that is known."""

@@ -20,7 +20,7 @@ class SiteQueue:
         size: Number of sites in a batch.
         ahead: Most sites beyond the last folded one that may be taken, which bounds the number of
             updates that wait; None for no bound.
-        own: Name of each site's own worker, by site; None if any worker may take any site.
+        own: Whether each site has a worker of its own, which has its name.
         is_open: Whether more sites may come, so that workers wait for them.
     """
 
@@ -29,15 +29,15 @@ class SiteQueue:
         cohort: Sequence[str],
         size: int = 1,
         ahead: int | None = None,
-        own: Mapping[str, str] | None = None,
         *,
+        own: bool = False,
         is_open: bool = False,
     ) -> None:
         self._place = {site: place for place, site in enumerate(cohort)}
         self._waiting: deque[SiteBatch] = deque(
             tuple(cohort[start : start + size]) for start in range(0, len(cohort), size)
         )
-        self._own = own or {}
+        self._own = own
         self._ahead = ahead
         self._folded = 0
         self._taken: dict[str, SiteBatch] = {}
@@ -126,11 +126,11 @@ class SiteQueue:
 
     def _is_for_others(self, worker: str) -> bool:
         """Whether all sites that wait have workers of their own, none of which is this one."""
-        return bool(self._own) and all(self._own[site] != worker for (site,) in self._waiting)
+        return self._own and all(site != worker for (site,) in self._waiting)
 
     def _next(self, worker: str) -> SiteBatch | None:
         for batch in self._waiting:
-            if self._own and self._own[batch[0]] != worker:
+            if self._own and batch[0] != worker:
                 continue
             if self._ahead is not None and self._place[batch[-1]] >= self._folded + self._ahead:
                 return None

@@ -129,10 +129,9 @@ class StartedTrainings:
         self._queue.close()
 
     def _begin(self, *, own: bool) -> None:
-        context = self._state.context
-        own_workers = {site: site for site in context.job.clients.site_names} if own else None
-        self._queue = SiteQueue([], own=own_workers, is_open=True)
-        self._events = context.pool.perform(self._queue, self._perform, context.pool.names)
+        pool = self._state.context.pool
+        self._queue = SiteQueue([], own=own, is_open=True)
+        self._events = pool.perform(self._queue, self._perform, pool.names)
 
     def _perform(self, worker: WorkerHandle, sites: SiteBatch, report: Report) -> None:
         self._runs[sites[0]].perform(worker, sites, report)

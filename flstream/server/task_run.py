@@ -106,9 +106,8 @@ class TaskRun:
         self._fetching = 0.0
         # Bytes of a mapped model that each site's training wrote to.
         self._copied: dict[str, int] = {}
-        own = {site: site for site in spec.cohort} if plan.own else None
         ahead = 2 * plan.group if plan.group else None
-        self._queue = SiteQueue(spec.cohort, plan.sites, ahead, own)
+        self._queue = SiteQueue(spec.cohort, plan.sites, ahead, own=plan.own)
 
     @property
     def unsettled(self) -> Sequence[str]:

@@ -45,7 +45,9 @@ class Trainer:
         self._dropped: list[UpdateWait] = []
         # Those that waited at the end of a round to which the run may go back.
         self._kept: list[UpdateWait] = []
-        # Trainings whose files are not durable yet.
+        # Trainings whose files the workflow refers to.
+        self._waiting: weakref.WeakSet[SiteTraining] = weakref.WeakSet()
+        # Files that are not durable yet, by number of the training.
         self._unsynced: dict[int, tuple[UpdateFiles, Sequence[str]]] = {}
         self.waits = UNLIMITED
 
@@ -107,7 +109,13 @@ class Trainer:
             round_number: Round in which its updates came.
         """
         training.wait = UpdateWait(training.number, round_number)
+        self._waiting.add(training)
         weakref.finalize(training, self._dropped.append, training.wait).atexit = False
+
+    def waiting_bases(self) -> set[int]:
+        """Versions of the models that updates start from of which none was folded yet."""
+        waits = [each for each in self._waiting if each.wait is not None and not each.wait.until]
+        return {training.base.version for training in waits}
 
     def updates(self, training: SiteTraining, sites: Sequence[str]) -> Sequence[CollectedUpdate]:
         """The updates of some of a training's sites, in order.
@@ -193,7 +201,8 @@ class Trainer:
                     update.release()
                 self._context.run.discard_updates(training.number)
             training.bodies.clear()  # the files of others are opened again when they are needed
-        # Who goes back to the end of a round needs those that were folded after it.
+        # A file stays as long as a round from ``oldest`` on may have to fold it once more: who goes
+        # back to the end of a round needs those that were folded after it.
         while self._dropped:
             self._kept.append(self._dropped.pop())
         waits, self._kept = self._kept, []

@@ -140,7 +140,7 @@ class _DryEffects:
             stage=job.stages.index(stage),
             begin_round=self._begin_round,
             in_flight=self.in_flight,
-            store=SimpleNamespace(hold=lambda number: None),
+            hold_models=lambda: None,
             emit_live=lambda *events: None,
             check_sites=lambda method, sites: check_sites(method, sites, names),
             check_model=check_model,

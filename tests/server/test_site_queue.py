@@ -85,7 +85,7 @@ def test_no_more_than_the_window_is_taken_before_it_is_folded(waiting):
 
 
 def test_a_site_with_a_worker_of_its_own_is_dealt_with_by_no_other():
-    batches = SiteQueue(COHORT[:3], own={site: site for site in COHORT[:3]})
+    batches = SiteQueue(COHORT[:3], own=True)
     assert batches.take("site-3") == ("site-3",)
     assert batches.take("site-1") == ("site-1",)
     # It has had its turn, and what the others deal with is none of its business.
