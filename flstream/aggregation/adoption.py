@@ -20,7 +20,7 @@ from flstream.model.digests import BodyDigest
 from flstream.model.dtypes import FLOATS, SCALES, first_not_finite, load, numbers_in
 from flstream.model.joined import MAIN, SplitWriter, part_layout
 from flstream.model.layout import Layout
-from flstream.model.source import Sink, Source
+from flstream.model.source import Scratch, Sink, Source
 
 
 def adopting(rule: AggregationRule) -> AggregationRule:
@@ -83,6 +83,27 @@ def is_adopted_whole(layout: Layout, update: UpdateSource, rule: AggregationRule
     """Whether an update becomes the next model byte for byte, as it has all of its tensors."""
     is_whole = len(rule.selected(layout)) == len(layout.tensors)
     return is_whole and update.params_type == "FULL" and not update.partial
+
+
+def expect_sound(
+    base: Source, update: UpdateSource, step: int, on_range: Callable[[int], None]
+) -> None:
+    """Refuse an update that does not fit the model, or has a float that is not finite.
+
+    Args:
+        base: The model that it was trained from.
+        update: The update.
+        step: Bytes that are read at a time.
+        on_range: Called after each range; an error that it raises ends the reading.
+
+    Raises:
+        UpdateRefusedError: The message names site and tensor.
+    """
+    reading, scratch = Reading(update, base.layout), Scratch()
+    for start, stop in base.layout.ranges(step):
+        data = reading.read(start, stop, scratch)
+        _expect_finite(update.site, reading.carried, reading.place(start), data)
+        on_range(stop)
 
 
 def _expect_finite(site: str, layout: Layout, start: int, data: memoryview) -> None:

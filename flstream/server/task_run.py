@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from flstream.aggregation.steps import plan_step
-from flstream.aggregation.walk import find_not_finite
+from flstream.aggregation.adoption import expect_sound
 from flstream.errors import AbortedError, SimulationError, UpdateRefusedError
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.collected_updates import (
@@ -43,6 +42,9 @@ from flstream.telemetry.events import SiteUpdate, Transfer, WorkerActivity
 from flstream.text import brief_names
 from flstream.units import format_seconds
 from flstream.worker.messages import MODEL, Answered, SiteAnswer
+
+# Bytes of an update that are checked at a time.
+_CHECKED_BYTES = 1 << 20
 
 
 class SiteResult(NamedTuple):
@@ -235,16 +237,12 @@ class TaskRun:
 
     def _is_sound(self, update: CollectedUpdate, report: Report) -> bool:
         """Whether an update that the workflow reads can be folded; if not, its site has failed."""
-        rule, base = self._spec.check, self._spec.model
-        if rule is None:
+        if not self._spec.is_checked:
             return True
-        job, site = self._context.job, update.answer.site
-        budget = job.aggregation.memory_budget // job.clients.workers
-        step = plan_step(base.layout, rule, updates=1, memory_budget=budget, buffered=1)
+        site = update.answer.site
         try:
-            find_not_finite(
-                base, [update.source(step)], rule, step, base.layout.nbytes, self._check
-            )
+            source = update.source(_CHECKED_BYTES)
+            expect_sound(self._spec.model, source, _CHECKED_BYTES, self._check)
         except UpdateRefusedError as error:
             update.release(str(error))
             report(SiteLost(site, str(error)), site)

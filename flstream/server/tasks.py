@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import NamedTuple
 
-from flstream.aggregation.rules import AggregationRule
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import ChannelClosedError, WorkerLostError
@@ -64,8 +63,7 @@ class TaskSpec:
         encoder: What makes frames of the model smaller; None for nothing.
         lossy: What encodes the model before that, which is rounded to what it leaves; None for
             nothing.
-        check: How updates are combined later, by which their numbers are checked as they come;
-            None where the fold finds what is of no use.
+        is_checked: Whether updates are checked to be finite as they come, and not in the fold.
     """
 
     kind: TaskKind
@@ -86,7 +84,7 @@ class TaskSpec:
     waits: TaskWaits = UNLIMITED
     encoder: EncoderFor | None = None
     lossy: LossyCodec | None = None
-    check: AggregationRule | None = None
+    is_checked: bool = False
 
     @property
     def has_updates(self) -> bool:

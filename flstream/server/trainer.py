@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import CheckpointError
@@ -250,9 +249,6 @@ class Trainer:
         is_read: bool = False,
     ) -> TaskSpec:
         context = self._context
-        # What a workflow reads is sound: it may choose weights by who has sent something.
-        rule = replace(context.rule, bodies=self._store.bodies(training.base))
-        check = rule if is_read and rule.on_nonfinite == "reject" else None
         source, bodies = self._store.joined(training.base), self._store.bodies(training.base)
         sites = training.tasks if tasks is None else tasks
         lossy = context.model_codecs.lossy
@@ -275,7 +271,8 @@ class Trainer:
             form=self._form(training),
             encoder=self._store.encoder(training.base.digest, source, lossy),
             lossy=lossy,
-            check=check,
+            # What a workflow reads is sound: it may choose weights by who has sent something.
+            is_checked=is_read and context.rule.on_nonfinite == "reject",
         )
 
     def _hosts(self, training: SiteTraining) -> ModelHosts | None:
