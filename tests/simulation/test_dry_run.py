@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from flstream.engines.processes import ProcessHost
 from flstream.job import load_job
 from flstream.server.run import Run
 from flstream.simulation import dry_run as module
-from flstream.simulation.dry_run import dry_run
+from flstream.simulation.dry_run import dry_run, outline_programs
 from flstream.simulation.forecast import forecast, plain_layout
 from flstream.workflows.registry import BUILT_IN
 
@@ -102,6 +103,31 @@ def unruly(run):
     for number in run.rounds():
         model = run.fold(model, run.train(model, run.sites), control=FoldRule())
 
+def folds_nothing(run):
+    for number in run.rounds():
+        run.fold(run.initial_model(), [])
+
+def leaves(run):
+    for number in run.rounds():
+        run.train(run.initial_model(), run.sites)
+
+def asks_twice(run):
+    for number in run.rounds():
+        run.start("site-1", run.initial_model())
+        run.train(run.initial_model(), ["site-1"])
+
+def ends(run):
+    import os
+    os._exit(7)
+
+def swallows(run):
+    while True:
+        try:
+            while True:
+                pass
+        except BaseException:
+            pass
+
 def goes_on(run):
     while True:
         pass
@@ -142,6 +168,9 @@ def test_whatever_a_run_offers_can_be_asked_of_a_dry_one(own):
         ("reads", "KeyError: 'last'"),
         ("mistaken", "run.fold() was given a str as its model"),
         ("unruly", "run.fold() was given a rule for the body 'control', which the model does not"),
+        ("folds_nothing", "run.fold() was given no update; skip the fold"),
+        ("leaves", "train 4 sites was neither read nor folded"),
+        ("asks_twice", "run.train() was given site-1, whose training is in flight"),
         ("goes_on", "TimeoutError: it went on for more than 0.1 s"),
         ("asks_on", "its first round has more than 10,000 effects"),
     ],
@@ -153,6 +182,24 @@ def test_a_program_that_cannot_be_run_dry_is_said_to_be_taken_for_another(
     found = own(name)
     assert flaw in found.flaw
     assert f":{name}, taken for one that trains, folds and evaluates: a dry" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "flaw"),
+    [
+        ("lists", ""),
+        ("ends", "its process exited with status 7"),
+        ("swallows", "it went on for more than 0.1 s"),
+    ],
+)
+def test_a_program_may_end_its_process_or_go_on_for_ever(tmp_path, monkeypatch, name, flaw):
+    monkeypatch.setattr(module, "_SECONDS", 0.1)
+    monkeypatch.setattr(module, "_GRACE_SECONDS", 20.0 if name == "lists" else 2.0)
+    (tmp_path / "flow.py").write_text(EVERYTHING)
+    job = load_job(DIGITS, [f'workflow.type="{tmp_path}/flow.py:{name}"'])
+    with ProcessHost.of(job) as host:
+        [outline] = outline_programs(job, host)
+    assert outline.flaw == flaw
 
 
 def test_the_forecast_counts_the_sites_that_a_round_asks():
