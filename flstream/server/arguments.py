@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from flstream.aggregation.fold_rule import FoldRule
@@ -110,6 +110,19 @@ def check_sites_and_timeout(method: str, sites: object, timeout: Any) -> None:
         raise WorkflowError(
             f"run.{method}() was given timeout={timeout!r}; give it seconds above 0, or None for "
             "clients.round_timeout"
+        )
+
+
+def check_idle(method: str, sites: Iterable[str], in_flight: Container[str]) -> None:
+    """Refuse a training of sites that have one in flight.
+
+    Raises:
+        WorkflowError: The message names the method and one of them.
+    """
+    if busy := [site for site in sites if site in in_flight]:
+        raise WorkflowError(
+            f"run.{method}() was given {busy[0]}, whose training is in flight; choose from "
+            "run.idle, or take its answer from run.next() first"
         )
 
 

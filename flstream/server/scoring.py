@@ -104,14 +104,9 @@ class Scoring:
         what = f"evaluate the model of round {model.round}"
         task = ScoringTask(what, effect, model.round, least, clients.round_timeout)
         run = self._ask(model, source, tasks, task, self._store.hosts(model), meta=meta)
-        answers = run.in_order
-        found = {site: answer.metrics for site, answer in answers.items()}
-        result = ScoreResult(
-            metrics=weighted_metrics(list(answers.values())),
-            failures=dict(run.collector.failures),
-            asks=self._asked.first_kinds(answers.values()),
-        )
-        self._tell(model, result.metrics, found, run.down, time.monotonic() - began)
+        metrics = {site: answer.metrics for site, answer in run.in_order.items()}
+        result = self._result(run)
+        self._tell(model, result.metrics, metrics, run.down, time.monotonic() - began)
         return result
 
     def score(
@@ -145,14 +140,8 @@ class Scoring:
         for site, answer in run.in_order.items():
             if not answer.metrics:
                 run.fail(site, "it has answered an evaluation without metrics")
-        answers = run.in_order
-        metrics = {site: answer.metrics for site, answer in answers.items()}
-        result = ScoreResult(
-            metrics=weighted_metrics(list(answers.values())),
-            failures=dict(run.collector.failures),
-            asks=self._asked.first_kinds(answers.values()),
-            sites=columns_of(list(tasks), metrics),
-        )
+        metrics = {site: answer.metrics for site, answer in run.in_order.items()}
+        result = self._result(run, columns_of(list(tasks), metrics))
         seconds = time.monotonic() - began
         if counts and isinstance(model, Model):
             self._tell(model, result.metrics, metrics, run.down, seconds)
@@ -161,7 +150,7 @@ class Scoring:
                 ModelScored(
                     round=task.round,
                     owner=owner,
-                    sites=len(answers),
+                    sites=len(metrics),
                     metrics=result.metrics,
                     seconds=seconds,
                     down=run.down,
@@ -218,6 +207,17 @@ class Scoring:
             self._has_warned = True
             context.emit(Warned(message=_TRAINS_TO_EVALUATE))
         return run
+
+    def _result(
+        self, run: TaskRun, sites: dict[str, list[float | None]] | None = None
+    ) -> ScoreResult:
+        answers = list(run.in_order.values())
+        return ScoreResult(
+            metrics=weighted_metrics(answers),
+            failures=dict(run.collector.failures),
+            asks=self._asked.first_kinds(answers),
+            sites=sites or {},
+        )
 
     def _tell(
         self,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from flstream.errors import WorkflowError
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.reporting import report_message, report_replaced
 from flstream.server.run_state import RunState
@@ -49,18 +48,6 @@ class StartedTrainings:
         self._runs: dict[str, TaskRun] = {}
         self._over: deque[str] = deque()
         self._events: Iterator[object] | None = None
-
-    def check_idle(self, method: str, sites: Iterable[str]) -> None:
-        """Refuse a training of sites that have one in flight.
-
-        Raises:
-            WorkflowError: The message names the method and one of them.
-        """
-        if busy := [site for site in sites if site in self.in_flight]:
-            raise WorkflowError(
-                f"run.{method}() was given {busy[0]}, whose training is in flight; choose from "
-                "run.idle, or take its answer from run.next() first"
-            )
 
     def give(self) -> None:
         """Give workers the trainings that they have not been given yet, in order.

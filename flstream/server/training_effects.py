@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from flstream.errors import WorkflowError
 from flstream.server.arguments import (
+    check_idle,
     check_model,
     check_sites_and_timeout,
     check_training,
@@ -183,7 +184,7 @@ class TrainingEffects:
                 f"run.{method}() was given a value {both[0]!r} in meta, and the model has a body "
                 "of that name beside it; give it another name"
             )
-        self.started.check_idle(method, names)
+        check_idle(method, names, self.started.in_flight)
         message = pack_values(meta or {}, optimizer_params)
         arguments: dict[str, Any] = {
             "model": [model.version, model.digest],
@@ -261,7 +262,7 @@ class TrainingEffects:
         """
         state, trainer = self._state, self._state.trainer
         # One of them may have been started since it was asked.
-        self.started.check_idle("train", training.tasks)
+        check_idle("train", training.tasks, self.started.in_flight)
         training.number = number
         state.retire_models()
         training.tasks = state.tasks.up_to_date(training.tasks)

@@ -20,7 +20,7 @@ from flstream.job import Job
 from flstream.job.stage import Stage
 from flstream.job.workflow_code import load_program
 from flstream.runs.stopping import EarlyStopping
-from flstream.server.arguments import check_bodies, check_model, check_name, fold_rules
+from flstream.server.arguments import check_bodies, check_idle, check_model, check_name, fold_rules
 from flstream.server.asked_kinds import AskedKinds
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.program_view import (
@@ -157,7 +157,7 @@ class _DryEffects:
         self.state.check_sites("train", sites)
         self._add(f"train {_counted(sites)}")
         self.trained += len(sites)
-        self._check_idle("train", sites)
+        check_idle("train", sites, self.in_flight)
         training: Any = _DryTraining(model, list(sites), self.state.round, self._read)
         self.pending.append(training)
         return Updates(training)
@@ -165,7 +165,7 @@ class _DryEffects:
     def start(self, site: str, model: Model, *_: object) -> None:
         check_model("start", model)
         self.state.check_sites("start", [site])
-        self._check_idle("start", [site])
+        check_idle("start", [site], self.in_flight)
         self._add("start")
         self.trained += 1
         self.in_flight[site] = model
@@ -217,10 +217,6 @@ class _DryEffects:
 
     def write_json(self, path: str, value: object) -> None:
         self._add(f"write {path}")
-
-    def _check_idle(self, method: str, sites: Sequence[str]) -> None:
-        if busy := [site for site in sites if site in self.in_flight]:
-            raise WorkflowError(f"run.{method}() was given {busy[0]}, whose training is in flight")
 
     def _settle(self, cohort: FoldedUpdates) -> None:
         trainings: Any = cohort.trainings
