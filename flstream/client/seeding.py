@@ -34,10 +34,12 @@ def kept_generators() -> Iterator[None]:
     import torch
 
     python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
-        yield
-    random.setstate(python)
-    np.random.set_state(numpy)
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def own_seed(seed: int) -> int:

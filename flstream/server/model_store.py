@@ -47,13 +47,16 @@ class ModelStore:
     Args:
         context: The server.
         records: The models that the run has made before it was resumed.
+
+    Attributes:
+        retention: Knows of which rounds the models stay, and removes the others.
     """
 
     def __init__(self, context: ServerContext, records: Iterable[ModelRecord] = ()) -> None:
         job, self._run = context.job, context.run
         self._context = context
         self._written = {(record.round, record.step) for record in records}
-        self._retention = Retention(self._run, job.checkpoints.keep, [OPTIMIZER])
+        self.retention = Retention(self._run, job.checkpoints.keep, [OPTIMIZER])
         # Whatever else has the name of a round's model, somebody else has put there.
         self._rounds = {round_number for round_number, _ in self._written}
         self._models: list[StoredModel] = []
@@ -84,7 +87,7 @@ class ModelStore:
         assert record.version == len(self._models)
         verified = set(bodies_beside(record)) if is_verified else set()
         self._models.append(StoredModel(record, effect, is_verified, verified, host=host))
-        self._retention.add_bodies(record.bodies)
+        self.retention.add_bodies(record.bodies)
         self._rounds.add(record.round)
         if record.step:
             self._steps.append(self._models[-2])
@@ -124,7 +127,7 @@ class ModelStore:
         stored = self._models[version]
         if stored.begun != bodies:
             stored.begun, stored.beside, stored.joined = bodies, None, None
-        self._retention.add_bodies(bodies)
+        self.retention.add_bodies(bodies)
         return self.handle(version)
 
     def bodies(self, model: Model) -> Sequence[str]:
@@ -341,7 +344,7 @@ class ModelStore:
             best: Versions of the best evaluated models.
             in_use: Further versions that stay, beside those that a workflow or update refers to.
         """
-        oldest = self._retention.oldest(self.newest.record.round)
+        oldest = self.retention.oldest(self.newest.record.round)
         self._held = {number: held for number, held in self._held.items() if number >= oldest}
         used = {*in_use, *self._handles.keys(), self.newest.record.version}
         used = used.union(*self._held.values())
@@ -355,7 +358,7 @@ class ModelStore:
                 steps += [body_file(path, body) for body in bodies_beside(stored.record)]
                 steps.append(path)
         last = self.newest.record.round
-        removed = self._retention.settle(last, None, own=self._rounds, in_use=paths, steps=steps)
+        removed = self.retention.settle(last, None, own=self._rounds, in_use=paths, steps=steps)
         self._steps = [each for each in self._steps if self._is_step(each.record)]
         for message in removed.warnings:
             self._context.emit(Warned(message=message))
@@ -367,13 +370,13 @@ class ModelStore:
     def superseded_bytes(self, last: int) -> int:
         """Bytes of models up to a round that need not stay once the next one is begun, at most."""
         try:
-            return self._retention.superseded_bytes(last, self._rounds)
+            return self.retention.superseded_bytes(last, self._rounds)
         except OSError:
             return 0  # what cannot be looked at cannot be removed
 
     def present_bytes(self, round_number: int) -> int:
         """Bytes on disk of an attempt at the next model of a round, which gives way to another."""
-        bodies = [self._run.body_file(body, round_number) for body in self._retention.bodies]
+        bodies = [self._run.body_file(body, round_number) for body in self.retention.bodies]
         parts = map(temporary_of, [self._run.checkpoint(round_number), *bodies])
         return sum(part.stat().st_size for part in parts if part.is_file())
 

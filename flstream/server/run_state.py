@@ -108,9 +108,8 @@ class RunState:
 
     @property
     def oldest_round(self) -> int:
-        """The oldest round whose model stays once this one has made its own."""
-        keep = self.context.job.checkpoints.keep
-        return 0 if keep == "all" else max(self.round - keep, 0)
+        """The oldest round whose model stays until this one has made its own."""
+        return self.store.retention.oldest(self.round - 1)
 
     def begin_stage(self, place: int, stopping: EarlyStopping) -> None:
         """Begin with the next workflow.
