@@ -22,10 +22,10 @@ from flstream.transport.channel import Channel
 from flstream.transport.messages import MessageChannel
 from flstream.worker.messages import (
     MODEL,
-    Acknowledged,
     Answered,
     Failed,
     FromWorker,
+    Progress,
     SiteTask,
     Stop,
     Task,
@@ -118,7 +118,7 @@ class Server:
         """The next message of a kind; those before it are in ``heard``."""
         self.heard = []
         while not isinstance(message := self.control.receive(PATIENCE), kind):
-            if isinstance(message, Acknowledged):
+            if isinstance(message, Progress) and message.step == "taken":
                 self.acknowledged.append(message.effect)
             else:
                 self.heard.append(message)
@@ -127,6 +127,11 @@ class Server:
                 each.site: each.state for each in message.sites if each.state is not None
             }
         return message
+
+    @property
+    def steps(self) -> list[str]:
+        """Of the messages heard: the steps of a task."""
+        return [message.step for message in self.heard if isinstance(message, Progress)]
 
     def failures(self) -> list[tuple[str, int, str]]:
         """Of the messages heard: who failed, when and why."""

@@ -26,12 +26,9 @@ from flstream.telemetry.events import Transfer
 from flstream.worker.messages import (
     LAYOUT,
     MODEL,
-    Acknowledged,
     Answered,
-    Began,
     Failed,
-    HostLost,
-    Received,
+    Progress,
     SiteTask,
     Task,
     TaskKind,
@@ -192,19 +189,19 @@ def ask(
                 worker, deadline, f"answer its {spec.kind} task", key
             )
             match message:
-                case Acknowledged(effect) if effect == spec.effect:
+                case Progress(spec.effect, "taken"):
                     if not acknowledged:
                         deadline, key = began + spec.seconds, TIMEOUT_KEY
                     acknowledged = True
-                case HostLost(effect) if effect == spec.effect and spec.hosts:
+                case Progress(spec.effect, "host lost") if spec.hosts:
                     offer = _next_offer(offers)
                     with suppress(ChannelClosedError):
                         worker.control.send(spec.message(offer, sites))
-                case Began(_, site) if site in sites:
+                case Progress(_, "turn", site) if site in sites:
                     # Each has as long as if it were alone.
                     at_work, deadline = site, monotonic() + spec.seconds
                     turn.begun, turn.since = turn.begun + 1, time.time()
-                case Received(effect, cost=cost) if effect == spec.effect:
+                case Progress(spec.effect, "received", cost=cost):
                     report(ModelArrived(worker.name, sites, cost))
                 case Failed(site, _, reason, code) if site in sites and site not in failed:
                     failed.add(site)

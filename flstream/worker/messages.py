@@ -1,13 +1,23 @@
 """The messages between the server and a worker: a task, and what came of it.
 
-They travel on a channel of their own, beside the two that carry bodies. A worker answers a task
-with ``Acknowledged`` once it has the task, ``HostLost`` each time that a peer does not deliver the
-model, whereupon the task is sent again, ``Received`` once the model is there, ``Began`` at the turn
-of each of several sites, ``Failed`` and ``Logged`` as they happen, and one ``Answered``. Each site
-of the task is either in the worker's answer or in one ``Failed``. A process whose script has raised
-ends with ``Failed`` and ``Goodbye`` instead.
+They travel on a channel of their own, beside the two that carry bodies::
 
-A worker that is lost before ``Acknowledged`` has failed nobody: the task is given again.
+    server                 worker
+                           Ready                     once, and again after a script's imports
+    Task             ->
+                     <-    Progress "taken"          from here on, failures are the sites'
+                     <-    Progress "host lost"      each time a peer does not deliver the model,
+    Task             ->                              whereupon the task is sent again
+                     <-    Progress "received"       the model has arrived
+                     <-    Progress "turn"           at the turn of each of several sites
+                     <-    Logged, Failed            as they happen
+                     <-    Answered                  once, also where every site has failed
+    Stop             ->
+                     <-    Goodbye
+
+Each site of a task is either in the worker's answer or in one ``Failed``. A process whose script
+has raised ends with ``Failed`` and ``Goodbye`` instead. A worker that is lost before it has taken
+its task has failed nobody: the task is given again.
 """
 
 from __future__ import annotations
@@ -114,41 +124,22 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     others: list[int] = []
 
 
-class Acknowledged(msgspec.Struct, tag=True, frozen=True):
-    """Worker: the task of this effect is taken up; what goes wrong from here on is the sites'."""
-
-    effect: int
-
-
-class Began(msgspec.Struct, tag=True, frozen=True):
-    """Worker: a site's turn begins. It is sent where a task is for several sites."""
-
-    effect: int
-    site: str
-
-
-class Received(msgspec.Struct, tag=True, frozen=True):
-    """Worker: the model has arrived.
+class Progress(msgspec.Struct, tag=True, frozen=True):
+    """Worker: a step of its task is done.
 
     Attributes:
         effect: Number of the task's effect.
-        cost: Cost of fetching it.
+        step: ``taken``: what goes wrong from here on is the sites'. ``host lost``: the peer that
+            offers the model is gone, and the task is to be sent with another one. ``received``: the
+            model has arrived. ``turn``: a site's turn begins, in a task for several.
+        site: Whose turn begins.
+        cost: Cost of fetching the model that was received.
     """
 
     effect: int
-    cost: Transfer
-
-
-class HostLost(msgspec.Struct, tag=True, frozen=True):
-    """Worker: the peer that offers the model is lost; the task is to be sent with another one.
-
-    Attributes:
-        effect: Number of the task's effect.
-        reason: Clause that says why the model did not arrive.
-    """
-
-    effect: int
-    reason: str
+    step: Literal["taken", "host lost", "received", "turn"]
+    site: str = ""
+    cost: Transfer = Transfer()
 
 
 class WrittenUpdate(msgspec.Struct, frozen=True):
@@ -268,4 +259,4 @@ class Goodbye(msgspec.Struct, tag=True, frozen=True):
 ToWorker = Task | Stop
 AtAnyTime = Ready | Logged | Goodbye
 """What a worker sends without being asked for it, which becomes an event of the run."""
-FromWorker = AtAnyTime | Acknowledged | Began | Received | HostLost | Answered | Failed
+FromWorker = AtAnyTime | Progress | Answered | Failed

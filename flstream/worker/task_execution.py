@@ -35,8 +35,8 @@ from flstream.worker.messages import (
     EVALUATE,
     SUBMIT_MODEL,
     Answered,
-    Began,
     Failed,
+    Progress,
     SiteAnswer,
     SiteTask,
     Task,
@@ -141,7 +141,7 @@ class TaskExecution:
         self._sent, self.asks = (None, None), set()
         self._before_keeping, self._beside = [], {}
         if self._has_several_sites:
-            self._worker.send(Began(self.task.effect, site.site))
+            self._worker.send(Progress(self.task.effect, "turn", site.site))
         try:
             self._worker.enter(site.site)
             self.site = SiteWork.of(self._worker.info, self.task, site)

@@ -148,10 +148,10 @@ class TaskModel:
                 held = partial(self._at_hand, form, seen)
                 body: BodyT = download(remote, sink_for, held=held, decode=form.decode)
                 break
-            except StreamingError as error:
+            except StreamingError:
                 if not task.host:
                     raise
-                self.task = self._worker.fetch_again(task, str(error))
+                self.task = self._worker.fetch_again(task)
         self._take(body.layout)
         self._worker.received(self.task.effect, remote.cost)
         return body

@@ -26,11 +26,9 @@ from flstream.transport.messages import MessageChannel
 from flstream.worker.messages import (
     LAYOUT,
     MODEL,
-    Acknowledged,
     FromWorker,
-    HostLost,
+    Progress,
     Ready,
-    Received,
     Stop,
     Task,
     ToWorker,
@@ -164,7 +162,7 @@ class Worker:
         if not isinstance(message, Task):
             self._stopped = True
             return None
-        self.send(Acknowledged(message.effect))
+        self.send(Progress(message.effect, "taken"))
         return message
 
     def send(self, message: FromWorker) -> None:
@@ -208,7 +206,7 @@ class Worker:
         """Let the server know that the model of a task has arrived, and what that cost."""
         self._has_received = True
         self._fetching = cost.seconds if self.info.streaming.reuse else 0.0
-        self.send(Received(effect, cost))
+        self.send(Progress(effect, "received", cost=cost))
 
     def map(self, token: bytes) -> MappedModel:
         """Map a model's checkpoint, which the server hands over.
@@ -236,12 +234,11 @@ class Worker:
         remote.close()
         return model
 
-    def fetch_again(self, task: Task, reason: str) -> Task:
+    def fetch_again(self, task: Task) -> Task:
         """Report that the peer that offers a task's model is lost, and wait for another offer.
 
         Args:
             task: The task.
-            reason: Clause that says why the model did not arrive.
 
         Returns:
             The task with its model on offer elsewhere.
@@ -249,7 +246,7 @@ class Worker:
         Raises:
             StreamingError: There is no other offer.
         """
-        self.send(HostLost(task.effect, reason))
+        self.send(Progress(task.effect, "host lost"))
         message = self._control.receive()
         if not isinstance(message, Task):
             self._stopped = True

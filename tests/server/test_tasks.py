@@ -17,10 +17,9 @@ from flstream.server.worker_monitor import SiteLost
 from flstream.streaming.service import DownloadService
 from flstream.worker.messages import (
     MODEL,
-    Acknowledged,
     Answered,
-    Began,
     Failed,
+    Progress,
     SiteAnswer,
     SiteTask,
 )
@@ -99,7 +98,7 @@ def turns(seconds):
     """Each site begins when the one before is done; what the last takes is before the answer."""
     before = 0.0
     for site, each in zip(SITES, seconds, strict=True):
-        yield before, Began(3, site)
+        yield before, Progress(3, "turn", site)
         before = each
     yield before, trained(*SITES)
 
@@ -121,9 +120,9 @@ def test_the_first_that_takes_too_long_is_the_one_that_is_named(service, monkeyp
 
 def test_a_site_that_fails_gives_the_next_no_less_time(service, monkeypatch):
     script = [
-        (9.0, Began(3, "site-1")),
+        (9.0, Progress(3, "turn", "site-1")),
         (9.0, Failed("site-1", 3, "it raised")),
-        (0.5, Began(3, "site-2")),
+        (0.5, Progress(3, "turn", "site-2")),
         (9.5, trained("site-2", "site-3", "site-4", "site-5")),
     ]
     answer, events = give(script, service, monkeypatch)
@@ -146,7 +145,10 @@ def test_a_worker_that_ended_before_it_had_its_task_is_heard_to_the_end(service,
 def test_a_worker_that_is_lost_once_it_has_acknowledged_its_task_is_told_from_one_before(
     service, monkeypatch
 ):
-    script = [(0.0, Acknowledged(3)), (0.0, Failed("", 0, "client.py, line 8 raised KeyError"))]
+    script = [
+        (0.0, Progress(3, "taken")),
+        (0.0, Failed("", 0, "client.py, line 8 raised KeyError")),
+    ]
     with pytest.raises(WorkerLostError, match="line 8") as caught:
         give(script, service, monkeypatch)
     assert caught.value.is_acknowledged
@@ -154,5 +156,5 @@ def test_a_worker_that_is_lost_once_it_has_acknowledged_its_task_is_told_from_on
 
 def test_nobody_is_named_if_the_worker_stalls_before_the_first_begins(service, monkeypatch):
     with pytest.raises(WorkerLostError) as caught:
-        give([(SECONDS + 1, Began(3, "site-1"))], service, monkeypatch)
+        give([(SECONDS + 1, Progress(3, "turn", "site-1"))], service, monkeypatch)
     assert caught.value.site is None

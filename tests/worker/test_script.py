@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flstream.runs.state_versions import StateFolder
-from flstream.worker.messages import Answered, Began, Failed, Logged, Ready, Received
+from flstream.worker.messages import Answered, Failed, Logged, Ready
 
 ADDS = """
 import sys
@@ -35,7 +35,7 @@ def test_in_a_shared_process_a_script_is_run_anew_for_each_site(script):
         update = serving.server.fetch(trained)
         assert torch.equal(update["w"], model()["w"] + 2)
         trained = serving.server.train(model(), "site-3", "site-5", round_number=2)
-        assert [type(m) for m in serving.server.heard] == [Began, Received, Began]
+        assert serving.server.steps == ["turn", "received", "turn"]
         assert [site.metrics for site in trained.sites] == [{"tasks": 1, "args": 3}] * 2
         update = serving.server.fetch(trained)
         assert torch.equal(update["0/w"], model()["w"] + 3)
