@@ -24,12 +24,12 @@ from flstream.server.failures import brief, site_failed
 from flstream.server.folding import FoldProgress, UpdateFold
 from flstream.server.last_models import FoldKeeper, LastModels
 from flstream.server.model_store import ModelStore
+from flstream.server.pooled_worker import SiteLost
 from flstream.server.program_view import Model
 from flstream.server.task_run import TaskRun
 from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining
 from flstream.server.update_files import DurableUpdate
-from flstream.server.worker_monitor import SiteLost
 from flstream.telemetry.events import ModelRecord, Transfer
 from flstream.worker.messages import SiteAnswer
 

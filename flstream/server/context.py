@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 from flstream.aggregation.rules import AggregationRule
 from flstream.codecs.chain import CodecChain, chain_of
@@ -15,15 +14,8 @@ from flstream.server.stream_settings import stream_settings
 from flstream.server.worker_pool import WorkerPool
 from flstream.streaming.service import DownloadService
 from flstream.streaming.settings import StreamSettings
-from flstream.telemetry.events import AnyEvent, Warned
+from flstream.telemetry.events import Emit, Warned
 from flstream.transport.channel import AbortSignal
-
-
-class Emit(Protocol):
-    """Takes events of the run."""
-
-    def __call__(self, *events: AnyEvent) -> None:
-        """Take events, in order."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ import msgspec
 import xxhash
 
 from flstream.errors import ReplayMismatchError
-from flstream.server.context import Emit
-from flstream.telemetry.events import UNSYNCED, EffectDone, ModelRecord
+from flstream.telemetry.events import UNSYNCED, EffectDone, Emit, ModelRecord
 from flstream.telemetry.exact import decode_exact, encode_exact
 from flstream.telemetry.halts import halt_at
 

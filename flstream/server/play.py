@@ -21,8 +21,8 @@ from flstream.server.effects import EffectJournal
 from flstream.server.failures import brief, site_failed
 from flstream.server.model_effects import ModelEffects
 from flstream.server.model_store import ModelStore
+from flstream.server.pooled_worker import SiteLost
 from flstream.server.program_view import Model
-from flstream.server.reporting import report_message, report_replaced
 from flstream.server.run import Run
 from flstream.server.run_state import RunState
 from flstream.server.site_effects import SiteEffects
@@ -30,7 +30,6 @@ from flstream.server.stored_model import UnsoundModelError
 from flstream.server.task_plan import plan_disk
 from flstream.server.training_effects import TrainingEffects
 from flstream.server.uncatchable import EffectFailedError
-from flstream.server.worker_monitor import SiteLost, WorkerAbandoned, WorkerMessage, WorkerReplaced
 from flstream.telemetry.events import (
     EffectDone,
     ModelRecord,
@@ -84,14 +83,10 @@ def prepare(context: ServerContext) -> None:
     least = min(context.job.clients.min_updates or len(names), len(names))
     collector: ResultCollector[None] = ResultCollector("begin", names, least)
     for event in context.pool.prepare():
-        match event:
-            case WorkerMessage():
-                report_message(event, context.emit)
-            case SiteLost(name, reason, code):
-                context.emit(site_failed(0, name, reason, code))
-                collector.fail(name, brief(reason))
-            case WorkerAbandoned() | WorkerReplaced():
-                report_replaced(event, context.emit)
+        if isinstance(event, SiteLost):
+            name, reason, code = event
+            context.emit(site_failed(0, name, reason, code))
+            collector.fail(name, brief(reason))
 
 
 def play(context: ServerContext, initial: str, replay: Replay) -> None:
@@ -221,10 +216,3 @@ def _check_disk(
     )
     if warning is not None:
         context.emit(Warned(message=warning))
-
-
-def dismiss(context: ServerContext, seconds: float) -> None:
-    """Tell the workers that the run is over, and give their code ``seconds`` to end."""
-    for event in context.pool.dismiss(seconds):
-        if isinstance(event, WorkerMessage):
-            report_message(event, context.emit)

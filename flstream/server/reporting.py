@@ -1,26 +1,19 @@
-"""Progress of a task and messages of workers, emitted as events."""
+"""Progress of a task, emitted as events."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic, time
-from typing import Literal, assert_never
+from typing import Literal
 
 from flstream.server.context import ServerContext
 from flstream.server.tasks import ModelArrived, TaskGiven
-from flstream.server.worker_monitor import WorkerAbandoned, WorkerMessage, WorkerReplaced
 from flstream.telemetry.events import (
-    AnyEvent,
-    ProcessEnded,
-    ProcessReady,
-    SiteLog,
     SitePhaseChanged,
     Transfer,
-    Warned,
     WorkerActivity,
 )
-from flstream.worker.messages import SUBMIT_MODEL, Goodbye, Logged, Ready, TaskKind
+from flstream.worker.messages import SUBMIT_MODEL, TaskKind
 
 _Working = Literal["training", "evaluating", "submitting"]
 _AT_WORK: dict[TaskKind, _Working] = {
@@ -28,40 +21,6 @@ _AT_WORK: dict[TaskKind, _Working] = {
     "evaluate": "evaluating",
     "submit_model": "submitting",
 }
-
-
-def report_replaced(
-    event: WorkerReplaced | WorkerAbandoned, emit: Callable[[AnyEvent], None]
-) -> None:
-    """Emit a warning about a worker that was replaced or abandoned without failing a site.
-
-    Args:
-        event: The event of the worker pool.
-        emit: Function that takes events.
-    """
-    match event:
-        case WorkerReplaced(worker, reason):
-            emit(Warned(message=f"{worker} was started again: {reason}"))
-        case WorkerAbandoned(_, reason):
-            emit(Warned(message=f"{reason}; the other workers go on without it"))
-
-
-def report_message(event: WorkerMessage, emit: Callable[[AnyEvent], None]) -> None:
-    """Emit a worker's message that may arrive at any time.
-
-    Args:
-        event: The message, with its worker's name.
-        emit: Function that takes events.
-    """
-    match event.message:
-        case Ready(pid, idle_rss, others):
-            emit(ProcessReady(process=event.worker, pid=pid, idle_rss=idle_rss, others=others))
-        case Logged(number, site, key, value, step, text):
-            emit(SiteLog(round=number, site=site, key=key, value=value, step=step, text=text))
-        case Goodbye(peak_rss):
-            emit(ProcessEnded(process=event.worker, peak_rss=peak_rss))
-        case _:
-            assert_never(event.message)
 
 
 @dataclass

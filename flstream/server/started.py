@@ -7,20 +7,13 @@ from collections import deque
 from collections.abc import Iterator
 
 from flstream.runs.site_states import discard_site_state_after
-from flstream.server.reporting import report_message, report_replaced
+from flstream.server.pooled_worker import Report, SiteLost
 from flstream.server.run_state import RunState
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.task_run import ResultsDelivered, TaskRun, expect_progress
-from flstream.server.tasks import ModelArrived, TaskGiven
+from flstream.server.tasks import ModelArrived, TaskGiven, WorkerGone
 from flstream.server.training import SiteTraining
 from flstream.server.worker_handle import WorkerHandle
-from flstream.server.worker_monitor import (
-    Report,
-    SiteLost,
-    WorkerAbandoned,
-    WorkerMessage,
-    WorkerReplaced,
-)
 from flstream.telemetry.events import WorkerActivity
 
 # Seconds that a killed process may take to be gone.
@@ -99,8 +92,8 @@ class StartedTrainings:
         context = self._state.context
         self._queue.close()
         killed = [context.pool.end(worker) for worker in self._queue.taken]
-        for event in self._events:
-            self._take_message(event)
+        for _ in self._events:  # until the workers are at rest
+            pass
         self._events = None
         for worker in killed:
             if worker is not None:
@@ -129,23 +122,15 @@ class StartedTrainings:
                 self._settle(site, event)
             case ResultsDelivered([result]):
                 self._settle(result.answer.site, event)
-            case WorkerReplaced() | WorkerAbandoned():
+            case WorkerGone():
                 for run in self._runs.values():
-                    run.lost(event.worker)
-        self._take_message(event)
+                    run.take(event)
 
     def _settle(self, site: str, event: object) -> None:
         run = self._runs[site]
         run.take(event)
         if run.collector.is_settled(site):
             self._over.append(site)
-
-    def _take_message(self, event: object) -> None:
-        match event:
-            case WorkerMessage():
-                report_message(event, self._state.context.emit)
-            case WorkerReplaced() | WorkerAbandoned():
-                report_replaced(event, self._state.context.emit)
 
     def _activities(self) -> list[WorkerActivity]:
         return [activity for run in self._runs.values() for activity in run.activities()]

@@ -22,21 +22,15 @@ from flstream.server.collector import PROGRESS_KEY, ResultCollector, TaskWaits
 from flstream.server.context import ServerContext
 from flstream.server.failures import brief, site_failed
 from flstream.server.model_offers import hint_at_pull
-from flstream.server.reporting import TaskReport, report_message, report_replaced
+from flstream.server.pooled_worker import Report, SiteLost
+from flstream.server.reporting import TaskReport
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan
-from flstream.server.tasks import ModelArrived, TaskGiven, TaskSpec, ask
+from flstream.server.tasks import ModelArrived, TaskGiven, TaskSpec, WorkerGone, ask
 from flstream.server.training import TaskCost
 from flstream.server.update_files import UpdateFiles
 from flstream.server.worker_handle import WorkerHandle
-from flstream.server.worker_monitor import (
-    Report,
-    SiteLost,
-    WorkerAbandoned,
-    WorkerMessage,
-    WorkerReplaced,
-)
 from flstream.streaming.settings import limits_for_updates
 from flstream.telemetry.events import SiteUpdate, Transfer, WorkerActivity
 from flstream.text import brief_names
@@ -165,10 +159,6 @@ class TaskRun:
         if hint is not None:
             self._context.hint("pull", hint)
 
-    def lost(self, worker: str) -> None:
-        """Note that a worker is lost, whose sites are given to another one."""
-        self._report.lost(worker)
-
     def folded(self, count: int) -> None:
         """Let workers go on with sites further ahead: the first ``count`` need no room any more."""
         self._queue.fold(count)
@@ -278,11 +268,8 @@ class TaskRun:
             SimulationError: Too few sites are left; the message names the others.
         """
         match event:
-            case WorkerReplaced() | WorkerAbandoned():
-                report_replaced(event, self._context.emit)
-                self._report.lost(event.worker)
-            case WorkerMessage():
-                report_message(event, self._context.emit)
+            case WorkerGone(worker):
+                self._report.lost(worker)
             case TaskGiven():
                 self._report.given(event)
             case ModelArrived():

@@ -17,9 +17,9 @@ from flstream.model.source import Source
 from flstream.server.collector import START_KEY, UNLIMITED, TaskWaits
 from flstream.server.context import ServerContext
 from flstream.server.model_offers import ModelHosts, ModelOffer, offers_by_peers, offers_by_server
+from flstream.server.pooled_worker import Report, SiteLost
 from flstream.server.site_queue import SiteBatch
-from flstream.server.worker_handle import WorkerHandle
-from flstream.server.worker_monitor import TIMEOUT_KEY, Report, SiteLost
+from flstream.server.worker_handle import TIMEOUT_KEY, WorkerHandle
 from flstream.streaming.coding import EncoderFor
 from flstream.streaming.refs import Delivery
 from flstream.telemetry.events import Transfer
@@ -160,6 +160,12 @@ class ModelArrived(NamedTuple):
     cost: Transfer
 
 
+class WorkerGone(NamedTuple):
+    """A worker was lost with the task; its sites have failed, or the task is given again."""
+
+    worker: str
+
+
 def ask(
     context: ServerContext, spec: TaskSpec, worker: WorkerHandle, sites: SiteBatch, report: Report
 ) -> Answered:
@@ -185,9 +191,7 @@ def ask(
         report(TaskGiven(worker.name, sites, offer.delivery, turn))
         failed: set[str] = set()
         while True:
-            message = context.pool.monitor.next_message(
-                worker, deadline, f"answer its {spec.kind} task", key
-            )
+            message = worker.next_message(deadline, f"answer its {spec.kind} task", key)
             match message:
                 case Progress(spec.effect, "taken"):
                     if not acknowledged:
@@ -216,6 +220,7 @@ def ask(
     except WorkerLostError as error:
         error.site = at_work
         error.is_acknowledged = acknowledged
+        report(WorkerGone(worker.name))
         raise
     finally:
         offers.close()

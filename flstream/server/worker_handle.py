@@ -7,24 +7,30 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
+from time import monotonic
 from typing import TypeVar
 
 from flstream.engines.engine import WorkerProcess
 from flstream.errors import (
+    AbortedError,
     AggregationError,
     CheckpointError,
+    DeadlineError,
     FlstreamError,
     LayoutError,
     ProtocolError,
     RefusedError,
+    SimulationError,
     StreamingError,
     UsageError,
+    WorkerLostError,
 )
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
+from flstream.telemetry.events import Emit, ProcessEnded, ProcessReady, SiteLog
 from flstream.transport.channel import SMALL_BUFFER, AbortSignal, Channel, is_hung_up
 from flstream.transport.messages import PATIENCE, MessageChannel
-from flstream.worker.messages import FromWorker
+from flstream.worker.messages import Failed, FromWorker, Goodbye, Logged, Ready
 from flstream.worker.peer_messages import (
     Dial,
     Folded,
@@ -174,17 +180,25 @@ def _out_of_turn(reply: PeerReply) -> ProtocolError:
 
 _numbers = count(1)
 
+TIMEOUT_KEY = "clients.round_timeout, or a timeout of its workflow"
+"""The key that says how long a task may take, unless another one does."""
+
+# Seconds that a worker whose code has failed may take to end.
+_END_SECONDS = 5.0
+
 
 class WorkerHandle:
     """The server's end of the channels to one worker process.
 
-    One thread at a time uses it.
+    One thread at a time uses it. Messages that may come at any time become events of the run.
 
     Args:
         name: Name of the worker.
         process: The process, with the server's ends of its sockets.
         service: Download service that offers models to it.
         abort: Signal that stops the run.
+        emit: Takes events of the run.
+        has_deadlines: Whether the process has to answer in time.
         is_linked: Whether its sites' links are emulated, so that little may wait in the sockets.
         is_direct: Whether either side may read files and memory of the other itself.
 
@@ -203,9 +217,11 @@ class WorkerHandle:
         process: WorkerProcess,
         service: DownloadService,
         abort: AbortSignal,
+        emit: Emit,
         *,
         is_linked: bool,
         is_direct: bool,
+        has_deadlines: bool = True,
     ) -> None:
         self.name = name
         self.receiver = f"{name}/{next(_numbers)}"
@@ -217,6 +233,9 @@ class WorkerHandle:
         self.up = Receiver(Channel(process.ends.up, name, direct=reads), name, abort)
         self.peers = PeerLink(process.ends.peers, name, self.receiver, abort)
         self.ready = False
+        self._abort = abort
+        self._emit = emit
+        self._has_deadlines = has_deadlines
         self._process = process
         self._service = service
         if is_linked:
@@ -230,14 +249,101 @@ class WorkerHandle:
         """Whether the process is ready and alive; any thread may ask."""
         return self.ready and self.peers.is_open
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all connections to the process are open: over TCP, one of them may break alone.
+    def expect_fit(self) -> None:
+        """Make sure that the idle process can be given a task; read what it has sent meanwhile.
 
-        That of the control messages is not looked at, since there may be messages in it.
+        Raises:
+            WorkerLostError: It cannot.
+            AbortedError: The run is being stopped.
+            SimulationError: The disk refused an event.
         """
+        try:
+            while self.control.has_input():
+                message = self._take(_END_SECONDS)
+                if isinstance(message, Failed):
+                    # It failed after it had answered, so its answer counts.
+                    self.await_goodbye(_END_SECONDS)
+                    raise WorkerLostError(message.reason)
+        except (AbortedError, SimulationError, WorkerLostError):
+            raise
+        except FlstreamError as error:
+            raise WorkerLostError(str(error)) from error
+        # Over TCP, one of them may break alone. There may be messages in that of control.
         end = self._process.ends
-        return not is_hung_up(end.down, end.up, end.peers)
+        if is_hung_up(end.down, end.up, end.peers):
+            raise WorkerLostError("one of its connections has ended")
+
+    def next_message(self, deadline: float, task: str, key: str = TIMEOUT_KEY) -> FromWorker:
+        """Wait for the next message that belongs to a task, or the first that it is ready.
+
+        Args:
+            deadline: Deadline in seconds, on the clock of ``time.monotonic()``.
+            task: Verb phrase for the error's message: what the worker has to do by the deadline.
+            key: Key of the job file that sets the deadline, for the message too.
+
+        Raises:
+            WorkerLostError: The worker ended, died or missed the deadline.
+            AbortedError: The run is being stopped.
+            SimulationError: The disk refused an event.
+        """
+        while True:
+            try:
+                seconds = max(deadline - monotonic(), 0.0) if self._has_deadlines else None
+                message = self._take(seconds)
+            except AbortedError:
+                raise
+            except DeadlineError as error:
+                reason = f"it did not {task} in the time it was given ({key})"
+                raise WorkerLostError(reason) from error
+            except StreamingError as error:
+                raise WorkerLostError(str(error)) from error
+            if message is not None:
+                return message
+
+    def _take(self, seconds: float | None) -> FromWorker | None:
+        """Receive one message; None if it has become an event.
+
+        Raises:
+            StreamingError: The channel is closed, or no message came in time.
+            WorkerLostError: The worker has ended.
+        """
+        message = self.control.receive(seconds, self._abort)
+        match message:
+            case Ready(pid, idle_rss, others):
+                # A process that runs a script for many sites sends it twice: its idle memory is
+                # known only once the script has made its imports.
+                was_ready, self.ready = self.ready, True
+                self._emit(
+                    ProcessReady(process=self.name, pid=pid, idle_rss=idle_rss, others=others)
+                )
+                return None if was_ready else message
+            case Logged(number, site, key, value, step, text):
+                self._emit(
+                    SiteLog(round=number, site=site, key=key, value=value, step=step, text=text)
+                )
+                return None
+            case Goodbye(peak_rss):
+                self._emit(ProcessEnded(process=self.name, peak_rss=peak_rss))
+                raise WorkerLostError(
+                    "its script ended before the run did; loop while is_running() is true"
+                )
+        return message
+
+    def failure(self) -> Failed | None:
+        """Return the failure that the worker reported before it ended; None for none."""
+        with suppress(FlstreamError):
+            while self.control.has_input():
+                message = self._take(_END_SECONDS)
+                if isinstance(message, Failed):
+                    return message
+        return None
+
+    def await_goodbye(self, seconds: float) -> None:
+        """Wait until the worker has ended, for at most ``seconds``."""
+        deadline = monotonic() + seconds
+        with suppress(WorkerLostError):
+            while True:
+                self.next_message(deadline, "end")
 
     def kill(self) -> None:
         """Kill the process; safe to call from any thread."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -15,26 +14,16 @@ from flstream.debugging import waiting
 from flstream.errors import (
     AbortedError,
     ChannelClosedError,
-    CheckpointError,
-    DeadlineError,
     FlstreamError,
     SimulationError,
     UpdateRefusedError,
     WorkerLostError,
 )
-from flstream.server.site_queue import SiteBatch, SiteQueue
+from flstream.server.pooled_worker import Perform, PooledWorker, PoolEvent, Put
+from flstream.server.site_queue import SiteQueue
 from flstream.server.worker_handle import WorkerHandle
-from flstream.server.worker_monitor import (
-    Perform,
-    PoolEvent,
-    SiteLost,
-    WorkerAbandoned,
-    WorkerMonitor,
-    WorkerReplaced,
-)
-from flstream.server.worker_supervisor import WorkerSupervisor
+from flstream.telemetry.events import Emit, Warned
 from flstream.transport.channel import AbortSignal
-from flstream.worker.messages import Stop
 
 REPORT_SECONDS = 0.1
 """Seconds between yields of None, so that the caller can act while nothing happens."""
@@ -42,20 +31,13 @@ REPORT_SECONDS = 0.1
 # Seconds that a killed process may take to be gone.
 _END_SECONDS = 10.0
 
-# Failed starts in a row after which a shared worker is abandoned: the next one would fail, too.
-_MOST_FAILED_STARTS = 3
-
-
-Put = Callable[[PoolEvent], None]
-"""Function that puts an event where the thread that makes decisions takes it."""
-
 
 class WorkerPool:
     """Pool of workers.
 
-    A thread for each busy worker exchanges messages with it. All events reach the one thread that
-    iterates over :meth:`perform`, and only that thread makes decisions. It may iterate over several
-    at a time: a worker does the tasks of one after those of another.
+    A thread for each busy worker exchanges messages with it. What comes of tasks reaches the one
+    thread that iterates over :meth:`perform`, and only that thread makes decisions. It may iterate
+    over several at a time: a worker does the tasks of one after those of another.
 
     Args:
         names: Names of the workers.
@@ -63,10 +45,7 @@ class WorkerPool:
         start: Starts a worker of a name.
         abort: Signal that stops the run.
         ready_seconds: Seconds that a new process may take to become ready.
-        has_deadlines: Whether workers have deadlines.
-
-    Attributes:
-        monitor: Receives the workers' messages.
+        emit: Takes events of the run.
     """
 
     def __init__(
@@ -76,36 +55,30 @@ class WorkerPool:
         start: Callable[[str], WorkerHandle],
         abort: AbortSignal,
         ready_seconds: float,
-        *,
-        has_deadlines: bool = True,
+        emit: Emit,
     ) -> None:
         self._abort = abort
-        # What may come at any time, and is of no task.
-        self._messages: SimpleQueue[PoolEvent] = SimpleQueue()
-        self.monitor = WorkerMonitor(self._messages.put, abort, has_deadlines=has_deadlines)
-        self._supervisors = {
-            name: WorkerSupervisor(name, own, start, self.monitor, ready_seconds) for name in names
+        self._emit = emit
+        self._workers = {
+            name: PooledWorker(name, own, start, ready_seconds, emit) for name in names
         }
-        self._abandoning = threading.Lock()
         # One may wait for sites that a workflow has yet to start, while another does a task.
         self._threads = ThreadPoolExecutor(2 * len(names), thread_name_prefix="worker-pool")
 
     @property
     def names(self) -> Sequence[str]:
         """Names of the workers that are not abandoned."""
-        return [
-            name for name, supervisor in self._supervisors.items() if not supervisor.is_abandoned
-        ]
+        return [name for name, worker in self._workers.items() if not worker.abandoned]
 
     def free_first(self, count: int) -> Sequence[str]:
         """Names of so many workers, those without a task first."""
-        busy = {name: each.turn.locked() for name, each in self._supervisors.items()}
+        busy = {name: each.turn.locked() for name, each in self._workers.items()}
         return sorted(self.names, key=busy.__getitem__)[:count]
 
     def living(self, name: str) -> WorkerHandle | None:
         """A worker's process, if it is ready and lives; any thread may ask."""
-        worker = self._supervisors[name].worker
-        return worker if worker is not None and worker.lives else None
+        handle = self._workers[name].handle
+        return handle if handle is not None and handle.lives else None
 
     def ready(self, name: str) -> WorkerHandle:
         """A worker's process, ready for requests, started if need be. No task may be under way.
@@ -114,12 +87,12 @@ class WorkerPool:
             WorkerLostError: It did not become ready.
             AbortedError: The run is being stopped.
         """
-        supervisor = self._supervisors[name]
-        supervisor.open()
+        worker = self._workers[name]
+        worker.open()
         try:
-            return supervisor.ready_worker()
+            return worker.ready_handle()
         except WorkerLostError:
-            supervisor.drop()
+            worker.drop()
             raise
 
     def explain(self, error: UpdateRefusedError) -> FlstreamError:
@@ -128,9 +101,9 @@ class WorkerPool:
         Args:
             error: What was found of the update.
         """
-        supervisor = self._supervisors.get(error.site)
+        worker = self._workers.get(error.site)
         is_gone = isinstance(error.__cause__, ChannelClosedError)
-        return supervisor.lose(error) if supervisor is not None and is_gone else error
+        return worker.lose(error) if worker is not None and is_gone else error
 
     def drop(self, name: str) -> None:
         """Kill a worker's process, which is started anew for its next task. None may be under way.
@@ -140,43 +113,23 @@ class WorkerPool:
         Args:
             name: Name of the worker.
         """
-        worker = self._supervisors[name].worker
-        self._supervisors[name].drop()
-        if worker is not None:
-            worker.exit_code(_END_SECONDS)
+        worker = self._workers[name]
+        handle = worker.handle
+        worker.drop()
+        if handle is not None:
+            handle.exit_code(_END_SECONDS)
 
     def prepare(self) -> Iterator[PoolEvent | None]:
         """Start all workers, and wait until they are ready.
 
         Yields:
-            Events, and None every :data:`REPORT_SECONDS`. A site whose own worker fails is
-            reported as :class:`SiteLost`, a shared worker that fails repeatedly as
-            :class:`WorkerAbandoned`.
+            Sites whose own workers fail as :class:`SiteLost`, and None every
+            :data:`REPORT_SECONDS`.
 
         Raises:
             SimulationError: No worker became ready.
         """
-
-        def get_ready(supervisor: WorkerSupervisor, put: Put) -> None:
-            while not supervisor.is_abandoned and (
-                supervisor.worker is None or not supervisor.worker.ready
-            ):
-                try:
-                    supervisor.ready_worker()
-                except WorkerLostError as lost:
-                    error = supervisor.lose(lost)
-                    if not supervisor.own:
-                        self._count_failed_start(supervisor, error, put)
-                    elif _is_repeatable(supervisor, error):
-                        supervisor.lost_in_a_row += 1
-                        put(WorkerReplaced(supervisor.name, str(error)))
-                    else:
-                        put(SiteLost.by(supervisor.name, error))
-                        return
-
-        yield from self._together(
-            [partial(get_ready, supervisor) for supervisor in self._supervisors.values()]
-        )
+        yield from self._together([partial(self._prepare, each) for each in self._workers.values()])
 
     def perform(
         self, queue: SiteQueue, execute: Perform, workers: Sequence[str]
@@ -201,7 +154,7 @@ class WorkerPool:
         work = partial(self._work_through, queue=queue, execute=execute)
 
         def begin(names: Sequence[str]) -> Iterator[PoolEvent | None]:
-            return self._together([partial(work, self._supervisors[name]) for name in names])
+            return self._together([partial(work, self._workers[name]) for name in names])
 
         # They begin now, and not when somebody asks for the first event.
         return self._performing(queue, begin, begin(workers), len(workers))
@@ -222,39 +175,31 @@ class WorkerPool:
 
     def end(self, name: str) -> WorkerHandle | None:
         """Kill a worker, even while it is being started; return the process that was killed."""
-        return self._supervisors[name].end()
+        return self._workers[name].end()
 
-    def dismiss(self, seconds: float) -> Iterator[PoolEvent | None]:
+    def dismiss(self, seconds: float) -> None:
         """Send every worker :class:`~flstream.worker.messages.Stop`, and wait until it has ended.
 
         Args:
             seconds: Most seconds to wait for a worker.
 
-        Yields:
-            Events, and None every :data:`REPORT_SECONDS`.
+        Raises:
+            AbortedError: The run is being stopped.
         """
 
-        def stop(supervisor: WorkerSupervisor, _: Put) -> None:
-            worker, supervisor.worker = supervisor.worker, None
-            if worker is None:
-                return
-            # The launcher kills a process that does not end by itself; the model is final.
-            with suppress(FlstreamError):
-                worker.control.send(Stop())
-                self.monitor.await_goodbye(worker, seconds)
-            worker.close()
+        def stop(worker: PooledWorker, _: Put) -> None:
+            worker.stop(seconds)
 
-        yield from self._together(
-            [partial(stop, supervisor) for supervisor in self._supervisors.values()]
-        )
+        for _ in self._together([partial(stop, each) for each in self._workers.values()]):
+            pass
 
     def close(self) -> None:
         """Kill all workers, and end the pool's threads."""
-        for supervisor in self._supervisors.values():
-            supervisor.end()
+        for worker in self._workers.values():
+            worker.end()
         self._threads.shutdown()
-        for supervisor in self._supervisors.values():
-            supervisor.drop()
+        for worker in self._workers.values():
+            worker.drop()
 
     def _together(self, tasks: Sequence[Callable[[Put], None]]) -> Iterator[PoolEvent | None]:
         """Run tasks in the pool's threads, and yield events until all tasks are done.
@@ -273,14 +218,12 @@ class WorkerPool:
                 with suppress(Empty):
                     with waiting():
                         event = events.get(timeout=max(report_at - monotonic(), 0.0))
-                    yield from self._messages_so_far()
                     if isinstance(event, _Ended):
                         event.future.result()
                         left -= 1
                     else:
                         yield event
                 if monotonic() >= report_at:
-                    yield from self._messages_so_far()
                     report_at = monotonic() + REPORT_SECONDS
                     yield None
                     self._check_abort()
@@ -288,149 +231,44 @@ class WorkerPool:
             self._check_abort()
         finally:
             if left:
-                for supervisor in self._supervisors.values():
-                    supervisor.end()
-
-    def _messages_so_far(self) -> Iterator[PoolEvent]:
-        """Take the messages that came before the event that is at hand."""
-        with suppress(Empty):
-            while True:
-                yield self._messages.get_nowait()
+                for worker in self._workers.values():
+                    worker.end()
 
     def _check_abort(self) -> None:
         if self._abort.is_set():
             raise AbortedError("the run was stopped")
 
+    def _prepare(self, worker: PooledWorker, put: Put) -> None:
+        worker.prepare(put)
+        self._expect_others(worker)
+
     def _work_through(
-        self, supervisor: WorkerSupervisor, put: Put, *, queue: SiteQueue, execute: Perform
+        self, worker: PooledWorker, put: Put, *, queue: SiteQueue, execute: Perform
     ) -> None:
         """Execute tasks on one worker until the queue has no more batches for it."""
         try:
-            while (
-                not supervisor.is_abandoned and (batch := queue.take(supervisor.name)) is not None
-            ):
-                with supervisor.turn:
-                    supervisor.open()
-                    if queue.begin(supervisor.name):
-                        self._execute(supervisor, queue, batch, execute, put)
-            queue.leave(supervisor.name)
+            while not worker.abandoned and (batch := queue.take(worker.name)) is not None:
+                with worker.turn:
+                    worker.open()
+                    if queue.begin(worker.name):
+                        worker.do(queue, batch, execute, put)
+                        self._expect_others(worker)
+            queue.leave(worker.name)
         except BaseException:
             # No other thread may wait for the batch that this one has taken.
             queue.close()
             raise
 
-    def _execute(
-        self,
-        supervisor: WorkerSupervisor,
-        queue: SiteQueue,
-        batch: SiteBatch,
-        execute: Perform,
-        put: Put,
-    ) -> None:
-        """Execute one task on a worker; if the worker is lost, fail its sites or put them back."""
-        settled: set[str] = set()
-        try:
-            worker = supervisor.ready_worker()
-        except WorkerLostError as lost:
-            error = supervisor.lose(lost)
-            if not supervisor.own:
-                # The sites have not failed: another worker takes them.
-                queue.give_back(batch)
-                if not supervisor.is_ending:
-                    self._count_failed_start(supervisor, error, put)
-            elif _is_repeatable(supervisor, error):
-                _repeat(supervisor, queue, batch, error, put)
-            else:
-                put(SiteLost.by(batch[0], error))
-            return
-
-        def report(event: PoolEvent, *sites: str) -> None:
-            settled.update(sites)
-            put(event)
-
-        try:
-            execute(worker, batch, report)
-            supervisor.lost_in_a_row = 0
-        except (AbortedError, CheckpointError, SimulationError):
-            raise  # not the worker's failure
-        except FlstreamError as failure:
-            error = supervisor.lose(failure)
-            left = [site for site in batch if site not in settled]
-            if _is_repeatable(supervisor, error):
-                _repeat(supervisor, queue, left, error, put)
-            else:
-                supervisor.lost_in_a_row = 0
-                for site in _culprits(queue, batch, left, error):
-                    put(SiteLost.by(site, error))
-
-    def _count_failed_start(
-        self, supervisor: WorkerSupervisor, error: FlstreamError, put: Put
-    ) -> None:
-        """Count a failed start, and abandon the worker after :data:`_MOST_FAILED_STARTS`.
+    def _expect_others(self, worker: PooledWorker) -> None:
+        """Make sure that there are others to go on with, if a worker was abandoned.
 
         Raises:
-            SimulationError: All workers are abandoned.
+            SimulationError: There are none.
         """
-        supervisor.failed_starts += 1
-        if supervisor.failed_starts < _MOST_FAILED_STARTS:
-            return
-        reason = (
-            f"{supervisor.name} did not get ready {supervisor.failed_starts} times in a row: "
-            f"{error}; its log is {supervisor.name}.log"
-        )
-        # Of two threads that abandon the last two workers, one has to notice that none is left.
-        with self._abandoning:
-            supervisor.is_abandoned = True
+        if worker.abandoned:
             if not self.names:
-                raise SimulationError(reason)
-        put(WorkerAbandoned(supervisor.name, reason))
-
-
-def _repeat(
-    supervisor: WorkerSupervisor,
-    queue: SiteQueue,
-    sites: Sequence[str],
-    error: FlstreamError,
-    put: Put,
-) -> None:
-    """Put sites back for the worker's replacement."""
-    supervisor.lost_in_a_row += 1
-    put(WorkerReplaced(supervisor.name, str(error)))
-    queue.give_back(sites)
-
-
-def _culprits(
-    queue: SiteQueue, batch: SiteBatch, left: Sequence[str], error: FlstreamError
-) -> Sequence[str]:
-    """The sites that ended their worker; if they are unknown, all are put back one by one.
-
-    Args:
-        queue: Queue of the sites.
-        batch: Sites of the task.
-        left: Sites of the task that are not settled.
-        error: Error that says why the worker was lost.
-    """
-    culprit = error.site if isinstance(error, WorkerLostError) else None
-    if len(batch) == 1:
-        return left
-    if culprit is not None and culprit in left and isinstance(error.__cause__, DeadlineError):
-        queue.give_back([site for site in left if site != culprit])
-        return [culprit]
-    for site in reversed(left):
-        queue.give_back([site])
-    return []
-
-
-def _is_repeatable(supervisor: WorkerSupervisor, error: FlstreamError) -> bool:
-    """Whether a worker was lost before it acknowledged its task, so that another can do it."""
-    return (
-        isinstance(error, WorkerLostError)
-        and not error.is_acknowledged
-        and not error.has_raised
-        and not isinstance(error.__cause__, DeadlineError)
-        and not supervisor.is_ending
-        and supervisor.may_lose_another()
-    )
+                raise SimulationError(worker.abandoned)
+            self._emit(Warned(message=f"{worker.abandoned}; the other workers go on without it"))
 
 
 class _Ended(NamedTuple):

@@ -8,7 +8,6 @@ import select
 import socket
 import threading
 import traceback
-from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 
 import msgspec
@@ -31,7 +30,6 @@ from flstream.runs.run_directory import RunDirectory
 from flstream.server.context import ServerContext
 from flstream.server.play import (
     Replay,
-    dismiss,
     play,
     prepare,
 )
@@ -49,6 +47,7 @@ from flstream.telemetry.events import (
     UNSYNCED,
     AnyEvent,
     EffectDone,
+    Emit,
     LiveEvent,
     ModelReady,
     ProcessEnded,
@@ -205,10 +204,10 @@ def _run(
             reporter.emit(run_started(job))
             settings = stream_settings(job, job.train.exchange_format)
             service = stack.enter_context(DownloadService(limits=limits_for(settings)))
-            pool = stack.enter_context(closing(_pool(job, engine, service, abort)))
+            emit = _watching(engine, reporter.emit)
+            pool = stack.enter_context(closing(_pool(job, engine, service, abort, emit)))
             stack.callback(engine.close)  # before the pool, which waits for starts under way
             rule = rule_for(job.aggregation)
-            emit = _watching(engine, reporter.emit)
             context = ServerContext(job, run, pool, service, rule, emit, abort)
             prepare(context)
             initial = replay.initial
@@ -218,7 +217,7 @@ def _run(
                 reporter.emit(built)
                 initial = built.digest
             play(context, initial, replay)
-            dismiss(context, _GOODBYE_SECONDS)
+            pool.dismiss(_GOODBYE_SECONDS)
             engine.close(_EXIT_SECONDS)
     except FlstreamError as error:
         if engine is not None and engine.failure:  # whatever has come of it
@@ -237,7 +236,9 @@ def _run(
     return RunFinished(status="finished")
 
 
-def _pool(job: Job, engine: Engine, service: DownloadService, abort: AbortSignal) -> WorkerPool:
+def _pool(
+    job: Job, engine: Engine, service: DownloadService, abort: AbortSignal, emit: Emit
+) -> WorkerPool:
     names = job.clients.worker_names
 
     def start(name: str) -> WorkerHandle:
@@ -247,8 +248,10 @@ def _pool(job: Job, engine: Engine, service: DownloadService, abort: AbortSignal
             process,
             service,
             abort,
+            emit,
             is_linked=job.network.is_on,
             is_direct=job.streaming.direct == "auto" and job.streaming.mode != "native",
+            has_deadlines=not job.engine.is_inline,
         )
 
     return WorkerPool(
@@ -257,11 +260,11 @@ def _pool(job: Job, engine: Engine, service: DownloadService, abort: AbortSignal
         start,
         abort,
         job.clients.round_timeout,
-        has_deadlines=not job.engine.is_inline,
+        emit,
     )
 
 
-def _watching(engine: Engine, emit: Callable[..., None]) -> Callable[..., None]:
+def _watching(engine: Engine, emit: Emit) -> Emit:
     """Return a function that emits events, and has the engine watch what workers have started."""
 
     def watching(*events: AnyEvent) -> None:

@@ -11,10 +11,8 @@ from flstream.engines.processes import ProcessHost
 from flstream.errors import UsageError
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
-from flstream.telemetry.events import AnyEvent
+from flstream.telemetry.events import Emit
 from flstream.transport.channel import AbortSignal
-
-Emit = Callable[[AnyEvent], None]
 
 _WORKER = "flstream.simulation.worker_process:local_worker"
 

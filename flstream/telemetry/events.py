@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 from xxhash import xxh3_64_hexdigest
@@ -560,6 +560,15 @@ else:
     AnyEvent = reduce(or_, Event.__subclasses__())
 
 _encoder = msgspec.json.Encoder()
+
+
+class Emit(Protocol):
+    """Takes events of a run; any thread may call it."""
+
+    def __call__(self, *events: AnyEvent) -> None:
+        """Take events, in order."""
+
+
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 NO_CHECK = b"0" * 16

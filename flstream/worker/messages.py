@@ -257,6 +257,4 @@ class Goodbye(msgspec.Struct, tag=True, frozen=True):
 
 
 ToWorker = Task | Stop
-AtAnyTime = Ready | Logged | Goodbye
-"""What a worker sends without being asked for it, which becomes an event of the run."""
-FromWorker = AtAnyTime | Progress | Answered | Failed
+FromWorker = Ready | Progress | Logged | Failed | Answered | Goodbye

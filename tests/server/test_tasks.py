@@ -12,8 +12,8 @@ from flstream.errors import ChannelClosedError, DeadlineError, WorkerLostError
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
 from flstream.server import tasks as module
+from flstream.server.pooled_worker import SiteLost
 from flstream.server.tasks import TaskSpec, ask
-from flstream.server.worker_monitor import SiteLost
 from flstream.streaming.service import DownloadService
 from flstream.worker.messages import (
     MODEL,
@@ -41,23 +41,19 @@ TASK = TaskSpec(
 
 
 class Scripted:
-    """A worker that does what a script says, on a clock that only the script moves.
-
-    It stands for the worker, and for the monitor that hears it.
-    """
+    """A worker that does what a script says, on a clock that only the script moves."""
 
     name, receiver = "worker-1", "worker-1/1"
 
     def __init__(self, script) -> None:
         self._script: Iterator = iter(script)
         self.now = 1000.0
-        self.monitor = self
         self.control = SimpleNamespace(send=lambda message: None)
 
     def __call__(self) -> float:
         return self.now
 
-    def next_message(self, worker, deadline, task, key):
+    def next_message(self, deadline, task, key):
         seconds, message = next(self._script)
         if self.now + seconds > deadline:
             self.now = deadline
@@ -78,16 +74,14 @@ def give(script, service, monkeypatch):
     """Give it the task: the answer, and the events meanwhile."""
     worker, events = Scripted(script), []
     monkeypatch.setattr(module, "monotonic", worker)
-    answer = ask(
-        context(worker, service), TASK, worker, SITES, lambda event, *_: events.append(event)
-    )
+    answer = ask(context(service), TASK, worker, SITES, lambda event, *_: events.append(event))
     return answer, events
 
 
-def context(worker, service):
+def context(service):
     """As much of a server as a task takes."""
     job = SimpleNamespace(streaming=SimpleNamespace(maps=False))
-    return SimpleNamespace(service=service, pool=worker, job=job)
+    return SimpleNamespace(service=service, job=job)
 
 
 def trained(*sites):
@@ -138,7 +132,7 @@ def test_a_worker_that_ended_before_it_had_its_task_is_heard_to_the_end(service,
     worker.control.send = closed
     monkeypatch.setattr(module, "monotonic", worker)
     with pytest.raises(WorkerLostError, match="line 8 raised KeyError") as caught:
-        ask(context(worker, service), TASK, worker, SITES, lambda *_: None)
+        ask(context(service), TASK, worker, SITES, lambda *_: None)
     assert not caught.value.is_acknowledged
 
 

@@ -8,11 +8,12 @@ import pytest
 from workers_support import ThreadEngine
 
 from flstream.errors import DeadlineError, WorkerLostError
+from flstream.server.pooled_worker import SiteLost
 from flstream.server.site_queue import SiteQueue
 from flstream.server.worker_handle import WorkerHandle
-from flstream.server.worker_monitor import SiteLost, WorkerAbandoned, WorkerMessage, WorkerReplaced
 from flstream.server.worker_pool import WorkerPool
 from flstream.streaming.service import DownloadService
+from flstream.telemetry.events import Warned
 from flstream.transport.channel import Signal
 
 SITES = [f"site-{number}" for number in range(1, 10)]
@@ -26,20 +27,27 @@ class Outfit:
         self.abort = Signal()
         self.engine = ThreadEngine(vain or {})
         self.service = DownloadService()
+        self.events = []
+
+        def emit(*events):
+            self.events += events
 
         def start(name):
-            process = self.engine.start(name)
-            return WorkerHandle(
-                name, process, self.service, self.abort, is_linked=False, is_direct=False
-            )
+            process, how = self.engine.start(name), {"is_linked": False, "is_direct": False}
+            return WorkerHandle(name, process, self.service, self.abort, emit, **how)
 
-        self.pool = WorkerPool(names, own, start, self.abort, 20.0)
+        self.pool = WorkerPool(names, own, start, self.abort, 20.0, emit)
+
+    def warned(self, of):
+        """The workers of which the run was warned."""
+        messages = [event.message for event in self.events if isinstance(event, Warned)]
+        return [message.split()[0] for message in messages if of in message]
 
     def perform(self, perform=None, sites=SITES, workers=None, size=2, own=None):
-        """What is said of a task for sites, without who got ready."""
+        """What comes of a task for sites."""
         batches = SiteQueue(sites, size, own=own)
         said = self.pool.perform(batches, perform or do_all, workers or self.pool.names)
-        return [each for each in said if each is not None and not isinstance(each, WorkerMessage)]
+        return [each for each in said if each is not None]
 
     def close(self):
         self.pool.close()
@@ -85,7 +93,7 @@ def test_the_sites_of_a_worker_that_is_retired_go_to_the_others(outfit, vain, si
     team = outfit(THREE, vain=dict.fromkeys(vain, NEVER))
     said = team.perform(size=size, workers=workers)
     assert done(said) == SITES
-    retired = {each.worker for each in said if isinstance(each, WorkerAbandoned)}
+    retired = set(team.warned("go on without it"))
     assert retired <= set(vain)
     # From then on nobody tries again.
     assert max(team.engine.started.values()) <= 3
@@ -164,5 +172,4 @@ def test_workers_that_are_lost_before_they_acknowledge_a_task_fail_nobody_until_
     events = team.perform(lose, sites, size=1, own={"site-1": "site-1"} if own else None)
     assert done(events) == [site for site in sites if site != "site-2"]
     assert [each.site for each in events if isinstance(each, SiteLost)] == sites[1:2]
-    replaced = [each for each in events if isinstance(each, WorkerReplaced)]
-    assert len(replaced) == (2 if own else 4)
+    assert len(team.warned("was started again")) == (2 if own else 4)
