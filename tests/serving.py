@@ -11,7 +11,9 @@ from typing import Any, Literal, Self, TypeVar
 
 from flstream.engines.engine import WorkerSockets, worker_socket_pairs
 from flstream.errors import ChannelClosedError
-from flstream.model.memory import Framework, MemoryBody, Params
+from flstream.model.copy import copy
+from flstream.model.layout import parse_header
+from flstream.model.memory import BufferSource, Framework, MemoryBody, Params
 from flstream.runs.state_versions import StateVersion
 from flstream.streaming.download import RemoteSource, download
 from flstream.streaming.receiver import Receiver
@@ -25,6 +27,8 @@ from flstream.worker.messages import (
     Answered,
     Failed,
     FromWorker,
+    InlineUpdate,
+    OfferedUpdate,
     Progress,
     SiteTask,
     Stop,
@@ -110,6 +114,8 @@ class Server:
         numbers = {name: int(name.removeprefix("site-")) for name in sites}
         named = [SiteTask(name, n - 1, n, self._states.get(name)) for name, n in numbers.items()]
         bodies = {MODEL: token or ref.token}
+        if len(sites) > 1:
+            more.setdefault("inline", 1 << 20)
         # Effects are numbered as rounds are: a test asks for one task of a kind in each.
         task = Task(kind, round_number, round_number, 5, bodies, named, **more)
         self.control.send(task)
@@ -138,9 +144,24 @@ class Server:
         return [(m.site, m.effect, m.reason) for m in self.heard if isinstance(m, Failed)]
 
     def fetch(self, answer: Answered) -> dict[str, Any]:
-        """Download an update, which settles its ref."""
-        body = download(RemoteSource(self.up, answer.bodies[MODEL], SETTINGS), MemoryBody.allocate)
-        return body.tensors
+        """The update of the one site that has answered."""
+        (update,) = self.updates(answer)
+        return update
+
+    def updates(self, answer: Answered) -> list[dict[str, Any]]:
+        """The updates of an answer, which settles them; those that are on offer are downloaded."""
+        updates = []
+        for site in answer.sites:
+            match site.update:
+                case OfferedUpdate(token):
+                    body = download(RemoteSource(self.up, token, SETTINGS), MemoryBody.allocate)
+                    updates.append(body.tensors)
+                case InlineUpdate(header, data):
+                    layout, _ = parse_header(header, site.site)
+                    body = MemoryBody.allocate(layout)
+                    copy(BufferSource(layout, memoryview(data)), body)
+                    updates.append(body.tensors)
+        return updates
 
     def close(self) -> None:
         """Be gone, as for the worker."""

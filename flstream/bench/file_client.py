@@ -21,7 +21,7 @@ from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.layout import Layout
 from flstream.model.source import Scratch, views_of
 from flstream.streaming.download import download
-from flstream.worker.messages import MODEL, Answered, SiteAnswer, Task
+from flstream.worker.messages import Answered, OfferedUpdate, SiteAnswer, Task
 from flstream.worker.session import Session
 from flstream.worker.worker import Worker
 
@@ -55,9 +55,10 @@ def serve(worker: Worker, task: Task, path: Path) -> None:
     (site,) = task.sites
     add(source, site.index + 1)
     # Opened anew: a source is not to change after it was opened.
-    answer = SiteAnswer(site.site, 1.0, {}, has_params=True)
     with worker.offering(task.effect, FileSource(path)) as ref:
-        worker.send(Answered(task.effect, {MODEL: ref.token}, [answer]))
+        update = OfferedUpdate(ref.token)
+        answer = SiteAnswer(site.site, 1.0, {}, has_params=True, update=update)
+        worker.send(Answered(task.effect, [answer]))
         outcome = ref.wait()
     if not outcome.ok:
         raise StreamingError(f"the update of round {task.round} was not used: {outcome.reason}")

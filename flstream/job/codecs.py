@@ -196,6 +196,11 @@ class CodecPlan:
         """Whether the first codec loses bits."""
         return bool(self.specs) and self.specs[0].traits.kind == "lossy"
 
+    @property
+    def is_framed(self) -> bool:
+        """Whether a codec works on the frames of a download."""
+        return any(codec.traits.kind != "lossy" for codec in self.specs)
+
 
 def _in_order(specs: list[CodecSpec], direction: Literal["down", "up"]) -> list[CodecSpec]:
     """Refuse codecs that cannot follow each other; own ones are not asked what they are yet."""

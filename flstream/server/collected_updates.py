@@ -1,27 +1,26 @@
 """Updates on the server's side: where each one lies until it is folded.
 
 An update stays in its worker, which then waits, if every site has a worker of its own. Otherwise it
-is fetched at once, into a file or, if it is tiny, into memory, and the worker goes on.
+is fetched at once into a file, or it is tiny and came in the answer, and the worker goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flstream.aggregation.remote_body import RemoteBody
 from flstream.aggregation.update import UpdateSource
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import LayoutError, StreamingError, UpdateRefusedError
-from flstream.model.layout import Layout
-from flstream.model.memory import MemoryBody, Params
+from flstream.model.digests import body_digest
+from flstream.model.layout import Layout, parse_header
+from flstream.model.memory import BufferSource
 from flstream.model.source import Source
 from flstream.server.worker_handle import WorkerHandle
-from flstream.streaming.download import RemoteSource, download
 from flstream.streaming.settings import StreamSettings
 from flstream.telemetry.events import Transfer
-from flstream.worker.messages import SiteAnswer
+from flstream.worker.messages import InlineUpdate, SiteAnswer
 
 
 class UpdateCollection(NamedTuple):
@@ -178,61 +177,20 @@ class RemoteUpdate(CollectedUpdate):
             self._remote.close(failure)
 
 
-def fetch_into_memory(
-    answers: Sequence[SiteAnswer], collection: UpdateCollection, asked: int
-) -> list[CollectedUpdate]:
-    """Fetch the updates of several sites at once.
-
-    Args:
-        answers: The sites' answers, in order.
-        collection: Where their updates are on offer.
-        asked: Number of sites that the worker was asked for; of several, tensors are numbered.
+def update_in_answer(answer: SiteAnswer, update: InlineUpdate, form: UpdateForm) -> CollectedUpdate:
+    """Return the update that came in a site's answer.
 
     Raises:
-        FlstreamError: They did not arrive.
+        UpdateRefusedError: It is not what was sent, or does not fit the model.
     """
-    worker, token, settings, form = collection
-    model = form.model.layout
-
-    def sink_for(layout: Layout) -> MemoryBody:
-        if asked == 1:
-            check_fits(answers[0], layout, form)
-        elif layout.nbytes > asked * model.nbytes:
-            # Whose it is is found out when each is asked alone.
-            raise LayoutError(
-                f"the updates of {asked} sites take {layout.nbytes} bytes, which is more than as "
-                f"many models of {model.nbytes}"
-            )
-        return MemoryBody.allocate(layout)
-
-    remote = RemoteSource(worker.up, token, settings, decoder_for=form.decoder_for)
-    body = download(remote, sink_for)
-    cost = remote.cost
-    share = Transfer(
-        cost.bytes // len(answers),
-        seconds=cost.seconds / len(answers),
-        encoded=cost.encoded // len(answers),
-        with_base=cost.with_base // len(answers),
-        direct=cost.direct // len(answers),
-    )
-    if asked == 1:
-        tensors, ties = [body.tensors], body.layout.aliases
-    else:
-        tensors, ties = _by_site(body.tensors, len(answers)), model.aliases
-    collected = []
-    for index, answer in enumerate(answers):
-        own = MemoryBody.of(tensors[index], tied=ties)
-        first = cost if index == 0 else Transfer()
-        counted = share + Transfer(0, first.requests, first.chunks, first.retries)
-        collected.append(CollectedUpdate(answer, own, counted, form))
-    return collected
-
-
-def _by_site(tensors: Params, count: int) -> list[dict[str, Any]]:
-    """Tensors that are named ``<index>/<name>``, by that index and under their own names."""
-    found: dict[str, dict[str, Any]] = {str(index): {} for index in range(count)}
-    for name, tensor in tensors.items():
-        index, _, own = name.partition("/")
-        if index in found:
-            found[index][own] = tensor
-    return list(found.values())
+    layout = form.model.layout
+    if update.header != layout.plain_header[8:]:
+        try:
+            layout, _ = parse_header(update.header, "its header")
+        except LayoutError as error:
+            raise UpdateRefusedError(answer.site, f"cannot be read: {error}") from error
+    source, size = BufferSource(layout, memoryview(update.body)), len(update.body)
+    if size != layout.nbytes or body_digest(source) != update.digest:
+        raise UpdateRefusedError(answer.site, "was damaged on its way")
+    check_fits(answer, layout, form)
+    return CollectedUpdate(answer, source, Transfer(bytes=size, chunks=1), form)

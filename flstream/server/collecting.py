@@ -174,6 +174,7 @@ class ModelCollection:
             memory_budget=context.job.aggregation.memory_budget,
             buffered=1,
         )
+        plan = plan_task(context.job, source.layout, len(sites))
         spec = TaskSpec(
             kind=SUBMIT_MODEL,
             effect=effect,
@@ -185,8 +186,8 @@ class ModelCollection:
             seconds=seconds,
             keeps_state=False,
             meta=pack_values(_ASKED_FOR, None),
+            is_inline=plan.is_inline,
         )
-        plan = plan_task(context.job, source.layout.nbytes, len(sites))
         files = UpdateFiles(context.run.updates(effect), spec.form)
         run = TaskRun(context, spec, plan, collector, files if plan.in_files else None)
         for _ in run.progress():

@@ -191,7 +191,7 @@ class Scoring:
             hosts=hosts,
             waits=self._trainer.waits,
         )
-        plan = plan_task(context.job, source.layout.nbytes, len(sites))
+        plan = plan_task(context.job, source.layout, len(sites))
         run = TaskRun(context, spec, plan, collector)
         for _ in run.progress():
             pass

@@ -11,10 +11,11 @@ from flstream.job import Job
 from flstream.model.layout import Layout
 from flstream.server.disk import DiskPlan
 
-# Of models up to here, a worker trains several sites in one task, and their updates wait in memory:
-# the largest model, the largest sum of a task's updates, the largest sum of a cohort's.
+# Of models up to here, a worker trains several sites in one task, and their updates come in the
+# answer: the largest model, the largest sum of a task's updates, the largest sum of a cohort's.
+# What a codec makes of an update may have three times its header, and a message 16 MiB at most.
 _TINY_BYTES = 1 << 20
-_TASK_BYTES = 8 << 20
+_TASK_BYTES = 4 << 20
 _MEMORY_BYTES = 16 << 20
 _MOST_SITES = 64
 
@@ -25,21 +26,21 @@ class TaskPlan(NamedTuple):
     Attributes:
         own: Whether each site has its own worker, in which its update stays until it is folded.
         sites: Number of sites that a worker is given at a time.
-        in_memory: Whether the updates of several sites are fetched at once, into memory.
+        is_inline: Whether updates are so small that they travel in the answers.
         in_files: Whether updates wait in files.
         group: Number of updates that are added to the partial sum at a time; 0 for no sum.
     """
 
     own: bool
     sites: int
-    in_memory: bool
+    is_inline: bool
     in_files: bool
     group: int
 
 
 def plan_task(
     job: Job,
-    model_bytes: int,
+    layout: Layout,
     cohort: int,
     *,
     is_ranked: bool = True,
@@ -50,7 +51,7 @@ def plan_task(
 
     Args:
         job: The job, for the number of its workers.
-        model_bytes: Size of the model in bytes.
+        layout: Layout of the model.
         cohort: Number of sites.
         is_ranked: Whether the aggregation ranks values, and so needs all updates at once.
         is_read: Whether the workflow reads the updates, which then wait in files, before a fold.
@@ -62,24 +63,25 @@ def plan_task(
     """
     workers = job.clients.workers
     if workers == job.clients.count:
-        return TaskPlan(own=True, sites=1, in_memory=False, in_files=is_read, group=0)
+        return TaskPlan(own=True, sites=1, is_inline=False, in_files=is_read, group=0)
     if at_site and job.network.is_on:
         raise UsageError(
             "where sites fold, and links are emulated (network), each site needs a worker of its "
             f"own; set clients.parallel = {job.clients.count}"
         )
     if at_site:
-        return TaskPlan(own=False, sites=1, in_memory=False, in_files=True, group=0)
-    size = max(model_bytes, 1)
-    if size <= _TINY_BYTES and cohort * size <= _MEMORY_BYTES:
-        sites = min(-(-cohort // workers), _TASK_BYTES // size, _MOST_SITES)
-        if job.network.is_on:
-            sites = 1  # the link is that of the site whose model and update travel
-        return TaskPlan(False, max(sites, 1), in_memory=True, in_files=is_read, group=0)
+        return TaskPlan(own=False, sites=1, is_inline=False, in_files=True, group=0)
+    size = max(layout.nbytes, 1)
+    is_plain = not job.network.is_on and not job.streaming.codecs.of_updates.is_framed
+    if is_plain and size <= _TINY_BYTES and cohort * size <= _MEMORY_BYTES:
+        sites = min(
+            -(-cohort // workers), _TASK_BYTES // (size + len(layout.plain_header)), _MOST_SITES
+        )
+        return TaskPlan(False, max(sites, 1), is_inline=True, in_files=is_read, group=0)
     group = max(4, 2 * workers)
     if is_ranked or is_read or cohort <= group:
         group = 0
-    return TaskPlan(False, 1, in_memory=False, in_files=True, group=group)
+    return TaskPlan(False, 1, is_inline=False, in_files=True, group=group)
 
 
 # Files with what a codec has left out that a site has at most: of its last states, and the next.
@@ -98,7 +100,7 @@ def plan_disk(job: Job, layout: Layout, cohort: int, plan: TaskPlan | None = Non
     rule = rule_for(job.aggregation)
     optimizers = [stage_optimizer(job, stage) for stage in range(len(job.stages))]
     if plan is None:
-        plan = plan_task(job, layout.nbytes, cohort, is_ranked=rule.is_ranked)
+        plan = plan_task(job, layout, cohort, is_ranked=rule.is_ranked)
     waiting = cohort if plan.in_files else 0
     sums = 0
     if plan.group:
@@ -115,7 +117,7 @@ def plan_disk(job: Job, layout: Layout, cohort: int, plan: TaskPlan | None = Non
         sums,
         max(states, default=0),
         # Tiny models stay in the workers' memory.
-        received=_kept_models(job) if not plan.in_memory else 0,
+        received=_kept_models(job) if not plan.is_inline else 0,
         site_models=of_sites,
     )
 

@@ -16,7 +16,7 @@ from flstream.server.collected_updates import (
     CollectedUpdate,
     RemoteUpdate,
     UpdateCollection,
-    fetch_into_memory,
+    update_in_answer,
 )
 from flstream.server.collector import PROGRESS_KEY, ResultCollector, TaskWaits
 from flstream.server.context import ServerContext
@@ -35,7 +35,7 @@ from flstream.streaming.settings import limits_for_updates
 from flstream.telemetry.events import SiteUpdate, Transfer, WorkerActivity
 from flstream.text import brief_names
 from flstream.units import format_seconds
-from flstream.worker.messages import MODEL, Answered, SiteAnswer
+from flstream.worker.messages import InlineUpdate, OfferedUpdate, SiteAnswer, WrittenUpdate
 
 # Bytes of an update that are checked at a time.
 _CHECKED_BYTES = 1 << 20
@@ -199,7 +199,10 @@ class TaskRun:
         return self._context.pool.free_first(-(-len(cohort) // self._plan.sites))
 
     def perform(self, worker: WorkerHandle, sites: SiteBatch, report: Report) -> None:
-        """Have a worker do the task for some sites, and get their updates; on a pool's thread."""
+        """Have a worker do the task for some sites, and get their updates; on a pool's thread.
+
+        A site whose update is of no use has failed; its worker is as good as before.
+        """
         answer = ask(self._context, self._spec, worker, sites, report)
         if not answer.sites:
             return
@@ -211,55 +214,51 @@ class TaskRun:
             report(ResultsDelivered(results), *(each.site for each in others))
         if not sent:
             return
-        answer = msgspec.structs.replace(answer, sites=sent)
-        began = time.monotonic()
-        try:
-            updates = self._collect(worker, answer, len(sites))
-        except UpdateRefusedError as error:
-            site = answer.sites[0].site
-            report(SiteLost(site, str(error)), site)  # the worker is as good as before
-            return
-        results = [
-            SiteResult(each.answer, each) for each in updates if self._is_sound(each, report)
-        ]
+        began, results = time.monotonic(), []
+        for each in sent:
+            try:
+                update = self._collect(worker, each)
+                self._expect_sound(update)
+            except UpdateRefusedError as error:
+                report(SiteLost(each.site, str(error)), each.site)
+            else:
+                results.append(SiteResult(update.answer, update))
         delivered = ResultsDelivered(results, time.monotonic() - began)
-        report(delivered, *(each.answer.site for each in updates))
+        report(delivered, *(each.answer.site for each in results))
 
-    def _is_sound(self, update: CollectedUpdate, report: Report) -> bool:
-        """Whether an update that the workflow reads can be folded; if not, its site has failed."""
-        if not self._spec.is_checked:
-            return True
-        site = update.answer.site
-        try:
+    def _expect_sound(self, update: CollectedUpdate) -> None:
+        """Refuse an update that the workflow reads, and that cannot be folded."""
+        if self._spec.is_checked:
             source = update.source(_CHECKED_BYTES)
-            expect_sound(self._spec.model, source, _CHECKED_BYTES, self._check)
-        except UpdateRefusedError as error:
-            update.release(str(error))
-            report(SiteLost(site, str(error)), site)
-            return False
-        return True
+            try:
+                expect_sound(self._spec.model, source, _CHECKED_BYTES, self._check)
+            except UpdateRefusedError as error:
+                update.release(str(error))
+                raise
 
     def _check(self, _: int) -> None:
         if self._context.abort.is_set():
             raise AbortedError("the run was stopped")
 
-    def _collect(
-        self, worker: WorkerHandle, answered: Answered, asked: int
-    ) -> Sequence[CollectedUpdate]:
-        first, written = answered.sites[0], answered.written
-        if written is not None and self._files is not None:
-            return [self._files.take(first, written)]
-        token = answered.bodies[MODEL]
-        settings = stream_settings(self._context.job, first.framework)
-        model = self._spec.model
-        worker.up.limits = limits_for_updates(model.layout, asked)
-        collection = UpdateCollection(worker, token, settings, self._spec.form)
-        if self._plan.in_memory:
-            updates = fetch_into_memory(answered.sites, collection, asked)
-            return updates if self._files is None else list(map(self._files.store, updates))
-        if self._files is not None:
-            return [self._files.fetch(first, collection)]
-        return [RemoteUpdate(first, collection)]
+    def _collect(self, worker: WorkerHandle, answer: SiteAnswer) -> CollectedUpdate:
+        """Take a site's update: as it lies in its worker, or into a file or memory."""
+        place, answer = answer.update, msgspec.structs.replace(answer, update=None)
+        files, form = self._files, self._spec.form
+        match place:
+            case InlineUpdate():
+                update = update_in_answer(answer, place, form)
+                return update if files is None else files.store(update)
+            case WrittenUpdate():
+                assert files is not None
+                return files.take(answer, place)
+            case OfferedUpdate(token):
+                settings = stream_settings(self._context.job, answer.framework)
+                worker.up.limits = limits_for_updates(self._spec.model.layout, 1)
+                collection = UpdateCollection(worker, token, settings, form)
+                if files is not None:
+                    return files.fetch(answer, collection)
+                return RemoteUpdate(answer, collection)
+        raise AssertionError("an answer without an update was refused")
 
     def take(self, event: object) -> None:
         """Take in an event of the pool.

@@ -55,7 +55,8 @@ class TaskSpec:
         order: Order in which training code is to find the tensors; empty for the layout's.
         bodies: Names of the bodies that travel with the model, joined with it into one.
         hosts: Sites whose workers offer the model, the first that lives; None for the server.
-        folder: Folder in which workers write updates as files; empty where they are on offer.
+        folder: Folder in which workers write updates as files; empty for none.
+        is_inline: Whether updates travel in the answers.
         waits: How long there may be nothing from the sites.
         encoder: What makes frames of the model smaller; None for nothing.
         lossy: What encodes the model before that, which is rounded to what it leaves; None for
@@ -78,6 +79,7 @@ class TaskSpec:
     bodies: Sequence[str] = ()
     hosts: ModelHosts | None = None
     folder: str = ""
+    is_inline: bool = False
     waits: TaskWaits = UNLIMITED
     encoder: EncoderFor | None = None
     lossy: LossyCodec | None = None
@@ -120,6 +122,7 @@ class TaskSpec:
             joined=list(self.bodies),
             host=offer.host,
             folder=self.folder,
+            inline=max(self.model.layout.nbytes, 1) if self.is_inline else 0,
             mapped=offer.is_mapped,
         )
 
@@ -241,7 +244,6 @@ def _check(spec: TaskSpec, answer: Answered, due: set[str]) -> None:
     for each in answer.sites:  # what it runs may have had a hand in that
         if not is_weight(each.weight):
             raise WorkerLostError(f"it gave the update of {each.site} the weight {each.weight:g}")
-    has_update = MODEL in answer.bodies or (bool(spec.folder) and answer.written is not None)
-    is_due = any(each.has_params for each in answer.sites) or (spec.kind == "train" and due)
-    if spec.has_updates and is_due and not has_update:
-        raise WorkerLostError(f"it answered a {spec.kind} task without a model")
+    for each in answer.sites if spec.has_updates else ():
+        if each.update is None and (each.has_params or spec.kind == "train"):
+            raise WorkerLostError(f"it answered a {spec.kind} task without a model")

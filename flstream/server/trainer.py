@@ -73,15 +73,14 @@ class Trainer:
         context.emit(RoundStarted(round=number, sites=cohort))
         is_durable = is_read and not training.is_started
         files = self.files(training, durable=is_durable) if plan.in_files else None
-        spec = self._spec(training, is_read=is_read)
+        spec = self._spec(training, plan, is_read=is_read)
         run = TaskRun(context, spec, plan, training.collector, files)
         return run, plan
 
     def _plan(self, training: SiteTraining, *, is_read: bool = False) -> TaskPlan:
-        nbytes = self._store.joined(training.base).layout.nbytes
         return plan_task(
             self._context.job,
-            nbytes,
+            self._store.joined(training.base).layout,
             len(training.tasks),
             is_ranked=self._context.rule.is_ranked,
             is_read=is_read,
@@ -149,7 +148,7 @@ class Trainer:
             f"train round {training.round} again", lost, 0
         )
         plan = self._plan(training)
-        spec = self._spec(training, tasks, keeps_state=False)
+        spec = self._spec(training, plan, tasks, keeps_state=False)
         files = self.files(training) if plan.in_files else None
         run = TaskRun(self._context, spec, plan, collector, files)
         for _ in run.progress():
@@ -243,6 +242,7 @@ class Trainer:
     def _spec(
         self,
         training: SiteTraining,
+        plan: TaskPlan,
         tasks: Mapping[str, SiteTask] | None = None,
         *,
         keeps_state: bool = True,
@@ -252,6 +252,7 @@ class Trainer:
         source, bodies = self._store.joined(training.base), self._store.bodies(training.base)
         sites = training.tasks if tasks is None else tasks
         lossy = context.model_codecs.lossy
+        is_written = bool(training.at) and plan.in_files
         return TaskSpec(
             kind="train",
             effect=training.number,
@@ -266,7 +267,9 @@ class Trainer:
             order=self._store.source(training.base).metadata.get(ORDER, ""),
             bodies=bodies,
             hosts=self._hosts(training),
-            folder=self._folder(training),
+            # Where a site folds, workers write the updates of shared ones themselves.
+            folder=str(context.run.updates(training.number)) if is_written else "",
+            is_inline=plan.is_inline,
             waits=self.waits,
             form=self._form(training),
             encoder=self._store.encoder(training.base.digest, source, lossy),
@@ -281,9 +284,3 @@ class Trainer:
         if made_at is None and training.at:
             return ModelHosts(training.base.digest, training.at)
         return made_at
-
-    def _folder(self, training: SiteTraining) -> str:
-        """Where workers write a training's updates themselves; empty if these are fetched."""
-        if not (training.at and self._plan(training).in_files):
-            return ""
-        return str(self._context.run.updates(training.number))

@@ -160,7 +160,7 @@ def forecast(
         trained, scored, collected = first.trained, first.scored, first.collected
     task = None
     if programs and programs[0].reads:
-        task = plan_task(job, whole.nbytes, trained, is_read=True)
+        task = plan_task(job, whole, trained, is_read=True)
     plan = plan_disk(job, whole, trained or cohort, task)
     checkpoint = plan.model + plan.optimizer_state
     passing = sum(item.size for item in plan.of_a_round) - checkpoint

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 
 from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.number import no_number, number_of
 from flstream.errors import ClientError
-from flstream.model.header import TensorInfo
+from flstream.model.digests import BodyDigest
 from flstream.model.layout import Layout
-from flstream.model.memory import BufferSource, Framework, Params
-from flstream.model.source import Scratch, Source, views_of
-from flstream.model.ties import distinct_views
+from flstream.model.memory import Framework, Params
+from flstream.model.source import Source
 from flstream.worker.logged_values import check_length
-from flstream.worker.messages import TaskKind
+from flstream.worker.messages import InlineUpdate, TaskKind
 
 RESERVED_METRICS = frozenset({"round", "sites", "train"})
 """Names that a metric must not have, since the summary uses them beside the metrics."""
@@ -110,11 +109,11 @@ def params_to_send(
     return params, True
 
 
-def check_kinds(tensors: Iterable[tuple[str, str, tuple[int, ...]]], layout: Layout | None) -> None:
+def check_kinds(update: Layout, layout: Layout | None) -> None:
     """Refuse an update with a tensor of another dtype or shape than the model's, where it is made.
 
     Args:
-        tensors: Names, dtype codes and shapes of the update's tensors.
+        update: Layout of the update.
         layout: Layout of the received model; None if it was not received.
 
     Raises:
@@ -122,7 +121,7 @@ def check_kinds(tensors: Iterable[tuple[str, str, tuple[int, ...]]], layout: Lay
     """
     if layout is None:
         return
-    for name, dtype, shape in tensors:
+    for name, dtype, shape, *_ in update.tensors:
         spec = layout.find(name)
         if spec is None:
             continue  # which the server refuses
@@ -150,69 +149,11 @@ def clones(tensors: Params) -> Params:
     return {name: made[id(value)] for name, value in tensors.items()}
 
 
-class Piece(NamedTuple):
-    """Copy of one tensor.
-
-    Attributes:
-        name: Name of the tensor.
-        dtype: Code of its dtype in the safetensors format.
-        shape: Its shape.
-        data: Its bytes, in C order.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
-def read_pieces(source: Source) -> list[Piece]:
-    """Return copies of the tensors of a body."""
-    scratch = Scratch()
-
-    def data(spec: TensorInfo) -> bytes:
-        views = views_of(source, spec.start, spec.stop, scratch) if spec.nbytes else ()
-        return b"".join(views)
-
-    return [Piece(spec.name, spec.dtype, spec.shape, data(spec)) for spec in source.layout.tensors]
-
-
-def copied(params: Params, tied: Mapping[str, str] | None) -> list[Piece]:
-    """Return copies of an update's tensors, each group of tied tensors once.
-
-    Args:
-        params: Tensors of the update, by name.
-        tied: Tied names of the model: name of the stored tensor by alias; None to detect ties.
-
-    Raises:
-        LayoutError: A value cannot be streamed, or tied names hold different values; the message
-            names them.
-    """
-    kept, _ = distinct_views(params, tied)
-    return [Piece(name, each.code, each.shape, each.tobytes()) for name, each in kept.items()]
-
-
-class Bundle:
-    """Copies of the updates of several sites in one body, each tensor named ``<index>/<name>``.
-
-    Attributes:
-        count: Number of updates.
-    """
-
-    def __init__(self) -> None:
-        self._pieces: dict[str, Piece] = {}
-        self.count = 0
-
-    def add(self, pieces: Iterable[Piece]) -> None:
-        """Add the update of the next site."""
-        self._pieces |= {f"{self.count}/{piece.name}": piece for piece in pieces}
-        self.count += 1
-
-    def source(self) -> BufferSource:
-        """Return all updates as one body in contiguous memory, and empty the bundle."""
-        layout = Layout.of((name, piece.dtype, piece.shape) for name, piece in self._pieces.items())
-        body = bytearray(layout.nbytes)
-        for spec in layout.tensors:
-            # Released one by one, so that memory never holds all of them twice.
-            body[spec.start : spec.stop] = self._pieces.pop(spec.name).data
-        return BufferSource(layout, memoryview(body))
+def inline(update: Source) -> InlineUpdate:
+    """Return a copy of an update that travels in its site's answer."""
+    layout, digest = update.layout, BodyDigest(update.layout)
+    body = bytearray(layout.nbytes)
+    if body:
+        update.read(0, len(body), memoryview(body))
+        digest.update([memoryview(body)])
+    return InlineUpdate(layout.plain_header[8:], bytes(body), digest.hexdigest())

@@ -15,7 +15,7 @@ from flstream.model.copy import copy
 from flstream.model.digests import BodyDigest
 from flstream.model.source import Source
 from flstream.telemetry.events import Transfer
-from flstream.worker.messages import MODEL, Answered, WrittenUpdate
+from flstream.worker.messages import Answered, OfferedUpdate, WrittenUpdate
 from flstream.worker.task_model import TaskModel
 from flstream.worker.worker import Worker
 
@@ -34,15 +34,20 @@ def deliver(
         arrived: The task and the model that its sites have received.
         codecs: What encodes the update's frames.
         answered: The answers of the task's sites.
-        update: Body of the update; None where nothing is to be folded.
+        update: Body of the update of the task's one site; None where the answers have all.
     """
     if update is None:
         worker.send(answered)
     elif arrived.task.folder:
         path = Path(arrived.task.folder, f"{answered.sites[0].site}.safetensors")
-        worker.send(structs.replace(answered, written=_written(update, path)))
+        worker.send(_with(answered, _written(update, path)))
     else:
         _offer(worker, arrived, codecs, answered, update)
+
+
+def _with(answered: Answered, update: OfferedUpdate | WrittenUpdate) -> Answered:
+    (site,) = answered.sites
+    return structs.replace(answered, sites=[structs.replace(site, update=update)])
 
 
 def _written(update: Source, path: Path) -> WrittenUpdate:
@@ -64,12 +69,12 @@ def _offer(
         bases = {} if kept is None else {task.model: kept}
         encoder = encoder_for(codecs.frames, update.layout, bases)
     with worker.offering(answered.effect, update, encoder) as ref:
-        worker.send(structs.replace(answered, bodies={MODEL: ref.token}))
+        worker.send(_with(answered, OfferedUpdate(ref.token)))
         outcome = ref.wait()
     if not outcome.ok:
-        names = ", ".join(answer.site for answer in answered.sites)
         print(
-            f"flstream: the update of round {task.round} was not used ({names}): {outcome.reason}",
+            f"flstream: the update of round {task.round} was not used ({answered.sites[0].site}): "
+            f"{outcome.reason}",
             file=sys.stderr,
             flush=True,
         )

@@ -84,7 +84,8 @@ class Task(msgspec.Struct, tag=True, frozen=True):
         joined: Names of the bodies that are joined with the model into one, and with the update
             that is to be sent; see :mod:`flstream.model.joined`.
         host: Name of the peer that offers the bodies; empty for the server.
-        folder: Folder in which the worker writes the update as a file; empty where it is offered.
+        folder: Folder in which the worker writes the update as a file; empty for none.
+        inline: Most bytes of an update that travels in the answer; 0 where none does.
         mapped: Whether the descriptor of the model's checkpoint was handed over, so that the model
             is mapped instead of fetched.
     """
@@ -102,6 +103,7 @@ class Task(msgspec.Struct, tag=True, frozen=True):
     joined: list[str] = []
     host: str = ""
     folder: str = ""
+    inline: int = 0
     model: str = ""
     mapped: bool = False
 
@@ -142,8 +144,32 @@ class Progress(msgspec.Struct, tag=True, frozen=True):
     cost: Transfer = Transfer()
 
 
-class WrittenUpdate(msgspec.Struct, frozen=True):
-    """An update that the worker has written to a file.
+class OfferedUpdate(msgspec.Struct, tag=True, frozen=True):
+    """An update that stays in the worker, on offer until it is settled.
+
+    Attributes:
+        token: Token of its body.
+    """
+
+    token: bytes
+
+
+class InlineUpdate(msgspec.Struct, tag=True, frozen=True):
+    """An update that travels in its site's answer, since it is small.
+
+    Attributes:
+        header: Its safetensors header, without the length.
+        body: Its bytes.
+        digest: Digest of both.
+    """
+
+    header: bytes
+    body: bytes
+    digest: str
+
+
+class WrittenUpdate(msgspec.Struct, tag=True, frozen=True):
+    """An update that the worker has written to a file in the task's folder.
 
     Attributes:
         digest: Digest of its body.
@@ -155,7 +181,7 @@ class WrittenUpdate(msgspec.Struct, frozen=True):
 
 
 class SiteAnswer(msgspec.Struct, frozen=True):
-    """What a site answers beside its bodies.
+    """What a site answers.
 
     Attributes:
         site: Name of the site.
@@ -171,6 +197,7 @@ class SiteAnswer(msgspec.Struct, frozen=True):
         meta: Payload message of the values that it sent along; empty for none.
         unread: Names of what the workflow sent along for its training, and its code has not read.
         asks: Kinds of task that its code told from trainings during the task.
+        update: Where its update is; None where it has sent none, and once the server has it.
     """
 
     site: str
@@ -184,6 +211,7 @@ class SiteAnswer(msgspec.Struct, frozen=True):
     meta: bytes = b""
     unread: list[str] = []
     asks: list[str] = []
+    update: OfferedUpdate | InlineUpdate | WrittenUpdate | None = None
 
 
 class Answered(msgspec.Struct, tag=True, frozen=True):
@@ -191,22 +219,13 @@ class Answered(msgspec.Struct, tag=True, frozen=True):
 
     Attributes:
         effect: Number of the effect whose task is answered.
-        bodies: Token of each body on offer, by its name, until the token is settled; none for an
-            evaluation, or where every site has failed. If the task
-            was for one site, a body has the tensors under their own names. If it was for several,
-            they are named ``<index>/<name>`` with the site's place among those that sent a model,
-            and tensors that the model ties are there once.
-        sites: In the order of the task.
-        written: What is in the task's folder instead of on offer, in a task for one site; None
-            where nothing is.
+        sites: In the order of the task. Of several, updates are inline.
         copied: Bytes of a mapped model's pages that training wrote to, each of which was then
             copied; 0 for a model that was not mapped, or is small.
     """
 
     effect: int
-    bodies: dict[str, bytes]
     sites: list[SiteAnswer]
-    written: WrittenUpdate | None = None
     copied: int = 0
 
 

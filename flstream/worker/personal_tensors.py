@@ -71,7 +71,7 @@ class PersonalTensors:
                 "the others, and it stays with the site"
             )
         body = MemoryBody.of(own, tied=aliases)
-        check_kinds((spec[:3] for spec in body.layout.tensors), self._layout)
+        check_kinds(body.layout, self._layout)
         self._kept.write_body(body, {})
 
     def others(self, selected: Collection[str] | None) -> Collection[str]:

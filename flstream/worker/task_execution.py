@@ -19,14 +19,12 @@ from flstream.model.memory import MemoryBody, Params
 from flstream.model.source import Source
 from flstream.telemetry.halts import halt_at
 from flstream.worker.answers import (
-    Bundle,
     check_kinds,
     clones,
-    copied,
     framework_of,
+    inline,
     metrics_of,
     params_to_send,
-    read_pieces,
 )
 from flstream.worker.code_errors import CodeFailure
 from flstream.worker.delivery import deliver
@@ -108,7 +106,6 @@ class TaskExecution:
         )
         self._model = TaskModel(worker, task, self._filters)
         self.asks: set[TaskKind] = set()
-        self._bundle = Bundle()
         self._answers: list[SiteAnswer] = []
         self._is_delivered = False
 
@@ -266,7 +263,7 @@ class TaskExecution:
         self._worker.enter(None)
         self._model.kept = None
         if not self._is_delivered:
-            self._deliver(self._bundle.source() if self._bundle.count else None)
+            self._deliver(None)
 
     def _reported(self, model: FLModel, site: SiteWork) -> SiteAnswer:
         """What an answer has beside its tensors."""
@@ -304,31 +301,30 @@ class TaskExecution:
     ) -> tuple[SiteAnswer, Source | None]:
         """Take the tensors of an answer, and keep the site's state.
 
-        The steps that can fail come first: a failed site keeps no state, and is not in the bundle.
-        An update is offered only once the state that belongs to it is durable.
+        The steps that can fail come first: a failed site keeps no state. An update is offered only
+        once the state that belongs to it is durable.
 
         Returns:
-            The answer with what says how to read its tensors, and these where they are not copied.
+            The answer with what says how to read its tensors, and these where they are not in it.
         """
         params, partial = self._sent_tensors(model, site)
         joint = self._model.joint
-        tied = None if joint is None else joint.aliases
-        update: Source | None = None
-        if self._has_several_sites and not (self._filters.up or self._codecs.lossy):
-            pieces = copied(params, tied)
-            check_kinds((piece[:3] for piece in pieces), joint)
-        else:
-            whole = MemoryBody.of(params, tied=tied)
-            check_kinds((spec[:3] for spec in whole.layout.tensors), joint)
-            update = self._filters.sent(whole, self._model.kept, model, site)
-            partial = partial or len(update.layout.tensors) < len(whole.layout.tensors)
-            if (codec := self._codecs.lossy) is not None:
-                received, sent_as = self._model.kept, ParamsType(model.params_type)
-                update = encoded_update(codec, update, received, sent_as, site)
-            pieces = read_pieces(update) if self._has_several_sites else []
+        whole = MemoryBody.of(params, tied=None if joint is None else joint.aliases)
+        check_kinds(whole.layout, joint)
+        update = self._filters.sent(whole, self._model.kept, model, site)
+        partial = partial or len(update.layout.tensors) < len(whole.layout.tensors)
+        if (codec := self._codecs.lossy) is not None:
+            received, sent_as = self._model.kept, ParamsType(model.params_type)
+            update = encoded_update(codec, update, received, sent_as, site)
+        in_answer = None
+        if self.task.inline:
+            if whole.layout.nbytes > self.task.inline:
+                raise ClientError(
+                    f"the update does not fit the model: it takes {whole.layout.nbytes} bytes, and "
+                    f"the model {self.task.inline}; send tensors of the received model alone"
+                )
+            in_answer = inline(update)
         state = site.state.keep()
-        if self._has_several_sites:
-            self._bundle.add(pieces)
         answer = structs.replace(
             answer,
             params_type=ParamsType(model.params_type).value,
@@ -336,8 +332,9 @@ class TaskExecution:
             partial=partial,
             has_params=True,
             state=state,
+            update=in_answer,
         )
-        return answer, update
+        return answer, None if in_answer is not None else update
 
     def _sent_tensors(self, model: FLModel, site: SiteWork) -> tuple[Params, bool]:
         """The tensors of an answer, with those of bodies; and whether some are left out."""
@@ -373,7 +370,7 @@ class TaskExecution:
     def _deliver(self, update: Source | None) -> None:
         self._is_delivered = True
         copied = self._model.copied_bytes()
-        answered = Answered(self.task.effect, {}, self._answers, copied=copied)
+        answered = Answered(self.task.effect, self._answers, copied)
         deliver(self._worker, self._model, self._codecs, answered, update)
 
     def _current(self) -> SiteWork:

@@ -80,7 +80,8 @@ def test_a_learner_asks_for_what_it_has_methods_for(learner, text, due):
         assert answer.sites[0].asks == due
         serving.server.fetch(answer)
         submitted = submit(serving)
-        assert submitted.sites[0].has_params == bool(submitted.bodies) == bool(due)
+        [site] = submitted.sites
+        assert site.has_params == (site.update is not None) == bool(due)
 
 
 def submit(serving):
@@ -120,7 +121,7 @@ def test_a_script_that_does_not_ask_leaves_the_task_and_goes_on(script, body, si
     body = body and f"if not flare.is_train():\n        {body}"
     with script(loop(body, early=early), site=site) as serving:
         answer = submit(serving)
-        assert (answer.sites[0].has_params, answer.bodies) == (False, {})
+        assert (answer.sites[0].has_params, answer.sites[0].update) == (False, None)
         assert serving.server.failures() == []
         # Its loop begins anew where it was left.
         trained = serving.server.train(MODEL, "site-1", round_number=2)
@@ -133,7 +134,7 @@ def test_of_several_sites_those_that_know_of_the_task_submit(script):
         serving.server.ask("submit_model", MODEL, "site-1", "site-2", "site-3", keeps_state=False)
         answer = serving.server.hear(Answered)
         assert [each.has_params for each in answer.sites] == [False, True, False]
-        assert list(serving.server.fetch(answer)) == ["0/w"]
+        assert [list(update) for update in serving.server.updates(answer)] == [["w"]]
 
 
 def test_code_that_asks_and_fails_has_failed(script):

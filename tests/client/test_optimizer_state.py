@@ -50,7 +50,7 @@ def train(serving, number, **more):
     server = serving.server
     answer = server.train({"w": torch.zeros(3)}, "site-1", round_number=number, **more)
     restored = bool(answer.sites[0].metrics["restored"])
-    return restored, server.fetch(answer)["w"] if answer.bodies else None
+    return restored, server.fetch(answer)["w"] if answer.sites[0].update else None
 
 
 @pytest.mark.parametrize("kind", KINDS)

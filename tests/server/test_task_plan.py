@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from journal_support import a_job
 
 from flstream.errors import UsageError
+from flstream.model.layout import Layout
 from flstream.server.task_plan import TaskPlan, plan_task
 
 MIB = 1 << 20
@@ -13,7 +14,8 @@ MIB = 1 << 20
 
 def plan(count, parallel, model, cohort=None, is_ranked=False, at_site=False, **network):
     job = a_job(clients={"count": count, "parallel": parallel}, network=network)
-    return plan_task(job, model, cohort or count, is_ranked=is_ranked, at_site=at_site)
+    layout = Layout.of([("w", "U8", (model,))])
+    return plan_task(job, layout, cohort or count, is_ranked=is_ranked, at_site=at_site)
 
 
 GROUPED = TaskPlan(False, 1, False, True, 4)
@@ -23,9 +25,9 @@ GROUPED = TaskPlan(False, 1, False, True, 4)
     ("job", "due"),
     [
         # Updates stay in workers that are the sites' own, also if a round samples fewer of them.
-        ((4, 4, 5 << 30), TaskPlan(own=True, sites=1, in_memory=False, in_files=False, group=0)),
-        ((4, 9, 8), TaskPlan(own=True, sites=1, in_memory=False, in_files=False, group=0)),
-        ((4, 4, 5 << 30, 2), TaskPlan(own=True, sites=1, in_memory=False, in_files=False, group=0)),
+        ((4, 4, 5 << 30), TaskPlan(own=True, sites=1, is_inline=False, in_files=False, group=0)),
+        ((4, 9, 8), TaskPlan(own=True, sites=1, is_inline=False, in_files=False, group=0)),
+        ((4, 4, 5 << 30, 2), TaskPlan(own=True, sites=1, is_inline=False, in_files=False, group=0)),
         # Tiny models go to many sites at once, and wait in memory.
         ((1000, 2, 2600, 100), TaskPlan(False, 50, True, False, 0)),
         ((1000, 2, 2600, 3), TaskPlan(False, 2, True, False, 0)),
@@ -46,7 +48,7 @@ def test_who_runs_which_site_follows_from_the_job(job, due):
 
 
 def test_each_site_has_a_task_of_its_own_where_links_are_emulated():
-    assert plan(1000, 2, 2600, cohort=100, up="1 Mbit") == TaskPlan(False, 1, True, False, 0)
+    assert plan(1000, 2, 2600, cohort=100, up="1 Mbit") == TaskPlan(False, 1, False, True, 4)
     assert plan(4, 2, MIB + 1, up="1 Mbit") == plan(4, 2, MIB + 1)
     assert plan(4, 4, 8, at_site=True, up="1 Mbit").own
     with pytest.raises(UsageError, match=r"set clients\.parallel = 4"):
@@ -67,8 +69,8 @@ def test_what_waits_is_bounded_whatever_the_cohort(count, parallel, model, part,
     if planned.own:
         assert parallel >= count
         return
-    assert planned.sites * model <= max(8 * MIB, model)
-    if planned.in_memory:
+    assert planned.sites * model <= max(4 * MIB, model)
+    if planned.is_inline:
         assert cohort * model <= 16 * MIB
         assert planned.group == 0
     else:

@@ -16,9 +16,9 @@ from flstream.server.pooled_worker import SiteLost
 from flstream.server.tasks import TaskSpec, ask
 from flstream.streaming.service import DownloadService
 from flstream.worker.messages import (
-    MODEL,
     Answered,
     Failed,
+    OfferedUpdate,
     Progress,
     SiteAnswer,
     SiteTask,
@@ -85,7 +85,7 @@ def context(service):
 
 
 def trained(*sites):
-    return Answered(3, {MODEL: b""}, [SiteAnswer(site, 1.0, {}) for site in sites])
+    return Answered(3, [SiteAnswer(site, 1.0, {}, update=OfferedUpdate(b"")) for site in sites])
 
 
 def turns(seconds):

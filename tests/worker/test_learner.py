@@ -40,11 +40,10 @@ def test_several_sites_each_start_from_the_same_model_which_comes_once(learner, 
         assert serving.server.steps == ["turn", "received", "turn", "turn"]
         assert [site.site for site in trained.sites] == names
         assert {site.framework for site in trained.sites} == {exchange_format}
-        update = serving.server.fetch(trained)
-        assert set(update) == {f"{index}/{name}" for index in range(3) for name in ("n", "w")}
-        for index, number in enumerate((4, 1, 9)):
-            assert torch.equal(update[f"{index}/w"], model()["w"] + 2 * number)
-            assert update[f"{index}/n"] == 4 + 2 * number
+        for number, update in zip((4, 1, 9), serving.server.updates(trained), strict=True):
+            assert update.keys() == {"n", "w"}
+            assert torch.equal(update["w"], model()["w"] + 2 * number)
+            assert update["n"] == 4 + 2 * number
         # It is set up when the site changes, and not otherwise.
         counts = []
         for name in ("site-9", "site-9", "site-2", "site-9"):
@@ -93,15 +92,15 @@ def test_what_a_method_does_wrong_fails_that_site_alone_and_leaves_no_trace(lear
         }.items():
             assert words in failures[f"site-{number}"]
         assert [site.site for site in trained.sites] == ["site-1", "site-4"]
-        update = serving.server.fetch(trained)
-        assert set(update) == {"0/w", "0/n", "1/w", "1/n"}
-        assert torch.equal(update["0/w"], model()["w"])
-        assert torch.isinf(update["1/w"]).any()
+        first, other = serving.server.updates(trained)
+        assert first.keys() == other.keys() == {"w", "n"}
+        assert torch.equal(first["w"], model()["w"])
+        assert torch.isinf(other["w"]).any()
 
 
 def test_where_every_site_fails_the_answer_says_so_and_names_what_is_missing(learner):
     with learner("import flstream.client as f\nclass Mine(f.Learner): pass") as serving:
-        assert serving.server.train(model(), "site-1", "site-2") == Answered(1, {}, [])
+        assert serving.server.train(model(), "site-1", "site-2") == Answered(1, [])
         reasons = [reason for _, _, reason in serving.server.failures()]
         assert [("define train(self, model)" in reason) for reason in reasons] == [True] * 2
         assert serving.server.evaluate(model(), "site-1").sites == []
@@ -159,7 +158,13 @@ def test_an_update_that_lacks_what_is_aggregated_is_refused_where_it_is_made(lea
         assert site == "site-1"
         assert "lacks tensor 'w'" in reason
         # One that is not the model's is sent, for the server to refuse.
-        assert set(serving.server.fetch(trained)) == {"0/n", "1/n", "1/w", "1/stray"}
+        updates = serving.server.updates(trained)
+        assert [update.keys() for update in updates] == [{"n"}, {"n", "w", "stray"}]
+        # Unless it makes the update larger than a model, which the answer has no room for.
+        serving.server.train(given, "site-3", "site-4", round_number=2, inline=40)
+        reasons = {site: reason for site, _, reason in serving.server.failures()}
+        assert reasons.keys() == {"site-3"}
+        assert "it takes 56 bytes, and the model 40" in reasons["site-3"]
         assert trained.sites[0].partial
 
 
@@ -177,8 +182,9 @@ def test_tied_tensors_travel_once_as_they_were_when_train_returned(learner):
                 return flare.FLModel({"a": self.mine, "b": self.mine.clone()})
     """) as serving:
         trained = serving.server.train({"a": tied, "b": tied}, "site-2", "site-3")
-        update = {name: each.tolist() for name, each in serving.server.fetch(trained).items()}
-        assert update == {"0/a": [2, 2, 2], "1/a": [3, 3, 3]}
+        for value, update in zip((2, 3), serving.server.updates(trained), strict=True):
+            assert update["a"].tolist() == [value] * 3
+            assert update["a"] is update["b"]
 
 
 @pytest.mark.parametrize(

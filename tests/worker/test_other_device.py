@@ -27,9 +27,9 @@ def test_tensors_of_another_device_travel_through_the_host(script, late, sites):
     with script(SCRIPT, site=sites[0] if len(sites) == 1 else None) as serving:
         for number in (1, 2):
             answer = serving.server.train(given, *sites, round_number=number)
-            tensors = serving.server.fetch(answer)
-            for place in range(len(sites)):
-                prefix = "" if len(sites) == 1 else f"{place}/"
-                assert torch.equal(tensors[f"{prefix}weight"], given["weight"] + 1)
-                assert torch.equal(tensors[f"{prefix}bias"], given["bias"] + 1)
+            updates = serving.server.updates(answer)
+            assert len(updates) == len(sites)
+            for update in updates:
+                assert torch.equal(update["weight"], given["weight"] + 1)
+                assert torch.equal(update["bias"], given["bias"] + 1)
     assert late.copies > 4

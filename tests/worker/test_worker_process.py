@@ -47,7 +47,6 @@ def test_what_is_printed_is_in_the_log_of_the_site_whose_turn_it_is(start_worker
     server = start_worker(LearnerCode(f"{write(tmp_path, PRINTS)}:Mine", {}))
     trained = server.train(model(), "site-1", "site-2", "site-3")
     assert [site.site for site in trained.sites] == ["site-1", "site-3"]
-    server.fetch(trained)
     stop(server)
     for number in (1, 2, 3):
         log = run.site_log(f"site-{number}").read_text()
@@ -120,5 +119,5 @@ def test_a_child_that_training_code_forks_takes_no_part(start_worker, tmp_path):
         trained = server.train({**model(), "frozen.w": torch.ones(3)}, *names)
         assert [(site.site, site.partial) for site in trained.sites] == [(n, True) for n in names]
         assert server.failures() == []
-        assert {name[-1] for name in server.fetch(trained)} == {"w"}
+        assert [list(update) for update in server.updates(trained)] == [["w"]] * len(names)
     stop(server)
