@@ -16,7 +16,7 @@ from flstream.model.formats.opening import CheckpointFile, open_checkpoint
 from flstream.runs.history import History
 from flstream.runs.journal import read_history
 from flstream.runs.model_files import ModelFile, bodies_beside, body_file
-from flstream.runs.run_directory import RunDirectory
+from flstream.runs.run_directory import RunDirectory, is_same_file
 from flstream.telemetry.events import Metrics, ModelRecord
 from flstream.text import natural_key
 
@@ -69,7 +69,7 @@ def inspect_run(path: Path) -> InspectedRun:
         place, number = run.checkpoints / file.name, file.round
         if not os.path.lexists(place):  # the run has just removed it
             continue
-        model = record_of(models.get(number, ()), file, run)
+        model = record_of(models.get(number, ()), file)
         digest, bodies = (model.digest, bodies_beside(model)) if model else ("", {})
         scores = dict(metrics.get(number, {})) if model and file.step is None else {}
         checkpoints.append(
@@ -115,22 +115,25 @@ def models_by_round(history: History) -> dict[int, list[ModelRecord]]:
     return models
 
 
-def record_of(
-    models: Sequence[ModelRecord], file: ModelFile, run: RunDirectory
-) -> ModelRecord | None:
-    """Return the record of a file among the models of its round; None without one."""
+def record_of(models: Sequence[ModelRecord], file: ModelFile) -> ModelRecord | None:
+    """Return the record of a file among the models of its round; None without one.
+
+    The file of a round is its last model.
+    """
     if file.step is not None:
         return next((model for model in models if model.step == file.step), None)
-    if models and not os.path.lexists(run.step_checkpoint(file.round, models[-1].step)):
-        return models[-1]
-    # The run was cut off before it had recorded the one that the file has now.
-    return None
+    return models[-1] if models else None
 
 
 def checkpoint_files(run: RunDirectory) -> list[ModelFile]:
-    """List the models in a run directory, oldest first; the newest of a round has no step."""
+    """List the models in a run directory, oldest first; the last of a round has no step."""
     try:
-        files = [file for _, file in run.checkpoint_files() if file.is_model]
+        files = [
+            file
+            for path, file in run.checkpoint_files()
+            if file.is_model
+            and (file.step is None or not is_same_file(path, run.checkpoint(file.round)))
+        ]
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -166,7 +169,7 @@ def verify_checkpoint(file: CheckpointFile) -> Verification:
     # A workflow may end with an earlier model than its newest.
     models = history.models
     if model_file is not None:
-        record = record_of(models_by_round(history).get(model_file.round, ()), model_file, run)
+        record = record_of(models_by_round(history).get(model_file.round, ()), model_file)
         models = [] if record is None else [record]
     return _verify(file, run, [(model.round, model.digest) for model in models])
 

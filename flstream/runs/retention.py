@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from flstream.runs.model_files import ModelFile
 from flstream.runs.run_directory import RunDirectory
@@ -21,33 +20,15 @@ Keep = int | Literal["all"]
 _LONG_BYTES = 16 << 20
 
 
-def superseded(rounds: Iterable[int], last: int, keep: Keep, best: int | None) -> list[int]:
-    """Return the rounds whose checkpoints may be removed, in ascending order.
-
-    The last ``keep`` rounds up to ``last`` and the best round stay. Round 0, the initial model, is
-    treated like any other: the job and its seed reproduce it. Rounds after ``last`` stay, too:
-    resuming the run decides about them.
-
-    Args:
-        rounds: Rounds to choose from.
-        last: Newest round with a durable checkpoint, from which the run would be resumed.
-        keep: Number of checkpoints to keep, 1 or more, or ``"all"``.
-        best: Round with the best key metric so far; None before there is one.
-    """
-    if keep == "all":
-        return []
-    return sorted(number for number in rounds if number <= last - keep and number != best)
-
-
-def stored_rounds(run: RunDirectory) -> list[int]:
-    """Return the rounds that have a checkpoint on disk, in no order.
+def stored_rounds(run: RunDirectory) -> set[int]:
+    """Return the rounds that have a model on disk.
 
     Only regular files with exactly a checkpoint's name count.
 
     Raises:
         OSError: The folder of checkpoints cannot be read, or is a link.
     """
-    return [file.round for file in stored_models(run) if file.step is None]
+    return {file.round for file in stored_models(run)}
 
 
 def stored_models(run: RunDirectory) -> list[ModelFile]:
@@ -63,18 +44,6 @@ def stored_models(run: RunDirectory) -> list[ModelFile]:
     return [file for file in files if file is not None and file.is_model]
 
 
-class RemovedCheckpoints(NamedTuple):
-    """Result of removing checkpoints.
-
-    Attributes:
-        rounds: Rounds whose files were removed.
-        warnings: A sentence for each file or folder that prevented a removal.
-    """
-
-    rounds: list[int]
-    warnings: list[str]
-
-
 class Retention:
     """Removal of the checkpoints that a run no longer keeps.
 
@@ -83,98 +52,36 @@ class Retention:
 
     Args:
         run: The run directory.
-        keep: Number of checkpoints to keep besides the best one, or ``"all"``.
-        bodies: Names of the bodies beside models, such as the server optimizer's state, which are
-            removed together with them.
+        keep: Number of rounds whose last models stay besides the best one, or ``"all"``.
 
     Attributes:
-        bodies: As given, with those that were added.
+        keep: As given.
     """
 
-    def __init__(
-        self,
-        run: RunDirectory,
-        keep: Keep,
-        bodies: Iterable[str] = (),
-    ) -> None:
+    def __init__(self, run: RunDirectory, keep: Keep) -> None:
         self._run = run
-        self._keep = keep
-        self.bodies = list(bodies)
+        self.keep = keep
         self._warned: set[Path] = set()
-
-    def add_bodies(self, names: Iterable[str]) -> None:
-        """Remove further bodies together with their models."""
-        self.bodies += [name for name in names if name not in self.bodies]
 
     def oldest(self, last: int) -> int:
         """The oldest round whose checkpoint stays once that of round ``last`` is durable."""
-        return 0 if self._keep == "all" else max(last - self._keep + 1, 0)
+        return 0 if self.keep == "all" else max(last - self.keep + 1, 0)
 
-    @property
-    def _kinds(self) -> list[Callable[[int], Path]]:
-        """Functions that return, for a round, the path of a file; that of the model comes last."""
-        beside = [partial(self._run.body_file, body) for body in self.bodies]
-        return [*beside, self._run.checkpoint]
+    def is_kept(self, round_number: int, last: int) -> bool:
+        """Whether the last model of a round stays once that of round ``last`` is durable."""
+        return self.keep == "all" or round_number > last - self.keep
 
-    def settle(
-        self,
-        last: int,
-        best: int | None,
-        *,
-        own: Container[int] | None = None,
-        in_use: Collection[Path] = (),
-        steps: Sequence[Path] = (),
-    ) -> RemovedCheckpoints:
-        """Remove superseded checkpoints, once the checkpoint of round ``last`` is durable.
+    def remove(self, paths: Iterable[Path]) -> tuple[bool, list[str]]:
+        """Remove files of this run, one after another until one cannot be removed.
 
         A missing file is ignored. A file that cannot be removed does not fail the run: there is one
         warning about it, and each later call tries again.
 
-        Args:
-            last: Newest round with a checkpoint.
-            best: Round with the best key metric so far; None before there is one.
-            own: Rounds that the run has made a model in; None if it has in all of them.
-            in_use: Paths of checkpoints that stay in any case.
-            steps: Paths of files of models that were not the last of their round, in the order in
-                which they go.
-
         Returns:
-            The rounds whose files were removed, and new warnings.
+            Whether none of them is left, and new warnings.
         """
-        removed = RemovedCheckpoints([], [])
-        if self._keep == "all":
-            return removed
-        try:
-            stored = stored_rounds(self._run)
-        except OSError as error:
-            self._warn(self._run.checkpoints, "cannot be searched", error, removed.warnings)
-            return removed
-        rounds = stored if own is None else [number for number in stored if number in own]
-        for path in steps:
-            if path not in in_use:
-                self._remove(path, removed.warnings)
-        for number in superseded(rounds, last, self._keep, best):
-            if self._run.checkpoint(number) in in_use:
-                continue
-            # The checkpoint is removed last: if the process is killed before, it is found again.
-            if all(self._remove(path_of(number), removed.warnings) for path_of in self._kinds):
-                removed.rounds.append(number)
-        return removed
-
-    def superseded_bytes(self, last: int, own: Container[int]) -> int:
-        """Bytes of the checkpoints that may go, the best and those in use among them.
-
-        Args:
-            last: The newest round that has a checkpoint.
-            own: Rounds that the run has made a model in.
-
-        Raises:
-            OSError: The folder of checkpoints cannot be searched.
-        """
-        stored = [number for number in stored_rounds(self._run) if number in own]
-        going = superseded(stored, last, self._keep, None)
-        paths = [path_of(number) for number in going for path_of in self._kinds]
-        return sum(path.stat().st_size for path in paths if path.is_file())
+        warnings: list[str] = []
+        return all(self._remove(path, warnings) for path in paths), warnings
 
     def _remove(self, path: Path, warnings: list[str]) -> bool:
         """Remove a file of this run.
@@ -206,7 +113,7 @@ class Retention:
             self._warned.add(path)
             where = os.path.relpath(path, self._run.path)
             warnings.append(
-                f"{where} {what}: {error.strerror}; checkpoints.keep = {self._keep} frees no more "
+                f"{where} {what}: {error.strerror}; checkpoints.keep = {self.keep} frees no more "
                 "disk until it can be"
             )
 

@@ -193,7 +193,7 @@ class RunDirectory:
         return self.checkpoints / ModelFile(round_number).name
 
     def step_checkpoint(self, round_number: int, step: int) -> Path:
-        """A model of a round that has made another one since.
+        """A model of a round under the name that it was made with.
 
         Args:
             round_number: The round.
@@ -202,15 +202,16 @@ class RunDirectory:
         return self.checkpoints / ModelFile(round_number, step).name
 
     def model_file(self, record: ModelRecord) -> Path:
-        """Path of a model: its round's name, or its step's once a later model has that name.
+        """Path of a model: its step's name; its round's where that is the only one.
 
-        A process that was killed between the two renamings has left the model under its step's.
+        So it is of the initial model, and of the last model of a round on a file system that has no
+        hard links.
         """
         step = self.step_checkpoint(record.round, record.step)
         return step if step.is_file() else self.checkpoint(record.round)
 
     def body_file(self, body: str, round_number: int) -> Path:
-        """A body beside the newest model of a round.
+        """A body beside the last model of a round.
 
         Args:
             body: Name of the body.
@@ -223,7 +224,7 @@ class RunDirectory:
 
         Args:
             round_number: Round of the model.
-            step: As of :meth:`step_checkpoint`; None for the newest model of the round.
+            step: As of :meth:`step_checkpoint`; None for the last model of the round.
         """
         return self.checkpoints / ModelFile(round_number, step, OPTIMIZER).name
 
@@ -343,20 +344,19 @@ class RunDirectory:
             models: The models that count.
             written: Round and step of every model that the run has written, or was about to.
         """
-        counting = {self.model_file(model) for model in models}
-        files, void, known = self.checkpoint_files(), [], set(written)
-        for number, step in sorted(known):
-            paths = [self.checkpoint(number)]
-            # It gets the name of its step only once the next one is about to be written.
-            if (number, step + 1) in known:
-                paths.append(self.step_checkpoint(number, step))
-            for path in paths:
-                if path not in counting:
-                    # The model, then what lies beside it.
-                    beside = [body for body, file in files if path.name == file.of_model.name]
-                    void += [path, *(body for body in beside if body != path)]
+        counting = {(model.round, model.step): self.model_file(model) for model in models}
+        rounds = {model.round for model in models}
+        files, void = self.checkpoint_files(), []
+        for number, step in sorted({*written} - counting.keys()):
+            own, named = self.step_checkpoint(number, step), self.checkpoint(number)
+            # Of a round that counts in part, the name may be that of a model which does not.
+            is_void = number not in rounds or not os.path.lexists(own) or is_same_file(own, named)
+            for path in [named, own] if is_void else [own]:
+                # The model, then what lies beside it.
+                beside = [body for body, file in files if path.name == file.of_model.name]
+                void += [path, *(body for body in beside if body != path)]
         # The initial model is written by a process of its own, which the journal says nothing of.
-        if self.checkpoint(0) not in counting:
+        if self.checkpoint(0) not in counting.values():
             void.append(self.checkpoint(0))
         gone = [path for path in dict.fromkeys(void) if path.is_file() and not path.is_symlink()]
         gone += [path for path, file in files if file.is_temporary]
@@ -376,6 +376,32 @@ class RunDirectory:
         paths = sorted(self.checkpoints.iterdir()) if self.checkpoints.is_dir() else []
         named = [(path, ModelFile.parse(path.name)) for path in paths]
         return [(path, file) for path, file in named if file is not None and not path.is_dir()]
+
+    def name_round(self, number: int, file: Path) -> Path | None:
+        """Give the last model of a round the round's name as well, with what lies beside it.
+
+        Args:
+            number: The round.
+            file: The model, or a body beside it, under its step's name.
+
+        Returns:
+            A file of somebody else that has the name; None where there is none.
+
+        Raises:
+            OSError: It cannot be given.
+        """
+        own = ModelFile.parse(file.name)
+        assert own is not None
+        path = self.checkpoints / ModelFile(number, None, own.body).name
+        if is_same_file(file, path):
+            return None
+        if os.path.lexists(path):
+            return path
+        try:
+            os.link(file, path)
+        except OSError:  # not every file system has hard links
+            file.rename(path)
+        return None
 
     def publish(self, checkpoint: Path, name: Path) -> None:
         """Give a model's file a second name, such as :attr:`final_model`.
@@ -418,3 +444,11 @@ def _new_folder(path: Path) -> Path:
             candidate.mkdir()
             return candidate
     raise AssertionError("count() has no end")
+
+
+def is_same_file(one: Path, other: Path) -> bool:
+    """Whether two names are of one file, and both are there."""
+    try:
+        return os.path.samestat(os.lstat(one), os.lstat(other))
+    except OSError:
+        return False

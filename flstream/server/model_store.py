@@ -14,13 +14,14 @@ from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.rounded_writer import RoundedWriter
 from flstream.errors import CheckpointError, SimulationError
 from flstream.model.checkpoint import FileSink, FileSource
+from flstream.model.descriptors import sync_directory
 from flstream.model.joined import MAIN, SplitWriter, join_bodies, zeros_beside
 from flstream.model.layout import Layout
 from flstream.model.order import ORDER
 from flstream.model.source import Source
 from flstream.runs.model_files import OPTIMIZER, bodies_beside, body_file
 from flstream.runs.retention import Retention
-from flstream.runs.small_files import temporary_of, unused_name
+from flstream.runs.small_files import unused_name
 from flstream.server.context import ServerContext
 from flstream.server.model_offers import ModelHosts
 from flstream.server.program_view import Model
@@ -41,8 +42,8 @@ _MOST_BASES = 4
 class ModelStore:
     """Knows every model of the run, and keeps the files of those that are still needed.
 
-    A round's newest model is ``round-NNNN.safetensors``. Before a later one of the same round takes
-    that name, the earlier becomes ``round-NNNN.step-KK.safetensors``.
+    A model is ``round-NNNN.step-KK.safetensors``; the last of a round is ``round-NNNN.safetensors``
+    as well once the round has ended. The initial one has the name of round 0 alone.
 
     Args:
         context: The server.
@@ -56,12 +57,10 @@ class ModelStore:
         job, self._run = context.job, context.run
         self._context = context
         self._written = {(record.round, record.step) for record in records}
-        self.retention = Retention(self._run, job.checkpoints.keep, [OPTIMIZER])
-        # Whatever else has the name of a round's model, somebody else has put there.
-        self._rounds = {round_number for round_number, _ in self._written}
+        self.retention = Retention(self._run, job.checkpoints.keep)
         self._models: list[StoredModel] = []
-        # Those that a later model of their round has followed, and whose files may still be there.
-        self._steps: list[StoredModel] = []
+        # Those whose files may still be there.
+        self._present: list[StoredModel] = []
         self._handles: WeakValueDictionary[int, Model] = WeakValueDictionary()
         # By round, the versions that trainings in flight and waiting updates start from at its end.
         self._held: dict[int, set[int]] = {}
@@ -87,10 +86,7 @@ class ModelStore:
         assert record.version == len(self._models)
         verified = set(bodies_beside(record)) if is_verified else set()
         self._models.append(StoredModel(record, effect, is_verified, verified, host=host))
-        self.retention.add_bodies(record.bodies)
-        self._rounds.add(record.round)
-        if record.step:
-            self._steps.append(self._models[-2])
+        self._present.append(self._models[-1])
         return self.handle(record.version)
 
     def handle(self, version: int) -> Model:
@@ -127,7 +123,6 @@ class ModelStore:
         stored = self._models[version]
         if stored.begun != bodies:
             stored.begun, stored.beside, stored.joined = bodies, None, None
-        self.retention.add_bodies(bodies)
         return self.handle(version)
 
     def bodies(self, model: Model) -> Sequence[str]:
@@ -295,15 +290,11 @@ class ModelStore:
             UnsoundModelError: The model, or the state beside it, is damaged or gone.
         """
         bodies = self.bodies(base)
-        path, (_, step) = self._run.checkpoint(round_number), self.next_record(round_number)
-        own_name = self._run.step_checkpoint(round_number, step)
-        in_the_way = [own_name]
-        if step == 0 and (round_number, 0) not in self._written:
-            in_the_way.append(path)
-        for each in in_the_way:
-            self._set_aside(each)
-            for body in (OPTIMIZER, *bodies):
-                self._set_aside(body_file(each, body))
+        _, step = self.next_record(round_number)
+        path = self._run.step_checkpoint(round_number, step)
+        if (round_number, step) not in self._written:
+            for each in (path, *(body_file(path, body) for body in (OPTIMIZER, *bodies))):
+                self._set_aside(each)
         metadata = self.metadata(base, round_number)
         return DraftFiles(path, metadata, self._state_of(base) if optimizes else None)
 
@@ -321,9 +312,6 @@ class ModelStore:
         # Whoever resumes the run is to know whose the file is, even if nothing else is said of it.
         self._context.emit(ModelWritten(round=round_number, step=step))
         self._written.add((round_number, step))
-        self._rounds.add(round_number)
-        if step:
-            self._rename_earlier(round_number, step - 1)
         beside = make_durable()
         digest, state = beside.pop(MAIN, digest), beside.pop(OPTIMIZER, "")
         return ModelRecord(round_number, version, step, digest, state, beside)
@@ -349,36 +337,91 @@ class ModelStore:
         used = {*in_use, *self._handles.keys(), self.newest.record.version}
         used = used.union(*self._held.values())
         kept = used | set(best)
-        paths = {self.path(self._models[version].record) for version in kept}
-        steps: list[Path] = []
-        for stored in self._steps:
-            if stored.record.version not in kept:
-                path = self._run.step_checkpoint(stored.record.round, stored.record.step)
-                # The model goes last: where it is, the others are looked for, too.
-                steps += [body_file(path, body) for body in bodies_beside(stored.record)]
-                steps.append(path)
         last = self.newest.record.round
-        removed = self.retention.settle(last, None, own=self._rounds, in_use=paths, steps=steps)
-        self._steps = [each for each in self._steps if self._is_step(each.record)]
-        for message in removed.warnings:
-            self._context.emit(Warned(message=message))
+        present, self._present = self._present, []
+        for stored in present:
+            record = stored.record
+            is_last = self._is_last(record)
+            stays = self.retention.keep == "all" or (
+                is_last and self.retention.is_kept(record.round, last)
+            )
+            if stays or record.version in kept:
+                self._present.append(stored)
+                continue
+            is_gone, warnings = self.retention.remove(self._files_of(record, is_last=is_last))
+            if not is_gone:
+                self._present.append(stored)
+            self._context.emit(*(Warned(message=message) for message in warnings))
         # Open, a file that was removed would take its disk still.
         for version in self._opened - used:
             self._models[version].close()
             self._opened.discard(version)
 
+    def name_round(self, number: int, *, is_live: bool) -> None:
+        """Give the last model of a round that has ended the round's name, too.
+
+        Args:
+            number: The round.
+            is_live: Whether the round was not replayed; what has the name is not ours then.
+
+        Raises:
+            SimulationError: The disk refused it, or a file of somebody else cannot be moved away.
+        """
+        stored = next(
+            (each for each in reversed(self._models) if each.record.round <= number), None
+        )
+        if stored is None or stored.record.round != number:
+            return
+        model = self._run.step_checkpoint(number, stored.record.step)
+        beside = [body_file(model, body) for body in bodies_beside(stored.record)]
+        files = [path for path in (*beside, model) if path.is_file()]
+        try:
+            for path in files:
+                other = self._run.name_round(number, path)
+                if other is not None and is_live:
+                    self._set_aside(other)
+                    self._run.name_round(number, path)
+            sync_directory(self._run.checkpoints)
+        except OSError as error:
+            raise SimulationError(
+                f"the last model of round {number} cannot be given its name: {error}; put that "
+                "right, and go on with --resume"
+            ) from error
+        if files and not model.is_file():  # the file system has no hard links
+            stored.close()
+
     def superseded_bytes(self, last: int) -> int:
         """Bytes of models up to a round that need not stay once the next one is begun, at most."""
-        try:
-            return self.retention.superseded_bytes(last, self._rounds)
-        except OSError:
-            return 0  # what cannot be looked at cannot be removed
+        records = [each.record for each in self._present]
+        going = [each for each in records if not self.retention.is_kept(each.round, last)]
+        paths = [self.path(record) for record in going]
+        beside = [
+            body_file(path, body)
+            for path, record in zip(paths, going, strict=True)
+            for body in bodies_beside(record)
+        ]
+        return sum(path.stat().st_size for path in (*paths, *beside) if path.is_file())
 
     def present_bytes(self, round_number: int) -> int:
         """Bytes on disk of an attempt at the next model of a round, which gives way to another."""
-        bodies = [self._run.body_file(body, round_number) for body in self.retention.bodies]
-        parts = map(temporary_of, [self._run.checkpoint(round_number), *bodies])
+        parts = self._run.checkpoints.glob(f"round-{round_number:04d}.*.tmp")
         return sum(part.stat().st_size for part in parts if part.is_file())
+
+    def _is_last(self, record: ModelRecord) -> bool:
+        """Whether a model is the last of its round so far."""
+        following = record.version + 1
+        return following == len(self._models) or self._models[following].record.round > record.round
+
+    def _files_of(self, record: ModelRecord, *, is_last: bool) -> list[Path]:
+        """The files of a model by all of their names, in the order in which they go.
+
+        The model goes last: where it is, the others are looked for, too.
+        """
+        names = [self._run.step_checkpoint(record.round, record.step)]
+        if is_last:
+            names.append(self._run.checkpoint(record.round))
+        beside = [body_file(name, body) for body in bodies_beside(record) for name in names]
+        return [*beside, *reversed(names)]
 
     def _state_of(self, model: Model) -> Path | None:
         """Where the server optimizer's state beside a model lies, verified once; None for none."""
@@ -386,24 +429,6 @@ class ModelStore:
         if not stored.record.optimizer_state:
             return None
         return self._body(stored, OPTIMIZER).path
-
-    def _is_step(self, record: ModelRecord) -> bool:
-        """Whether a model has the name of its step, not that of its round."""
-        return self._run.step_checkpoint(record.round, record.step).is_file()
-
-    def _rename_earlier(self, round_number: int, step: int) -> None:
-        """Give the newest model of a round the name of its step, with what lies beside it."""
-        path = self._run.checkpoint(round_number)
-        target = self._run.step_checkpoint(round_number, step)
-        beside = bodies_beside(self.newest.record)
-        moves = [(body_file(path, body), body_file(target, body)) for body in beside]
-        for old, new in ((path, target), *moves):
-            # After a kill between two renamings, the file under the old name is a later attempt.
-            if not new.exists():
-                with suppress(FileNotFoundError):
-                    old.rename(new)
-        # What is open has the old name, which is the next model's from here on.
-        self.newest.close()
 
     def _set_aside(self, path: Path) -> None:
         """Move a file that this run has not made out of the way: nothing of others is deleted."""

@@ -125,9 +125,9 @@ def test_a_run_is_taken_up_by_its_journal_and_nothing_of_others_is_removed(tmp_p
     log_events(run, [ModelWritten(round=4, step=0)])
     keep = ["notes.txt", "round-0009.txt", "round-0002.optimizer.safetensors", "my.safetensors"]
     keep += ["round-0005.safetensors", "round-12345.safetensors", "round-0003.found-1.safetensors"]
-    keep += ["round-0004.step-00.safetensors", "round-0002.step-00.optimizer.safetensors"]
+    keep += ["round-0004.step-01.safetensors", "round-0002.step-00.optimizer.safetensors"]
     gone = ["round-0004.safetensors", "round-0004.optimizer.safetensors"]
-    gone += ["round-0003.safetensors.tmp"]
+    gone += ["round-0004.step-00.safetensors", "round-0003.safetensors.tmp"]
     for name in [*keep, *gone]:
         (run.checkpoints / name).touch()
     run.site("site-1").mkdir()

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flstream.errors import SimulationError
-from flstream.runs.retention import superseded
 from flstream.server.disk import DiskPlan, check_round, check_run, free_bytes
 
 GIB = 1 << 30
@@ -106,6 +105,11 @@ PLANS = st.builds(
     partial_sum=st.integers(0, 60),
     optimizer_state=st.integers(0, 50),
 )
+
+
+def superseded(rounds, last, keep, best):
+    """The rounds whose models go, once that of the last one is durable."""
+    return [n for n in rounds if keep != "all" and n <= last - keep and n != best]
 
 
 def fills(plan, free, best, done, stored):

@@ -46,8 +46,9 @@ def run_folder():
 
 
 def on_disk():
-    """The names of models."""
-    return sorted(file.stem for file in run_folder().glob("checkpoints/*.safetensors"))
+    """The names of models, one each."""
+    files = sorted(run_folder().glob("checkpoints/*.safetensors"), reverse=True)
+    return sorted({file.stat().st_ino: file.stem for file in files}.values())
 
 
 def waiting():
@@ -135,5 +136,6 @@ def result(record: EffectDone):
 
 
 def models(run) -> list[str]:
-    """Names of the models on disk."""
-    return sorted(path.stem for path in run.directory.checkpoints.glob("*.safetensors"))
+    """Names of the models on disk, one each: that of its round for the last of a round."""
+    files = sorted(run.directory.checkpoints.glob("*.safetensors"), reverse=True)
+    return sorted({file.stat().st_ino: file.stem for file in files}.values())

@@ -36,7 +36,12 @@ def test_a_run_ends_early_keeps_what_is_best_and_tells_of_every_round(jobs, name
     assert directory.best_model.samefile(directory.checkpoint(2))
     assert directory.final_model.samefile(directory.checkpoint(3))
     kept = sorted(path.name for path in directory.checkpoints.iterdir())
-    assert kept == ["round-0002.safetensors", "round-0003.safetensors"]
+    assert {name.partition(".")[0] for name in kept} == {"round-0002", "round-0003"}
+    # Each has its round's name, and the one that it was made with.
+    assert len(kept) == 2 * 2
+    for number in (2, 3):
+        (step,) = directory.checkpoints.glob(f"round-{number:04d}.step-*.safetensors")
+        assert step.samefile(directory.checkpoint(number))
 
     assert [row["round"] for row in summary.metrics] == rounds
     assert [row["accuracy"] for row in summary.metrics] == CURVE[:3]

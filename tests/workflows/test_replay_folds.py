@@ -54,11 +54,12 @@ def test_an_update_that_is_adopted_whole_gets_a_second_name_and_is_not_copied(fl
         for number in run.rounds():
             whole = run.train(model, ["site-1"])
             part = run.train(model, ["site-2"])
-            for updates in (whole, part):
+            for step, updates in enumerate((whole, part)):
                 first = updates[0]
                 model = run.adopt(updates)
                 folder = HERE / "run-0" / "updates" / f"effect-{first.training.number:04d}"
-                place = HERE / "run-0" / "checkpoints" / "round-0001.safetensors"
+                name = f"round-0001.step-{step:02d}.safetensors"
+                place = HERE / "run-0" / "checkpoints" / name
                 see((folder / f"{first.site}.safetensors").samefile(place))
         return model
     """

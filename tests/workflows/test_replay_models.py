@@ -26,13 +26,18 @@ def name(number, step=None):
     return f"round-{number:04d}" + ("" if step is None else f".step-{step:02d}")
 
 
-def test_a_rounds_newest_model_has_its_name_and_earlier_ones_that_of_their_step(flows):
+def test_a_model_has_the_name_of_its_step_and_the_last_of_a_round_that_of_the_round_too(flows):
     run = flows.finish(HOPS, *THREE, script=adding({}))
     first = [name(1), name(1, 0), name(1, 1)]
     assert models(run) == [name(0), *first, name(2), name(2, 0), name(2, 1)]
     seen = flows.seen()
-    assert seen[0].endswith(f", {[name(0), name(1)]}")
-    assert seen[2].endswith(f", {[name(0), *first]}")
+    steps = [name(1, step) for step in range(3)]
+    assert seen[0].endswith(f", {[name(0), *steps[:1]]}")
+    assert seen[2].endswith(f", {[name(0), *steps]}")
+    assert seen[3].endswith(f", {[name(0), *first, name(2, 0)]}")
+    for number in (1, 2):
+        last = run.directory.step_checkpoint(number, 2)
+        assert last.samefile(run.directory.checkpoint(number))
     made = [each.model for each in records(run) if each.model is not None]
     places = [(each.round, each.version, each.step) for each in made]
     assert places == [(1, 1, 0), (1, 2, 1), (1, 3, 2), (2, 4, 0), (2, 5, 1), (2, 6, 2)]
@@ -46,7 +51,6 @@ def test_a_rounds_newest_model_has_its_name_and_earlier_ones_that_of_their_step(
 
 
 def test_replay_finds_models_by_their_digests(flows):
-    # A later model of the round has taken the name of the one that is looked for.
     run = flows.broken(HOPS, *THREE, "checkpoints.keep=1", place="2 site-1")
     live = flows.seen()
     resumed = flows.resume(run, HOPS, *THREE, "checkpoints.keep=1")
@@ -74,7 +78,7 @@ def test_a_model_that_the_program_refers_to_stays_and_others_go(flows):
     """
     script = adding({}, "float('nan')")
     run = flows.finish(text, "rounds=7", "checkpoints.keep=1", script=script)
-    assert flows.seen() == [f"{[name(2), name(5)]}"]
+    assert flows.seen() == [f"{[name(2), name(5, 0)]}"]
     assert models(run) == [name(7)]
     # Each fold adds 5 / 3, which rounds to 2: the fifth one to what came of the second.
     assert load_file(run.directory.checkpoint(7))["steps"].item() == 2 * (2 + 1 + 2)
@@ -98,7 +102,7 @@ def test_a_model_that_updates_in_waiting_were_trained_from_stays(flows):
 
     def load(model):
         from safetensors.torch import load_file
-        path = run_folder() / "checkpoints" / f"round-{model.round:04d}.safetensors"
+        path = run_folder() / "checkpoints" / f"round-{model.round:04d}.step-03.safetensors"
         return load_file(path)["steps"].item()
     """
     script = adding({}, "float('nan')")
@@ -129,9 +133,10 @@ def test_only_live_effects_remove_files_and_a_workflow_may_end_with_any_of_its_m
     resumed = flows.resume(run, text, *how, script=script)
     # As long as it is replayed, all that is there stays, though less is kept from now on; and what
     # the program refers to stays to its end.
-    there, five = ([name(number) for number in range(count)] for count in (4, 5))
-    replayed = [f"{number}, {there}" for number in (1, 2, 3)]
-    assert flows.seen() == [*replayed, f"4, {five}", f"{five}"]
+    there = [name(0), name(1), name(2)]
+    replayed = [f"{number}, {[*there, name(3, 0)]}" for number in (1, 2, 3)]
+    there += [name(3), name(4, 0)]
+    assert flows.seen() == [*replayed, f"4, {there}", f"{there}"]
     assert models(resumed) == [name(2), name(4)]
     assert resumed.directory.final_model.samefile(resumed.directory.checkpoint(2))
 
@@ -151,7 +156,7 @@ def test_a_model_that_turns_out_unsound_in_mid_run_ends_the_run_with_a_sentence(
     """
     expected = flows.finish(text, "rounds=3", QUIET)
     run = flows.broken(text, "rounds=3", QUIET)
-    path = run.directory.checkpoint(1)
+    path = run.directory.step_checkpoint(1, 0)
     sound = path.read_bytes()
     flip(path)
     failed = flows.jobs.go_on(run, noisy(), flows.write(text), "rounds=3", QUIET)
