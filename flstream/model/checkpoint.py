@@ -33,14 +33,7 @@ _KINDS = {"d": "folder", "p": "pipe", "s": "socket"}
 
 
 class FileHeader(NamedTuple):
-    """The header of a safetensors file.
-
-    Attributes:
-        layout: Tensors in the file.
-        metadata: Strings of ``__metadata__``, but for the ties between tensors.
-        nbytes: Length of the header in bytes, with the 8 bytes of its length: where the body
-            begins.
-    """
+    """A header: tensors, strings but for ties, and the bytes before the body."""
 
     layout: Layout
     metadata: dict[str, str]
@@ -103,19 +96,11 @@ class BodyFile:
         return [self._view]
 
     def commit(self, start: int, stop: int) -> None:
-        """Write the buffer's bytes to their place in the file.
-
-        Raises:
-            CheckpointError: The disk refused them.
-        """
+        """Write the buffer's bytes to their place in the file."""
         self.write(start, self._view)
 
     def write(self, start: int, view: memoryview) -> None:
-        """Write bytes that begin at ``start`` of the body.
-
-        Raises:
-            CheckpointError: The disk refused them.
-        """
+        """Write bytes that begin at ``start`` of the body."""
         try:
             write_at(self.fd, view, self.header_bytes + start)
         except OSError as error:
@@ -305,11 +290,7 @@ class FileSink(BodyFile):
             raise CheckpointError(f"{path} needs {size} bytes of disk: {flaw}") from error
 
     def write(self, start: int, view: memoryview) -> None:
-        """Write bytes that begin at ``start`` of the body.
-
-        Raises:
-            CheckpointError: The disk refused them.
-        """
+        """Write bytes that begin at ``start`` of the body."""
         super().write(start, view)
         self._unsynced += len(view)
         if self._durable and self._unsynced >= _WRITEBACK_BYTES:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -27,25 +27,24 @@ class Segment(msgspec.Struct, Generic[PartT], gc=False):
 
 
 class Segments(Generic[PartT]):
-    """The segments of a body, in order."""
+    """The segments of a body, in order: of each tensor its part, and its offset there."""
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: Iterable[tuple[TensorInfo, PartT, int]]) -> None:
         self._all: list[Segment[PartT]] = []
-
-    def add(self, spec: TensorInfo, part: PartT, offset: int) -> None:
-        """Add the next tensor of the body, which begins in a part at ``offset``."""
-        last = self._all[-1] if self._all else None
-        if not spec.nbytes:
-            return
-        if (
-            last is not None
-            and last.part is part
-            and last.stop == spec.start
-            and last.offset + last.stop - last.start == offset
-        ):
-            last.stop = spec.stop
-        else:
-            self._all.append(Segment(spec.start, spec.stop, part, offset))
+        last = None
+        for spec, part, offset in tensors:
+            if not spec.nbytes:
+                continue
+            if (
+                last is not None
+                and last.part is part
+                and last.stop == spec.start
+                and last.offset + last.stop - last.start == offset
+            ):
+                last.stop = spec.stop
+            else:
+                last = Segment(spec.start, spec.stop, part, offset)
+                self._all.append(last)
 
     def cut(self, start: int, stop: int) -> Iterator[Segment[PartT]]:
         """Yield the segments in ``[start, stop)``, cut at its ends."""
@@ -67,22 +66,12 @@ class Segments(Generic[PartT]):
 
 
 class ComposedSource:
-    """Tensors of one or several sources as one source.
-
-    Attributes:
-        layout: Layout of the body.
-
-    Args:
-        layout: Layout of the body.
-        places: The place of each of its tensors, by name, where it has the same bytes.
-    """
+    """Tensors of one or several sources as one source: each has the bytes at its place."""
 
     def __init__(self, layout: Layout, places: Mapping[str, Place]) -> None:
         self.layout = layout
-        self._segments: Segments[Any] = Segments()
-        for spec in layout.tensors:
-            source, info = places[spec.name]
-            self._segments.add(spec, source, info.start)
+        found = ((spec, *places[spec.name]) for spec in layout.tensors)
+        self._segments: Segments[Any] = Segments((s, part, at.start) for s, part, at in found)
 
     def read(self, start: int, stop: int, into: memoryview) -> None:
         """Read the bytes ``[start, stop)``, each segment from its source."""

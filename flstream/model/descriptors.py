@@ -31,11 +31,7 @@ def write_at(fd: int, view: memoryview, offset: int) -> None:
 
 
 def begin_writeback(fd: int, offset: int, count: int) -> None:
-    """Start writing ``count`` bytes of a file from ``offset`` on to the disk, without waiting.
-
-    This is a hint: only ``fsync`` guarantees that the bytes are on the disk, and it then has less
-    to do.
-    """
+    """Have the disk begin to write bytes; only ``fsync`` guarantees that it has them."""
     offsets = ctypes.c_int64(offset), ctypes.c_int64(count)
     _libc.sync_file_range(fd, *offsets, _SYNC_FILE_RANGE_WRITE)
 

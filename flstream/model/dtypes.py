@@ -21,14 +21,7 @@ quietly = np.errstate(all="ignore")
 
 
 class DType(NamedTuple):
-    """An element type.
-
-    Attributes:
-        code: Name in a safetensors header, such as ``F32``.
-        itemsize: Bytes of an element.
-        torch_name: Name of the dtype's attribute of ``torch``.
-        numpy_name: Name of the dtype in NumPy, or None where NumPy has no such type.
-    """
+    """An element type: its code in a header, bytes of an element, names in torch and NumPy."""
 
     code: str
     itemsize: int

@@ -143,10 +143,8 @@ class _Entry(NamedTuple):
 
 
 def _entries(folder: str) -> Iterator[_Entry]:
-    """Yield all that is in a folder, itself first, in an order of names and kinds alone.
-
-    It has no recursion, since training code may nest folders deeper than Python's stack.
-    """
+    """Yield all that is in a folder, itself first, in an order of names and kinds alone."""
+    # Without recursion: training code may nest folders deeper than Python's stack.
     info = os.lstat(folder)
     if not stat.S_ISDIR(info.st_mode):
         raise OSError(errno.ENOTDIR, "it is not a folder", folder)

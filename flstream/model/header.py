@@ -40,13 +40,6 @@ class _TensorEntry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     data_offsets: tuple[_Size, _Size]
 
 
-class _Beside(msgspec.Struct):
-    """The part of a header beside its tensors."""
-
-    metadata: msgspec.Raw = msgspec.field(name=METADATA, default=msgspec.Raw(b"{}"))
-
-
-_beside_decoder = msgspec.json.Decoder(_Beside)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _entry_decoder = msgspec.json.Decoder(_TensorEntry)
 _metadata_decoder = msgspec.json.Decoder(dict[str, str])
@@ -119,23 +112,21 @@ def decode_header(
     """Return the tensors, aliases and metadata of a header: see :func:`layout.parse_header`."""
     if not text.strip():
         raise LayoutError(f"{origin} has a header with nothing in it")
+    keys, fields = _keys(text), 1 + len(_TensorEntry.__struct_fields__)
+    # Counted before anything is made of them.
+    _expect_at_most(most and (1 + fields) * most, keys, origin, "keys")
     try:
-        raw = bytes(_beside_decoder.decode(text).metadata)
-        # Counted before anything is made of them.
-        inner = _keys(raw)
-        outer = _keys(text) - inner
-        fields = len(_TensorEntry.__struct_fields__)
-        _expect_at_most(most, outer // (1 + fields), origin, "tensors")
-        _expect_at_most(most, inner, origin, "entries of metadata")
         entries = _fields_decoder.decode(text)
     except _UNREADABLE as error:
         flaw = quotable(str(error))
         raise LayoutError(f"{origin} has a header that cannot be read: {flaw}") from error
-    is_there = entries.pop(METADATA, None) is not None
+    raw = bytes(entries.pop(METADATA, b""))
+    _expect_at_most(most, len(entries), origin, "tensors")
     specs = [_spec(name, entry, origin) for name, entry in entries.items()]
-    metadata = _table(raw, f"{origin} has metadata that is")
+    _expect_at_most(most, _keys(raw), origin, "entries of metadata")
+    metadata = _table(raw or b"{}", f"{origin} has metadata that is")
     # If there are more keys than were decoded, one of them is there twice.
-    if (outer, inner) != (len(specs) * (1 + fields) + is_there, len(metadata)):
+    if keys != len(specs) * fields + bool(raw) + len(metadata):
         raise LayoutError(f"{origin} has a header in which a name stands there twice")
     specs.sort(key=lambda spec: (spec.start, spec.stop))
     if specs and specs[0].start != 0:

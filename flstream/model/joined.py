@@ -178,10 +178,8 @@ class SplitWriter:
             for body, part in parts.items()
             for spec in part.layout.tensors
         }
-        self._segments = Segments[str]()
-        for spec in self.layout.tensors:
-            if spec.name in places:
-                self._segments.add(spec, *places[spec.name])
+        tensors = [spec for spec in self.layout.tensors if spec.name in places]
+        self._segments = Segments((spec, *places[spec.name]) for spec in tensors)
 
     def write(self, start: int, view: memoryview) -> None:
         """Write bytes that begin at ``start`` of the joint body; 0 begins all of it again."""

@@ -52,11 +52,10 @@ class MemoryBody(ComposedSource):
         self.layout = layout
         self.tensors = dict(tensors)
         self.is_used = False
-        self._segments = Segments()
-        for spec in layout.tensors:
-            name = spec.name
-            view = views[name] if views else TensorView(name, tensors[name], writable=True)
-            self._segments.add(spec, view, 0)
+        if views is None:
+            names = [spec.name for spec in layout.tensors]
+            views = {name: TensorView(name, tensors[name], writable=True) for name in names}
+        self._segments = Segments((spec, views[spec.name], 0) for spec in layout.tensors)
         # Ranges of tensors on other devices that are being written: where they go, and their bytes.
         self._incoming: dict[tuple[int, int], list[tuple[TensorView, int, memoryview]]] = {}
 
@@ -171,11 +170,12 @@ class MemoryBody(ComposedSource):
         views: list[memoryview] = []
         incoming: list[tuple[TensorView, int, memoryview]] = []
         for at in self._segments.cut(start, stop):
-            own = at.part.in_place(at.offset, at.offset + at.stop - at.start)
-            if own is None:
-                own = [memoryview(bytearray(at.stop - at.start))]
-                incoming.append((at.part, at.offset, own[0]))
-            views += own
+            size = at.stop - at.start
+            if (data := at.part.data) is not None:
+                views.append(data[at.offset : at.offset + size])
+            else:
+                views.append(memoryview(bytearray(size)))
+                incoming.append((at.part, at.offset, views[-1]))
         if incoming:
             self._incoming[start, stop] = incoming
         return views

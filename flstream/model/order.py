@@ -6,7 +6,7 @@ module's parameters side by side, so training code gets the tensors in the order
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -20,19 +20,30 @@ ORDER = "flstream.order"
 ValueT = TypeVar("ValueT")
 
 
-def order_text(layout: Layout, names: Iterable[str]) -> str:
-    """The order of a state dict as text: of each name, its place in the layout and its aliases.
+def order_of(layout: Layout, names: Iterable[str]) -> list[int]:
+    """Return the place of each name in a layout; nothing where they are in its order.
 
     Args:
         layout: Layout of the model.
         names: All names of its tensors and aliases, in the order to keep.
-
-    Returns:
-        The text; empty where the order is the layout's.
     """
     places = {name: place for place, name in enumerate(layout.names)}
     order = [places[name] for name in names]
-    return "" if order == sorted(order) else msgspec.json.encode(order).decode()
+    return [] if order == sorted(order) else order
+
+
+def names_in_order(layout: Layout, order: Sequence[int]) -> list[str] | None:
+    """Return the names at places, or in the layout's order if there are none; None for no order."""
+    names = layout.names
+    if order and sorted(order) != list(range(len(names))):
+        return None
+    return [names[place] for place in order] or names
+
+
+def order_text(layout: Layout, names: Iterable[str]) -> str:
+    """Return an order as text: see :func:`order_of`; empty where it is the layout's."""
+    order = order_of(layout, names)
+    return msgspec.json.encode(order).decode() if order else ""
 
 
 def in_order(values: Mapping[str, ValueT], layout: Layout, text: str) -> dict[str, ValueT]:
@@ -43,10 +54,7 @@ def in_order(values: Mapping[str, ValueT], layout: Layout, text: str) -> dict[st
         layout: Layout of the model.
         text: As :func:`order_text` gives it. One that does not fit the layout gives no order.
     """
-    names = layout.names
-    order = _places(text)
-    if sorted(order) == list(range(len(names))):
-        names = [names[place] for place in order]
+    names = names_in_order(layout, _places(text)) or layout.names
     return {name: values[name] for name in names if name in values}
 
 

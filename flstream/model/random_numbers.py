@@ -67,12 +67,7 @@ def words(key: bytes, start: int, count: int) -> np.ndarray[Any, np.dtype[np.uin
 def uniforms(key: bytes, start: int, count: int) -> Floats:
     """Return uniform random numbers between 0 and 1, neither of which is among them.
 
-    They are the odd multiples of 2**-53.
-
-    Args:
-        key: Key of the stream, 16 bytes.
-        start: Index of the first one, at least 0.
-        count: How many.
+    They are the odd multiples of 2**-53. The arguments are those of :func:`words`.
     """
     # 52 bits and a half: exact in a float, so that the numbers lie evenly around 1/2.
     return ((words(key, start, count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
@@ -83,11 +78,6 @@ def normals(key: bytes, start: int, count: int) -> Floats:
 
     They are quantiles of :func:`uniforms` of the same key and indices (Wichura, algorithm AS 241,
     1988, doi:10.2307/2347330), with a relative error below 1e-14.
-
-    Args:
-        key: Key of the stream, 16 bytes.
-        start: Index of the first one, at least 0.
-        count: How many.
     """
     return _in_blocks(_normal, key, start, count)
 
@@ -96,11 +86,6 @@ def laplaces(key: bytes, start: int, count: int) -> Floats:
     """Return random numbers of Laplace's distribution with mean 0 and scale 1 (variance 2).
 
     They are quantiles of :func:`uniforms` of the same key and indices, at most 36.1 from 0.
-
-    Args:
-        key: Key of the stream, 16 bytes.
-        start: Index of the first one, at least 0.
-        count: How many.
     """
     return _in_blocks(_laplace, key, start, count)
 

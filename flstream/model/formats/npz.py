@@ -65,11 +65,7 @@ def _describe(
 
 
 class _Arrays:
-    """The arrays as a source. The one that was read last stays in memory.
-
-    Attributes:
-        layout: Layout of the arrays, one after another.
-    """
+    """The arrays as a source. The one that was read last stays in memory."""
 
     def __init__(self, path: Path, layout: Layout) -> None:
         self.layout = layout
@@ -78,11 +74,7 @@ class _Arrays:
         self._name, self._array = "", MemoryBody.of({})
 
     def read(self, start: int, stop: int, into: memoryview) -> None:
-        """Read the bytes ``[start, stop)``.
-
-        Raises:
-            CheckpointError: An array is damaged.
-        """
+        """Read the bytes ``[start, stop)``."""
         for spec in self.layout.overlapping(start, stop):
             if spec.name != self._name:
                 self._array = MemoryBody.of({})  # freed before the next one is read

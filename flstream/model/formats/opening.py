@@ -51,11 +51,7 @@ class CheckpointFile:
     facts: Sequence[str]
 
     def __post_init__(self) -> None:
-        """Refuse a file that states more tensors than it can hold, before they are read.
-
-        Raises:
-            LayoutError: The file does; the message names the largest tensor.
-        """
+        """Refuse a file that states more tensors than it can hold, before they are read."""
         if self.layout.nbytes > _MOST_EXPANSION * self.file_bytes:
             largest = max(self.layout.tensors, key=lambda spec: spec.nbytes)
             raise LayoutError(

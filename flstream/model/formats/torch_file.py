@@ -72,10 +72,7 @@ def _load(path: Path) -> Any:
 
 
 def _flatten(value: Any, origin: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Collect the tensors in a value, and its numbers and texts, by their paths.
-
-    A path is keys and indices joined by dots. A single tensor is named ``tensor``.
-    """
+    """Collect the tensors, numbers and texts of a value by their paths, or as ``tensor``."""
     import torch
 
     tensors: dict[str, torch.Tensor] = {}

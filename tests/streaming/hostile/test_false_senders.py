@@ -48,7 +48,7 @@ LAYOUTS = {
     ),
     "metadata without end": (
         lambda: b'{"__metadata__":{' + entries(600_000, b'"%d":""') + b"}}",
-        "600000 entries of metadata; at most 100000 are taken",
+        "600001 keys; at most 500000 are taken",
     ),
     "ties without end": (
         lambda: (
