@@ -164,12 +164,7 @@ class Channel:
         return self._socket.fileno()
 
     def send_some(self, views: Sequence[memoryview], descriptors: Sequence[int] = ()) -> int:
-        """Send as much as fits without waiting; return the number of bytes, which may be 0.
-
-        Args:
-            views: What to send.
-            descriptors: Files to hand over beside the first byte.
-        """
+        """Send what fits without waiting, files beside the first byte; return the bytes sent."""
         beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))]
         try:
             return self._socket.sendmsg(views[:_MAX_VIEWS], beside if descriptors else ())
@@ -216,11 +211,7 @@ class Channel:
     def send(
         self, views: Sequence[memoryview], deadline: Deadline, descriptors: Sequence[int] = ()
     ) -> None:
-        """Send everything, waiting for the peer to make room.
-
-        Raises:
-            DeadlineError: The peer made no room in time.
-        """
+        """Send everything, waiting for the peer to make room."""
         buffers = [view for view in views if len(view)]
         while buffers:
             count = self.send_some(buffers, descriptors)
@@ -232,12 +223,7 @@ class Channel:
     def receive(
         self, views: Sequence[memoryview], deadline: Deadline, abort: AbortSignal | None = None
     ) -> None:
-        """Fill the views, waiting for the peer.
-
-        Raises:
-            DeadlineError: The peer did not send the bytes in time.
-            AbortedError: ``abort`` was set meanwhile.
-        """
+        """Fill the views, waiting for the peer."""
         buffers = [view for view in views if len(view)]
         while buffers:
             count = self.receive_some(buffers)
@@ -278,11 +264,7 @@ class Channel:
         return is_ready
 
     def expect_on(self, *aborts: AbortSignal) -> None:
-        """Look at flags, also while there is no need to wait.
-
-        Raises:
-            AbortedError: One is set.
-        """
+        """Look at flags, also while there is no need to wait."""
         if any(abort.is_set() for abort in aborts):
             raise AbortedError(f"the transfer with {self.peer} was called off")
 
@@ -290,11 +272,7 @@ class Channel:
         return ChannelClosedError(f"{self.peer} closed the channel; its process has ended or died")
 
     def take_descriptor(self) -> int:
-        """Return the descriptor of a file that the peer has handed over; the caller closes it.
-
-        Raises:
-            ChannelClosedError: There is none.
-        """
+        """Return the descriptor of a file that the peer has handed over; the caller closes it."""
         if not self._descriptors:
             raise ChannelClosedError(
                 f"{self.peer} handed no descriptor over; its process has ended"

@@ -50,10 +50,7 @@ _DRAIN_SECONDS = 5.0
 
 
 class Line:
-    """One way of a site's link: bytes leave one after another at its rate, then they travel.
-
-    Its trace begins at ``began``, in seconds of the caller's clock.
-    """
+    """One way of a site's link; its trace begins at ``began``, in seconds of the caller's clock."""
 
     def __init__(self, link: NetworkLink, site: str, way: Way, began: float) -> None:
         self.link, self.site, self.way = link, site, way

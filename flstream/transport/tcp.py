@@ -135,9 +135,9 @@ class TcpListener:
         # Guards the two above, and calls one after another, which may admit and dismiss.
         self._lock = threading.RLock()
         self._is_closed = False
-        host, port = _host_and_port(address)
+        where = _host_and_port(address)
         try:
-            family, _, _, _, bound = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            family, _, _, _, bound = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0]
             if ipaddress.ip_address(bound[0]).is_unspecified:
                 raise UsageError(
                     f"{address} stands for every address of this machine; name the one under which "
@@ -147,7 +147,8 @@ class TcpListener:
         except (OSError, UnicodeError) as error:  # a name that is too long
             flaw = error.strerror if isinstance(error, OSError) else "it is no name of a host"
             raise UsageError(f"{address} cannot be listened on: {flaw}") from error
-        self.address = _text_of(self._socket.getsockname())
+        host, port = self._socket.getsockname()[:2]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._thread = threading.Thread(target=self._accept_all, name="tcp-listener", daemon=True)
         self._thread.start()
 
@@ -327,8 +328,3 @@ def _host_and_port(address: str) -> tuple[str, int]:
     if not colon or host in ("", "*") or not port.isdecimal() or int(port) > _MOST_PORT:
         raise UsageError(f"{address!r} is no address; give HOST:PORT, such as 127.0.0.1:7707")
     return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def _text_of(name: tuple[str, int]) -> str:
-    host, port = name[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
