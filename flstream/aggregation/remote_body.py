@@ -11,8 +11,8 @@ from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
 from flstream.model.source import Source
 from flstream.streaming.coding import DecoderFor
-from flstream.streaming.download import RemoteSource, close_ref
-from flstream.streaming.receiver import Receiver
+from flstream.streaming.download import RemoteSource
+from flstream.streaming.receiver import Exchange, Receiver
 from flstream.streaming.settings import StreamSettings
 from flstream.telemetry.events import Transfer
 
@@ -113,4 +113,4 @@ class RemoteBody:
             self._remotes[-1].close(failure)
         else:
             # It was folded elsewhere, so not even its layout is asked for: a small body would come.
-            close_ref(self._receiver, self._token, self._settings, failure)
+            Exchange(self._receiver, self._token, self._settings).close(failure)

@@ -59,7 +59,7 @@ from flstream.streaming.payload import (
 )
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.refs import OfferOptions, Ref
-from flstream.streaming.selection import Selection, TensorSpec, find_refs, ranges_of
+from flstream.streaming.selection import TensorSpec, find_refs, ranges_of, selected_memory
 from flstream.streaming.service import DownloadService
 from flstream.streaming.settings import DEFAULT_LIMITS, Limits, StreamSettings, expect_options
 from flstream.streaming.wire import TOKEN_BYTES, Range
@@ -131,7 +131,7 @@ class DownloadOptions(TypedDict, total=False):
 
 def add_tensors(
     service: DownloadService,
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Params,
     receivers: Iterable[str],
     **options: Unpack[OfferOptions],
 ) -> Ref:
@@ -153,7 +153,13 @@ def add_tensors(
         LayoutError: A tensor cannot be streamed; the message names it and says what to do.
         ValueError: An option makes no sense, or the receivers are one text.
     """
-    return _offer_by_name(service, tensors, receivers, options)
+    if not isinstance(tensors, Mapping):
+        raise LayoutError(
+            f"what is offered is a {type(tensors).__name__}; give tensors by name, such as the "
+            "state_dict() of a module"
+        )
+    options.setdefault("order", list(tensors))
+    return service.offer(MemoryBody.of(tensors), receivers, **options)
 
 
 def add_arrays(
@@ -163,7 +169,7 @@ def add_arrays(
     **options: Unpack[OfferOptions],
 ) -> Ref:
     """Offer NumPy arrays: see :func:`add_tensors`."""
-    return _offer_by_name(service, arrays, receivers, options)
+    return add_tensors(service, arrays, receivers, **options)
 
 
 def add_file(
@@ -326,7 +332,9 @@ def download_specs(
                 if token in refs[spec] and remote.layout.find(name) is not None
             ]
             if names:
-                sink_for = _selecting(names, into, framework, receiver.peer)
+                sink_for = partial(
+                    selected_memory, names=names, into=into, framework=framework, peer=remote.peer
+                )
                 sink = _copied(remote, sink_for, options, on_tensors, wanted=ranges_of)
                 found.update((name, sink.tensors[name]) for name in names if missing.pop(name))
             remote.leave()
@@ -485,18 +493,6 @@ def connect(
     return Receiver(again(), peer, abort, limits, again)
 
 
-def _offer_by_name(
-    service: DownloadService, tensors: Params, receivers: Iterable[str], options: OfferOptions
-) -> Ref:
-    if not isinstance(tensors, Mapping):
-        raise LayoutError(
-            f"what is offered is a {type(tensors).__name__}; give tensors by name, such as the "
-            "state_dict() of a module"
-        )
-    options.setdefault("order", list(tensors))
-    return service.offer(MemoryBody.of(tensors), receivers, **options)
-
-
 def _sound(spec: TensorSpec) -> TensorSpec:
     """Refuse a spec that could not be sent."""
     try:
@@ -521,39 +517,20 @@ def _tensors(
     if isinstance(select, str) or not all(isinstance(name, str) for name in select or ()):
         raise ValueError(f"select is {select!r}; give a list of names")
 
-    def whole(layout: Layout) -> MemoryBody:
+    def sink_for(layout: Layout) -> MemoryBody:
+        if select is not None:
+            return selected_memory(layout, list(select), into, framework, receiver.peer)
         return MemoryBody.allocate(layout, framework) if into is None else MemoryBody.over(into)
 
     def attempt() -> tuple[Params, Transfer]:
         remote = _opened(receiver, ref_id, options, eager=select is None)
-        if select is None:
-            names, sink = remote.names, _copied(remote, whole, options, on_tensors)
-        else:
-            names = list(select)
-            sink_for = _selecting(names, into, framework, receiver.peer)
-            sink = _copied(remote, sink_for, options, on_tensors, wanted=ranges_of)
+        wanted = None if select is None else ranges_of
+        sink = _copied(remote, sink_for, options, on_tensors, wanted=wanted)
+        names = remote.names if select is None else select
         return {name: sink.tensors[name] for name in names}, remote.cost
 
     status, tensors = _status_of(attempt, options)
     return status, tensors or {}
-
-
-def _selecting(
-    names: Sequence[str], into: torch.nn.Module | Params | None, framework: Framework, peer: str
-) -> Callable[[Layout], MemoryBody]:
-    """Return what makes the sink for some of a layout's tensors, in new memory or what is given."""
-
-    def sink_for(whole: Layout) -> MemoryBody:
-        selection = Selection(whole, names, peer)
-        if into is None:
-            return selection.placed(MemoryBody.allocate(selection.layout, framework))
-        body = MemoryBody.over(into)
-        lacking = next((name for name in names if name not in body.tensors), None)
-        if lacking is not None:
-            raise LayoutError(f"tensor {lacking!r} is selected, and into has none of that name")
-        return selection.placed(body.part(selection.layout))
-
-    return sink_for
 
 
 def _file(
@@ -622,25 +599,19 @@ def _copied(
 class _Watch:
     """Tells the caller of a download what has come.
 
-    Args:
-        on_progress: Told of the number of bytes; None for nobody.
-        on_tensors: Told of tensors that are whole; None for nobody.
+    It is no closure, which an error's traceback would keep with the tensors.
     """
 
     def __init__(self, on_progress: OnProgress | None, on_tensors: OnTensors | None) -> None:
-        self._on_progress = on_progress
-        self._on_tensors = on_tensors
-        self._done = 0
+        self._on_progress, self._on_tensors, self._done = on_progress, on_tensors, 0
 
     def begin(self, sink: Sink) -> None:
-        """Take note of what is to come."""
         self._sink: Any = sink
         self._missing = {spec.name: spec.nbytes for spec in sink.layout.tensors}
         self._nbytes = sum(self._missing.values())
         self._empty = [name for name, nbytes in self._missing.items() if not nbytes]
 
     def on_range(self, start: int, stop: int) -> None:
-        """Tell of a range that is in the sink."""
         self._done += stop - start
         if self._on_progress is not None:
             self._on_progress(self._done, self._nbytes)
@@ -652,8 +623,7 @@ class _Watch:
             if not self._missing[spec.name]:
                 complete.append(spec.name)
         tensors = self._sink.tensors
-        whole = {name: tensors[name] for name in complete if name in tensors}
-        if whole:
+        if whole := {name: tensors[name] for name in complete if name in tensors}:
             self._on_tensors(whole)
 
 
@@ -692,11 +662,7 @@ def _token_of(ref_id: str | bytes) -> bytes:
 
 
 def _settings_of(options: DownloadOptions) -> StreamSettings:
-    """Return the settings of a download with its options.
-
-    Raises:
-        ValueError: An option makes no sense.
-    """
+    """Return the settings of a download with its options."""
     expect_options(options, DownloadOptions)
     settings = options.get("settings") or StreamSettings()
     if not isinstance(settings, StreamSettings):

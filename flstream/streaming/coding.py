@@ -11,11 +11,10 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from flstream.errors import BrokenStreamError
 from flstream.model.layout import Layout
 
-_HEAD = struct.Struct("<QB7x")
-HEAD_BYTES = _HEAD.size
+HEAD = struct.Struct("<QB7x")
+"""Head of an encoded frame: the digest of the frame's bytes, and whether the model was used."""
 
 
 class EncodedBytes(NamedTuple):
@@ -30,16 +29,8 @@ class EncodedBytes(NamedTuple):
     has_base: bool
 
 
-class FrameEncoder(Protocol):
-    """Makes frames of a body smaller."""
-
-    def __call__(self, data: memoryview, start: int, stop: int) -> EncodedBytes | None:
-        """Encode the bytes ``[start, stop)``; return None where that makes them no fewer.
-
-        Raises:
-            FlstreamError: The codec failed, or the model cannot be read.
-        """
-        ...
+FrameEncoder = Callable[[memoryview, int, int], EncodedBytes | None]
+"""Function that encodes the bytes ``[start, stop)`` of a body; None where they become no fewer."""
 
 
 class Decoder(Protocol):
@@ -74,25 +65,3 @@ DecoderFor = Callable[[Layout], Decoder]
 
 EncoderFor = Callable[[str], FrameEncoder]
 """Function from the name of a receiver's model, which may be empty, to what encodes for it."""
-
-
-def pack_head(digest: int, encoded: EncodedBytes) -> bytes:
-    """Return what comes before the encoded bytes of a frame.
-
-    Args:
-        digest: xxh3-64 of the frame's bytes.
-        encoded: What the codec made of them.
-    """
-    return _HEAD.pack(digest, encoded.has_base)
-
-
-def unpack_head(payload: memoryview, peer: str) -> tuple[int, bool]:
-    """Return the digest of a frame's bytes, and whether the model was used.
-
-    Raises:
-        BrokenStreamError: The payload is too short.
-    """
-    if len(payload) < HEAD_BYTES:
-        raise BrokenStreamError(f"{peer} sent an encoded frame of {len(payload)} bytes")
-    digest, has_base = _HEAD.unpack(payload[:HEAD_BYTES])
-    return digest, bool(has_base)

@@ -28,7 +28,7 @@ from flstream.errors import (
 from flstream.model.layout import ALIGNMENT
 from flstream.model.source import Scratch, Source, change_of, in_place, views_of
 from flstream.streaming import wire
-from flstream.streaming.coding import HEAD_BYTES, FrameEncoder, pack_head
+from flstream.streaming.coding import HEAD, FrameEncoder
 from flstream.streaming.direct import place_of
 from flstream.streaming.refs import Delivery, Ref
 from flstream.streaming.settings import Limits
@@ -60,28 +60,16 @@ _MOST_ENCODED_BYTES = 8 << 20
 _ZEROS = memoryview(bytes(64 << 10))
 
 
-class Connection:
-    """A thread that serves one receiver's channel.
-
-    Args:
-        channel: Channel that carries the packets.
-        receiver: Name of the receiver.
-        service: What is on offer, and who is told how the connection ends.
-        limits: What the receiver may cause.
-
-    Attributes:
-        channel: As given.
-        receiver: As given.
-        instance: What the receiver calls itself, alike on all its connections; None before it
-            greets.
-    """
+class Connection(threading.Thread):
+    """A thread that serves the channel of one receiver."""
 
     def __init__(
         self, channel: Channel, receiver: str, service: DownloadService, limits: Limits
     ) -> None:
+        super().__init__(name=f"sends to {receiver}", daemon=True)
         self.channel = channel
         self.receiver = receiver
-        self.instance: bytes | None = None
+        self.instance: bytes | None = None  # alike on all connections of a receiver that greeted
         self._service = service
         self._limits = limits
         self._packets = wire.PacketReader(channel, receiver)
@@ -97,29 +85,14 @@ class Connection:
         # Refs whose place this connection was told, and which it has not closed: what it read there
         # is sound only as long as they are on offer.
         self._placed: set[bytes] = set()
-        self._thread = threading.Thread(
-            target=self._serve, name=f"sends to {receiver}", daemon=True
-        )
 
     @property
     def is_sending(self) -> bool:
         """Whether frames are being sent."""
         return self._fetch is not None
 
-    def start(self) -> None:
-        """Begin to serve."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """End the connection. Its thread ends soon."""
-        self.channel.shut()
-
-    def join(self) -> None:
-        """Wait for the end of the thread, unless it is this one."""
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-
-    def _serve(self) -> None:
+    def run(self) -> None:
+        """Answer one request after another, until the channel ends."""
         reason = ""
         try:
             self._post(wire.Hello(wire.VERSION))
@@ -178,46 +151,52 @@ class Connection:
             raise BrokenStreamError(f"{self.receiver} sent a request with the number of a beat")
 
     def _answer(self, request: wire.Request) -> None:
-        if isinstance(request, wire.Find):
-            tokens = self._service.find(self.receiver, request.labels)
-            self._post(wire.Found(request.number, tokens))
-            return
-        if isinstance(request, wire.Open | wire.Fetch | wire.Close):
+        if not isinstance(request, wire.Find | wire.Ping):
             self._fetch, self._frames = None, iter(())  # one download at a time
-        ref = self._service.ref(request.token, self.receiver)
-        if isinstance(request, wire.Close):
-            self._close(request, ref)
-            return
-        # A receiver that it was not offered to does not learn whether the ref exists.
-        if ref is None or (source := ref.source) is None:
-            if isinstance(request, wire.Ping) and self._has(request.token):
-                self._post(wire.Pong(request.number))  # the answer to its close was lost
-            else:
-                self._refuse(request, NOT_ON_OFFER)
-            return
-        ref.deliveries[self.receiver].active_at = time.monotonic()
         try:
-            match request:
-                case wire.Open():
-                    self._open(request, ref, source)
-                case wire.Ping() if (change := change_of(source)) is not None:
-                    self._refuse(request, change)
-                case wire.Ping():
-                    self._pong(request)
-                case wire.Fetch():
-                    self._begin(request, ref, source)
+            if isinstance(request, wire.Find):
+                tokens = self._service.find(self.receiver, request.labels)
+                self._post(wire.Found(request.number, tokens))
+            else:
+                self._answer_about(self._service.ref(request.token, self.receiver), request)
         except (ChannelClosedError, ProtocolError):
             raise
         except Exception as error:  # such as a file that became shorter, or a defect of a source
-            self._refuse(request, _reason(error))
+            self._refuse(request, error)
+
+    def _answer_about(
+        self, ref: Ref | None, request: wire.Open | wire.Fetch | wire.Ping | wire.Close
+    ) -> None:
+        source = None if ref is None else ref.source
+        if isinstance(request, wire.Close):
+            self._close(request, ref)
+        elif ref is None or source is None:
+            has_it = ref is not None and ref.deliveries[self.receiver].has_it
+            # A receiver that it was not offered to does not learn whether the ref exists.
+            if not (isinstance(request, wire.Ping) and has_it) or request.token in self._placed:
+                raise RefusedError(NOT_ON_OFFER)
+            self._post(wire.Pong(request.number))  # the answer to its close was lost
+        else:
+            ref.deliveries[self.receiver].active_at = time.monotonic()
+            match request:
+                case wire.Open():
+                    self._open(request, ref, source)
+                case wire.Fetch():
+                    self._begin(request, ref, source)
+                case wire.Ping():
+                    if change := change_of(source):
+                        raise RefusedError(change)
+                    answering = self._fetch.number if self._fetch is not None else 0
+                    self._post(wire.Pong(request.number, answering))
 
     def _open(self, request: wire.Open, ref: Ref, source: Source) -> None:
-        layout, digests = source.layout, b""
+        layout, digests, block = source.layout, b"", 0
         place, descriptors = None, list[int]()
         encoder = ref.options.get("encoder")  # which is for fewer bytes, so frames are sent
         if request.digests:
-            digest_of = partial(self._digest_of_block, ref)
-            digests = ref.digests.take(digest_of, lambda: self._attend(request))
+            blocks, digest_of = ref.digests, partial(self._digest_of_block, ref)
+            digests = blocks.take(digest_of, lambda: self._attend(request))
+            block = blocks.block if digests else 0
         if request.direct and self.channel.direct and layout.nbytes > request.eager and not encoder:
             place, descriptors = place_of(source)
         if place is not None:
@@ -225,7 +204,6 @@ class Connection:
         is_eager = place is None and not digests and 0 < layout.nbytes <= request.eager
         size = min(request.chunk_size, ref.max_chunk_size or request.chunk_size)
         header, most = layout.plain_header[8:], ref.max_chunk_size
-        block = ref.digests.block if digests else 0
         self._post(
             wire.Opened(request.number, header, most, ref.order, block, digests, place),
             descriptors,
@@ -239,11 +217,7 @@ class Connection:
             return wire.digest_of(views_of(_source_of(ref), start, stop, self._scratch))
 
     def _attend(self, meanwhile: wire.Open) -> None:
-        """Look at what the receiver says while something takes long: only that it waits, or ends.
-
-        Raises:
-            RefusedError: It has given up, by a request that is to be answered next.
-        """
+        """Look at what the receiver says while something takes long: whether it waits, or ends."""
         while self._has_input():
             request = self._request()
             if isinstance(request, wire.Ping):
@@ -254,61 +228,49 @@ class Connection:
                 raise RefusedError("another request took its place")
 
     def _begin(self, fetch: wire.Fetch, ref: Ref, source: Source) -> None:
-        flaw = self._flaw(fetch, source.layout.nbytes, ref.max_chunk_size or wire.MAX_CHUNK_BYTES)
-        if flaw:
-            self._refuse(fetch, flaw)
-            return
+        self._expect_sound(fetch, source.layout.nbytes, ref.max_chunk_size or wire.MAX_CHUNK_BYTES)
         ref.deliveries[self.receiver].requests += 1
         encoder_for = ref.options.get("encoder") if fetch.encoded else None
         with _naming_codec():
             self._encoder = None if encoder_for is None else encoder_for(fetch.base)
-        self._fetch, self._frames = fetch, _frames(fetch)
+        self._fetch, self._frames = fetch, wire.cut(fetch.ranges, fetch.chunk_size)
 
-    def _flaw(self, fetch: wire.Fetch, nbytes: int, most: int) -> str:
-        """Describe the error in a request for a body of ``nbytes``; an empty string if none."""
+    def _expect_sound(self, fetch: wire.Fetch, nbytes: int, most: int) -> None:
+        """Refuse a request that has an error, for a body of ``nbytes``."""
         for start, stop in fetch.ranges:
             if not 0 <= start < stop <= nbytes:
-                return f"bytes {start} to {stop} are not a range of a body of {nbytes}"
+                raise RefusedError(f"bytes {start} to {stop} are not a range of a body of {nbytes}")
         if fetch.chunk_size > most or (fetch.chunk_size == 0 and most < wire.MAX_CHUNK_BYTES):
-            return f"chunks of more than {most} bytes are not sent"
+            raise RefusedError(f"chunks of more than {most} bytes are not sent")
         if fetch.chunk_size < 0 or fetch.chunk_size % ALIGNMENT:
-            return f"a chunk size must be a multiple of {ALIGNMENT}"
+            raise RefusedError(f"a chunk size must be a multiple of {ALIGNMENT}")
         most = self._limits.scratch_bytes
         if fetch.chunk_size == 0 and any(stop - start > most for start, stop in fetch.ranges):
-            return f"more than {most} bytes are not put into one frame here (Limits.scratch_bytes)"
-        return ""
+            raise RefusedError(
+                f"more than {most} bytes are not put into one frame here (Limits.scratch_bytes)"
+            )
 
     def _close(self, request: wire.Close, ref: Ref | None) -> None:
+        flaw = NOT_ON_OFFER if request.ok else ""
         if ref is not None:
-            delivery, source = ref.deliveries[self.receiver], ref.source
-            failure = None if source is None else change_of(source)
-            ref.receiver_done(self.receiver, failure if request.ok else quotable(request.reason))
+            change = None if ref.source is None else change_of(ref.source)
             # Another thread may be settling the ref: then this came too late to count. Or it was
             # fetched again, after a first success.
-            if request.ok and (failure is not None or not delivery.has_it):
-                self._refuse(request, failure or delivery.failure or ref.settled.reason)
-                return
-        # Of a settled ref it may be a repeat, because the answer was lost.
-        elif request.ok and not self._has(request.token):
-            settled = self._service.settled.get(request.token)
-            late = settled.reason if settled is not None else "this ref is not on offer"
-            self._refuse(request, late)
-            return
+            is_late = ref.source is None and request.token in self._placed
+            ref.receiver_done(self.receiver, change if request.ok else quotable(request.reason))
+            flaw = change or ref.flaw_of(self.receiver) or ("it had settled" if is_late else "")
+        if flaw and request.ok:
+            raise RefusedError(flaw)
         self._placed.discard(request.token)
         self._post(wire.Closed(request.number))
 
-    def _has(self, token: bytes) -> bool:
-        """Whether the receiver has closed a ref with success that has settled since."""
-        settled = self._service.settled.get(token)
-        is_had = settled is not None and self.receiver in settled.have
-        return is_had and token not in self._placed
-
     # What is sent.
 
-    def _pong(self, ping: wire.Ping) -> None:
-        self._post(wire.Pong(ping.number, self._fetch.number if self._fetch is not None else 0))
-
-    def _refuse(self, request: wire.Request, reason: str) -> None:
+    def _refuse(self, request: wire.Request, error: Exception) -> None:
+        reason = str(error)
+        if not isinstance(error, FlstreamError):  # of a defect here, a traceback is of use
+            traceback.print_exception(error)
+            reason = f"what is on offer cannot be read: {type(error).__name__}: {error}"
         self._post(wire.Refused(request.number, reason))
 
     def _post(self, message: wire.Reply | wire.Hello, descriptors: Sequence[int] = ()) -> None:
@@ -372,18 +334,16 @@ class Connection:
             self._fetch = None
             return 0
         ref = self._service.ref(fetch.token, self.receiver)
-        if ref is None or ref.source is None:
-            self._fetch = None
-            self._refuse(fetch, "the ref settled before this was sent")
-            return 0
-        delivery = self._delivery = ref.deliveries[self.receiver]
         try:
+            if ref is None:
+                raise RefusedError(NOT_ON_OFFER)
+            delivery = self._delivery = ref.deliveries[self.receiver]
             length = self._send_range(fetch, ref, delivery, *place)
         except (ChannelClosedError, ProtocolError):
             raise
         except Exception as error:  # such as a file that became shorter, or a defect of a source
             self._fetch = None
-            self._refuse(fetch, _reason(error))
+            self._refuse(fetch, error)
             return 0
         delivery.chunks += 1
         delivery.bytes += length
@@ -431,11 +391,7 @@ class Connection:
     def _piece(
         self, ref: Ref, delivery: Delivery, start: int, stop: int, digest: xxhash.xxh3_64
     ) -> memoryview | None:
-        """Digest a piece of the body, which is read here unless it can be sent from its place.
-
-        Returns:
-            Its bytes; None if they are to be sent from where they are.
-        """
+        """Digest a piece of the body; return its bytes, or None to send them from their place."""
         with delivery.reading:
             source = _source_of(ref)
             views = in_place(source, start, stop)
@@ -460,17 +416,9 @@ class Connection:
             digest = wire.digest_of([data])
             with _naming_codec():
                 encoded = encoder(data, start, stop)
-        if encoded is None or len(encoded.data) + HEAD_BYTES >= stop - start:
+        if encoded is None or len(encoded.data) + HEAD.size >= stop - start:
             return None
-        return memoryview(pack_head(digest, encoded) + encoded.data)
-
-
-def _reason(error: Exception) -> str:
-    """Return the clause that a receiver is told of an error, with a traceback of a defect here."""
-    if isinstance(error, FlstreamError):
-        return str(error)
-    traceback.print_exception(error)
-    return f"what is on offer cannot be read: {type(error).__name__}: {error}"
+        return memoryview(HEAD.pack(digest, encoded.has_base) + encoded.data)
 
 
 @contextmanager
@@ -489,11 +437,3 @@ def _source_of(ref: Ref) -> Source:
     if source is None:
         raise RefusedError("the ref settled before this was sent")
     return source
-
-
-def _frames(fetch: wire.Fetch) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of a request's frames, in order."""
-    for start, stop in fetch.ranges:
-        size = fetch.chunk_size or stop - start
-        for first in range(start, stop, size):
-            yield first, min(first + size, stop)

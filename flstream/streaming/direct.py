@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import weakref
+from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, chain
@@ -21,29 +23,17 @@ from flstream.errors import ProtocolError
 from flstream.model.checkpoint import FileSource
 from flstream.model.source import Source, in_place
 from flstream.streaming.wire import InFile, InProcess
+from flstream.transport.channel import advance
 
 # The kernel takes at most this many buffers in one call (IOV_MAX on Linux).
 _MOST_BUFFERS = 1024
 # Bytes that are read in one call at most.
 _MOST_BYTES = 1 << 30
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-class _Buffer(ctypes.Structure):
-    """The C structure ``struct iovec``."""
-
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
 _libc.process_vm_readv.restype = ctypes.c_ssize_t
-_libc.process_vm_readv.argtypes = [
-    ctypes.c_int,
-    ctypes.POINTER(_Buffer),
-    ctypes.c_ulong,
-    ctypes.POINTER(_Buffer),
-    ctypes.c_ulong,
-    ctypes.c_ulong,
-]
+# The process; where its bytes go, and where they are: addresses of buffers, and their number.
+_BUFFERS = ctypes.c_void_p, ctypes.c_ulong
+_libc.process_vm_readv.argtypes = [ctypes.c_int, *_BUFFERS, *_BUFFERS, ctypes.c_ulong]
 
 
 def place_of(source: Source) -> tuple[InFile | InProcess | None, list[int]]:
@@ -57,87 +47,49 @@ def place_of(source: Source) -> tuple[InFile | InProcess | None, list[int]]:
 
 
 class FileReader:
-    """Reads a body from a file.
-
-    Args:
-        fd: Descriptor of the file, which belongs to this object from here on.
-        offset: Offset in bytes of the body's first byte in the file.
-        nbytes: Length of the body in bytes.
-
-    Attributes:
-        fd: As given.
-        offset: As given.
-
-    Raises:
-        ProtocolError: The file ends before the body does.
-    """
+    """Reads a body of `nbytes` from a file, whose descriptor is closed with this object."""
 
     def __init__(self, fd: int, offset: int, nbytes: int) -> None:
         self.fd = fd
         self.offset = offset
+        weakref.finalize(self, os.close, fd)
         if os.fstat(fd).st_size < offset + nbytes:
-            os.close(fd)
             raise ProtocolError(f"a file of fewer than {offset + nbytes} bytes was handed over")
 
     def read(self, start: int, into: Sequence[memoryview]) -> None:
-        """Fill views with the bytes from ``start`` on.
-
-        Raises:
-            OSError: They cannot be read.
-        """
+        """Fill views with the bytes from ``start`` on, or raise an OSError."""
         place = self.offset + start
-        for first in range(0, len(into), _MOST_BUFFERS):
-            buffers = list(into[first : first + _MOST_BUFFERS])
-            while buffers:
-                count = os.preadv(self.fd, buffers, place)
-                if count == 0:
-                    raise OSError("the file was cut short")
-                place += count
-                while buffers and count >= len(buffers[0]):
-                    count -= len(buffers.pop(0))
-                if count:
-                    buffers[0] = buffers[0][count:]
-
-    def close(self) -> None:
-        """Close the descriptor."""
-        os.close(self.fd)
+        while into:
+            count = os.preadv(self.fd, into[:_MOST_BUFFERS], place)
+            if count == 0:
+                raise OSError("the file was cut short")
+            place, into = place + count, advance(into, count)
 
 
 class _Spans:
-    """Consecutive pieces of a body, wherever they lie in a process's memory.
-
-    Args:
-        spans: Addresses and lengths in bytes, in order.
-    """
+    """Consecutive pieces of a body, wherever they lie in a process's memory."""
 
     def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
         self._addresses = [address for address, _ in spans]
         self._starts = [0, *accumulate(length for _, length in spans)]
         self.nbytes = self._starts[-1]
 
-    def buffers(self, start: int, count: int) -> ctypes.Array[_Buffer]:
-        """Return where bytes lie: ``count`` of them, or those in as many pieces as a call takes."""
-        index = bisect_right(self._starts, start) - 1
-        buffers: list[_Buffer] = []
-        while count and len(buffers) < _MOST_BUFFERS:
+    def buffers(self, start: int, count: int) -> array[int]:
+        """Return where bytes lie: ``count`` of them, or those in as many pieces as a call takes.
+
+        Each piece is an address and a length, as in the C structure ``iovec``.
+        """
+        index, buffers = bisect_right(self._starts, start) - 1, array("Q")
+        while count and len(buffers) < 2 * _MOST_BUFFERS:
             inside = start - self._starts[index]
             length = min(self._starts[index + 1] - start, count)
-            buffers.append(_Buffer(self._addresses[index] + inside, length))
+            buffers.extend((self._addresses[index] + inside, length))
             start, count, index = start + length, count - length, index + 1
-        return (_Buffer * len(buffers))(*buffers)
+        return buffers
 
 
 class MemoryReader:
-    """Reads a body from the memory of another process.
-
-    Args:
-        pid: The process.
-        spans: Addresses and lengths in bytes of the body's pieces, in order.
-        nbytes: Length of the body in bytes.
-
-    Raises:
-        ProtocolError: The pieces are not as long as the body.
-    """
+    """Reads a body of `nbytes` from another process's memory: addresses and lengths, in order."""
 
     def __init__(self, pid: int, spans: Sequence[tuple[int, int]], nbytes: int) -> None:
         stated = sum(length for _, length in spans)
@@ -147,23 +99,17 @@ class MemoryReader:
         self._theirs = _Spans(spans)
 
     def read(self, start: int, into: Sequence[memoryview]) -> None:
-        """Fill views with the bytes from ``start`` on.
-
-        Raises:
-            OSError: The kernel does not allow it, the process has ended, or it has no such memory.
-        """
+        """Fill views with the bytes from ``start`` on, or raise an OSError."""
         ours, done = _Spans([(_address(view), len(view)) for view in into]), 0
         while done < ours.nbytes:
-            theirs = self._theirs.buffers(start + done, min(ours.nbytes - done, _MOST_BYTES))
-            wanted = ours.buffers(done, min(ours.nbytes - done, _MOST_BYTES))
-            count = _libc.process_vm_readv(self._pid, wanted, len(wanted), theirs, len(theirs), 0)
+            most = min(ours.nbytes - done, _MOST_BYTES)
+            wanted, theirs = ours.buffers(done, most), self._theirs.buffers(start + done, most)
+            places = ((each.buffer_info()[0], len(each) // 2) for each in (wanted, theirs))
+            count = _libc.process_vm_readv(self._pid, *chain.from_iterable(places), 0)
             if count <= 0:
                 code = ctypes.get_errno()
                 raise OSError(code, os.strerror(code))
             done += count
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to close."""
 
 
 def _address(view: memoryview) -> int:

@@ -8,9 +8,9 @@ itself where it can: see :mod:`flstream.streaming.direct`.
 from __future__ import annotations
 
 import time
-import weakref
+from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import TypeVar, cast
@@ -28,12 +28,12 @@ from flstream.errors import (
 )
 from flstream.model.copy import copy, expect_fit, scatter
 from flstream.model.layout import ALIGNMENT, Layout, parse_header
+from flstream.model.order import names_in_order
 from flstream.model.source import OnRange, Scratch, Sink, Source, views_of
 from flstream.streaming import wire
-from flstream.streaming.coding import HEAD_BYTES, DecoderFor, unpack_head
+from flstream.streaming.coding import HEAD, DecoderFor
 from flstream.streaming.direct import FileReader, MemoryReader
 from flstream.streaming.receiver import BROKEN, Exchange, Receiver
-from flstream.streaming.reuse import same_blocks
 from flstream.streaming.settings import DEFAULT_LIMITS, Limits, StreamSettings
 from flstream.streaming.wire import Range
 from flstream.telemetry.events import Transfer
@@ -57,7 +57,7 @@ Place = Callable[[int, int], Sequence[memoryview]]
 SinkT = TypeVar("SinkT", bound=Sink)
 
 
-class RemoteSource:
+class RemoteSource(Exchange):
     """A ref offered by a receiver's peer.
 
     It is read once: from front to back with :meth:`read`, or in the order in which the frames come
@@ -86,6 +86,8 @@ class RemoteSource:
         StreamingError: The sender refused, fell silent, or is gone.
     """
 
+    _reader: FileReader | MemoryReader | None = None
+
     def __init__(
         self,
         receiver: Receiver,
@@ -99,7 +101,6 @@ class RemoteSource:
         is_kept: bool = False,
     ) -> None:
         self.is_kept = is_kept
-        self.peer = receiver.peer
         self._size = settings.chunk_size
         self._began = time.monotonic()
         self._ended: float | None = None
@@ -111,14 +112,11 @@ class RemoteSource:
         self._have: list[Range] = []  # what the source at hand has
         self._at_hand: Source | None = None
         self._scratch = Scratch()
-        self._reader: FileReader | MemoryReader | None = None
-        # What is to come, from front to back: of the present request, after that, and once more.
+        # What is to come from front to back, how many of its ranges were asked for; what once more.
         self._due: deque[Range] = deque()
-        self._later: list[Range] = []
+        self._asked_for = 0
         self._damaged: list[Range] = []
-        self._exchange = Exchange(receiver, token, settings, abort)
-        me = weakref.ref(self)  # no cycle, which would keep a model until the next collection
-        self._exchange.due = lambda: "anything" if (it := me()) is None else it._first_missing()
+        super().__init__(receiver, token, settings, abort)
         try:
             is_direct = receiver.channel.direct and settings.direct and bool(self._size)
             most = MOST_EAGER_BYTES if self._size and eager and not digests else 0
@@ -129,18 +127,19 @@ class RemoteSource:
             raise
 
     def _open(self, receiver: Receiver, most: int, digests: bool, is_direct: bool) -> None:
-        exchange = self._exchange
-        number = exchange.fetching = receiver.next_number()
-        request = wire.Open(exchange.token, number, most, self._size, digests, is_direct)
-        opened = self._opened = exchange.ask(request, wire.Opened)
-        exchange.was_lost = False  # of a connection that broke: the answer came on another
+        number = self.fetching = receiver.next_number()
+        request = wire.Open(self.token, number, most, self._size, digests, is_direct)
+        opened = self._opened = self.ask(request, wire.Opened)
+        self.was_lost = False  # of a connection that broke: the answer came on another
         self.layout = layout_of_header(opened.layout, self.peer, receiver.limits)
-        self.names = _in_order(self.layout.names, opened.order, self.peer)
+        if (names := names_in_order(self.layout, opened.order)) is None:
+            raise ProtocolError(f"{self.peer} lists {len(self.layout.names)} tensors in no order")
+        self.names = names
         if opened.chunk_size % ALIGNMENT:
             raise ProtocolError(f"{self.peer} sends chunks of {opened.chunk_size} bytes, not of 16")
         self._size = min(self._size, opened.chunk_size or self._size)
         nbytes = self.layout.nbytes
-        exchange.allow(nbytes)
+        self._most_useless += nbytes  # it may be sent twice
         match opened.place if is_direct else None:
             case wire.InFile(offset):
                 fd = receiver.channel.take_descriptor()
@@ -151,9 +150,10 @@ class RemoteSource:
                 self._reader = MemoryReader(receiver.channel.peer_pid, spans, nbytes)
         if self._reader is None and 0 < nbytes <= most:
             self._due.append((0, nbytes))
+            self._asked_for = 1
             self._requests += 1
         else:
-            exchange.fetching = 0
+            self.fetching = 0
 
     @property
     def cost(self) -> Transfer:
@@ -190,7 +190,14 @@ class RemoteSource:
         """
         opened = self._opened
         if opened.block and source.layout == self.layout and self._reader is None:
-            self._have = same_blocks(source, opened.block, opened.digests, self.peer)
+            if len(opened.digests) != -(-self.layout.nbytes // opened.block) * 8:
+                raise ProtocolError(f"{self.peer} sent {len(opened.digests)} bytes of digests")
+            blocks = zip(self.layout.ranges(opened.block), array("Q", opened.digests), strict=True)
+            self._have = wire.merged(
+                place
+                for place, digest in blocks
+                if wire.digest_of(views_of(source, *place, self._scratch)) == digest
+            )
             self._at_hand = source
 
     def begin(self) -> None:
@@ -232,7 +239,7 @@ class RemoteSource:
                 self._cursor = min(last, cursor + len(into))
                 self._at_hand.read(cursor, self._cursor, into[: self._cursor - cursor])
                 return
-        if not self._due and not self._later:
+        if not self._due:
             self._request(self._missing_from(cursor))
         target = into
 
@@ -267,11 +274,11 @@ class RemoteSource:
         if wanted is None:
             expect_fit(self.layout, sink, self.peer)
             wanted = self._missing_from(0)
-        for piece in _cut(self._have, _STEP_BYTES):
+        for piece in wire.cut(self._have, _STEP_BYTES):
             if self._at_hand is not None and cast(object, self._at_hand) is not sink:
                 scatter(views_of(self._at_hand, *piece, self._scratch), sink.views(*piece))
             _commit(sink, on_range, *piece)
-        pieces = _cut(wanted, self._size or _STEP_BYTES)
+        pieces = wire.cut(wanted, self._size or _STEP_BYTES)
         while self._reader is not None:
             if (due := next(pieces, None)) is None:
                 return
@@ -287,11 +294,11 @@ class RemoteSource:
     def _read_directly(self, start: int, into: Sequence[memoryview]) -> bool:
         """Read bytes without the sender; return False if that is not to be, from here on."""
         assert self._reader is not None
-        self._exchange.check()
+        self._channel.expect_on(*self._aborts)
         try:
             self._reader.read(start, into)
         except OSError:  # the kernel does not allow it, or the sender is gone: frames will tell
-            self._close_reader()
+            self._reader = None
             return False
         stop = start + sum(map(len, into))
         self._requests += not self._direct
@@ -310,43 +317,37 @@ class RemoteSource:
 
     def _request(self, ranges: Sequence[Range]) -> None:
         """Ask for ranges, or for as many as a request may have; if that fails, they are lost."""
-        exchange, decoder = self._exchange, self._decoder if self._size else None
-        self._damaged, self._later = [], list(ranges[wire.MAX_RANGES :])
-        self._due = deque(ranges[: wire.MAX_RANGES])
-        if not self._due:
+        decoder = self._decoder if self._size else None
+        self._damaged, self._due = [], deque(ranges)
+        wanted = ranges[: wire.MAX_RANGES]
+        self._asked_for = len(wanted)
+        if not wanted:
             return
-        exchange.fetching, exchange.was_lost = exchange.next_number(), False
+        number = self.fetching = self.next_number()
+        self.was_lost = False
         self._requests += 1
         base = "" if decoder is None else decoder.base
-        wanted, is_encoded = list(self._due), decoder is not None
+        is_encoded = decoder is not None
         try:
-            exchange.send(
-                wire.Fetch(exchange.token, exchange.fetching, wanted, self._size, is_encoded, base)
-            )
+            self.send(wire.Fetch(self.token, number, list(wanted), self._size, is_encoded, base))
         except BROKEN as error:
-            exchange.recover(error)
+            self.recover(error)
 
     def _take(self, place: Place, *, in_order: bool = False) -> Range | None:
-        """Receive the next sound frame; return its range, or None if there is nothing to come.
-
-        Args:
-            place: Returns the views for a range; called again if its bytes came damaged.
-            in_order: Whether what comes damaged is needed before what follows it.
-        """
-        exchange = self._exchange
-        while self._due or self._damaged or self._later:
+        """Receive the next sound frame to its place; return its range, None once all is there."""
+        while self._due or self._damaged:
             try:
-                if exchange.was_lost or not self._due:
+                if self.was_lost or not self._asked_for:
                     # Nothing more will come of earlier requests.
-                    self._repairs += exchange.was_lost or bool(self._damaged)
-                    self._request(wire.merged([*self._damaged, *self._due, *self._later]))
+                    self._repairs += self.was_lost or bool(self._damaged)
+                    self._request(wire.merged([*self._damaged, *self._due]))
                     continue
-                header = exchange.header()
+                header = self.header()
                 if header.kind == wire.MESSAGE:
-                    exchange.message(header)
+                    self.message(header)
                     continue
-                if header.number != exchange.fetching:
-                    exchange.count_useless(header.length)  # of a request that was given up
+                if header.number != self.fetching:
+                    self.count_useless(header.length)  # of a request that was given up
                     continue
                 start, last = self._due[0]
                 stop = min(start + self._size, last) if self._size else last
@@ -359,51 +360,48 @@ class RemoteSource:
                 if header.kind == wire.ENCODED:
                     is_sound = self._decode(header, views, stop)
                 elif header.length == stop - start:
-                    is_sound = exchange.packets.payload(views, exchange.wait)
+                    is_sound = self._packets.payload(views, self.wait)
                 else:
                     raise BrokenStreamError(
                         f"{self.peer} sent {header.length} bytes for a frame of {stop - start}"
                     )
             except BROKEN as error:
-                exchange.recover(error)
+                self.recover(error)
                 continue
             if stop < last:
                 self._due[0] = stop, last
             else:
                 self._due.popleft()
+                self._asked_for -= 1
             if is_sound:
-                exchange.of_use()
+                self.of_use()
                 self._bytes += header.length
                 self._chunks += 1
-                if not (self._due or self._damaged or self._later):
-                    exchange.fetching = 0
+                if not (self._due or self._damaged):
+                    self.fetching = 0
                 return start, stop
             self._count_damage(start, stop)
-            exchange.was_lost |= in_order
+            self.was_lost |= in_order
         return None
 
     def _decode(self, header: wire.Header, views: Sequence[memoryview], stop: int) -> bool:
-        """Receive an encoded frame into its place; return whether it is what was encoded.
-
-        Where it is not, though it came as it was sent, the sides have other models or codecs; then
-        nothing more is fetched encoded.
-        """
-        if self._decoder is None or header.length >= stop - header.start:
+        """Receive an encoded frame into its place; return whether it is what was encoded."""
+        if self._decoder is None or not HEAD.size <= header.length < stop - header.start:
             raise BrokenStreamError(f"{self.peer} sent an encoded frame unasked")
         payload = memoryview(bytearray(header.length))
-        if not self._exchange.packets.payload([payload], self._exchange.wait):
+        if not self._packets.payload([payload], self.wait):
             return False
-        digest, has_base = unpack_head(payload, self.peer)
+        digest, has_base = HEAD.unpack_from(payload)
         out = views[0] if len(views) == 1 else memoryview(bytearray(stop - header.start))
         try:
-            data = payload[HEAD_BYTES:]
-            self._decoder.decode(data, out, header.start, stop, has_base=has_base)
+            data = payload[HEAD.size :]
+            self._decoder.decode(data, out, header.start, stop, has_base=bool(has_base))
             is_sound = wire.digest_of([out]) == digest
         except FlstreamError:  # of a codec, or of a file with a model: the bytes come without
             is_sound = False
-        if not is_sound:
+        if not is_sound:  # it came as it was sent: the sides have other models or codecs
             self._decoder = None
-            self._exchange.was_lost = True  # what follows is not asked for encoded
+            self.was_lost = True  # what follows is not asked for encoded
             return False
         if len(views) > 1:
             scatter([out], views)
@@ -412,11 +410,7 @@ class RemoteSource:
         return True
 
     def _count_damage(self, start: int, stop: int) -> None:
-        """Note a frame that came damaged.
-
-        Raises:
-            IntegrityError: It has too often.
-        """
+        """Note a frame that came damaged, and fail if it has too often."""
         self._damaged.append((start, stop))
         self._attempts[start] = self._attempts.get(start, 0) + 1
         if self._attempts[start] > _MOST_REPAIRS:
@@ -426,11 +420,11 @@ class RemoteSource:
                 "matched their digest; the sender's memory, or what it offers, is being changed"
             )
 
-    def _first_missing(self) -> str:
-        """Describe the first bytes that have not come, for the message of an error."""
+    def due(self) -> str:
+        """Describe the answer, or the first bytes, that have not come."""
         missing = [*self._damaged, *self._due]
-        if not missing:
-            return "anything"
+        if self._asked or not missing:
+            return super().due()
         start = missing[0][0]
         return f"the bytes from {start} on (tensor {self.layout.name_at(start)!r})"
 
@@ -443,48 +437,36 @@ class RemoteSource:
             RefusedError: It is not, or was.
             StreamingError: The sender is gone.
         """
-        exchange = self._exchange
-        exchange.ask(wire.Ping(exchange.token, exchange.next_number()), wire.Pong)
+        self.ask(wire.Ping(self.token, self.next_number()), wire.Pong)
 
     def close(self, failure: str = "") -> None:
-        """Inform the sender that this receiver is done, and stop counting the seconds.
+        """Tell the sender that this receiver is done, and stop counting the seconds.
 
         Args:
             failure: Reason for which the download failed; empty if it succeeded.
 
         Raises:
-            RefusedError: The sender does not agree that it succeeded: what it offered was changed
-                meanwhile, or it gave this receiver up.
-            StreamingError: The sender cannot be informed. The bytes received are sound all the
-                same, unless they were read directly.
+            RefusedError: The sender does not agree that it succeeded.
+            StreamingError: The sender cannot be told. The bytes received are sound all the same,
+                unless they were read directly.
         """
         self._ended = time.monotonic()
-        self._close_reader()
-        self._exchange.close(failure)
+        super().close(failure)
 
     def leave(self) -> None:
         """Take nothing more of what comes, so that the ref can be fetched again."""
-        self._close_reader()
-        self._exchange.end()
+        self._reader = None
+        super().leave()
 
     def fail(self, error: BaseException) -> None:
-        """Inform the sender that the download has failed, unless the ref stays on offer."""
-        self._close_reader()
+        """Tell the sender that the download has failed, unless the ref stays on offer."""
         if self.is_kept:
-            self._exchange.end()
+            self.leave()
             return
         is_ours = isinstance(error, FlstreamError)  # and not of a function of the user's
         reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
         with suppress(StreamingError):
-            self._exchange.give_up(quotable(reason))
-
-    def _close_reader(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
-
-    def __del__(self) -> None:
-        self._close_reader()
+            self.give_up(quotable(reason))
 
 
 def _commit(sink: Sink, on_range: OnRange | None, start: int, stop: int) -> None:
@@ -554,23 +536,6 @@ def download(
     return sink
 
 
-def close_ref(
-    receiver: Receiver, token: bytes, settings: StreamSettings, failure: str = ""
-) -> None:
-    """Inform the sender of a ref that this receiver is done with it, without having read it.
-
-    Args:
-        receiver: Receiving side of the channel.
-        token: Token of the ref.
-        settings: Timeouts.
-        failure: Reason for which it is of no use; empty if it was used by other means.
-
-    Raises:
-        StreamingError: The sender cannot be informed, or does not agree.
-    """
-    Exchange(receiver, token, settings).close(failure)
-
-
 def layout_of_header(header: bytes, peer: str, limits: Limits = DEFAULT_LIMITS) -> Layout:
     """Return the layout in the JSON of a safetensors header; the same object for the same bytes.
 
@@ -587,12 +552,11 @@ def layout_of_header(header: bytes, peer: str, limits: Limits = DEFAULT_LIMITS) 
             f"{peer} offers a layout of {len(header)} bytes, and {limits.layout_bytes} are taken "
             "here at most (Limits.layout_bytes)"
         )
-    layout = _layout(header, peer, limits)
-    if len(layout.tensors) > limits.layout_tensors:
-        raise ProtocolError(
-            f"{peer} offers {len(layout.tensors)} tensors, and {limits.layout_tensors} are taken "
-            "here at most (Limits.layout_tensors)"
-        )
+    parse = _parsed if len(header) <= _MOST_KEPT_BYTES else _parsed.__wrapped__
+    try:
+        layout: Layout = parse(header, limits.layout_tensors)
+    except LayoutError as error:
+        raise ProtocolError(f"{peer} offers tensors, but {error} (Limits)") from error
     if layout.nbytes > limits.body_bytes:
         raise ProtocolError(
             f"{peer} offers {layout.nbytes} bytes, and {limits.body_bytes} are taken here at most "
@@ -601,32 +565,6 @@ def layout_of_header(header: bytes, peer: str, limits: Limits = DEFAULT_LIMITS) 
     return layout
 
 
-def _layout(header: bytes, peer: str, limits: Limits) -> Layout:
-    with suppress(LayoutError):  # raised again below, with the sender's name
-        if len(header) <= _MOST_KEPT_BYTES:
-            return _parsed(header)
-    try:
-        return parse_header(header, peer, limits.layout_tensors)[0]
-    except LayoutError as error:
-        raise ProtocolError(str(error)) from error
-
-
 @lru_cache(maxsize=2)
-def _parsed(header: bytes) -> Layout:
-    return parse_header(header, "a sender")[0]
-
-
-def _in_order(names: list[str], order: Sequence[int], peer: str) -> list[str]:
-    """Return names in the order that a sender gives, or as they are if it gives none."""
-    if not order:
-        return names
-    if sorted(order) != list(range(len(names))):
-        raise ProtocolError(f"{peer} lists {len(names)} tensors in no order")
-    return [names[place] for place in order]
-
-
-def _cut(ranges: Iterable[Range], step: int) -> Iterator[Range]:
-    """Cut ranges into pieces of ``step`` bytes at most."""
-    for start, stop in ranges:
-        for first in range(start, stop, step):
-            yield first, min(first + step, stop)
+def _parsed(header: bytes, most_tensors: int) -> Layout:
+    return parse_header(header, "their layout", most_tensors)[0]

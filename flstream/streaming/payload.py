@@ -310,12 +310,10 @@ class _Walk:
                 raise ValueError(f"the tensor {name!r} did not arrive")
             if (name, code) not in self.seen:  # of either kind, there is one
                 value = self.tensors[name]
-                if (code == _ARRAY) != isinstance(value, np.ndarray):
-                    value = (
-                        value.numpy()
-                        if code == _ARRAY
-                        else import_module("torch").from_numpy(value)
-                    )
+                if code == _ARRAY and not isinstance(value, np.ndarray):
+                    value = value.numpy()
+                elif code == _TENSOR and isinstance(value, np.ndarray):
+                    value = import_module("torch").from_numpy(value)
                 self.seen[name, code] = value
             return self.seen[name, code]
         if code == _TYPE and (decomposer := self.registry.by_name.get(data.decode())):

@@ -107,12 +107,7 @@ class Receiver:
         self._greeting = self._hello
 
     def begin(self, seconds: float) -> None:
-        """Wait for the turn of a download.
-
-        Raises:
-            RefusedError: This thread has another one under way.
-            DeadlineError: That of another thread takes longer.
-        """
+        """Wait for the turn of a download."""
         if self._whose == threading.get_ident():
             raise RefusedError(
                 f"another download from {self.peer} is under way on this connection, which carries "
@@ -137,11 +132,7 @@ class Receiver:
             return self._number
 
     def send(self, message: wire.Request, deadline: Deadline) -> None:
-        """Send a request, after the greeting.
-
-        Raises:
-            StreamingError: The connection is broken, or takes nothing in time.
-        """
+        """Send a request, after the greeting."""
         with self._sending:
             if self._closed.is_set():
                 raise ChannelClosedError(f"the connection to {self.peer} is closed")
@@ -164,18 +155,7 @@ class Receiver:
         seconds: float,
         aborts: Sequence[AbortSignal] = (),
     ) -> None:
-        """Make a new connection in the place of one that broke, unless there is one by now.
-
-        Args:
-            lost: The connection that broke.
-            error: How it broke.
-            seconds: Seconds that the attempts may take.
-            aborts: Signals that end them.
-
-        Raises:
-            StreamingError: As given, if there is no way to connect again; or that of the last
-                attempt, once that was in vain for :data:`RECONNECT_SECONDS`.
-        """
+        """Connect again, within `seconds`, in the place of a connection that broke."""
         with self._sending:
             if self.channel is not lost:
                 return
@@ -231,19 +211,17 @@ def _beat(receiver: weakref.ref[Receiver], closed: threading.Event) -> None:
 
 
 class Exchange:
-    """The messages of one download, and the time that it waits for them.
+    """The messages about one ref, and the time that this side waits for them.
 
     Args:
         receiver: Receiving side of the channel.
         token: Token of the ref.
         settings: Sizes and timeouts.
-        abort: Signal that cancels this download, beside that of the receiver.
+        abort: Signal that ends the exchange, beside that of the receiver.
 
     Attributes:
         token: As given.
         peer: Name of the sender.
-        due: Describes what the sender is still to send, for messages.
-        packets: What arrives on the present connection.
         was_lost: Whether what was asked for is not to come: the connection broke since, or the
             sender says that it has sent all.
         fetching: Number of the request that frames are to come for; 0 for none.
@@ -251,6 +229,8 @@ class Exchange:
     Raises:
         DeadlineError: Another download is under way.
     """
+
+    _is_over = True
 
     def __init__(
         self,
@@ -261,7 +241,6 @@ class Exchange:
     ) -> None:
         self.token = token
         self.peer = receiver.peer
-        self.due: Callable[[], str] = lambda: "anything"
         self.was_lost = False
         self.fetching = 0
         self._receiver = receiver
@@ -269,22 +248,22 @@ class Exchange:
         self._aborts = [signal for signal in (receiver.abort, abort) if signal is not None]
         self._timeout = settings.request_timeout
         self._deadline = Deadline(self._timeout)
-        self._ping = self._asked = 0
+        self._asked: wire.Request | None = None
+        self._ping = 0
         self._is_failing = False
-        self._repeated, self._most_repeated = 0, _MOST_REPEATED
-        self._is_over = True
+        self._useless, self._most_useless = 0, _MOST_REPEATED
         receiver.begin(settings.request_timeout)
         self._is_over = False
-        self._channel, self.packets = receiver.channel, receiver.packets
+        self._channel, self._packets = receiver.channel, receiver.packets
 
-    def end(self) -> None:
+    def leave(self) -> None:
         """Read nothing more for it, so that another download has its turn."""
         if not self._is_over:
             self._is_over = True
             self._receiver.end()
 
     def __del__(self) -> None:
-        self.end()  # of a source that was let go of
+        self.leave()  # of a source that was let go of
 
     def close(self, failure: str = "") -> None:
         """Tell the sender that this receiver is done with the ref, and end.
@@ -293,7 +272,9 @@ class Exchange:
             failure: Reason for which it is of no use; empty if it was used.
 
         Raises:
-            StreamingError: The sender cannot be told, or does not agree.
+            RefusedError: The sender does not agree that it succeeded: what it offered was changed
+                meanwhile, or it gave this receiver up.
+            StreamingError: The sender cannot be told.
         """
         how = self._settings
         # The answer may take as little time as that to a ping.
@@ -301,26 +282,22 @@ class Exchange:
         try:
             self.ask(wire.Close(self.token, self.next_number(), not failure, failure), wire.Closed)
         finally:
-            self.end()
+            self.leave()
 
     def give_up(self, failure: str) -> None:
-        """Tell the sender that a download has failed, without a new connection for that, and end.
-
-        Raises:
-            StreamingError: The sender cannot be told.
-        """
+        """Tell the sender that a download has failed, over no new connection, and end."""
         # Neither does a signal end it. What is on its way is skipped, up to the answer: in a frame,
         # the sender looks at nothing.
         self._aborts, self._is_failing = [], True
-        self._repeated, self._most_repeated = 0, _MOST_SKIPPED
-        if self.packets.left <= _MOST_SKIPPED:
+        self._useless, self._most_useless = 0, _MOST_SKIPPED
+        if self._packets.left <= _MOST_SKIPPED:
             self.close(failure)
             return
         self._deadline = Deadline(_CLOSE_SECONDS)
         try:
             self.send(wire.Close(self.token, self.next_number(), False, failure))
         finally:
-            self.end()
+            self.leave()
 
     def next_number(self) -> int:
         """Return a new number for a request."""
@@ -332,16 +309,8 @@ class Exchange:
         self._receiver.send(request, self._deadline)
 
     def ask(self, request: wire.Request, answer: type[ReplyT]) -> ReplyT:
-        """Send a request, and wait for its answer; again, if either is lost.
-
-        Raises:
-            RefusedError: The sender refused the request.
-            DeadlineError: The time is used up.
-            ProtocolError: The sender keeps sending other messages.
-        """
-        before, self.due = self.due, lambda: f"an answer to {type(request).__name__}"
-        self._asked = request.number
-        self._deadline = Deadline(self._timeout)
+        """Send a request, and wait for its answer; again, if either is lost."""
+        self._asked, self._deadline = request, Deadline(self._timeout)
         try:
             while True:
                 try:
@@ -359,94 +328,65 @@ class Exchange:
                 except BROKEN as error:
                     self.recover(error)
         finally:
-            self.due, self._asked = before, 0
+            self._asked = None
 
     def recover(self, error: StreamingError) -> None:
-        """Go on over a new connection.
-
-        Raises:
-            StreamingError: There is none to be had.
-        """
+        """Go on over a new connection, or raise the error if there is none to be had."""
         if self._is_failing:
             raise error
         seconds = self._deadline.left or 0.0
         self._receiver.reconnect(self._channel, error, seconds, self._aborts)
-        self._channel, self.packets = self._receiver.channel, self._receiver.packets
+        self._channel, self._packets = self._receiver.channel, self._receiver.packets
         self._ping, self.was_lost = 0, True
 
     def header(self) -> wire.Header:
-        """Wait for the next packet, and return its header; its payload is to be read next.
-
-        Raises:
-            StreamingError: It does not come, or is none.
-        """
-        self.check()
-        header = self.packets.header(self.wait)
-        if not self.packets.has_greeted:
+        """Wait for the next packet, and return its header; its payload is to be read next."""
+        self._channel.expect_on(*self._aborts)
+        header = self._packets.header(self.wait)
+        if not self._packets.has_greeted:
             is_short = header.kind == wire.MESSAGE and header.length <= wire.MAX_REQUEST_BYTES
             hello = self.message(header) if is_short else None
             if not isinstance(hello, wire.Hello):
                 raise BrokenStreamError(f"{self.peer} did not greet")
             wire.expect_version(hello.version, self.peer)
-            self.packets.has_greeted = True
-            header = self.packets.header(self.wait)
+            self._packets.has_greeted = True
+            header = self._packets.header(self.wait)
         return header
 
     def message(self, header: wire.Header) -> wire.Reply | wire.Hello | None:
-        """Read the message behind a header; return it, unless it refuses what was given up.
-
-        Raises:
-            ProtocolError: It is too long, or cannot be read.
-            RefusedError: The sender refuses to go on.
-        """
+        """Read the message behind a header; return it, unless it refuses what was given up."""
         most = self._receiver.limits.layout_bytes + _BESIDE_LAYOUT
-        payload = self.packets.message(header, most, self.wait)
+        payload = self._packets.message(header, most, self.wait)
         self.count_useless(header.length)
         reply = wire.decode(wire.REPLIES, payload, self.peer)
+        asked = 0 if self._asked is None else self._asked.number
         if isinstance(reply, wire.Refused):
-            if reply.number in (self.fetching, self._ping, self._asked):
+            if reply.number in (self.fetching, self._ping, asked):
                 raise RefusedError(f"{self.peer} refused: {quotable(reply.reason)}")
             return None
         if isinstance(reply, wire.Pong) and reply.number == self._ping:
             self._ping = 0
             # Whatever was sent before this answer has been read by now.
-            self.was_lost = reply.answering != (self._asked or self.fetching)
+            self.was_lost = reply.answering != (asked or self.fetching)
         return reply
 
-    def allow(self, nbytes: int) -> None:
-        """Allow the sender to repeat ``nbytes`` more: a body of that length is being sent."""
-        self._most_repeated += nbytes
-
     def count_useless(self, length: int) -> None:
-        """Count the bytes of a packet that brings no chunk.
-
-        Raises:
-            ProtocolError: The sender keeps sending such packets.
-        """
-        self._repeated += _PACKET_COST + length
-        if self._repeated > self._most_repeated:
-            raise ProtocolError(f"{self.peer} repeats itself: {self._repeated} bytes to no use")
+        """Count a packet that brings no chunk, and refuse a sender that keeps sending them."""
+        self._useless += _PACKET_COST + length
+        if self._useless > self._most_useless:
+            raise ProtocolError(f"{self.peer} repeats itself: {self._useless} bytes to no use")
 
     def of_use(self) -> None:
         """Note that a chunk has come: the connection is sound, and the next one has its time."""
         self._receiver.of_use()
         self._deadline = Deadline(self._timeout)
 
-    def check(self) -> None:
-        """Look at the signals, also while bytes keep coming.
-
-        Raises:
-            AbortedError: One was set.
-        """
-        self._channel.expect_on(*self._aborts)
+    def due(self) -> str:
+        """Describe what the sender is still to send, for the message of an error."""
+        return f"an answer to {type(self._asked).__name__}" if self._asked else "anything"
 
     def wait(self) -> None:
-        """Wait for bytes, and find out whether the sender lives if there are none.
-
-        Raises:
-            DeadlineError: The time of the request is used up.
-            ChannelClosedError: The sender does not answer.
-        """
+        """Wait for bytes, and find out whether the sender lives if there are none."""
         how, quiet = self._settings, 0.0
         while True:
             limit = how.ping_timeout if self._ping else how.ping_after

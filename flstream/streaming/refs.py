@@ -6,18 +6,25 @@ import secrets
 import threading
 import time
 import traceback
+from array import array
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 from flstream.debugging import waiting
-from flstream.model.layout import ALIGNMENT, Layout
+from flstream.model.digests import BLOCK_BYTES
+from flstream.model.layout import ALIGNMENT
+from flstream.model.order import order_of
 from flstream.model.source import Source
 from flstream.streaming.coding import EncoderFor
-from flstream.streaming.reuse import BlockDigests
 from flstream.streaming.settings import expect_options, expect_seconds
 from flstream.streaming.wire import TOKEN_BYTES
 from flstream.units import format_bytes, format_seconds
+
+# Most digests of a body: those of 16 GiB in blocks of 64 KiB, in 2 MiB.
+_MOST_BLOCKS = 1 << 18
+# Seconds for which one thread takes digests before it looks at what its receiver says.
+_TURN_SECONDS = 0.2
 
 
 @dataclass
@@ -73,18 +80,6 @@ class Outcome:
         return self.status == "finished"
 
 
-class Settled(NamedTuple):
-    """What is remembered of a ref that has settled.
-
-    Attributes:
-        have: Receivers that have the snapshot.
-        reason: Why the others do not, for those that believe that they do.
-    """
-
-    have: frozenset[str]
-    reason: str
-
-
 class OfferOptions(TypedDict, total=False):
     """Options of an offer.
 
@@ -114,6 +109,38 @@ class OfferOptions(TypedDict, total=False):
     order: Iterable[str]
 
 
+def block_size(nbytes: int) -> int:
+    """Return 64 KiB, or so much more that the digests of a body's blocks take 2 MiB at most."""
+    size = BLOCK_BYTES
+    while size * _MOST_BLOCKS < nbytes:
+        size *= 2
+    return size
+
+
+class BlockDigests:
+    """The digests of all blocks of a body, taken once, by all threads that need them."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.block = block_size(nbytes)
+        self._nbytes = nbytes
+        self._found = array("Q")
+        self._taking = threading.Lock()
+
+    def take(self, digest_of: Callable[[int, int], int], meanwhile: Callable[[], None]) -> bytes:
+        """Return the xxh3-64 of each block, eight bytes each; call `meanwhile` now and then."""
+        while len(self._found) * self.block < self._nbytes:
+            with self._taking:
+                until = time.monotonic() + _TURN_SECONDS
+                while time.monotonic() < until:
+                    start = len(self._found) * self.block
+                    if start >= self._nbytes:
+                        break
+                    stop = min(start + self.block, self._nbytes)
+                    self._found.append(digest_of(start, stop))
+            meanwhile()
+        return self._found.tobytes()
+
+
 class Ref:
     """One immutable snapshot on offer to declared receivers.
 
@@ -130,7 +157,9 @@ class Ref:
         token: Unguessable name, to be sent to the receivers, as bytes; :attr:`id` is its text.
         deliveries: Delivery of each declared receiver, by name; a receiver that was not done when
             the ref settled has no ``closed_at``.
-        options: Options of the offer.
+        source: The snapshot; None once the ref has settled.
+        outcome: The outcome; None while the ref is open.
+        options: Options of the offer; none once it has settled, as for the next two.
         order: Places of the tensors and aliases of its layout in the order in which receivers are
             to have them; empty if that is the order of the layout.
         digests: Digests of the snapshot's blocks, taken when a receiver first asks for them.
@@ -155,12 +184,17 @@ class Ref:
         self.token = secrets.token_bytes(TOKEN_BYTES)
         self.deliveries = deliveries
         self.options: OfferOptions = options
-        self.order = _order_of(source.layout, options.get("order"))
+        order, known = options.get("order"), source.layout.names
+        names = known if order is None else list(order)
+        if names != known and sorted(names) != sorted(known):
+            count = len(known)
+            raise ValueError(f"order has {len(names)} names that are not the {count} of the body")
+        self.order = [] if names == known else order_of(source.layout, names)
         self.digests = BlockDigests(source.layout.nbytes)
-        self._source: Source | None = source
+        self.source: Source | None = source
         self._nbytes = source.layout.nbytes
         self._after_settled = after_settled
-        self._outcome: Outcome | None = None
+        self.outcome: Outcome | None = None
         self._changed = threading.Condition()
 
     def __str__(self) -> str:
@@ -179,20 +213,10 @@ class Ref:
     @property
     def label(self) -> tuple[int, frozenset[str], bool] | None:
         """Round, tags and report, by which its tensors can be looked up; None if they cannot."""
-        if "round" not in self.options:
-            return None
         options = self.options
+        if "round" not in options:
+            return None
         return options["round"], frozenset(options.get("tags", ())), options.get("report", False)
-
-    @property
-    def source(self) -> Source | None:
-        """The snapshot, or None once the ref has settled."""
-        return self._source
-
-    @property
-    def outcome(self) -> Outcome | None:
-        """The outcome, or None while the ref is open."""
-        return self._outcome
 
     def wait(self, timeout: float | None = None, quorum: int | None = None) -> Outcome:
         """Wait until the ref settles, or a quorum is certain, and return its outcome.
@@ -228,57 +252,54 @@ class Ref:
     def settle(self, outcome: Outcome) -> None:
         """Settle the ref, unless it has settled."""
         with self._changed:
-            if self._source is None:
-                self._changed.wait_for(lambda: self._outcome is not None)
+            if self.source is None:
+                self._changed.wait_for(lambda: self.outcome is not None)
                 return
-            self._source = None
+            self.source = None
         for delivery in self.deliveries.values():
             with delivery.reading:  # the last piece that is being sent of it
                 pass
         # Its owner may do with the memory what it likes as soon as the outcome is known.
         with self._changed:
-            self._outcome = outcome
+            self.outcome = outcome
             self._changed.notify_all()
         try:
             self._after_settled(self)
+            # Its service remembers it for a while.
+            self.options, self.order, self.digests = {}, [], BlockDigests(0)
         except Exception:
             # Errors of the caller's callback end here: the ref has settled, and the thread that
             # settled it may be the one that serves a receiver.
             traceback.print_exc()
 
+    def flaw_of(self, receiver: str) -> str:
+        """Return why a receiver that is done does not have the snapshot; empty if it does."""
+        delivery = self.deliveries[receiver]
+        if delivery.has_it:
+            return ""
+        if self.outcome is None and delivery.failure:
+            return delivery.failure
+        late = "the ref had settled before this receiver was done"
+        return f"{late}: {self.outcome.reason}" if self.outcome and self.outcome.reason else late
+
     def receiver_done(self, receiver: str, failure: str | None) -> None:
         """Record that a receiver has the snapshot, or why not; only the first call counts."""
         with self._changed:
             delivery = self.deliveries[receiver]
-            if self._source is not None and delivery.closed_at is None:
+            if self.source is not None and delivery.closed_at is None:
                 delivery.failure = failure
                 delivery.closed_at = time.monotonic()
                 self._changed.notify_all()
             are_done = all(delivery.closed_at is not None for delivery in self.deliveries.values())
             failures = self._failures()
         if are_done:
-            is_whole = not failures
-            self.settle(
-                Outcome("finished") if is_whole else Outcome("aborted", "; ".join(failures))
-            )
-
-    @property
-    def settled(self) -> Settled:
-        """What is to be remembered of the ref, once it has settled."""
-        have = {name for name, delivery in self.deliveries.items() if delivery.has_it}
-        reason = "the ref had settled before this receiver was done"
-        if self._outcome is not None and self._outcome.reason:
-            reason += f": {self._outcome.reason}"
-        return Settled(frozenset(have), reason)
+            reason = "; ".join(failures)
+            self.settle(Outcome("aborted", reason) if reason else Outcome("finished"))
 
     def give_up_stalled(self) -> float | None:
-        """Have receivers lost that took nothing and asked for nothing in the time that they had.
-
-        Returns:
-            Seconds until the next one may be; None if none can.
-        """
+        """Lose receivers that stall; return the seconds until the next one may, or None."""
         timeout = self.options.get("stall_timeout")
-        if timeout is None or self._source is None:
+        if timeout is None or self.source is None:
             return None
         now, waits = time.monotonic(), []
         for name, delivery in self.deliveries.items():
@@ -315,8 +336,8 @@ class Ref:
 
     def _decided(self, quorum: int | None) -> Outcome | None:
         """Return the outcome for who waits for a quorum, or None if it is open."""
-        if self._outcome is not None or quorum is None:
-            return self._outcome
+        if self.outcome is not None or quorum is None:
+            return self.outcome
         count, failures = len(self.deliveries), self._failures()
         if sum(delivery.has_it for delivery in self.deliveries.values()) >= quorum:
             return Outcome("finished")
@@ -343,16 +364,3 @@ def _check(options: OfferOptions) -> None:
         raise ValueError(f"round is {options['round']!r}; give a whole number")
     if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
         raise ValueError(f"tags are {tags!r}; give a list of texts")
-
-
-def _order_of(layout: Layout, names: Iterable[str] | None) -> list[int]:
-    """Return the places of names among those of a layout; nothing if they are in its order."""
-    if names is None:
-        return []
-    names, known = list(names), layout.names
-    if names == known:
-        return []
-    if sorted(names) != sorted(known):
-        raise ValueError(f"order has {len(names)} names that are not the {len(known)} of the body")
-    places = {name: place for place, name in enumerate(known)}
-    return [places[name] for name in names]

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from flstream.errors import ProtocolError, RefusedError
+from flstream.errors import LayoutError, ProtocolError, RefusedError
 from flstream.model.copy import expect_fit
-from flstream.model.layout import Layout
-from flstream.model.memory import MemoryBody
+from flstream.model.layout import Layout, TensorInfo
+from flstream.model.memory import Framework, MemoryBody, Params
+from flstream.model.ties import find_ties
 from flstream.streaming import wire
 from flstream.streaming.receiver import Exchange, Receiver
 from flstream.streaming.settings import StreamSettings
 from flstream.text import quotable
 from flstream.transport.channel import AbortSignal
+
+if TYPE_CHECKING:
+    import torch
 
 # Names that an unknown one is compared with, and characters of it: more take long.
 _MOST_COMPARED, _MOST_CHARACTERS = 2000, 200
@@ -41,54 +45,50 @@ class TensorSpec(NamedTuple):
     require_lossless: bool = False
 
 
-class Selection:
-    """Some tensors of a layout.
+def selected_memory(
+    whole: Layout,
+    names: Sequence[str],
+    into: torch.nn.Module | Params | None,
+    framework: Framework,
+    peer: str,
+) -> MemoryBody:
+    """Make memory for some tensors of a layout, as a body in which each is where it is there.
 
     Args:
         whole: The layout.
         names: Names of tensors, each once. One that is tied to another's selects that tensor, under
             the name that is given.
+        into: What receives them; None for new memory.
+        framework: Kind of the new memory.
         peer: Name of the sender, for messages.
-
-    Attributes:
-        layout: Layout of the tensors alone.
 
     Raises:
         RefusedError: There is no such tensor, a name is there twice, or there is none.
+        LayoutError: They do not fit what receives them.
     """
-
-    def __init__(self, whole: Layout, names: Sequence[str], peer: str) -> None:
-        if not names:
-            raise RefusedError("no tensor is selected; name one at least")
-        chosen = {}
-        for name in names:
-            info = whole.find(name)
-            if info is None or name in chosen:
-                flaw = "is selected twice; name it once"
-                if info is None:
-                    flaw = f"is not among what {peer} offers{_hint(name, whole)}"
-                raise RefusedError(f"tensor {quotable(name)!r} {flaw}")
-            chosen[name] = info
-        first: dict[wire.Range, str] = {}
-        ties: dict[str, str] = {}
-        for name in sorted(chosen):
-            info = chosen[name]
-            first_name = first.setdefault(info[3:], name) if info.nbytes else name
-            if first_name != name:
-                ties[name] = first_name
-        own = [info for name, info in chosen.items() if name not in ties]
-        self.layout = Layout.of(((info.name, info.dtype, info.shape) for info in own), ties)
-        self._places = Layout(sorted(own, key=lambda info: info[3:]), ties)
-        self._peer = peer
-
-    def placed(self, sink: MemoryBody) -> MemoryBody:
-        """Return a sink of these tensors as one in which they are where they are in the whole.
-
-        Raises:
-            LayoutError: It is of other tensors.
-        """
-        expect_fit(self.layout, sink, self._peer)
-        return MemoryBody(self._places, sink.tensors)
+    if not names:
+        raise RefusedError("no tensor is selected; name one at least")
+    chosen: dict[str, TensorInfo] = {}
+    for name in names:
+        info = whole.find(name)
+        if info is None or name in chosen:
+            flaw = "is selected twice; name it once"
+            if info is None:
+                flaw = f"is not among what {peer} offers{_hint(name, whole)}"
+            raise RefusedError(f"tensor {quotable(name)!r} {flaw}")
+        chosen[name] = info
+    ties = find_ties({name: info[3:] for name, info in chosen.items() if info.nbytes})
+    own = sorted((chosen[name] for name in chosen if name not in ties), key=lambda info: info[3:])
+    layout = Layout.of(((info.name, info.dtype, info.shape) for info in own), ties)
+    if into is None:
+        body = MemoryBody.allocate(layout, framework)
+    else:
+        given = MemoryBody.over(into)
+        if lacking := [name for name in names if name not in given.tensors]:
+            raise LayoutError(f"tensor {lacking[0]!r} is selected, and into has none of that name")
+        body = given.part(layout)
+        expect_fit(layout, body, peer)
+    return MemoryBody(Layout(own, ties), body.tensors)
 
 
 def ranges_of(sink: MemoryBody) -> list[wire.Range]:
@@ -102,11 +102,7 @@ def find_refs(
     settings: StreamSettings,
     abort: AbortSignal | None = None,
 ) -> dict[TensorSpec, list[bytes]]:
-    """Return the tokens of the refs that may have each of some tensors, oldest first.
-
-    Raises:
-        StreamingError: The sender is gone, or refuses.
-    """
+    """Return the tokens of the refs that may have each of some tensors, oldest first."""
     labels = {spec: (spec.round_number, tuple(sorted(spec.tags)), spec.report) for spec in specs}
     wanted, tokens = list(dict.fromkeys(labels.values())), list[list[bytes]]()
     exchange = Exchange(receiver, bytes(wire.TOKEN_BYTES), settings, abort)
@@ -118,7 +114,7 @@ def find_refs(
                 raise ProtocolError(f"{receiver.peer} answered for {len(answer.tokens)} labels")
             tokens += answer.tokens
     finally:
-        exchange.end()
+        exchange.leave()
     by_label = dict(zip(wanted, tokens, strict=True))
     return {spec: by_label[label] for spec, label in labels.items()}
 

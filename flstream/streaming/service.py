@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self, Unpack
@@ -16,7 +17,7 @@ from flstream.model.layout import Layout
 from flstream.model.source import Source
 from flstream.streaming.connection import Connection
 from flstream.streaming.receiver import RECONNECT_SECONDS
-from flstream.streaming.refs import OfferOptions, Outcome, Ref, Settled
+from flstream.streaming.refs import OfferOptions, Outcome, Ref
 from flstream.streaming.settings import DEFAULT_LIMITS, Limits
 from flstream.transport.channel import Channel
 
@@ -32,24 +33,21 @@ class DownloadService:
     Use it as a context manager: leaving it aborts all open refs and ends its threads.
 
     Args:
-        name: Name of the thread for callbacks.
         limits: What a receiver may cause.
-
-    Attributes:
-        settled: The refs that settled last, by token.
     """
 
-    def __init__(self, name: str = "download-service", limits: Limits = DEFAULT_LIMITS) -> None:
-        self.settled: dict[bytes, Settled] = {}
+    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
         self._limits = limits
-        self._refs: dict[bytes, Ref] = {}
+        self._refs: dict[bytes, Ref] = {}  # on offer, and those that settled last
+        self._settled: deque[bytes] = deque()
         # Connections that are open, and why the last one of a receiver's name has ended.
         self._connections: list[Connection] = []
         self._lost: dict[str, str] = {}
         # What is to be done later, by the ref or the receiver that it is about.
         self._timers: dict[Ref | str, threading.Timer] = {}
         self._lock = threading.RLock()  # guards all of these
-        self._callbacks = ThreadPoolExecutor(1, name)  # whose thread starts when it is used
+        self._callbacks = ThreadPoolExecutor(1, "callbacks")  # whose thread starts when used
+        self._calls_in = 0  # thread
         self._is_closed = False
 
     def offer(
@@ -108,7 +106,7 @@ class DownloadService:
             mine = [other for other in self._connections if other.receiver == receiver]
             if len(mine) >= _MOST_CONNECTIONS:
                 self._connections.remove(mine[0])
-                mine[0].close()
+                mine[0].channel.shut()
             self._connections.append(connection)
             connection.start()
 
@@ -126,7 +124,7 @@ class DownloadService:
                 timer.cancel()
             refs = self._offered_to(receiver)
         for other in mine:
-            other.close()
+            other.channel.shut()
         for ref in refs:
             ref.receiver_done(receiver, "its channel was closed here")
 
@@ -141,13 +139,14 @@ class DownloadService:
             for timer in self._timers.values():
                 timer.cancel()
         for connection in connections:
-            connection.close()
+            connection.channel.shut()  # its thread ends soon
         for ref in refs:
             ref.abort("the service was closed")
         for connection in connections:
-            connection.join()
+            if connection is not threading.current_thread():
+                connection.join()
         # One of the callbacks may be what calls this.
-        self._callbacks.shutdown(wait=not self._is_callback)
+        self._callbacks.shutdown(wait=self._calls_in != threading.get_ident())
 
     def __enter__(self) -> Self:
         return self
@@ -158,7 +157,7 @@ class DownloadService:
     # What connections ask, and tell.
 
     def ref(self, token: bytes, receiver: str) -> Ref | None:
-        """Return an open ref that is on offer to a receiver; None if there is none."""
+        """Return a ref that is or was on offer to a receiver; None if it is not known here."""
         ref = self._refs.get(token)
         return ref if ref is not None and receiver in ref.deliveries else None
 
@@ -183,7 +182,7 @@ class DownloadService:
         for other in mine:
             if other is connection or not connection.instance:
                 break
-            other.close()
+            other.channel.shut()
 
     def ended(self, connection: Connection, reason: str) -> None:
         """Take note of the end of a connection, and of its receiver if it was the last one."""
@@ -209,17 +208,17 @@ class DownloadService:
             ref.receiver_done(receiver, reason)
 
     def _offered_to(self, receiver: str) -> list[Ref]:
-        return [ref for ref in self._refs.values() if receiver in ref.deliveries]
+        refs = self._refs.values()
+        return [ref for ref in refs if ref.source is not None and receiver in ref.deliveries]
 
     def _forget(self, ref: Ref) -> None:
         """Remember of a ref that has settled what a receiver may ask for again."""
         with self._lock:
-            self._refs.pop(ref.token, None)
             if (timer := self._timers.pop(ref, None)) is not None:
                 timer.cancel()
-            self.settled[ref.token] = ref.settled
-            while len(self.settled) > _MOST_REMEMBERED:
-                del self.settled[next(iter(self.settled))]
+            self._settled.append(ref.token)
+            if len(self._settled) > _MOST_REMEMBERED:
+                self._refs.pop(self._settled.popleft())
         on_settled = ref.options.get("on_settled")
         if on_settled is not None:
             try:
@@ -233,14 +232,6 @@ class DownloadService:
             on_settled(ref)
         except Exception:  # of its owner, whose thread is elsewhere
             traceback.print_exc()
-        finally:
-            self._calls_in = None
-
-    _calls_in: int | None = None
-
-    @property
-    def _is_callback(self) -> bool:
-        return self._calls_in == threading.get_ident()
 
     def _watch(self, ref: Ref) -> None:
         """Give up the receivers of a ref that stall, now and whenever one may have."""

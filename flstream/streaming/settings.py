@@ -12,11 +12,7 @@ from flstream.streaming.wire import MAX_CHUNK_BYTES
 
 
 def expect_seconds(name: str, value: object) -> None:
-    """Refuse what is no time.
-
-    Raises:
-        ValueError: The value is not a number above 0; the message has its name.
-    """
+    """Refuse what is no time."""
     try:
         is_time = isinstance(value, int | float) and float(value) > 0  # nor is NaN
     except OverflowError:
@@ -26,11 +22,7 @@ def expect_seconds(name: str, value: object) -> None:
 
 
 def expect_options(options: Iterable[str], known: type) -> None:
-    """Refuse options that there are not, which a typed dictionary alone does not.
-
-    Raises:
-        TypeError: There is none of a name; the message has the nearest one.
-    """
+    """Refuse options that there are not, which a typed dictionary alone does not."""
     for name in options:
         if name not in known.__annotations__:
             near = get_close_matches(name, known.__annotations__, n=1)

@@ -7,7 +7,7 @@ that it answers. docs/protocol.md has all of it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
@@ -80,12 +80,7 @@ class Header(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview, peer: str) -> Header:
-        """Decode what a peer has sent.
-
-        Raises:
-            BrokenStreamError: It is no header.
-            ProtocolError: The peer speaks another version of the protocol.
-        """
+        """Decode a header, or raise BrokenStreamError, or ProtocolError for another version."""
         fields, digest = _CHECKED.unpack(data)
         magic, version, *values = _FIELDS.unpack(fields)
         if magic != _MAGIC or xxhash.xxh3_64_intdigest(fields) != digest:
@@ -98,13 +93,7 @@ class Header(NamedTuple):
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
-    """First message of either side on a connection.
-
-    Attributes:
-        version: Version of the protocol.
-        instance: Random bytes of a receiver, the same on all of its connections, by which one that
-            comes back is known; none of a sender.
-    """
+    """First message of either side: `instance` is the same on all connections of a receiver."""
 
     version: int
     instance: Annotated[bytes, msgspec.Meta(max_length=64)] = b""
@@ -173,21 +162,13 @@ class Close(msgspec.Struct, tag=True, frozen=True):
 
 
 class InFile(msgspec.Struct, tag="file", frozen=True):
-    """The place of a body in a file, whose descriptor is handed over with this message.
-
-    Attributes:
-        offset: Offset in bytes of the body's first byte in the file.
-    """
+    """The place of a body in a file, whose descriptor is handed over with this message."""
 
     offset: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class InProcess(msgspec.Struct, tag="memory", frozen=True):
-    """The place of a body in the memory of the process that sends this message.
-
-    Attributes:
-        spans: Addresses and lengths in bytes, in the order of the body.
-    """
+    """The place of a body in the memory of the process that sends this: addresses, lengths."""
 
     spans: list[tuple[int, int]]
 
@@ -247,11 +228,7 @@ REPLIES: Decoder[Reply | Hello] = Decoder(Reply | Hello)
 
 
 def expect_version(version: int, peer: str) -> None:
-    """Refuse a peer of another version of the protocol.
-
-    Raises:
-        ProtocolError: It is one.
-    """
+    """Refuse a peer of another version of the protocol."""
     if version != VERSION:
         raise ProtocolError(
             f"{peer} speaks version {version} of the streaming protocol, and this is version "
@@ -281,16 +258,7 @@ def pack_digest(digest: int) -> bytes:
 
 
 def decode(kinds: Decoder[MessageT], payload: bytes | bytearray, peer: str) -> MessageT:
-    """Decode a message of a peer.
-
-    Args:
-        kinds: :data:`REQUESTS` or :data:`REPLIES`, of which it is to be one.
-        payload: The message.
-        peer: Name of the peer, for messages.
-
-    Raises:
-        ProtocolError: The payload is not one.
-    """
+    """Decode a message that is to be one of :data:`REQUESTS` or :data:`REPLIES`."""
     try:
         return kinds.decode(payload)
     except UNREADABLE as error:  # which may quote the message
@@ -310,35 +278,28 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
     return found
 
 
+def cut(ranges: Iterable[Range], step: int) -> Iterator[Range]:
+    """Cut ranges into pieces of ``step`` bytes at most; 0 leaves them whole."""
+    for start, stop in ranges:
+        size = step or stop - start
+        for first in range(start, stop, size):
+            yield first, min(first + size, stop)
+
+
 Wait = Callable[[], None]
 """Function that waits until something has arrived; it raises an error once that takes too long."""
 
 
 class PacketReader:
-    """The packets that arrive on a channel.
-
-    What is left of a packet by a reader that was interrupted is skipped before the next one.
-
-    Args:
-        channel: Channel that carries the bytes.
-        peer: Name of who sends, for messages.
-
-    Attributes:
-        has_greeted: Whether its greeting was read.
-    """
+    """The packets that arrive on a channel from `peer`."""
 
     def __init__(self, channel: Channel, peer: str) -> None:
-        self.has_greeted = False
+        self.has_greeted = False  # whether the first message was read
+        self.left = 0  # bytes of the present packet that are still to come
         self._channel = channel
         self._peer = peer
-        self._left = 0
         self._ahead = bytearray()
         self._following = memoryview(bytearray(_AHEAD_BYTES))
-
-    @property
-    def left(self) -> int:
-        """Number of bytes of the present packet that are still to come."""
-        return self._left
 
     @property
     def has_more(self) -> bool:
@@ -346,23 +307,20 @@ class PacketReader:
         return bool(self._ahead)
 
     def header(self, wait: Wait) -> Header:
-        """Return the header of the next packet, whose payload is to be read next.
-
-        Raises:
-            BrokenStreamError: What comes is no packet.
-        """
-        while self._left or len(self._ahead) < HEADER_BYTES:
-            if self._left and self._ahead:  # of a packet whose reader was interrupted
-                count = min(self._left, len(self._ahead))
+        """Return the header of the next packet, whose payload is to be read next."""
+        # What is left of a packet by a reader that was interrupted is skipped.
+        while self.left or len(self._ahead) < HEADER_BYTES:
+            if self.left and self._ahead:
+                count = min(self.left, len(self._ahead))
                 del self._ahead[:count]
-                self._left -= count
+                self.left -= count
             else:
                 while not (count := self._channel.receive_some([self._following])):
                     wait()
                 self._ahead += self._following[:count]
         header = Header.parse(self._ahead[:HEADER_BYTES], self._peer)
         del self._ahead[:HEADER_BYTES]
-        self._left = header.length + TRAILER_BYTES
+        self.left = header.length + TRAILER_BYTES
         return header
 
     def payload(self, views: Sequence[memoryview], wait: Wait) -> bool:
@@ -380,7 +338,7 @@ class PacketReader:
                 if over := max(count - sum(map(len, buffers)), 0):
                     self._ahead += self._following[:over]
                     count -= over
-            self._left -= count
+            self.left -= count
             come, buffers = split(buffers, count)
             # Digested at once, piece by piece: the bytes are still in the processor's cache, and
             # the sender fills the channel meanwhile.
@@ -390,11 +348,7 @@ class PacketReader:
         return digest.digest()[::-1] == trailer
 
     def message(self, header: Header, most: int, wait: Wait) -> bytearray:
-        """Return the payload of a message.
-
-        Raises:
-            ProtocolError: It is longer than ``most`` bytes, or damaged.
-        """
+        """Return the payload of a message of at most `most` bytes."""
         if header.length > most:
             raise ProtocolError(
                 f"{self._peer} sent a message of {header.length} bytes, and {most} are taken here "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import cached_property
 from typing import NamedTuple
 
@@ -224,8 +224,7 @@ class Worker:
             file = remote.take_file()
             if file is None:
                 raise RefusedError("the server has not handed over the model's checkpoint")
-            with closing(file):
-                model = MappedModel(file.fd, "the checkpoint that the server has handed over")
+            model = MappedModel(file.fd, "the checkpoint that the server has handed over")
             if model.layout != remote.layout:
                 raise CheckpointError("the server has handed over a checkpoint of other tensors")
         except BaseException as error:

@@ -103,7 +103,7 @@ MUTATIONS = (
     # What is durable, and in which order.
     Mutation(
         "model/checkpoint.py",
-        "                os.fsync(self._fd)\n",
+        "                os.fsync(self.fd)\n",
         "",
         "model",
     ),
@@ -151,9 +151,9 @@ MUTATIONS = (
     ),
     # How bytes move.
     Mutation(
-        "streaming/chunks.py",
-        "*place(start, stop)]) == header.digest",
-        "*place(start, stop)]) is not None",
+        "streaming/wire.py",
+        "return digest.digest()[::-1] == trailer",
+        "return True",
         "streaming",
     ),
     Mutation(

@@ -17,7 +17,7 @@ from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
 from flstream.model.memory import MemoryBody
 from flstream.streaming.api import add_arrays, download_file
 from flstream.streaming.download import RemoteSource, download
-from flstream.streaming.reuse import block_size
+from flstream.streaming.refs import block_size
 from flstream.streaming.settings import StreamSettings
 from flstream.streaming.wire import Opened, pack_message
 

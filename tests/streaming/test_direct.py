@@ -134,7 +134,6 @@ def test_a_file_is_handed_over_once_and_memory_is_not(harness, source):
     file = remote.take_file()
     if isinstance(source, FileSource):
         assert os.path.samestat(os.fstat(file.fd), source.path.stat())
-        file.close()
     assert file is None or remote.take_file() is None
     remote.leave()
 

@@ -7,7 +7,7 @@ from support import body_of
 
 from flstream.errors import CodecError, StreamingError
 from flstream.model.memory import MemoryBody
-from flstream.streaming.coding import HEAD_BYTES, EncodedBytes
+from flstream.streaming.coding import HEAD, EncodedBytes
 from flstream.streaming.settings import StreamSettings
 from flstream.streaming.wire import ENCODED, FRAME, Fetch
 
@@ -61,7 +61,7 @@ def test_frames_come_encoded_to_those_who_can_give_them_back(harness):
     assert {frame.kind for frame in watch.frames} == {ENCODED}
     assert codec.decoded == len(watch.frames)
     assert set(codec.asked) == {"known"}
-    expected = sum(-(-size // 2) + HEAD_BYTES for size in SIZES)
+    expected = sum(-(-size // 2) + HEAD.size for size in SIZES)
     assert cost.bytes == ref.deliveries["site-1"].bytes == expected
 
 
