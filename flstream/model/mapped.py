@@ -70,6 +70,7 @@ class MappedModel:
             ) from error
         # Tensors made of this array keep it alive, and it the mapping.
         self._bytes = np.frombuffer(memory, np.uint8)
+        self._address = int(self._bytes.ctypes.data)
 
     def source(self) -> BufferSource:
         """Return the model as a source, over the mapping."""
@@ -107,7 +108,3 @@ class MappedModel:
                     # Pages of a private mapping of a file that were written to.
                     count += mapping.anonymous + mapping.swap
         return count
-
-    @property
-    def _address(self) -> int:
-        return int(self._bytes.ctypes.data)

@@ -69,7 +69,10 @@ class ModelMemory:
                 name = spec.name if spec.name in memories else next(iter(memories))
                 memory = memories.pop(name)
             else:
-                memory = _mapped(spec.nbytes)
+                flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+                memory = mmap.mmap(-1, spec.nbytes, flags=flags)
+                with suppress(OSError):  # a hint, which a kernel without huge pages refuses
+                    memory.madvise(mmap.MADV_HUGEPAGE)
             # Tensors made of this array keep it alive, and it the memory.
             array = np.frombuffer(memory, np.uint8)
             self._lent.append(_Lent(spec.name, weakref.ref(memory), weakref.ref(array)))
@@ -86,10 +89,3 @@ class _Lent(NamedTuple):
     name: str
     memory: weakref.ref[mmap.mmap]
     array: weakref.ref[np.ndarray[Any, Any]]
-
-
-def _mapped(size: int) -> mmap.mmap:
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a hint, which a kernel without huge pages refuses
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory

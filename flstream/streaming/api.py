@@ -300,18 +300,11 @@ def download_specs(
 
     They are looked up among all that the sender has on offer to this receiver with a ``round`` and
     ``tags``. What they are looked up in stays on offer; its owner withdraws it. After the list of
-    specs with which OpenFL fetches tensors in batches (its pull request 1575).
-
-    Args:
-        receiver: Receiving side of the channel.
-        specs: The tensors, no name twice.
-        framework: Kind of the new memory.
-        into: As for :func:`download_tensors`.
-        on_tensors: As for :func:`download_tensors`.
-        options: As for :func:`download_tensors`.
+    specs with which OpenFL fetches tensors in batches (its pull request 1575). New memory is of the
+    ``framework``.
 
     Raises:
-        ValueError: A spec is none.
+        ValueError: A spec is none, or two have the same name.
         RefusedError: One of them is not on offer; the message names it.
         StreamingError: The download failed otherwise, and is not ``optional``.
     """
@@ -361,18 +354,12 @@ def download_file(
 ) -> tuple[Status, Path | None]:
     """Download into a ``.safetensors`` file, with memory for a single chunk.
 
-    Args:
-        receiver: Receiving side of the channel.
-        ref_id: The ref's ``id``, or its ``token``.
-        path: Path of the file.
-        resume: Whether to keep the bytes of a failed download in ``<path>.tmp``, and to continue it
-            the next time. Each 64 KiB of an earlier attempt are compared with the offer by their
-            digest; only what is missing or differs is fetched.
-        options: As for :func:`download_tensors`.
+    With ``resume``, the bytes of a failed download are kept in ``<path>.tmp``, and it is continued
+    the next time: each 64 KiB of an earlier attempt are compared with the offer by their digest,
+    and only what is missing or differs is fetched. Else see :func:`download_tensors`.
 
     Returns:
-        How the download ended, and the path of the whole file; None after a failure of an optional
-        download.
+        How the download ended, and the path of the whole file; None if an optional one failed.
 
     Raises:
         StreamingError: The download failed, and is not ``optional``.

@@ -242,7 +242,15 @@ class Ref:
             raise ValueError(f"a timeout of {timeout!r}; give seconds, or None for no limit")
         with waiting(), self._changed:
             self._changed.wait_for(lambda: self._decided(quorum) is not None, timeout)
-            late = f"{self._late(quorum)} done within {timeout} s"
+            missing = [
+                f"{name} ({delivery.failure or delivery.progress(self._nbytes)})"
+                for name, delivery in self.deliveries.items()
+                if not delivery.has_it
+            ]
+            late = (
+                f"fewer than {quorum or len(self.deliveries)} of {len(self.deliveries)} receivers "
+                f"were done within {timeout} s, without {', '.join(missing)}"
+            )
             return self._decided(quorum) or Outcome("waiting", late)
 
     def abort(self, reason: str) -> None:
@@ -319,20 +327,6 @@ class Ref:
             for name, delivery in self.deliveries.items()
             if delivery.failure is not None
         ]
-
-    def _late(self, quorum: int | None) -> str:
-        """Describe who is not done, for the sentence on a time that was too short."""
-        missing = [
-            f"{name} ({delivery.failure or delivery.progress(self._nbytes)})"
-            for name, delivery in self.deliveries.items()
-            if not delivery.has_it
-        ]
-        if quorum is not None:
-            return (
-                f"fewer than {quorum} of {len(self.deliveries)} receivers, without "
-                f"{', '.join(missing)}, were"
-            )
-        return f"{', '.join(missing)} {'was' if len(missing) == 1 else 'were'} not"
 
     def _decided(self, quorum: int | None) -> Outcome | None:
         """Return the outcome for who waits for a quorum, or None if it is open."""
