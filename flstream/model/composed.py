@@ -70,8 +70,8 @@ class ComposedSource:
 
     def __init__(self, layout: Layout, places: Mapping[str, Place]) -> None:
         self.layout = layout
-        found = ((spec, *places[spec.name]) for spec in layout.tensors)
-        self._segments: Segments[Any] = Segments((s, part, at.start) for s, part, at in found)
+        parts = ((spec, *places[spec.name]) for spec in layout.tensors)
+        self._segments: Segments[Any] = Segments((s, part, at.start) for s, part, at in parts)
 
     def read(self, start: int, stop: int, into: memoryview) -> None:
         """Read the bytes ``[start, stop)``, each segment from its source."""

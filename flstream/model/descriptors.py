@@ -31,7 +31,7 @@ def write_at(fd: int, view: memoryview, offset: int) -> None:
 
 
 def begin_writeback(fd: int, offset: int, count: int) -> None:
-    """Have the disk begin to write bytes; only ``fsync`` guarantees that it has them."""
+    """Ask the disk to begin to write bytes; only ``fsync`` guarantees that it has them."""
     offsets = ctypes.c_int64(offset), ctypes.c_int64(count)
     _libc.sync_file_range(fd, *offsets, _SYNC_FILE_RANGE_WRITE)
 

@@ -40,7 +40,7 @@ class ModelMemory:
 
     def keep(self) -> None:
         """Hold back the memory that is released from now on, for the next model."""
-        self._kept = [memory for each in self._lent if (memory := each.memory()) is not None]
+        self._kept = [memory for lent in self._lent if (memory := lent.memory()) is not None]
 
     def release(self) -> None:
         """Hold back no memory: the next model is not expected soon, or goes elsewhere."""
@@ -53,10 +53,10 @@ class ModelMemory:
             LayoutError: There is not enough memory, or NumPy lacks one of the dtypes.
         """
         free: dict[int, dict[str, mmap.mmap]] = defaultdict(dict)
-        for each in self._lent:
-            memory = each.memory()
-            if memory is not None and each.array() is None:
-                free[len(memory)][each.name] = memory
+        for lent in self._lent:
+            memory = lent.memory()
+            if memory is not None and lent.array() is None:
+                free[len(memory)][lent.name] = memory
         self.release()
         is_used = False
 

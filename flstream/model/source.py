@@ -66,8 +66,8 @@ def in_place(source: Source, start: int, stop: int) -> Sequence[memoryview] | No
     Returns:
         The views; None if some of the bytes lie elsewhere, or in another order.
     """
-    found = getattr(source, "in_place", None)
-    return None if found is None else cast(Sequence[memoryview] | None, found(start, stop))
+    show = getattr(source, "in_place", None)
+    return None if show is None else cast(Sequence[memoryview] | None, show(start, stop))
 
 
 def change_of(source: Source) -> str | None:

@@ -82,7 +82,7 @@ _CODES: dict[type[StreamingError], Code] = {
 
 
 class Status(NamedTuple):
-    """How a download ended.
+    """The end of a download.
 
     Attributes:
         code: ``ok``, or the kind of failure.
@@ -316,7 +316,7 @@ def download_specs(
 
     def attempt() -> tuple[Params, Transfer]:
         refs = find_refs(receiver, wanted, settings, signal)
-        found, cost = dict[str, Any](), Transfer()
+        tensors, cost = dict[str, Any](), Transfer()
         for token in dict.fromkeys(chain.from_iterable(refs.values())):
             remote = RemoteSource(receiver, token, settings, signal, eager=False, is_kept=True)
             names = [
@@ -329,7 +329,7 @@ def download_specs(
                     selected_memory, names=names, into=into, framework=framework, peer=remote.peer
                 )
                 sink = _copied(remote, sink_for, options, on_tensors, wanted=ranges_of)
-                found.update((name, sink.tensors[name]) for name in names if missing.pop(name))
+                tensors.update((name, sink.tensors[name]) for name in names if missing.pop(name))
             remote.leave()
             cost += remote.cost
         for spec in missing.values():
@@ -338,7 +338,7 @@ def download_specs(
                 f"no tensor {quotable(spec.tensor_name)!r} of round {spec.round_number}{tags} is "
                 f"on offer by {receiver.peer}; check its round and tags"
             )
-        return {spec.tensor_name: found[spec.tensor_name] for spec in wanted}, cost
+        return {spec.tensor_name: tensors[spec.tensor_name] for spec in wanted}, cost
 
     status, tensors = _status_of(attempt, options)
     return status, tensors or {}

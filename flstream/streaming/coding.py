@@ -18,7 +18,7 @@ HEAD = struct.Struct("<QB7x")
 
 
 class EncodedBytes(NamedTuple):
-    """What a codec made of a frame.
+    """A frame as a codec encoded it.
 
     Attributes:
         data: The bytes, fewer than the frame's.

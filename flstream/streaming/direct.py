@@ -104,7 +104,7 @@ class MemoryReader:
         while done < ours.nbytes:
             most = min(ours.nbytes - done, _MOST_BYTES)
             wanted, theirs = ours.buffers(done, most), self._theirs.buffers(start + done, most)
-            places = ((each.buffer_info()[0], len(each) // 2) for each in (wanted, theirs))
+            places = ((buffers.buffer_info()[0], len(buffers) // 2) for buffers in (wanted, theirs))
             count = _libc.process_vm_readv(self._pid, *chain.from_iterable(places), 0)
             if count <= 0:
                 code = ctypes.get_errno()

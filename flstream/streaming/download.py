@@ -274,18 +274,18 @@ class RemoteSource(Exchange):
         if wanted is None:
             expect_fit(self.layout, sink, self.peer)
             wanted = self._missing_from(0)
-        for piece in wire.cut(self._have, _STEP_BYTES):
+        for at_hand in wire.cut(self._have, _STEP_BYTES):
             if self._at_hand is not None and cast(object, self._at_hand) is not sink:
-                scatter(views_of(self._at_hand, *piece, self._scratch), sink.views(*piece))
-            _commit(sink, on_range, *piece)
+                scatter(views_of(self._at_hand, *at_hand, self._scratch), sink.views(*at_hand))
+            _commit(sink, on_range, *at_hand)
         pieces = wire.cut(wanted, self._size or _STEP_BYTES)
         while self._reader is not None:
-            if (due := next(pieces, None)) is None:
+            if (piece := next(pieces, None)) is None:
                 return
-            if self._read_directly(due[0], sink.views(*due)):
-                _commit(sink, on_range, *due)
+            if self._read_directly(piece[0], sink.views(*piece)):
+                _commit(sink, on_range, *piece)
             else:
-                wanted = wire.merged([due, *pieces])
+                wanted = wire.merged([piece, *pieces])
         if not self._due:
             self._request(wanted)
         while (frame := self._take(sink.views)) is not None:
@@ -385,7 +385,7 @@ class RemoteSource(Exchange):
         return None
 
     def _decode(self, header: wire.Header, views: Sequence[memoryview], stop: int) -> bool:
-        """Receive an encoded frame into its place; return whether it is what was encoded."""
+        """Receive an encoded frame into its place; return whether its bytes have their digest."""
         if self._decoder is None or not HEAD.size <= header.length < stop - header.start:
             raise BrokenStreamError(f"{self.peer} sent an encoded frame unasked")
         payload = memoryview(bytearray(header.length))
@@ -420,18 +420,18 @@ class RemoteSource(Exchange):
                 "matched their digest; the sender's memory, or what it offers, is being changed"
             )
 
-    def due(self) -> str:
+    def awaited(self) -> str:
         """Describe the answer, or the first bytes, that have not come."""
         missing = [*self._damaged, *self._due]
         if self._asked or not missing:
-            return super().due()
+            return super().awaited()
         start = missing[0][0]
         return f"the bytes from {start} on (tensor {self.layout.name_at(start)!r})"
 
     # The end.
 
     def confirm(self) -> None:
-        """Have the sender say that what it offered is still on offer, and was not changed.
+        """Ask the sender whether the ref is still on offer, and was not changed.
 
         Raises:
             RefusedError: It is not, or was.

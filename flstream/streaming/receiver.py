@@ -195,7 +195,7 @@ class Receiver:
 
 
 def _beat(receiver: weakref.ref[Receiver], closed: threading.Event) -> None:
-    """Have the sender know that a receiver lives, as long as it does."""
+    """Send beats for a receiver, as long as it lives."""
     beat = wire.Ping(_NOBODY, 0)
     while not closed.wait(BEAT_SECONDS):
         held = receiver()
@@ -354,20 +354,20 @@ class Exchange:
         return header
 
     def message(self, header: wire.Header) -> wire.Reply | wire.Hello | None:
-        """Read the message behind a header; return it, unless it refuses what was given up."""
+        """Read and return the message behind a header; None if it refuses an earlier request."""
         most = self._receiver.limits.layout_bytes + _BESIDE_LAYOUT
         payload = self._packets.message(header, most, self.wait)
         self.count_useless(header.length)
         reply = wire.decode(wire.REPLIES, payload, self.peer)
-        asked = 0 if self._asked is None else self._asked.number
+        request = 0 if self._asked is None else self._asked.number
         if isinstance(reply, wire.Refused):
-            if reply.number in (self.fetching, self._ping, asked):
+            if reply.number in (self.fetching, self._ping, request):
                 raise RefusedError(f"{self.peer} refused: {quotable(reply.reason)}")
             return None
         if isinstance(reply, wire.Pong) and reply.number == self._ping:
             self._ping = 0
             # Whatever was sent before this answer has been read by now.
-            self.was_lost = reply.answering != (asked or self.fetching)
+            self.was_lost = reply.answering != (request or self.fetching)
         return reply
 
     def count_useless(self, length: int) -> None:
@@ -381,7 +381,7 @@ class Exchange:
         self._receiver.of_use()
         self._deadline = Deadline(self._timeout)
 
-    def due(self) -> str:
+    def awaited(self) -> str:
         """Describe what the sender is still to send, for the message of an error."""
         return f"an answer to {type(self._asked).__name__}" if self._asked else "anything"
 
@@ -396,7 +396,7 @@ class Exchange:
             quiet += time.monotonic() - began
             if (self._deadline.left or 0.0) <= 0:
                 raise DeadlineError(
-                    f"{self.peer} did not send {self.due()} within {self._timeout:g} s; "
+                    f"{self.peer} did not send {self.awaited()} within {self._timeout:g} s; "
                     "it may hang, or be slower than (streaming_)per_request_timeout allows"
                 )
             if quiet < limit:

@@ -29,7 +29,7 @@ _TURN_SECONDS = 0.2
 
 @dataclass
 class Delivery:
-    """What one receiver has been sent of a ref so far.
+    """The delivery of a ref to one receiver.
 
     Attributes:
         bytes: Bytes of the body sent to it, with repeats.
@@ -63,7 +63,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a ref ended, or stands.
+    """The end of a ref, or its state.
 
     Attributes:
         status: ``finished`` when every declared receiver has the snapshot, or as many as were

@@ -83,10 +83,10 @@ def selected_memory(
     if into is None:
         body = MemoryBody.allocate(layout, framework)
     else:
-        given = MemoryBody.over(into)
-        if lacking := [name for name in names if name not in given.tensors]:
+        whole_body = MemoryBody.over(into)
+        if lacking := [name for name in names if name not in whole_body.tensors]:
             raise LayoutError(f"tensor {lacking[0]!r} is selected, and into has none of that name")
-        body = given.part(layout)
+        body = whole_body.part(layout)
         expect_fit(layout, body, peer)
     return MemoryBody(Layout(own, ties), body.tensors)
 

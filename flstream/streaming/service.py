@@ -168,7 +168,7 @@ class DownloadService:
         with self._lock:
             mine = [(ref.label, ref.token) for ref in self._offered_to(receiver)]
         wanted = [(number, frozenset(tags), report) for number, tags, report in labels]
-        return [[token for label, token in mine if label == due] for due in wanted]
+        return [[token for label, token in mine if label == one] for one in wanted]
 
     def is_sending_beside(self, connection: Connection) -> bool:
         """Whether another connection than this one is sending frames."""
@@ -198,7 +198,7 @@ class DownloadService:
             self._lose(connection.receiver, reason)
 
     def _lose(self, receiver: str, reason: str) -> None:
-        """Have open refs know that a receiver will not be done, unless it has come back."""
+        """Count a receiver as failed for its open refs, unless it has come back."""
         with self._lock:
             if any(other.receiver == receiver for other in self._connections):
                 return

@@ -269,13 +269,13 @@ def decode(kinds: Decoder[MessageT], payload: bytes | bytearray, peer: str) -> M
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
     """Return ranges that come in order, those that touch as one."""
-    found: list[Range] = []
+    union: list[Range] = []
     for start, stop in ranges:
-        if found and found[-1][1] == start:
-            found[-1] = found[-1][0], stop
+        if union and union[-1][1] == start:
+            union[-1] = union[-1][0], stop
         else:
-            found.append((start, stop))
-    return found
+            union.append((start, stop))
+    return union
 
 
 def cut(ranges: Iterable[Range], step: int) -> Iterator[Range]:

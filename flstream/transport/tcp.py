@@ -98,7 +98,7 @@ class StartToken(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """Who may come with a key."""
+    """A process that a key admits."""
 
     token: StartToken
     name: str  # of the process, which does not say it itself
@@ -155,7 +155,7 @@ class TcpListener:
     def admit(
         self, name: str, role: str = "receiver", token: StartToken | None = None
     ) -> StartToken:
-        """Let a process in that comes with a key, as often as it connects.
+        """Admit a process that has a key, as often as it connects.
 
         Args:
             name: Name of the process.
@@ -178,7 +178,7 @@ class TcpListener:
         return token
 
     def dismiss(self, token: StartToken) -> None:
-        """Let nobody in with a key any more; connections that it opened stay."""
+        """Admit nobody with a key any more; connections that it opened stay."""
         with self._lock:
             self._admissions.pop(token.id, None)
 
@@ -234,7 +234,7 @@ class TcpListener:
                 oldest.shut()
 
     def _meet(self, channel: Channel) -> None:
-        """Have a connection prove itself; close it without a word if it does not."""
+        """Admit a connection that proves itself; close any other without a word."""
         admission = None
         with suppress(StreamingError):
             admission = self._admitted(channel)
