@@ -192,4 +192,5 @@ def _keys(text: bytes) -> int:
 
 def _expect_at_most(most: int | None, count: int, origin: str, what: str) -> None:
     if most is not None and count > most:
-        raise LayoutError(f"{origin} has {count} {what}; at most {most} are taken")
+        limit = f"at most {most} are taken (Limits.layout_tensors)"
+        raise LayoutError(f"{origin} has {count} {what}; {limit}")

@@ -219,14 +219,9 @@ def add_payload(
     and registered types, such as enums, dataclasses and namedtuples; each arrives as the same type.
     A tensor that occurs twice is sent once and is one object on arrival; a container that occurs
     twice arrives as two. Gradients are not sent, and a ``Parameter`` arrives as a tensor. Tensors
-    are read when they are requested, so they must not change meanwhile; the rest may.
-
-    Args:
-        service: Service that serves it.
-        value: The payload.
-        receivers: As for :func:`add_tensors`.
-        registry: Types that it may hold beyond the built-in ones.
-        options: As for :func:`add_tensors`.
+    are read when they are requested, so they must not change meanwhile; the rest may. The
+    ``registry`` has the types that it may hold beyond the built-in ones; else see
+    :func:`add_tensors`.
 
     Raises:
         PayloadError: A part of it cannot be sent, or is too large; the message names its path.

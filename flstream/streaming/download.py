@@ -556,7 +556,7 @@ def layout_of_header(header: bytes, peer: str, limits: Limits = DEFAULT_LIMITS) 
     try:
         layout: Layout = parse(header, limits.layout_tensors)
     except LayoutError as error:
-        raise ProtocolError(f"{peer} offers tensors, but {error} (Limits)") from error
+        raise ProtocolError(f"{peer} offers tensors, but {error}") from error
     if layout.nbytes > limits.body_bytes:
         raise ProtocolError(
             f"{peer} offers {layout.nbytes} bytes, and {limits.body_bytes} are taken here at most "
