@@ -39,7 +39,7 @@ MUTATIONS = (
         "server/collected_updates.py", "            answer.weight,\n", "            1.0,\n", BITS
     ),
     Mutation(
-        "client/weight.py",
+        "worker/weight.py",
         '_KEYS = ("num_examples", "NUM_STEPS_CURRENT_ROUND")',
         '_KEYS = ("NUM_STEPS_CURRENT_ROUND",)',
         BITS,
@@ -109,14 +109,14 @@ MUTATIONS = (
     ),
     Mutation(
         "server/effects.py",
-        "        self._emit(done)\n        self._places[effect.number] = len(self._places)\n",
-        "        self._places[effect.number] = len(self._places)\n",
+        '        halt_at("record")\n        self._emit(record)\n',
+        '        halt_at("record")\n',
         "matrix/test_damage.py",
     ),
     Mutation(
         "server/effects.py",
-        "(record.name, record.arguments) != (name, digest)",
-        "record.name != name",
+        "(record.name, record.arguments) == (kind, digest)",
+        "record.name == kind",
         "workflows",
     ),
     Mutation(
@@ -138,16 +138,16 @@ MUTATIONS = (
         "runs",
     ),
     Mutation(
-        "server/stored_model.py",
-        "    if found != digest:",
+        "runs/sound_models.py",
+        "    if present != digest:",
         "    if False:",
         "server",
     ),
     Mutation(
-        "server/model_store.py",
-        "            self._rename_earlier(round_number, step - 1)\n",
-        "            self._rename_earlier(round_number, step)\n",
-        BITS,
+        "runs/retention.py",
+        "round_number > last - self.keep",
+        "round_number >= last - self.keep",
+        "runs",
     ),
     # How bytes move.
     Mutation(
