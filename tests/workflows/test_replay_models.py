@@ -1,5 +1,8 @@
 """The files of models: their names, which of them stay, and how replay finds them."""
 
+import errno
+import os
+
 from flows import models, records
 from journal_support import flip
 from safetensors.torch import load_file
@@ -48,6 +51,23 @@ def test_a_model_has_the_name_of_its_step_and_the_last_of_a_round_that_of_the_ro
         due = [0, 1, 3, 6, 7, 9, 12][each.version]
         assert load_file(path)["steps"].item() == due
     assert run.directory.final_model.samefile(run.directory.checkpoint(2))
+
+
+def test_without_hard_links_the_last_model_of_a_round_is_renamed(flows, monkeypatch):
+    def refuse(source, target):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    expected = flows.finish(HOPS, *THREE, script=adding({}))
+    flows.seen()
+    monkeypatch.setattr(os, "link", refuse)
+    script = adding({})
+    run = flows.broken(HOPS, *THREE, place="2 site-1", script=script)
+    for how in ({}, {"from_round": 1}):
+        run = flows.resume(run, HOPS, *THREE, script=script, **how)
+        assert run.summary.model.digest == expected.summary.model.digest
+        assert models(run) == models(expected)
+        assert not run.directory.step_checkpoint(1, 2).exists()
+        assert run.directory.step_checkpoint(1, 1).is_file()
 
 
 def test_replay_finds_models_by_their_digests(flows):
