@@ -23,7 +23,7 @@ class ModelFile(NamedTuple):
 
     Attributes:
         round: Round in which the model was made; 0 is the initial model.
-        step: How many models its round had made before it; None for the newest of the round.
+        step: How many models its round had made before it; None for the last of the round.
         body: Which body of the model it holds; empty for the model itself.
         is_temporary: Whether it is being written.
     """
