@@ -185,7 +185,7 @@ def _run(plan: BenchPlan, result: Result, work: Path) -> None:
         result.runs.append(_figures(history.rounds[-1], summary, peaks[largest]))
         if len(result.runs) == 1:
             result.digest = summary.model.digest
-            result.traces = _traces(run, history.timeline.spans[0].begin, peaks)
+            result.traces = _traces(run, history.first_round_began, peaks)
             if plan.with_codecs:
                 result.loss = _loss(run, plan.rounds, work)
 
@@ -193,17 +193,18 @@ def _run(plan: BenchPlan, result: Result, work: Path) -> None:
 def _figures(measured: RoundRecord, summary: Summary, client: ProcessMemory) -> Figures:
     """Return the figures of a run, of its last round and of its largest client."""
     moved = measured.down.bytes + measured.up.bytes
+    download, train, upload_and_fold, checkpoint = measured.phases
     return Figures(
         seconds=measured.seconds,
-        download=measured.download,
-        train=measured.train,
-        upload_and_fold=measured.upload_and_fold,
-        checkpoint=measured.checkpoint,
+        download=download,
+        train=train,
+        upload_and_fold=upload_and_fold,
+        checkpoint=checkpoint,
         down_bytes=measured.down.bytes,
         up_bytes=measured.up.bytes,
         direct_bytes=measured.down.direct + measured.up.direct,
         requests=measured.down.requests + measured.up.requests,
-        rate=moved / (measured.download + measured.upload_and_fold),
+        rate=moved / (download + upload_and_fold),
         server_over_idle=summary.memory.server.over_idle,
         client_over_idle=client.over_idle,
         total_pss=summary.memory.peak_total_pss,

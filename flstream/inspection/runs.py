@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ def inspect_run(path: Path) -> InspectedRun:
     models = models_by_round(history)
     metrics = {record.number: record.trained for record in history.rounds}
     metrics |= history.scores
+    failures = Counter(failure.round for failure in history.failures)
     checkpoints = []
     for file in checkpoint_files(run):
         place, number = run.checkpoints / file.name, file.round
@@ -80,7 +82,7 @@ def inspect_run(path: Path) -> InspectedRun:
         path=path,
         job=history.facts.job,
         status=history.outcome if has_journal else "",
-        rounds_planned=history.planned_rounds,
+        rounds_planned=history.facts.rounds,
         rounds_completed=last if history.last_round is None else history.last_round,
         checkpoints=checkpoints,
         final_model=run.final_model if run.final_model.is_file() else None,
@@ -91,7 +93,7 @@ def inspect_run(path: Path) -> InspectedRun:
                 "down": record.down.bytes,
                 "up": record.up.bytes,
                 "reused": record.down.reused + record.up.reused,
-                "failures": len(record.failures),
+                "failures": failures[record.number],
             }
             for record in history.rounds
         ],

@@ -129,7 +129,7 @@ def seconds_chart(run: RunRecord, top: float | None = None) -> Chart | None:
 
 def over_idle(run: RunRecord) -> dict[str, np.ndarray]:
     """Return the memory over idle of server and workers at each step, in bytes."""
-    return run.memory.over_idle(run.history.timeline.idle_rss)
+    return run.memory.over_idle(run.history.idle_rss)
 
 
 def over_idle_chart(run: RunRecord, top: float | None = None) -> Chart | None:

@@ -147,7 +147,7 @@ def _read(run: RunDirectory, *, is_running: bool) -> RunRecord:
     notes: list[str] = []
     settings = _read_settings(run, notes)
     history, logged = _read_journal(run, notes)
-    clock = RunningClock(history.timeline.sittings)
+    clock = RunningClock(history.sittings)
     memory = read_memory(run.memory, clock)
     if memory.damaged:
         lines = counted(memory.damaged, "line")
@@ -226,14 +226,14 @@ def _read_journal(run: RunDirectory, notes: list[str]) -> tuple[History, LoggedV
 
 def _summary_of_events(history: History, memory: MemoryCurves, clock: RunningClock) -> Summary:
     """Return the summary of a run that wrote none, with the peaks that were sampled."""
-    timeline, summary = history.timeline, summarize(history)
+    summary = summarize(history)
     peaks = {
         name: ProcessMemory(
-            idle_rss=timeline.idle_rss.get(name, 0),
-            peak_rss=max(memory.peak(name), timeline.peak_rss.get(name, 0)),
+            idle_rss=history.idle_rss.get(name, 0),
+            peak_rss=max(memory.peak(name), history.peak_rss.get(name, 0)),
             node=memory.nodes.get(name, UNSET),
         )
-        for name in {**memory.rss, **timeline.idle_rss}
+        for name in {**memory.rss, **history.idle_rss}
         if name not in HELPERS
     }
     server = peaks.pop(SERVER, ProcessMemory())

@@ -13,7 +13,6 @@ from flstream.runs.best import BestEvaluation, BestRound
 from flstream.runs.round_record import RoundRecord
 from flstream.runs.site_record import SiteRecord, SiteRecords
 from flstream.runs.site_scores import Columns, packed
-from flstream.runs.timeline import Timeline
 from flstream.telemetry.events import (
     AnyEvent,
     EffectDone,
@@ -24,7 +23,10 @@ from flstream.telemetry.events import (
     ModelRecord,
     ModelScored,
     ModelWritten,
+    ProcessEnded,
+    ProcessReady,
     RoundFinished,
+    RoundStarted,
     RunFinished,
     RunResumed,
     RunStarted,
@@ -80,12 +82,15 @@ class History:
 
     Attributes:
         facts: Event that the last sitting began with; empty values if no server came that far.
-        timeline: Sittings, phases and processes.
+        sittings: Begin and end, in seconds since the epoch, of each stretch in which the run was
+            going on: from its begin or a resume to its end.
+        resumes: Events that each sitting but the first began with.
+        idle_rss: Resident bytes of each process after its imports, by name.
+        peak_rss: Highest resident bytes of each process at its end, by name.
+        first_round_began: When the first round began, in seconds since the epoch; 0 before.
         status: How the run ended; ``running`` where no end of it counts.
         error: Why it failed or was stopped; empty without a reason.
         ended_early: Why there are fewer rounds than the job has; None if there are not.
-        mode: How models move; empty until the run began.
-        chunk_size: Longest chunk in bytes.
         model_bytes: Bytes of the model's body.
         model_tensors: Number of its tensors.
         digest: Digest of the newest durable model; empty without one.
@@ -104,12 +109,14 @@ class History:
 
     def __init__(self) -> None:
         self.facts = _UNKNOWN
-        self.timeline = Timeline()
+        self.sittings: list[tuple[float, float]] = []
+        self.resumes: list[RunResumed] = []
+        self.idle_rss: dict[str, int] = {}
+        self.peak_rss: dict[str, int] = {}
+        self.first_round_began = 0.0
         self.status: Status = "running"
         self.error = ""
         self.ended_early: str | None = None
-        self.mode = ""
-        self.chunk_size = 0
         self.model_bytes = self.model_tensors = 0
         self.digest = ""
         self.models: list[ModelRecord] = []
@@ -123,8 +130,9 @@ class History:
         self.down = self.up = Transfer()
         self.written: set[tuple[int, int]] = set()
         self._sites = SiteRecords()
-        self._open = RoundRecord(0)
-        self._failures: dict[int, list[SiteFailed]] = {}
+        # Of all rounds, also of those that came to no end.
+        self._records: dict[int, RoundRecord] = {}
+        self._round_under_way: int | None = None
 
     @property
     def outcome(self) -> str:
@@ -134,17 +142,17 @@ class History:
     @property
     def is_empty(self) -> bool:
         """Whether nothing was written yet."""
-        return not self.timeline.sittings
+        return not self.sittings
+
+    @property
+    def seconds(self) -> float:
+        """Running time: seconds from the first event to the last of each sitting, added up."""
+        return sum(end - begin for begin, end in self.sittings)
 
     @property
     def round_under_way(self) -> int | None:
         """The round that was under way when the events end; None if none was."""
-        return self.timeline.round_under_way if self.status != "finished" else None
-
-    @property
-    def planned_rounds(self) -> int:
-        """Rounds that the last sitting was to reach; 0 if that is not known."""
-        return self.facts.rounds
+        return self._round_under_way if self.status != "finished" else None
 
     @property
     def last_round(self) -> int | None:
@@ -168,7 +176,7 @@ class History:
 
     def apply(self, event: AnyEvent) -> None:
         """Add one event, in the order of the journal."""
-        self.timeline.apply(event)
+        self._add_time(event)
         self._sites.apply(event)
         match event:
             case ModelWritten():
@@ -176,7 +184,19 @@ class History:
             case RunStarted():
                 self.facts = event
                 self.status, self.error, self.ended_early = "running", "", None
-                self.mode, self.chunk_size = event.mode, event.chunk_size
+            case RunResumed():
+                self.resumes.append(event)
+                self._round_under_way = None
+                for message in event.warnings:
+                    self._warn(message)
+            case ProcessReady():
+                self.idle_rss[event.process] = event.idle_rss
+            case ProcessEnded():
+                known = self.peak_rss.get(event.process, 0)
+                self.peak_rss[event.process] = max(known, event.peak_rss)
+            case RoundStarted():
+                self._round_under_way = event.round
+                self.first_round_began = self.first_round_began or event.time
             case ModelReady() if not self.models:
                 self.model_bytes, self.model_tensors = event.bytes, event.tensors
                 self._add_model(ModelRecord(0, 0, 0, event.digest))
@@ -190,18 +210,23 @@ class History:
                 self.down += event.down
             case SiteFailed():
                 self.failures.append(event)
-                self._failures_of(event.round).append(event)
             case SiteSuspended():
                 self.suspended.append(event.site)
             case EndedEarly():
                 self.ended_early = event.reason
             case Warned():
                 self._warn(event.message)
-            case RunResumed():
-                for message in event.warnings:
-                    self._warn(message)
             case RunFinished():
                 self.status, self.error = event.status, event.error
+
+    def _add_time(self, event: AnyEvent) -> None:
+        if isinstance(event, RunResumed) and self.sittings:
+            begin, end = self.sittings[-1]
+            self.sittings[-1] = begin, max(end, event.until)
+        if isinstance(event, RunResumed) or not self.sittings:
+            self.sittings.append((event.time, event.time))
+        elif event.time > self.sittings[-1][1]:  # a clock that was set back shortens no sitting
+            self.sittings[-1] = (self.sittings[-1][0], event.time)
 
     def _warn(self, message: str) -> None:
         # The server of a later sitting does not know which warnings were given already.
@@ -213,28 +238,21 @@ class History:
         self.digest = model.digest
 
     def _finish_round(self, event: RoundFinished) -> None:
-        self.rounds.append(self._round_under_way(event.round).finished(event))
+        record = self._record(event.round)
+        record.finish(event)
+        self.rounds.append(record)
+        self._round_under_way = None
         self.down += event.down
         self.up += event.up
         self.digest = event.digest
 
     def _evaluate(self, event: Evaluated) -> None:
+        # Metrics that come with the updates of a round score the model of the round before.
+        self._record(event.round).evaluate(event)
         self.scores[event.round] = event.metrics
         self.is_received = event.received
         self.site_scores[event.round] = packed(event.sites)
         self.down += event.down
-        if 0 < event.round <= len(self.rounds):
-            # Metrics that come with the updates of a round score the model of the round before.
-            place = event.round - 1
-            self.rounds[place] = self.rounds[place].evaluated(event)
-        else:
-            self._open = self._round_under_way(event.round).evaluated(event)
 
-    def _round_under_way(self, number: int) -> RoundRecord:
-        if self._open.number == number:
-            return self._open
-        return RoundRecord(number, failures=self._failures_of(number))
-
-    def _failures_of(self, number: int) -> list[SiteFailed]:
-        # The round's record has this list itself, and so also the failures that are yet to come.
-        return self._failures.setdefault(number, [])
+    def _record(self, number: int) -> RoundRecord:
+        return self._records.setdefault(number, RoundRecord(number))

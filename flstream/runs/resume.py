@@ -108,7 +108,7 @@ def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> R
     elif _is_finished(history, job) and has_its_models(history, run):
         return _finished(history, effects)
     # It was due as its round was the last, which that is not any more.
-    if effects and effects[-1].is_provisional and history.planned_rounds != job.planned_rounds:
+    if effects and effects[-1].is_provisional and history.facts.rounds != job.planned_rounds:
         effects = effects[:-1]
     effects, warnings = _without_lost_answers(run, effects)
     models = _models(history, effects)
@@ -132,14 +132,14 @@ def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> R
         round=models[-1].round if models else None,
         effect=effect,
         is_finished=False,
-        seconds=history.timeline.seconds,
+        seconds=history.seconds,
         end=end,
         leftovers=run.leftovers(models, history.written),
         warnings=warnings,
         initial=models[0].digest if models else None,
         records=effects,
         resumes=[event for place, event in content.resumes if place > end],
-        until=history.timeline.sittings[-1][1],
+        until=history.sittings[-1][1],
         stored=len(stored_rounds(run)),
     )
 
@@ -295,7 +295,7 @@ def final_summary(run: RunDirectory, point: ResumePoint) -> Summary:
 
 def _is_finished(history: History, job: Job) -> bool:
     """Whether a run came to its end, and the job has no more rounds than it had."""
-    return history.status == "finished" and history.planned_rounds == job.planned_rounds
+    return history.status == "finished" and history.facts.rounds == job.planned_rounds
 
 
 def _finished(history: History, effects: Sequence[EffectDone]) -> ResumePoint:
@@ -304,7 +304,7 @@ def _finished(history: History, effects: Sequence[EffectDone]) -> ResumePoint:
         round=history.models[-1].round,
         effect=effects[-1].effect if effects else 0,
         is_finished=True,
-        seconds=history.timeline.seconds,
+        seconds=history.seconds,
     )
 
 

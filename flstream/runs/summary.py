@@ -184,7 +184,7 @@ def summarize(history: History) -> Summary:
             for event in history.failures
         ],
         benched=list(history.suspended),
-        transfer=TransferSummary(history.mode, history.chunk_size, history.down, history.up),
+        transfer=TransferSummary(facts.mode, facts.chunk_size, history.down, history.up),
         rounds=[_round(record) for record in history.rounds],
         network=dict(facts.network) or UNSET,
     )
@@ -207,7 +207,7 @@ def _metrics(history: History) -> list[dict[str, Any]]:
 
 
 def _round(record: RoundRecord) -> RoundSummary:
-    summary = RoundSummary(record.number, *record.phases, record.aggregator)
-    if record.privacy is None:
-        return summary
-    return msgspec.structs.replace(summary, **msgspec.structs.asdict(record.privacy))
+    privacy = {} if record.privacy is None else msgspec.structs.asdict(record.privacy)
+    return RoundSummary(
+        record.number, *record.phases, record.evaluation, record.aggregator, **privacy
+    )

@@ -112,9 +112,9 @@ def test_a_round_may_make_several_models_and_evaluate_each():
     assert [each.version for each in history.models] == list(range(7))
     assert [each.number for each in history.rounds] == [1, 2, 3]
     first = history.rounds[0]
-    assert (first.digest, first.evaluate, first.scores) == ("model-1-1", 0.5, {"accuracy": 6.0})
+    assert (first.seconds, first.evaluation, first.scores) == (10.5, 0.5, {"accuracy": 6.0})
     assert (first.down, first.up) == (Transfer(24, 3, 3), Transfer(20, 1, 1))
-    assert [failure.site for failure in history.rounds[1].failures] == ["site-1"]
+    assert [(failure.round, failure.site) for failure in history.failures] == [(2, "site-1")]
     assert history.scores == {n: {"accuracy": (5 * n + 1) % 7} for n in (1, 2, 3)}
     # Round 3 scored 1 and then 2; round 1 scored 5 and then 6.
     assert history.best == (1, 6.0)

@@ -37,7 +37,7 @@ def folded(events) -> History:
 
 def test_an_empty_journal_has_no_round_and_no_model(tmp_path):
     for history in (History(), read_history(tmp_path / "nowhere.jsonl")):
-        assert (history.is_empty, history.status, history.timeline.seconds) == (True, "running", 0)
+        assert (history.is_empty, history.status, history.seconds) == (True, "running", 0)
         assert history.last_round is None
 
 
@@ -48,7 +48,7 @@ def test_a_finished_run_is_finished_until_it_is_resumed(tmp_path):
     more = [*events, RunResumed(round=2, effect=4), begun(2)]
     path.write_bytes(encode_lines(more))
     history = read_history(path)
-    assert (history.status, history.planned_rounds) == ("running", 20)
+    assert (history.status, history.facts.rounds) == ("running", 20)
 
 
 def test_seconds_are_those_of_the_sittings_and_not_of_the_night_between():
@@ -61,13 +61,13 @@ def test_seconds_are_those_of_the_sittings_and_not_of_the_night_between():
             Warned(time=5001.5, message="m"),
         ]
     )
-    assert history.timeline.seconds == 11.5
+    assert history.seconds == 11.5
     # A clock that is set back takes nothing away.
     history.apply(Warned(time=4000.0, message="m"))
-    assert history.timeline.seconds == 11.5
+    assert history.seconds == 11.5
     history.apply(RunResumed(time=10.0, round=0, effect=0))
     history.apply(Warned(time=12.0, message="m"))
-    assert history.timeline.seconds == 13.5
+    assert history.seconds == 13.5
 
 
 @given(st.integers(0, 3000))

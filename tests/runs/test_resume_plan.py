@@ -103,7 +103,7 @@ def test_a_run_goes_on_after_its_last_whole_effect(
     assert scores(run, point) == evaluated
     take_up(a_job(5, every=every), run, point)
     # A torn line is gone, so that what comes next is a line of its own.
-    assert read_history(run.events).timeline.resumes
+    assert read_history(run.events).resumes
 
 
 def test_nothing_completed_begins_from_the_beginning(tmp_path):
@@ -143,7 +143,7 @@ def test_a_run_is_taken_up_by_its_journal_and_nothing_of_others_is_removed(tmp_p
     assert all((run.checkpoints / name).exists() for name in keep)
     assert (run.site("site-1") / "state.tmp").exists()
     assert body_digest(FileSource(run.checkpoint(3))) == DIGESTS[3]
-    [last] = read_history(run.events).timeline.resumes
+    [last] = read_history(run.events).resumes
     assert (last.round, last.effect) == (3, 9)
     assert (running.status, running.model.digest) == ("running", DIGESTS[3])
 
@@ -448,7 +448,7 @@ def test_a_plan_waits_for_a_server_that_outlived_its_launcher(tmp_path):
     server.stdin.flush()
     # However long it takes, what it wrote last is in the plan.
     assert plan_resume(a_job(), run) is not None
-    assert read_history(run.events).timeline.resumes
+    assert read_history(run.events).resumes
     server.communicate()
     # Whoever waited in vain has let go of the lock, too.
     with run.events.open("r+b") as file:

@@ -120,7 +120,7 @@ def test_a_finished_run_makes_a_model_that_it_names_again(jobs):
     path.write_bytes(before)
     flip(path)
     finished.directory.final_model.unlink()
-    earlier = read_history(finished.directory.events).timeline.seconds
+    earlier = read_history(finished.directory.events).seconds
     summary = jobs.go_on(finished, noisy()).summary
     assert summary.status == "finished"
     assert summary.wall_seconds > earlier  # of all sittings
