@@ -56,8 +56,13 @@ def _function() -> Any:
 
 def drift(parameter: torch.Tensor, origin: torch.Tensor) -> torch.Tensor:
     """Return the difference of a parameter from fixed values, in float32 at the least."""
+    wide = widened(parameter)
+    return wide - origin.to(wide.dtype)
+
+
+def widened(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in float32 at the least."""
     import torch
 
     # In half precision, squares overflow and small terms are lost in their sum.
-    wide = torch.promote_types(parameter.dtype, torch.float32)
-    return parameter.to(wide) - origin.to(wide)
+    return value.to(torch.promote_types(value.dtype, torch.float32))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flstream.client import session
-from flstream.client.distance import squared_distance
+from flstream.client.distance import drift, squared_distance, widened
 from flstream.client.own_files import KeptTensors
 from flstream.errors import ClientError
 from flstream.job.bodies import FEDDYN_ALPHA
@@ -55,11 +55,10 @@ class DynamicRegulariser:
             name: each for name, each in module.named_parameters() if each.requires_grad
         }
         self._received = {
-            name: _widened(each).detach().clone() for name, each in self._parameters.items()
+            name: widened(each).detach().clone() for name, each in self._parameters.items()
         }
         self._kept = KeptTensors.of(here, _STATE)
-        found = self._kept.read()
-        self._gradients = self._first() if found is None else self._placed(found[0])
+        self._gradients = self._kept.read_like(self._received)
         here.before_keeping(self._keep)
 
     def term(self) -> torch.Tensor:
@@ -69,38 +68,16 @@ class DynamicRegulariser:
         total = torch.zeros(())
         for name, parameter in self._parameters.items():
             squares = squared_distance(parameter, self._received[name])
-            linear = (self._gradients[name] * _widened(parameter)).sum()
+            linear = (self._gradients[name] * widened(parameter)).sum()
             term = squares * (self._alpha / 2) - linear
             total = total.to(term.device) + term
         return total
-
-    def _first(self) -> dict[str, torch.Tensor]:
-        import torch
-
-        return {name: torch.zeros_like(each) for name, each in self._received.items()}
-
-    def _placed(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the gradients that were kept, where the parameters are."""
-        for name, received in self._received.items():
-            if name not in found or found[name].shape != received.shape:
-                raise ClientError(
-                    f"the site has kept no gradient of parameter {name!r} of shape "
-                    f"{list(received.shape)}; give DynamicRegulariser the same module in each task"
-                )
-        return {name: found[name].to(each) for name, each in self._received.items()}
 
     def _keep(self) -> None:
         import torch
 
         with torch.no_grad():
             for name, parameter in self._parameters.items():
-                drift = _widened(parameter.detach()) - self._received[name]
-                self._gradients[name] -= self._alpha * drift
+                away = drift(parameter.detach(), self._received[name])
+                self._gradients[name] -= self._alpha * away
         self._kept.write(self._gradients, {"format": "pt"})
-
-
-def _widened(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in float32 at the least: sums of half floats lose their small terms."""
-    import torch
-
-    return value.to(torch.promote_types(value.dtype, torch.float32))

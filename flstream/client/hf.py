@@ -25,7 +25,7 @@ from flstream.client import *  # noqa: F403
 from flstream.client.exchange import ModelExchange, meta_of, seed_task
 from flstream.client.fl_model import FLModel
 from flstream.client.number import number_of
-from flstream.client.proximal_gradient import ProximalGradient, proximal_gradient
+from flstream.client.proximal import ProximalGradient, proximal_gradient
 from flstream.client.ranks import check_processes
 from flstream.client.session import current
 from flstream.client.tensor_scope import TensorScope

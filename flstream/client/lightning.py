@@ -26,7 +26,7 @@ from flstream import client
 from flstream.client import *  # noqa: F403
 from flstream.client.exchange import ModelExchange, meta_of, seed_setup, seed_task
 from flstream.client.optimizer_state import restores_state
-from flstream.client.proximal_gradient import ProximalGradient, proximal_gradient
+from flstream.client.proximal import ProximalGradient, proximal_gradient
 from flstream.client.ranks import check_processes, is_first_rank
 from flstream.client.session import current
 from flstream.errors import ClientError

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from flstream.errors import ClientError
 from flstream.model.checkpoint import FileSink, FileSource
-from flstream.model.copy import copy, scatter
+from flstream.model.composed import composed
+from flstream.model.copy import copy
 from flstream.model.memory import MemoryBody
-from flstream.model.source import Scratch, views_of
 
 if TYPE_CHECKING:
     import torch
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 OWN_FOLDER = ".flstream"
 """Folder in a site's state for what is kept there without the training code's doing."""
-
-_STEP = 1 << 20
 
 
 class KeptTensors:
@@ -57,6 +55,27 @@ class KeptTensors:
         tensors: dict[str, torch.Tensor] = dict(body.tensors)  # type: ignore[arg-type]
         return tensors, source.metadata
 
+    def read_like(self, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the kept tensors, on the devices and in the dtypes of others of their names.
+
+        Args:
+            like: The others. Before anything was kept, there are zeros for each.
+
+        Raises:
+            ClientError: One was not kept, or with another shape.
+            CheckpointError: The file cannot be read.
+        """
+        kept = self.read()
+        if kept is None:
+            return {name: each.new_zeros(each.shape) for name, each in like.items()}
+        for name, tensor in like.items():
+            if name not in kept[0] or kept[0][name].shape != tensor.shape:
+                raise ClientError(
+                    f"the site has kept no tensor {name!r} of shape {list(tensor.shape)} in "
+                    f"{self._path.name}; train the same module in each task"
+                )
+        return {name: kept[0][name].to(each) for name, each in like.items()}
+
     def read_into(self, tensors: Mapping[str, Any]) -> None:
         """Copy kept tensors over those of their names, if anything was kept.
 
@@ -66,23 +85,18 @@ class KeptTensors:
         """
         if not self._path.exists():
             return
-        source, scratch = FileSource(self._path), Scratch()
-        kept = [spec for spec in source.layout.tensors if spec.name in tensors]
-        body = MemoryBody.of({spec.name: tensors[spec.name] for spec in kept}, writable=True)
-        for spec in kept:
-            here = body.layout.by_name[spec.name]
+        source = FileSource(self._path)
+        kept = {spec.name: spec for spec in source.layout.tensors if spec.name in tensors}
+        body = MemoryBody.of({name: tensors[name] for name in kept}, writable=True, tied={})
+        for name, spec in kept.items():
+            here = body.layout.by_name[name]
             if (here.dtype, here.shape) != (spec.dtype, spec.shape):
                 raise ClientError(
-                    f"tensor {spec.name!r} is {here.dtype} {list(here.shape)} in the received "
-                    f"model, and {spec.dtype} {list(spec.shape)} in the site's own version; start "
-                    "a new run for another model"
+                    f"tensor {name!r} is {here.dtype} {list(here.shape)} in the received model, "
+                    f"and {spec.dtype} {list(spec.shape)} in the site's own version; start a new "
+                    "run for another model"
                 )
-            for first in range(0, spec.nbytes, _STEP):
-                last = min(first + _STEP, spec.nbytes)
-                views = views_of(source, spec.start + first, spec.start + last, scratch)
-                start, stop = here.start + first, here.start + last
-                scatter(views, body.views(start, stop))
-                body.commit(start, stop)
+        copy(composed({name: (source, spec) for name, spec in kept.items()}), body)
 
     def write(self, tensors: Mapping[str, torch.Tensor], text: Mapping[str, str]) -> None:
         """Keep tensors in the place of those before.

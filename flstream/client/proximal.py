@@ -1,14 +1,16 @@
-"""Proximal term of FedProx, which a client adds to its loss."""
+"""Proximal term of FedProx for a client's loss, and its gradient for patches of trainers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from flstream.client import session
-from flstream.client.distance import squared_distance
+from flstream.client.distance import drift, squared_distance
+from flstream.client.ranks import broadcast
 from flstream.errors import ClientError
 from flstream.job.bodies import DITTO_LAMBDA, PROXIMAL_MU
+from flstream.model.modules import is_own_memory
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +55,7 @@ def proximal_term(
     import torch
 
     if mu is None:
-        mu = given_mu()
+        mu = _given_mu()
         if mu == 0:
             return torch.zeros(())
     if not mu >= 0:
@@ -73,12 +75,7 @@ def proximal_term(
     return seen_in_loss(total * (mu / 2))
 
 
-_differentiated = 0
-
-
-def times_in_loss() -> int:
-    """Return how often a loss with a proximal term in it was differentiated in this process."""
-    return _differentiated
+_differentiated = 0  # how often a loss with a proximal term in it was, in this process
 
 
 def seen_in_loss(term: torch.Tensor) -> torch.Tensor:
@@ -93,43 +90,117 @@ def seen_in_loss(term: torch.Tensor) -> torch.Tensor:
     return term
 
 
-def given_mu() -> float:
-    """Return the weight that the server gives in the current task; 0 where it gives none.
+class ProximalGradient:
+    """The gradient of the proximal term, for patches of trainers, which do not have the loss.
+
+    Args:
+        mu: Weight of the term.
+        origins: Parameters, each with its value in the global model.
+    """
+
+    def __init__(
+        self, mu: float, origins: Sequence[tuple[torch.nn.Parameter, torch.Tensor]]
+    ) -> None:
+        self._mu = mu
+        self._origins = origins
+        self._differentiated = _differentiated
+
+    def add(self, stepped: Iterable[torch.Tensor] | None = None, scale: float = 1.0) -> None:
+        """Add the gradient to that of the loss, unless a loss of this training had the term.
+
+        It is added once a step, when the gradients of all of its batches are summed, and before
+        they are clipped. The bits are those of a loss with the term, but where that would add more
+        than two numbers: with several batches a step, or a parameter in several places.
+
+        Args:
+            stepped: Parameters of the step; None for all.
+            scale: Factor that the gradients have, as mixed precision scales them.
+        """
+        if self._differentiated != _differentiated:
+            return
+        places = None if stepped is None else {id(parameter) for parameter in stepped}
+        for parameter, origin in self._origins:
+            if places is None or id(parameter) in places:
+                pull = drift(parameter.detach(), origin).mul_(self._mu * scale).to(parameter.dtype)
+                # In this order a sparse gradient will do.
+                parameter.grad = pull if parameter.grad is None else pull.add_(parameter.grad)
+
+
+def proximal_gradient(
+    module: torch.nn.Module, state: Mapping[str, torch.Tensor]
+) -> ProximalGradient | None:
+    """Return the gradient of the term in the current training; None where the server gives no mu.
+
+    All ranks of a site call it, once the model is loaded.
+
+    Args:
+        module: Module in training.
+        state: Its tensors that are exchanged, by the server's names and over its memory.
 
     Raises:
-        ClientError: The model was not received yet.
+        ClientError: The exchanged tensors are not the parameters that are trained.
     """
-    received = session.current().received
-    if received is None:
+    import torch
+
+    mu, here = _given_mu(), session.current()
+    if not mu:
+        return None
+    if not is_own_memory(module, state):
+        raise ClientError(
+            f"the workflow sends {PROXIMAL_MU}, and the adapter's tensors are made of the "
+            "parameters that are trained, so the patch cannot add the proximal term; set it to 0"
+        )
+    names = {tensor.data_ptr(): name for name, tensor in state.items() if tensor.numel()}
+    trained = [
+        parameter
+        for parameter in module.parameters()
+        if parameter.requires_grad and parameter.data_ptr() in names
+    ]
+    if not trained:
+        return None
+    received, personal = here.global_params or {}, here.personal_names
+
+    def origin_of(parameter: torch.nn.Parameter) -> torch.Tensor | None:
+        name = names[parameter.data_ptr()]
+        value = None if name in personal else received.get(name)
+        is_exchanged = value is not None and tuple(value.shape) == tuple(parameter.shape)
+        return torch.as_tensor(value).detach().to(parameter) if is_exchanged else None
+
+    origins = [origin_of(parameter) for parameter in trained]
+    # Rank 0 alone knows which of them the global model has, and their values there.
+    exchanged = torch.tensor([origin is not None for origin in origins], device=trained[0].device)
+    broadcast([exchanged])
+    pairs = [
+        (parameter, torch.empty_like(parameter.detach()) if origin is None else origin)
+        for parameter, origin, is_there in zip(trained, origins, exchanged.tolist(), strict=True)
+        if is_there
+    ]
+    broadcast(origin for _, origin in pairs)
+    return ProximalGradient(mu, pairs)
+
+
+def _given_mu() -> float:
+    """Return the weight that the server gives in the current task; 0 where it gives none."""
+    here = session.current()
+    if here.received is None:
         raise ClientError(
             "proximal_term was given no mu before a model was received; call receive() first"
         )
-    key = PROXIMAL_MU if session.current().own_origin is None else DITTO_LAMBDA
-    return float(received.meta.get(key, 0.0))
+    key = PROXIMAL_MU if here.own_origin is None else DITTO_LAMBDA
+    return float(here.received.meta.get(key, 0.0))
 
 
 def _global_params(given: Params | None) -> Params:
-    """Return the tensors of the global model.
-
-    Args:
-        given: What the training code takes them to be; None for nothing.
-    """
+    """Return the tensors of the global model, or those that the training code takes them to be."""
     here = session.present()
-    kept = None if here is None else here.own_origin or here.global_params
-    if given is None and kept is None:
+    # What was received may be trained in place: its values are those of the model no more.
+    if here is not None and (given is None or (here.received and given is here.received.params)):
+        given = here.own_origin or here.global_params or given
+    if given is None:
         raise ClientError(
             "the global model's tensors were not kept in this task, as the server gives no mu; "
             "give proximal_term a copy of what was received"
         )
-    if given is None or (
-        # Where that is what is trained, its values are those of the model no more.
-        kept is not None
-        and here is not None
-        and here.received is not None
-        and given is here.received.params
-    ):
-        assert kept is not None
-        return kept
     return given
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from flstream.client.own_files import KeptTensors
+from flstream.client.session import current
 from flstream.errors import ClientError
 from flstream.job.bodies import CONTROL
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from flstream.client.fl_model import FLModel
 
-_FILE = "scaffold.safetensors"
+_STATE = "scaffold"
 
 
 class ScaffoldControl:
@@ -48,8 +49,6 @@ class ScaffoldControl:
     def __init__(self, net: torch.nn.Module, model: FLModel) -> None:
         import torch
 
-        from flstream.client import get_state_dir
-
         sent = model.meta.get(CONTROL)
         if not isinstance(sent, Mapping):
             raise ClientError(
@@ -71,8 +70,8 @@ class ScaffoldControl:
             name: self._like[name].to(device=each.device, dtype=each.dtype)
             for name, each in self._parameters.items()
         }
-        self._file = get_state_dir() / _FILE
-        self._own = kept_control(self._file, self._global)
+        self._kept = KeptTensors.of(current(), _STATE)
+        self._own = self._kept.read_like(self._global)
         self._steps = 0
 
     def correct(self) -> None:
@@ -109,24 +108,87 @@ class ScaffoldControl:
             change = drift - self._global[name]
             self._own[name] += change
             found[name] = change.to(found[name])
-        keep_control(self._file, self._own)
+        self._kept.write(self._own, {})
         return found
 
 
-def kept_control(path: Path, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A site's control as its last training has left it; zeros before the first."""
-    import torch
+class PTScaffoldHelper:
+    """SCAFFOLD for a script that is written for NVFlare's class of that name.
 
-    if not path.is_file():
-        return {name: torch.zeros_like(each) for name, each in like.items()}
-    from safetensors.torch import load_file
+    The site's control is in the site's state. So a site has its own where processes are shared, and
+    a run that is resumed comes to the same bits.
+    """
 
-    kept = load_file(path)
-    return {name: kept[name].to(each) for name, each in like.items()}
+    def __init__(self) -> None:
+        self._steps = 0
+        self._zeros: dict[str, torch.Tensor] = {}
+        self._global: dict[str, torch.Tensor] = {}
+        self._local: dict[str, torch.Tensor] = {}
+        self._difference: dict[str, Any] | None = None
 
+    def init(self, model: torch.nn.Module) -> None:
+        """Begin with controls of zeros for a model."""
+        import torch
 
-def keep_control(path: Path, control: Mapping[str, torch.Tensor]) -> None:
-    """Keep a site's control for its next training."""
-    from safetensors.torch import save_file
+        self._zeros = {name: torch.zeros_like(each) for name, each in model.state_dict().items()}
+        self._global = dict(self._zeros)
 
-    save_file({name: each.cpu().contiguous() for name, each in control.items()}, path)
+    def load_global_controls(self, weights: Mapping[str, Any]) -> None:
+        """Take the global control, by the names of the model's state dict."""
+        import torch
+
+        self._global = {
+            name: torch.as_tensor(weights[name]).to(zero) for name, zero in self._zeros.items()
+        }
+
+    def get_params(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The global control and the site's own, at the beginning of a training."""
+        self._steps = 0
+        self._kept = KeptTensors.of(current(), _STATE)
+        self._local = self._kept.read_like(self._zeros)
+        return dict(self._global), dict(self._local)
+
+    def model_update(
+        self,
+        model: torch.nn.Module,
+        curr_lr: float,
+        c_global_para: Mapping[str, torch.Tensor],
+        c_local_para: Mapping[str, torch.Tensor],
+    ) -> None:
+        """Correct a model after a step of its optimizer."""
+        self._steps += 1
+        state = model.state_dict()
+        for name, value in state.items():
+            state[name] = value - curr_lr * (c_global_para[name] - c_local_para[name])
+        model.load_state_dict(state)
+
+    def terms_update(
+        self,
+        model: torch.nn.Module,
+        curr_lr: float,
+        c_global_para: Mapping[str, torch.Tensor],
+        c_local_para: Mapping[str, torch.Tensor],
+        model_global: torch.nn.Module,
+    ) -> None:
+        """Renew the site's control at the end of a training."""
+        trained, received = model.state_dict(), model_global.state_dict()
+        new: dict[str, torch.Tensor] = {}
+        difference: dict[str, Any] = {}
+        for name, zero in self._zeros.items():
+            drift = (received[name] - trained[name]) / (self._steps * curr_lr)
+            new[name] = (self._local[name] - c_global_para[name] + drift).to(zero)
+            difference[name] = (new[name] - c_local_para[name]).cpu().numpy()
+        self._local, self._difference = new, difference
+        self._kept.write(new, {})
+
+    def get_delta_controls(self) -> dict[str, Any]:
+        """The change of the site's control, to be sent.
+
+        Raises:
+            ClientError: There was no :meth:`terms_update`.
+        """
+        if self._difference is None:
+            raise ClientError(
+                "get_delta_controls() was called before terms_update(), which makes what is sent"
+            )
+        return self._difference

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.proximal import seen_in_loss
-from flstream.client.scaffold_helper import PTScaffoldHelper
+from flstream.client.scaffold import PTScaffoldHelper
 from flstream.job.bodies import CONTROL
 from flstream.worker import joined_bodies
 
