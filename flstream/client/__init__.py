@@ -26,11 +26,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flstream.client.context import SiteContext
 from flstream.client.decorators import evaluate, train
 from flstream.client.dynamic import DynamicRegulariser
 from flstream.client.fl_model import FLModel, ParamsType
-from flstream.client.learner import Learner
+from flstream.client.learner import Learner, SiteContext
 from flstream.client.optimizer_state import restore_optimizer
 from flstream.client.personal import own_model, personal
 from flstream.client.proximal import proximal_term

@@ -14,11 +14,11 @@ The whole of :mod:`flstream.client` can be imported from here, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from flstream import client
 from flstream.client import *  # noqa: F403
@@ -28,9 +28,12 @@ from flstream.client.number import number_of
 from flstream.client.proximal import ProximalGradient, proximal_gradient
 from flstream.client.ranks import check_processes
 from flstream.client.session import current
-from flstream.client.tensor_scope import TensorScope
 from flstream.client.trainer_rounds import TrainerRounds
 from flstream.errors import ClientError
+from flstream.model.modules import adapter_of, is_adapted, load_adapter
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [*client.__all__, "patch"]
 
@@ -99,15 +102,20 @@ def patch(
     if local_epochs is not None and local_steps is not None:
         raise ClientError("patch() was given local_epochs and local_steps; give it one of them")
     current().init()
-    scope = TensorScope(trainer, params_scope, server_key_prefix or "")
-    rounds = TrainerRounds(trainer, restore_state, local_epochs, local_steps)
     training = _Training(
-        trainer, ModelExchange(strict=load_state_dict_strict), scope, rounds, stream_metrics
+        trainer,
+        ModelExchange(strict=load_state_dict_strict),
+        TrainerRounds(trainer, restore_state, local_epochs, local_steps),
+        params_scope,
+        server_key_prefix or "",
+        stream_metrics,
     )
     _keep_outputs_apart(trainer.args)
     trainer.add_callback(training.callback())
     trainer.train, trainer.evaluate = training.wrapped()
     trainer.training_step = training.wrapped_step()
+    # One that goes on from a checkpoint keeps its model, which is the received one.
+    trainer._load_from_checkpoint = lambda *_, **__: None
     setattr(trainer, _PATCHED, training)
     return trainer
 
@@ -150,29 +158,30 @@ def _keep_outputs_apart(args: Any) -> None:
 
 
 class _Training:
-    """What a patched trainer does in place of its own methods.
-
-    Args:
-        trainer: The trainer.
-        exchange: Exchange of its model with the server.
-        scope: The tensors that are exchanged.
-        rounds: How much is done in each task.
-        records: Whether what the trainer logs is recorded.
-    """
+    """A patched trainer: what it does in place of its own methods, and the tensors it exchanges."""
 
     def __init__(
         self,
         trainer: Any,
         exchange: ModelExchange,
-        scope: TensorScope,
         rounds: TrainerRounds,
+        which: Literal["auto", "model", "adapter"],
+        prefix: str,
         records: bool,
     ) -> None:
         self._trainer = trainer
         self._exchange = exchange
-        self._scope = scope
         self._rounds = rounds
+        self._prefix = prefix
         self._records = records
+        if which not in ("auto", "model", "adapter"):
+            raise ClientError(f"params_scope is {which!r}; it can be auto, model or adapter")
+        self._is_adapter = which != "model" and is_adapted(self._model)
+        if which == "adapter" and not self._is_adapter:
+            raise ClientError(
+                f"params_scope is adapter, and the trainer's model is a "
+                f"{type(self._model).__name__} without one; give it a peft_config"
+            )
         # Whether it is the trainer that calls its methods, and not the script.
         self._is_busy = False
         # The model that the server's was loaded into.
@@ -180,6 +189,23 @@ class _Training:
         self._proximal: ProximalGradient | None = None
         # Where the trainer's counters were when the task's training began.
         self._first_step = self._first_token = 0
+
+    @property
+    def _model(self) -> Any:
+        """The trainer's model, without what a launcher wraps it in."""
+        return self._trainer.accelerator.unwrap_model(self._trainer.model)
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        """Return the exchanged tensors by the server's names, over the model's own memory."""
+        state = adapter_of(self._model) if self._is_adapter else self._model.state_dict()
+        return {self._prefix + name: tensor for name, tensor in state.items()}
+
+    def _assign(self, state: Mapping[str, torch.Tensor]) -> None:
+        named = {name.removeprefix(self._prefix): tensor for name, tensor in state.items()}
+        if self._is_adapter:
+            load_adapter(self._model, named)
+        else:
+            self._model.load_state_dict(named, strict=False)
 
     def wrapped(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Return the methods that take the place of ``train`` and ``evaluate``."""
@@ -260,9 +286,9 @@ class _Training:
 
     def _begin(self, step: int, token: int) -> None:
         self._first_step, self._first_token = step, token
-        if self._scope.model is not self._loaded:  # a model_init has made another one
+        if self._model is not self._loaded:  # a model_init has made another one
             self._load()
-        self._proximal = proximal_gradient(self._scope.model, self._scope.state())
+        self._proximal = proximal_gradient(self._model, self._state())
         seed_task()
 
     def _train(self, train: Callable[[str | None], Any], given: Path | None) -> Any:
@@ -273,12 +299,12 @@ class _Training:
         if self._trainer.args.world_size > 1:
             # An evaluation before the training has marked the bare model as prepared (transformers
             # 5); accelerate would leave it without what has the ranks' gradients agree.
-            vars(self._scope.model).pop("_is_accelerate_prepared", None)
-        with self._busy(), _own_weights(self._trainer):
+            vars(self._model).pop("_is_accelerate_prepared", None)
+        with self._busy():
             result = train(folder)
         self._proximal = None
         self._rounds.keep()
-        self._exchange.send(self._scope.state(), self._meta())
+        self._exchange.send(self._state(), self._meta())
         return result
 
     def _evaluate(self, evaluate: Callable[[], Any]) -> Any:
@@ -295,9 +321,8 @@ class _Training:
         return found
 
     def _load(self) -> FLModel:
-        scope = self._scope
-        self._loaded = scope.model
-        return self._exchange.load(self._loaded, scope.state(), scope.assign)
+        self._loaded = self._model
+        return self._exchange.load(self._loaded, self._state(), self._assign)
 
     def _meta(self) -> dict[str, Any]:
         """Return the answer's meta, with how much was trained as the update's weight."""
@@ -307,14 +332,4 @@ class _Training:
             weight = self._rounds.examples(self._first_step, state.global_step)
         if not weight:
             raise ClientError("trainer.train() made no step; see to it that there is data to train")
-        return meta_of(self._scope.model, weight)
-
-
-@contextmanager
-def _own_weights(trainer: Any) -> Iterator[None]:
-    """Have a trainer that goes on from a checkpoint keep its model, which is the received one."""
-    trainer._load_from_checkpoint = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        del trainer._load_from_checkpoint
+        return meta_of(self._model, weight)

@@ -13,7 +13,8 @@ run's events, with the site and the round. The run's report shows them, and so d
 Biases.
 
 A writer can be made anywhere, also before ``init()``; values recorded before the first task have
-round 0.
+round 0. As in ``log``, a value that is neither a number nor text, a text that is too long, or a
+step that is no int is a :class:`~flstream.errors.ClientError`.
 """
 
 from __future__ import annotations
@@ -54,9 +55,6 @@ class SummaryWriter(_Writer):
             tag: Name of the value.
             scalar: The number.
             global_step: Step of the site's own; None for the round.
-
-        Raises:
-            ClientError: It is neither a number nor text, or the step is no int.
         """
         current().log(tag, scalar, global_step)
 
@@ -69,9 +67,6 @@ class SummaryWriter(_Writer):
             tag: First part of their names.
             scalars: Numbers by name.
             global_step: Step of the site's own; None for the round.
-
-        Raises:
-            ClientError: One is neither a number nor text, or the step is no int.
         """
         current().log(tag, dict(scalars), global_step)
 
@@ -82,9 +77,6 @@ class SummaryWriter(_Writer):
             tag: Name of the value.
             text: The text.
             global_step: Step of the site's own; None for the round.
-
-        Raises:
-            ClientError: It is too long, or the step is no int.
         """
         current().log(tag, str(text), global_step)
 
@@ -107,9 +99,6 @@ class MLflowWriter(_Writer):
             key: Name of the value.
             value: The number.
             step: Step of the site's own; None for the round.
-
-        Raises:
-            ClientError: It is neither a number nor text, or the step is no int.
         """
         current().log(key, value, step)
 
@@ -140,9 +129,6 @@ class WandBWriter(_Writer):
         Args:
             metrics: Numbers, texts or mappings of these, by name.
             step: Step of the site's own; None for the round.
-
-        Raises:
-            ClientError: One is neither a number nor text, or the step is no int.
         """
         for key, value in metrics.items():
             current().log(key, value, step)

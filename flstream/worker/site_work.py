@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from flstream.client.context import SiteContext
+from flstream.client.learner import SiteContext
 from flstream.worker.messages import SiteTask, Task
 from flstream.worker.state import SiteState
 from flstream.worker.worker_info import WorkerInfo
