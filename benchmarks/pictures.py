@@ -48,7 +48,7 @@ class Photographer:
             return
         moving = [work.moved for work in self._run.now.workers if work.state == "downloading"]
         is_begun = len(moving) > len(self._run.names) // 2
-        if is_begun and sum(moving) >= PART * self._run.model_bytes * len(moving):
+        if is_begun and sum(moving) >= PART * self._run.history.model_bytes * len(moving):
             memory = LiveMemory(sampler.current_rss(), sampler.peaks(), sampler.peak_total_pss)
             self.frame = render(self._run, memory, event.time, WIDTH, LINES)
 

@@ -76,8 +76,7 @@ def render(run: LiveRun, memory: LiveMemory, now: float, width: int, height: int
     workers = _workers(run, memory, now, height - _lines([*top, *bottom]) - roomy)
     top += [*([Text()] if roomy else []), workers] if workers.rows else []
     past = height - _lines([*top, *bottom]) - 2
-    if past >= _LEAST_PAST and run.rounds:
-        rows = list(run.rounds)[-past:]
+    if past >= _LEAST_PAST and (rows := run.rounds[-past:]):
         metrics = order_metrics(metric for row in rows for metric in row.metrics)
         table = rounds_table(rows, metrics, None, len(rows))
         top += [Text(), Table(table.columns, table.rows, is_live=True)]
@@ -102,15 +101,15 @@ def _facts(run: LiveRun, start: RunStarted, width: int) -> Text:
     sites = counted(start.clients, "site")
     sites += f" in {counted(len(start.workers), 'process')}" if start.workers else ""
     facts = [sites, f"{start.mode} mode", pieces(start.chunk_size)]
-    if run.model is not None:
-        tensors = counted(run.model.tensors, "tensor")
-        facts.insert(0, f"model of {format_bytes(run.model.bytes)} in {tensors}")
+    if run.history.model_tensors:
+        tensors = counted(run.history.model_tensors, "tensor")
+        facts.insert(0, f"model of {format_bytes(run.history.model_bytes)} in {tensors}")
     return Text(clip(", ".join(facts), width), "dim")
 
 
 def _bars(run: LiveRun, planned: int, width: int) -> list[Text | Grid]:
     """Return the bars of the job's and the present task's progress."""
-    over = max(run.round - 1, run.rounds[-1].number if run.rounds else 0)
+    over = max(run.round - 1, run.history.last_round or 0)
     text, pace, now = f"{over:,} of {planned:,}", run.seconds_a_round, run.now
     if pace is not None:
         text += f", {pace:.2f} s each" if pace < 60 else f", {format_seconds(round(pace))} each"
@@ -120,7 +119,7 @@ def _bars(run: LiveRun, planned: int, width: int) -> list[Text | Grid]:
     if run.is_quick:  # a bar would change too fast to be read
         text = f"{now.rates[2]:,.0f} answers/s{failed}"
     elif run.phase in ("folding", "downloading"):
-        label, done, total = "fold", now.folded, run.model_bytes
+        label, done, total = "fold", now.folded, run.history.model_bytes
         if run.phase == "downloading":
             done, total = sum(work.moved for work in now.workers), total * len(now.workers)
             label = "down"
@@ -191,9 +190,9 @@ def _activity(run: LiveRun, name: str, work: WorkerActivity | None, now: float) 
     cells: dict[str, Cell] = {"state": work.state, "site": work.site or None}
     if work.sites > 1:
         cells["site"] = f"{work.site}, {work.over + 1:,} of {work.sites:,}"
-    if work.state in _MOVING and run.model_bytes:
-        share = work.moved / run.model_bytes
-        cells["at work"] = f"{share:.0%} of {format_bytes(run.model_bytes)}"
+    if work.state in _MOVING and run.history.model_bytes:
+        share = work.moved / run.history.model_bytes
+        cells["at work"] = f"{share:.0%} of {format_bytes(run.history.model_bytes)}"
     elif metrics := run.metrics.get(name):
         cells["at work"] = format_metrics(metrics)
     if work.state in (*_MOVING, *_WORKING):
@@ -209,8 +208,8 @@ def _footer(run: LiveRun, memory: LiveMemory, width: int) -> list[Text]:
     held = f"server {format_bytes(memory.rss.get(SERVER, 0))} RSS"
     held += f", all processes at most {format_bytes(memory.peak_total)} so far"
     lines = [("down", f"{received:<32}up  {sent}"), ("memory", held)]
-    if run.scored is not None:
-        scores = format_metrics(run.scored.metrics)
-        lines.append(("scores", f"after round {run.scored.round}: {scores}"))
+    if run.history.scores:
+        number, metrics = next(reversed(run.history.scores.items()))
+        lines.append(("scores", f"after round {number}: {format_metrics(metrics)}"))
     room = max(width - _LABEL, 1)
     return [Text.assemble((label.ljust(_LABEL), "dim"), clip(text, room)) for label, text in lines]

@@ -1,4 +1,4 @@
-"""A run as its live view shows it: the server's last snapshot, beside results of rounds.
+"""A run as its live view shows it: the server's last snapshot, beside the run's history.
 
 It knows no terminal.
 """
@@ -9,6 +9,7 @@ from collections import deque
 
 from flstream.report.metrics import flat_metrics
 from flstream.report.views import RoundRow
+from flstream.runs.history import History
 from flstream.telemetry import events
 
 _ENDED = ("finished", "failed", "stopped")
@@ -21,28 +22,37 @@ class LiveRun:
 
     def __init__(self, began: float) -> None:
         self.began, self.phase, self.round = began, "starting", 0
-        self.start: events.RunStarted | None = None
-        self.model: events.ModelReady | None = None
+        self.history = History()
         self.now = events.Snapshot()  # the last one
         self.names: dict[str, None] = {}  # of the workers
         self.ready: set[str] = set()  # workers that have finished their imports
         self.metrics: dict[str, events.Metrics] = {}  # that a worker logged or sent last
         self.failures: dict[str, str] = {}  # reasons, the latest at the end
-        self.rounds: deque[RoundRow] = deque(maxlen=_MOST_PAST)  # the last that are completed
-        self.scored: events.Evaluated | None = None
-        self._scores: events.Metrics = {}
-        self._evaluate_seconds = 0.0
         self._begins: deque[float] = deque(maxlen=_PACE_ROUNDS + 1)
 
     @property
     def is_shared(self) -> bool:
         """Whether workers share the sites."""
-        return self.start is not None and bool(self.start.workers)
+        return bool(self.history.facts.workers)
 
     @property
-    def model_bytes(self) -> int:
-        """Size of the model; 0 until it is known."""
-        return self.model.bytes if self.model is not None else 0
+    def start(self) -> events.RunStarted | None:
+        """Event that the run began with; None before."""
+        return self.history.facts if self.history.facts.job else None
+
+    @property
+    def rounds(self) -> list[RoundRow]:
+        """The last rounds that are completed."""
+        return [
+            RoundRow(
+                record.number,
+                flat_metrics({**(record.scores or {}), "train": record.trained}),
+                (*record.phases, record.evaluation),
+                record.privacy,
+                record.aggregator,
+            )
+            for record in self.history.rounds[-_MOST_PAST:]
+        ]
 
     @property
     def seconds_a_round(self) -> float | None:
@@ -65,6 +75,7 @@ class LiveRun:
 
     def apply(self, event: events.AnyEvent) -> None:
         """Take one event, in the order in which they happened."""
+        self.history.apply(event)
         match event:
             case events.Snapshot():
                 self.now, self.phase = event, event.phase
@@ -81,17 +92,13 @@ class LiveRun:
                 self._fail(event.site, f"asked no more: {reason}")
             case events.RoundStarted() if event.round != self.round:
                 self._begin_round(event)
-            case events.Evaluated():
-                self._score(event)
-            case events.ModelScored():
-                self._evaluate_seconds += event.seconds
             case events.RoundFinished():
-                self._finish_round(event)
+                self.phase = "round is over"
             case events.RunStarted():
-                self.start, self.phase = event, "preparing the model"
+                self.phase = "preparing the model"
                 self.names = dict.fromkeys(event.workers or event.sites)
             case events.ModelReady():
-                self.model, self.phase = event, "starting the sites"
+                self.phase = "starting the sites"
             case events.ProcessReady() if event.process in self.names:
                 self.ready.add(event.process)
             case events.RunResumed():
@@ -107,26 +114,8 @@ class LiveRun:
         if event.round == len(self._begins) == 3:
             self._begins.popleft()  # much is loaded in the first round
 
-    def _score(self, event: events.Evaluated) -> None:
-        self.scored = event
-        self._evaluate_seconds += event.seconds
-        if event.round == self.round:
-            self._scores = event.metrics
-            return
-        # Metrics that come with updates score the model that the sites had received.
-        for place, row in enumerate(self.rounds):
-            if row.number == event.round:
-                metrics = {**flat_metrics(event.metrics), **row.metrics}
-                self.rounds[place] = row._replace(metrics=metrics)
-
     def _fail(self, site: str, reason: str) -> None:
         self.failures.pop(site, None)
         self.failures[site] = reason
         if len(self.failures) > _MOST_FAILURES:
             del self.failures[next(iter(self.failures))]
-
-    def _finish_round(self, event: events.RoundFinished) -> None:
-        metrics = flat_metrics({**self._scores, "train": event.metrics})
-        phases = (*event.phases, self._evaluate_seconds)
-        self.rounds.append(RoundRow(event.round, metrics, phases, event.privacy, event.aggregator))
-        self.phase, self._scores, self._evaluate_seconds = "round is over", {}, 0.0
