@@ -143,7 +143,6 @@ class _Hooks:
         self._proximal: ProximalGradient | None = None
         # Of the callbacks and of the loops, before the first training.
         self._fresh: dict[str, Any] = {}
-        self._fresh_loops: dict[str, Any] = {}
 
     @property
     def _restores(self) -> bool:
@@ -167,17 +166,15 @@ class _Hooks:
         self._load(module)
         if self._limits is None:
             self._limits = trainer.max_epochs, trainer.max_steps
-            self._fresh = copy.deepcopy(_callback_states(trainer))
-            self._fresh_loops = copy.deepcopy(trainer.fit_loop.state_dict())
+            self._fresh = copy.deepcopy(_state_of(trainer))
+        # The trainer may still count on from a task that does not count, or from that of another
+        # model of the site's.
+        state = copy.deepcopy(self._fresh)
         path = current().state_dir / _STATE
         if path.exists():
-            _restore(trainer, path, whole=self._restores)
-        else:
-            # The trainer may still count on from a task that does not count, or from that of
-            # another model of the site's.
-            trainer.fit_loop.load_state_dict(copy.deepcopy(self._fresh_loops))
-        if not (self._restores and path.exists()):
-            _load_callbacks(trainer, copy.deepcopy(self._fresh))
+            kept = _read(path)
+            state |= kept if self._restores else {"loops": kept["loops"]}
+        _restore(trainer, state)
         self._first_step = trainer.global_step
         if self._extends:
             epochs, steps = self._limits
@@ -235,13 +232,12 @@ def _keep(trainer: Any, path: Path, *, whole: bool) -> None:
     """
     import torch
 
-    state: dict[str, Any] = {"loops": trainer.fit_loop.state_dict()}
+    state = _state_of(trainer)
     if whole:
         state["optimizers"] = [each.state_dict() for each in trainer.optimizers]
         state["schedulers"] = [each.scheduler.state_dict() for each in trainer.lr_scheduler_configs]
-        state["callbacks"] = _callback_states(trainer)
         state["precision"] = trainer.precision_plugin.state_dict()
-    torch.save(state, path)
+    torch.save(state if whole else {"loops": state["loops"]}, path)
     _read(path, is_check=True)  # what the next round could not read is refused now
 
 
@@ -271,19 +267,24 @@ def _read(path: Path, *, is_check: bool = False) -> dict[str, Any]:
     return state
 
 
-def _restore(trainer: Any, path: Path, *, whole: bool) -> None:
-    """Take over the state that an earlier training has left; see :func:`_keep`.
+def _state_of(trainer: Any) -> dict[str, Any]:
+    """Return the states of a trainer's loops, and of the callbacks that have one by their keys."""
+    states = {each.state_key: each.state_dict() for each in trainer.callbacks}
+    callbacks = {key: state for key, state in states.items() if state}
+    return {"loops": trainer.fit_loop.state_dict(), "callbacks": callbacks}
 
-    Raises:
-        ClientError: It is of a trainer with other optimizers or schedulers.
-    """
-    state = _read(path)
+
+def _restore(trainer: Any, state: Mapping[str, Any]) -> None:
+    """Take over a state that was kept; of one without optimizers, loops and callbacks alone."""
     trainer.fit_loop.load_state_dict(state["loops"])
-    if not whole:
+    for callback in trainer.callbacks:
+        if callback.state_key in state["callbacks"]:
+            callback.load_state_dict(state["callbacks"][callback.state_key])
+    if "optimizers" not in state:
         return
     schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
     for name, here in (("optimizers", trainer.optimizers), ("schedulers", schedulers)):
-        kept = state.get(name, [])
+        kept = state[name]
         if len(kept) != len(here):
             raise ClientError(
                 f"the trainer has {len(here)} {name}, and the state of the last round has "
@@ -291,16 +292,4 @@ def _restore(trainer: Any, path: Path, *, whole: bool) -> None:
             )
         for each, found in zip(here, kept, strict=True):
             each.load_state_dict(found)
-    _load_callbacks(trainer, state["callbacks"])
     trainer.precision_plugin.load_state_dict(state["precision"])
-
-
-def _callback_states(trainer: Any) -> dict[str, Any]:
-    """Return the states of a trainer's callbacks that have one, by their keys."""
-    return {each.state_key: found for each in trainer.callbacks if (found := each.state_dict())}
-
-
-def _load_callbacks(trainer: Any, states: Mapping[str, Any]) -> None:
-    for callback in trainer.callbacks:
-        if callback.state_key in states:
-            callback.load_state_dict(states[callback.state_key])

@@ -46,20 +46,13 @@ class BestRound:
         """Take a round's metrics; return whether it is strictly better than all rounds before."""
         if round_number != self._round:
             self._before, self._round = self.best, round_number
-        self.best = self._before
-        better = self.better(round_number, metrics)
-        if better is not None:
-            self.best = better
-        return better is not None
-
-    def better(self, round_number: int, metrics: Metrics) -> BestEvaluation | None:
-        """A round's evaluation if it is strictly better than the best so far, else None."""
-        value = finite_value(metrics, self.metric)
+        value, self.best = finite_value(metrics, self.metric), self._before
         if value is None:
-            return None
-        if self.best is not None and self._sign * value <= self._sign * self.best.value:
-            return None
-        return BestEvaluation(round_number, value)
+            return False
+        if self._before is not None and self._sign * value <= self._sign * self._before.value:
+            return False
+        self.best = BestEvaluation(round_number, value)
+        return True
 
 
 def finite_value(metrics: Metrics, name: str) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
@@ -105,8 +105,13 @@ def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> R
         _check_nothing_is_there(run)
         run.furnish()
         return None
-    elif _is_finished(history, job) and has_its_models(history, run):
-        return _finished(history, effects)
+    elif (
+        history.status == "finished"
+        and history.facts.rounds == job.planned_rounds
+        and has_its_models(history, run)
+    ):
+        effect = effects[-1].effect if effects else 0
+        return ResumePoint(history.models[-1].round, effect, True, history.seconds)
     # It was due as its round was the last, which that is not any more.
     if effects and effects[-1].is_provisional and history.facts.rounds != job.planned_rounds:
         effects = effects[:-1]
@@ -209,27 +214,25 @@ def _check_whole(
             a site, or an update that waits to be folded is damaged or gone.
     """
     if models and (flaw := model_flaw(run, models[-1])):
-        raise ResumeRefusedError(
-            f"the run in {run.path} needs a model that cannot be used: {flaw}; put it back from a "
-            "copy, or leave out --resume to start a new run"
-        )
+        _refuse(run, f"a model that cannot be used: {flaw}")
     check_states(run, needed_states(effects))
     waiting = needed_updates(effects, all_effects)
     # A later workflow of a list has cancelled what an earlier one left in flight.
     for version in sorted(needed_bases(effects if is_alone else (), waiting)):
         if version < len(models) and (flaw := model_flaw(run, models[version])):
-            raise ResumeRefusedError(
-                f"the run in {run.path} needs a model that sites were training that cannot be "
-                f"used: {flaw}; put it back from a copy, or leave out --resume to start a new run"
-            )
+            _refuse(run, f"a model that sites were training that cannot be used: {flaw}")
     for update in waiting:
         path = run.updates(update.training) / f"{update.site}.safetensors"
         is_checked = update.is_certain or (update.is_durable and path.exists())
         if is_checked and (flaw := file_flaw(path, update.digest)):
-            raise ResumeRefusedError(
-                f"the run in {run.path} needs an update that cannot be used: {flaw}; put it back "
-                "from a copy, or leave out --resume to start a new run"
-            )
+            _refuse(run, f"an update that cannot be used: {flaw}")
+
+
+def _refuse(run: RunDirectory, need: str) -> NoReturn:
+    raise ResumeRefusedError(
+        f"the run in {run.path} needs {need}; put it back from a copy, or leave out --resume to "
+        "start a new run"
+    )
 
 
 def _nearest_whole(
@@ -293,26 +296,11 @@ def final_summary(run: RunDirectory, point: ResumePoint) -> Summary:
     return summary
 
 
-def _is_finished(history: History, job: Job) -> bool:
-    """Whether a run came to its end, and the job has no more rounds than it had."""
-    return history.status == "finished" and history.facts.rounds == job.planned_rounds
-
-
-def _finished(history: History, effects: Sequence[EffectDone]) -> ResumePoint:
-    """The point of a run that has nothing left to do."""
-    return ResumePoint(
-        round=history.models[-1].round,
-        effect=effects[-1].effect if effects else 0,
-        is_finished=True,
-        seconds=history.seconds,
-    )
-
-
 def _check_nothing_is_there(run: RunDirectory) -> None:
     """Refuse to begin again in a folder whose journal was lost, over the models that are there."""
-    models = [path for path in run.models_found() if path.suffix == ".safetensors"]
-    if models:
-        raise ResumeRefusedError(
-            f"the run in {run.path} has models such as {models[0]}, but nothing in its journal "
-            f"{run.events}; put that back from a copy, or leave out --resume to start a new run"
-        )
+    for path, file in run.checkpoint_files():
+        if file.round > 0 and not file.is_temporary:
+            raise ResumeRefusedError(
+                f"the run in {run.path} has models such as {path}, but nothing in its journal "
+                f"{run.events}; put that back from a copy, or leave out --resume to start a new run"
+            )

@@ -113,9 +113,9 @@ class RunDirectory:
         try:
             if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
                 return cls.create(job_name, folder)
-            if not run._was_begun():
+            if lacking := run._lacking():
                 raise UsageError(
-                    f"{path or folder} is not a run directory, since it lacks {run._lacking()}; "
+                    f"{path or folder} is not a run directory, since it lacks {lacking}; "
                     "name one with --run-dir, or leave out --resume to start a new run"
                 )
             if not run.job_file.exists():
@@ -126,22 +126,17 @@ class RunDirectory:
             ) from error
         return run
 
-    def _was_begun(self) -> bool:
-        """Whether a run made this folder, and not, say, whoever wrote a job file."""
-        if not self.path.is_dir():
-            return False
-        if self.job_file.exists():
-            return self.checkpoints.is_dir() and self.sites.is_dir()
-        # Cut off before it had written its job file, it has nothing in its folders and files yet.
-        entries = list(self.path.iterdir())
-        has_more = any(
-            any(path.iterdir()) if path.is_dir() else path == self.events and path.stat().st_size
-            for path in entries
-        )
-        return {path.name for path in entries} <= _MADE_FIRST and not has_more
-
     def _lacking(self) -> str:
-        """Files and folders of a begun run that this folder lacks."""
+        """Files and folders of a begun run that this folder lacks; empty if a run made it."""
+        entries = list(self.path.iterdir()) if self.path.is_dir() else []
+        if entries and {path.name for path in entries} <= _MADE_FIRST:
+            # Cut off before it had written its job file, it has nothing in its folders and files.
+            filled = (
+                any(p.iterdir()) if p.is_dir() else p == self.events and p.stat().st_size
+                for p in entries
+            )
+            if not any(filled):
+                return ""
         parts = {
             "job.conf": self.job_file.exists(),
             "checkpoints/": self.checkpoints.is_dir(),
@@ -365,11 +360,6 @@ class RunDirectory:
             temporary_of(path) for path in (self.job_file, self.job_files, self.versions, *ends)
         ]
         return gone + [path for path in (*ends, *temporary) if path.is_file()]
-
-    def models_found(self) -> list[Path]:
-        """Files that have the names of models of rounds after the initial one."""
-        files = self.checkpoint_files()
-        return [path for path, file in files if file.round > 0 and not file.is_temporary]
 
     def checkpoint_files(self) -> list[tuple[Path, ModelFile]]:
         """Files that have names of a run's checkpoints, or of what belongs to them, by name."""

@@ -77,10 +77,7 @@ class SiteRecords:
                     record.updates, record.weight = record.updates + 1, record.weight + weight
 
     def _record(self, site: str) -> SiteRecord:
-        record = self.by_name.get(site)
-        if record is None:
-            record = self.by_name[site] = SiteRecord(site)
-        return record
+        return self.by_name.setdefault(site, SiteRecord(site))
 
     def _change_phase(self, event: SitePhaseChanged) -> None:
         phase, since = self._phases.get(event.site, ("", 0.0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from flstream.job import Job
@@ -34,13 +33,12 @@ class EarlyStopping:
 
     Args:
         job: The job, for the two keys, and its key metric and that metric's mode.
-        history: Evaluations so far: number of the round, and its metrics.
 
     Attributes:
         reason: First clause that said why the job ends; None while it goes on.
     """
 
-    def __init__(self, job: Job, history: Iterable[tuple[int, Metrics]] = ()) -> None:
+    def __init__(self, job: Job) -> None:
         self._condition = read_condition(job.stop_when) if job.stop_when else None
         self._budget: Condition | None = None
         if job.privacy.is_on and self._condition and self._condition.metric == EPSILON:
@@ -50,8 +48,6 @@ class EarlyStopping:
         self._without_improvement = 0
         self._round = -1
         self.reason: str | None = None
-        for round_number, metrics in history:
-            self.evaluated(round_number, metrics)
 
     @property
     def best(self) -> BestEvaluation | None:
@@ -121,19 +117,13 @@ class EarlyStopping:
             waiting[self._best_round.metric] = "patience"
         if self._condition is not None:
             waiting[self._condition.metric] = "stop_when"
+        others = ", ".join(sorted(metrics)) or "none"
         return tuple(
-            self._warning(key, metric, metrics)
+            f"{key} waits for {metric}, which is not among the metrics of round {self._round} "
+            f"(they report {others}); unless the sites' scripts send it, it never ends the job"
+            + (f"; {question}" if (question := did_you_mean(metric, metrics)) else "")
             for metric, key in waiting.items()
             if metric not in metrics
-        )
-
-    def _warning(self, key: str, metric: str, metrics: Metrics) -> str:
-        others = f"they report {', '.join(sorted(metrics))}" if metrics else "they report none"
-        question = did_you_mean(metric, metrics)
-        return (
-            f"{key} waits for {metric}, which is not among the metrics of round {self._round} "
-            f"({others}); unless the sites' scripts send it, it never ends the job"
-            f"{f'; {question}' if question else ''}"
         )
 
 

@@ -16,7 +16,7 @@ from flstream.engines.processes import FORK_SERVER, Process, ProcessHost
 from flstream.errors import AbortedError, SimulationError, StreamingError, UsageError
 from flstream.job import Job, JobError, render_job
 from flstream.runs.history import History, run_started
-from flstream.runs.job_files import render_files
+from flstream.runs.job_match import render_files
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import MemorySummary, Summary, summarize
 from flstream.simulation.interruption import STOPS, handling

@@ -96,8 +96,8 @@ MUTATIONS = (
     ),
     Mutation(
         "runs/best.py",
-        "self._sign * value <= self._sign * self.best.value",
-        "self._sign * value < self._sign * self.best.value",
+        "self._sign * value <= self._sign * self._before.value",
+        "self._sign * value < self._sign * self._before.value",
         "runs",
     ),
     # What is durable, and in which order.

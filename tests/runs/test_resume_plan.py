@@ -23,7 +23,7 @@ from flstream.errors import ResumeRefusedError, SimulationError, UsageError
 from flstream.job import render_job
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.digests import body_digest
-from flstream.runs.job_files import render_files
+from flstream.runs.job_match import render_files
 from flstream.runs.journal import read_history
 from flstream.runs.resume import final_summary, plan_resume, take_up
 from flstream.runs.run_directory import RunDirectory

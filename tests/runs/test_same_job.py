@@ -7,8 +7,7 @@ import pytest
 
 from flstream.errors import UsageError
 from flstream.job import load_job, render_job
-from flstream.runs.job_files import files_of, render_files
-from flstream.runs.job_match import check_same_job
+from flstream.runs.job_match import check_same_job, files_of, render_files
 from flstream.runs.run_directory import RunDirectory
 
 JOB = """

@@ -13,9 +13,9 @@ from flstream.runs.summary import summarize
 from flstream.telemetry.events import Evaluated, ModelReady, Transfer
 
 
-def stopping(stop_when=None, patience=None, history=(), **args):
+def stopping(stop_when=None, patience=None, **args):
     job = a_job(50, stop_when=stop_when, patience=patience, workflow={"args": args})
-    return EarlyStopping(job, history)
+    return EarlyStopping(job)
 
 
 def fed(job_end, *values, metric="accuracy"):
