@@ -41,25 +41,28 @@ class DynamicRegulariser:
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        here = session.current()
-        if here.received is None:
+        task = session.current()
+        if task.received is None:
             raise ClientError(
                 "DynamicRegulariser was made before a model was received; call receive() first"
             )
-        self._alpha = float(here.received.meta.get(FEDDYN_ALPHA, 0.0))
+        self._alpha = float(task.received.meta.get(FEDDYN_ALPHA, 0.0))
         self._parameters: dict[str, torch.nn.Parameter] = {}
-        if not self._alpha or here.kind != "train":
+        if not self._alpha or task.kind != "train":
             self._alpha = 0.0
             return
         self._parameters = {
-            name: each for name, each in module.named_parameters() if each.requires_grad
+            name: parameter
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
         }
         self._received = {
-            name: widened(each).detach().clone() for name, each in self._parameters.items()
+            name: widened(parameter).detach().clone()
+            for name, parameter in self._parameters.items()
         }
-        self._kept = KeptTensors.of(here, _STATE)
+        self._kept = KeptTensors.of(task, _STATE)
         self._gradients = self._kept.read_like(self._received)
-        here.before_keeping(self._keep)
+        task.before_keeping(self._keep)
 
     def term(self) -> torch.Tensor:
         """Return the term: a scalar, differentiable with respect to the module's parameters."""

@@ -60,7 +60,7 @@ def patch(
     local_steps: int | None = None,
     stream_metrics: bool = False,
 ) -> Any:
-    """Have a trainer receive the global model, and send back what it has trained.
+    """Patch a trainer: it receives the global model, and sends the model that it trained.
 
     ``evaluate`` and ``train`` begin with the received model; ``evaluate`` before ``train`` scores
     it. After ``train`` the model's tensors are sent, weighted by the examples that were trained on
@@ -141,7 +141,7 @@ def _expect_trainer(trainer: Any) -> None:
 
 
 def _keep_outputs_apart(args: Any) -> None:
-    """Have a trainer write its own checkpoints where no other site's does, and only the last one.
+    """Write the trainer's checkpoints into the site's own folder, and keep only the last one.
 
     By default one is written at the end of the schedule; no round goes on from them.
     """
@@ -217,8 +217,8 @@ class _Training:
                 return None
             # A path is the script's own wish; True is for trainers that keep no state of rounds.
             is_path = isinstance(resume_from_checkpoint, str | Path)
-            given = Path(resume_from_checkpoint) if is_path else None
-            return self._train(lambda folder: train(folder, *args, **kwargs), given)
+            checkpoint = Path(resume_from_checkpoint) if is_path else None
+            return self._train(lambda folder: train(folder, *args, **kwargs), checkpoint)
 
         @wraps(evaluate)
         def evaluate_received(*args: Any, **kwargs: Any) -> Any:
@@ -264,13 +264,13 @@ class _Training:
                 if state.global_step >= training._first_step + training._rounds.steps:
                     control.should_training_stop = True
 
-            def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            def on_log(self, args: Any, state: Any, control: Any, **more: Any) -> None:
                 """Record numbers, with the step."""
                 if not training._records or current().kind is None:
                     return
                 is_in_train = training._trainer.is_in_train
                 step = state.global_step if is_in_train else training._rounds.done()
-                for key, value in (given.get("logs") or {}).items():
+                for key, value in (more.get("logs") or {}).items():
                     if number_of(value) is not None:
                         current().log(key, value, step)
 
@@ -291,8 +291,8 @@ class _Training:
         self._proximal = proximal_gradient(self._model, self._state())
         seed_task()
 
-    def _train(self, train: Callable[[str | None], Any], given: Path | None) -> Any:
-        folder = self._rounds.begin(self._load().total_rounds or 1, given)
+    def _train(self, train: Callable[[str | None], Any], checkpoint: Path | None) -> Any:
+        folder = self._rounds.begin(self._load().total_rounds or 1, checkpoint)
         # The order of examples follows from the generator's seed when the loader is made; a
         # trainer with a model_init sets it anew, from an argument that is 42 unless it is given.
         self._trainer.args.seed = seed_task() % _SEEDS
@@ -310,15 +310,15 @@ class _Training:
     def _evaluate(self, evaluate: Callable[[], Any]) -> Any:
         self._load()
         with self._busy():
-            found = evaluate()
+            scores = evaluate()
         self._exchange.metrics = {
             name: value
-            for name, value in (found or {}).items()
+            for name, value in (scores or {}).items()
             if name != "epoch" and not name.endswith(_NO_SCORES)
         }
         if self._exchange.task() == "evaluate":
             self._exchange.send({}, {})
-        return found
+        return scores
 
     def _load(self) -> FLModel:
         self._loaded = self._model

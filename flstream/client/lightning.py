@@ -49,7 +49,7 @@ def patch(
     load_state_dict_strict: bool = True,
     update_fit_loop: bool = True,
 ) -> None:
-    """Have a trainer receive the global model, and send back what it has trained.
+    """Patch a trainer: it receives the global model, and sends the model that it trained.
 
     ``fit`` and ``validate`` begin with the received model; ``validate`` before ``fit`` scores it.
     After ``fit`` the module's tensors are sent. The number of its optimizer steps is the update's
@@ -78,20 +78,20 @@ def patch(
     if hasattr(trainer, _PATCHED):
         return
     check_processes(trainer.world_size, f"make it with devices={current().place.ranks}")
-    for each in trainer.callbacks:
-        names = {kind.__name__ for kind in type(each).__mro__}
-        if found := names & _AVERAGING:
+    for callback in trainer.callbacks:
+        names = {kind.__name__ for kind in type(callback).__mro__}
+        if averaging := names & _AVERAGING:
             raise ClientError(
-                f"a trainer with {min(found)} cannot be patched: it averages the weights of one "
-                "whole training, and would put those of an earlier round in the received model's "
-                "place; leave it out"
+                f"a trainer with {min(averaging)} cannot be patched: it averages the weights of "
+                "one whole training, and would put those of an earlier round in the received "
+                "model's place; leave it out"
             )
     current().init()
     exchange = ModelExchange(strict=load_state_dict_strict)
-    made = type("FederatedCallback", (_Hooks, base), {})
-    callback = made(exchange, restore_state, update_fit_loop)
-    trainer.callbacks.insert(0, callback)  # the others begin with the received model
-    setattr(trainer, _PATCHED, callback)
+    callback_type = type("FederatedCallback", (_Hooks, base), {})
+    federated = callback_type(exchange, restore_state, update_fit_loop)
+    trainer.callbacks.insert(0, federated)  # the others begin with the received model
+    setattr(trainer, _PATCHED, federated)
     fit, validate = trainer.fit, trainer.validate
 
     @wraps(fit)
@@ -100,7 +100,7 @@ def patch(
             return None
         seed_setup()
         result = fit(*args, **kwargs)
-        callback.finish(trainer)
+        federated.finish(trainer)
         return result
 
     @wraps(validate)
@@ -172,8 +172,8 @@ class _Hooks:
         state = copy.deepcopy(self._fresh)
         path = current().state_dir / _STATE
         if path.exists():
-            kept = _read(path)
-            state |= kept if self._restores else {"loops": kept["loops"]}
+            last = _read(path)
+            state |= last if self._restores else {"loops": last["loops"]}
         _restore(trainer, state)
         self._first_step = trainer.global_step
         if self._extends:
@@ -188,7 +188,9 @@ class _Hooks:
     def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
         """Add FedProx's gradient, once those of all batches are summed and not clipped yet."""
         if self._proximal is not None:
-            self._proximal.add(each for group in optimizer.param_groups for each in group["params"])
+            self._proximal.add(
+                tensor for group in optimizer.param_groups for tensor in group["params"]
+            )
 
     def finish(self, trainer: Any) -> None:
         """Keep the trainer's state, and send the module's tensors, when all callbacks are done."""
@@ -234,8 +236,10 @@ def _keep(trainer: Any, path: Path, *, whole: bool) -> None:
 
     state = _state_of(trainer)
     if whole:
-        state["optimizers"] = [each.state_dict() for each in trainer.optimizers]
-        state["schedulers"] = [each.scheduler.state_dict() for each in trainer.lr_scheduler_configs]
+        state["optimizers"] = [optimizer.state_dict() for optimizer in trainer.optimizers]
+        state["schedulers"] = [
+            config.scheduler.state_dict() for config in trainer.lr_scheduler_configs
+        ]
         state["precision"] = trainer.precision_plugin.state_dict()
     torch.save(state if whole else {"loops": state["loops"]}, path)
     _read(path, is_check=True)  # what the next round could not read is refused now
@@ -269,7 +273,7 @@ def _read(path: Path, *, is_check: bool = False) -> dict[str, Any]:
 
 def _state_of(trainer: Any) -> dict[str, Any]:
     """Return the states of a trainer's loops, and of the callbacks that have one by their keys."""
-    states = {each.state_key: each.state_dict() for each in trainer.callbacks}
+    states = {callback.state_key: callback.state_dict() for callback in trainer.callbacks}
     callbacks = {key: state for key, state in states.items() if state}
     return {"loops": trainer.fit_loop.state_dict(), "callbacks": callbacks}
 
@@ -283,13 +287,14 @@ def _restore(trainer: Any, state: Mapping[str, Any]) -> None:
     if "optimizers" not in state:
         return
     schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-    for name, here in (("optimizers", trainer.optimizers), ("schedulers", schedulers)):
-        kept = state[name]
-        if len(kept) != len(here):
+    for name, parts in (("optimizers", trainer.optimizers), ("schedulers", schedulers)):
+        states = state[name]
+        if len(states) != len(parts):
             raise ClientError(
-                f"the trainer has {len(here)} {name}, and the state of the last round has "
-                f"{len(kept)}; configure the same in each round, or patch with restore_state=False"
+                f"the trainer has {len(parts)} {name}, and the state of the last round has "
+                f"{len(states)}; configure the same in each round, or patch with "
+                "restore_state=False"
             )
-        for each, found in zip(here, kept, strict=True):
-            each.load_state_dict(found)
+        for part, part_state in zip(parts, states, strict=True):
+            part.load_state_dict(part_state)
     trainer.precision_plugin.load_state_dict(state["precision"])

@@ -32,14 +32,14 @@ class KeptTensors:
         self._path = path
 
     @classmethod
-    def of(cls, here: TrainingSession, name: str) -> KeptTensors:
+    def of(cls, session: TrainingSession, name: str) -> KeptTensors:
         """The tensors of a name in the current task; a model of the site's own has its own.
 
         Raises:
             ClientError: There is no task, or the site's state cannot be laid out.
         """
-        own = ".own" if here.own_origin is not None else ""
-        return cls(here.state_dir / OWN_FOLDER / f"{name}{own}.safetensors")
+        own = ".own" if session.own_origin is not None else ""
+        return cls(session.state_dir / OWN_FOLDER / f"{name}{own}.safetensors")
 
     def read(self) -> tuple[dict[str, torch.Tensor], Mapping[str, str]] | None:
         """Return the tensors and the text by key; None before anything was kept.
@@ -65,16 +65,17 @@ class KeptTensors:
             ClientError: One was not kept, or with another shape.
             CheckpointError: The file cannot be read.
         """
-        kept = self.read()
-        if kept is None:
-            return {name: each.new_zeros(each.shape) for name, each in like.items()}
+        content = self.read()
+        if content is None:
+            return {name: tensor.new_zeros(tensor.shape) for name, tensor in like.items()}
+        tensors, _ = content
         for name, tensor in like.items():
-            if name not in kept[0] or kept[0][name].shape != tensor.shape:
+            if name not in tensors or tensors[name].shape != tensor.shape:
                 raise ClientError(
                     f"the site has kept no tensor {name!r} of shape {list(tensor.shape)} in "
                     f"{self._path.name}; train the same module in each task"
                 )
-        return {name: kept[0][name].to(each) for name, each in like.items()}
+        return {name: tensors[name].to(tensor) for name, tensor in like.items()}
 
     def read_into(self, tensors: Mapping[str, Any]) -> None:
         """Copy kept tensors over those of their names, if anything was kept.
@@ -86,17 +87,17 @@ class KeptTensors:
         if not self._path.exists():
             return
         source = FileSource(self._path)
-        kept = {spec.name: spec for spec in source.layout.tensors if spec.name in tensors}
-        body = MemoryBody.of({name: tensors[name] for name in kept}, writable=True, tied={})
-        for name, spec in kept.items():
-            here = body.layout.by_name[name]
-            if (here.dtype, here.shape) != (spec.dtype, spec.shape):
+        specs = {spec.name: spec for spec in source.layout.tensors if spec.name in tensors}
+        body = MemoryBody.of({name: tensors[name] for name in specs}, writable=True, tied={})
+        for name, spec in specs.items():
+            received = body.layout.by_name[name]
+            if (received.dtype, received.shape) != (spec.dtype, spec.shape):
                 raise ClientError(
-                    f"tensor {name!r} is {here.dtype} {list(here.shape)} in the received model, "
-                    f"and {spec.dtype} {list(spec.shape)} in the site's own version; start a new "
-                    "run for another model"
+                    f"tensor {name!r} is {received.dtype} {list(received.shape)} in the received "
+                    f"model, and {spec.dtype} {list(spec.shape)} in the site's own version; start "
+                    "a new run for another model"
                 )
-        copy(composed({name: (source, spec) for name, spec in kept.items()}), body)
+        copy(composed({name: (source, spec) for name, spec in specs.items()}), body)
 
     def write(self, tensors: Mapping[str, torch.Tensor], text: Mapping[str, str]) -> None:
         """Keep tensors in the place of those before.
@@ -105,7 +106,8 @@ class KeptTensors:
             CheckpointError: The file cannot be written.
         """
         self.write_body(
-            MemoryBody.of({name: each.detach() for name, each in tensors.items()}, tied={}), text
+            MemoryBody.of({name: tensor.detach() for name, tensor in tensors.items()}, tied={}),
+            text,
         )
 
     def write_body(self, body: MemoryBody, text: Mapping[str, str]) -> None:

@@ -142,7 +142,7 @@ def proximal_gradient(
     """
     import torch
 
-    mu, here = _given_mu(), session.current()
+    mu, task = _given_mu(), session.current()
     if not mu:
         return None
     if not is_own_memory(module, state):
@@ -158,7 +158,7 @@ def proximal_gradient(
     ]
     if not trained:
         return None
-    received, personal = here.global_params or {}, here.personal_names
+    received, personal = task.global_params or {}, task.personal_names
 
     def origin_of(parameter: torch.nn.Parameter) -> torch.Tensor | None:
         name = names[parameter.data_ptr()]
@@ -181,27 +181,27 @@ def proximal_gradient(
 
 def _given_mu() -> float:
     """Return the weight that the server gives in the current task; 0 where it gives none."""
-    here = session.current()
-    if here.received is None:
+    task = session.current()
+    if task.received is None:
         raise ClientError(
             "proximal_term was given no mu before a model was received; call receive() first"
         )
-    key = PROXIMAL_MU if here.own_origin is None else DITTO_LAMBDA
-    return float(here.received.meta.get(key, 0.0))
+    key = PROXIMAL_MU if task.own_origin is None else DITTO_LAMBDA
+    return float(task.received.meta.get(key, 0.0))
 
 
-def _global_params(given: Params | None) -> Params:
+def _global_params(params: Params | None) -> Params:
     """Return the tensors of the global model, or those that the training code takes them to be."""
-    here = session.present()
+    task = session.present()
     # What was received may be trained in place: its values are those of the model no more.
-    if here is not None and (given is None or (here.received and given is here.received.params)):
-        given = here.own_origin or here.global_params or given
-    if given is None:
+    if task is not None and (params is None or (task.received and params is task.received.params)):
+        params = task.own_origin or task.global_params or params
+    if params is None:
         raise ClientError(
             "the global model's tensors were not kept in this task, as the server gives no mu; "
             "give proximal_term a copy of what was received"
         )
-    return given
+    return params
 
 
 def _counterpart(

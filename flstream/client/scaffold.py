@@ -56,7 +56,7 @@ class ScaffoldControl:
                 "set workflow.type = scaffold"
             )
         self._parameters = {
-            name: each for name, each in net.named_parameters() if each.requires_grad
+            name: tensor for name, tensor in net.named_parameters() if tensor.requires_grad
         }
         if missing := sorted(self._parameters.keys() - sent.keys()):
             raise ClientError(
@@ -64,11 +64,11 @@ class ScaffoldControl:
                 "must have the names of the received model"
             )
         self._names = list(sent)
-        self._like = {name: torch.as_tensor(each) for name, each in sent.items()}
-        self._start = {name: each.detach().clone() for name, each in self._parameters.items()}
+        self._like = {name: torch.as_tensor(tensor) for name, tensor in sent.items()}
+        self._start = {name: tensor.detach().clone() for name, tensor in self._parameters.items()}
         self._global = {
-            name: self._like[name].to(device=each.device, dtype=each.dtype)
-            for name, each in self._parameters.items()
+            name: self._like[name].to(device=tensor.device, dtype=tensor.dtype)
+            for name, tensor in self._parameters.items()
         }
         self._kept = KeptTensors.of(current(), _STATE)
         self._own = self._kept.read_like(self._global)
@@ -82,7 +82,7 @@ class ScaffoldControl:
                 parameter.grad += self._global[name] - self._own[name]
 
     def difference(self, lr: float) -> dict[str, torch.Tensor]:
-        """Renew the site's control, and return what is to be sent in ``meta["control"]``.
+        """Renew the site's control, and return its change for ``meta["control"]``.
 
         That is option II of the paper: the mean of the gradients that the site has followed.
 
@@ -102,21 +102,21 @@ class ScaffoldControl:
                 f"difference({lr!r}) was called after {self._steps} steps; call correct() in each "
                 "step, and give it the learning rate of them"
             )
-        found = {name: torch.zeros_like(self._like[name]) for name in self._names}
+        changes = {name: torch.zeros_like(self._like[name]) for name in self._names}
         for name, parameter in self._parameters.items():
             drift = (self._start[name] - parameter.detach()) / (self._steps * lr)
             change = drift - self._global[name]
             self._own[name] += change
-            found[name] = change.to(found[name])
+            changes[name] = change.to(changes[name])
         self._kept.write(self._own, {})
-        return found
+        return changes
 
 
 class PTScaffoldHelper:
-    """SCAFFOLD for a script that is written for NVFlare's class of that name.
+    """NVFlare's SCAFFOLD helper, with the site's control in the site's state.
 
-    The site's control is in the site's state. So a site has its own where processes are shared, and
-    a run that is resumed comes to the same bits.
+    So a site has its own control where processes are shared, and a run that is resumed comes to the
+    same bits.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,9 @@ class PTScaffoldHelper:
         """Begin with controls of zeros for a model."""
         import torch
 
-        self._zeros = {name: torch.zeros_like(each) for name, each in model.state_dict().items()}
+        self._zeros = {
+            name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()
+        }
         self._global = dict(self._zeros)
 
     def load_global_controls(self, weights: Mapping[str, Any]) -> None:

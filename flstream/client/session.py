@@ -42,7 +42,7 @@ class TrainingSession(Protocol):
 
     @property
     def place(self) -> RankPlace:
-        """Which of the site's processes this one is."""
+        """Number of this process among the site's."""
 
     @property
     def kind(self) -> str | None:
@@ -112,10 +112,10 @@ class TrainingSession(Protocol):
         """Work on a model of the site's own until the end of the block."""
 
     def before_keeping(self, action: Callable[[], None]) -> None:
-        """Do something once the current task is answered, before the site's files are kept."""
+        """Call a function after the answer, before the site's files are kept."""
 
     def send_beside(self, bodies: Mapping[str, Params]) -> None:
-        """Send tensors of bodies with the answer of the current task, as if ``meta`` had them."""
+        """Send bodies with the answer of the current task, as if ``meta`` had them."""
 
     def system_info(self) -> Mapping[str, Any]:
         """Return the facts about the run and the site, by name."""

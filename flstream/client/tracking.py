@@ -28,7 +28,7 @@ __all__ = ["MLflowWriter", "SummaryWriter", "WandBWriter"]
 
 
 class _Writer:
-    """What the writers share: none has a place of its own, nor anything to flush.
+    """A writer without a place of its own, or anything to flush.
 
     Args:
         *_: Without effect, as is ``log_dir``: values go into the run's events, and to its tracker.
@@ -39,10 +39,10 @@ class _Writer:
         pass
 
     def flush(self) -> None:
-        """Do nothing: a value is on its way once it is recorded."""
+        """Return at once: a recorded value is on its way already."""
 
     def close(self) -> None:
-        """Do nothing, likewise; the writer can still be used."""
+        """Return at once, too; the writer can still be used."""
 
 
 class SummaryWriter(_Writer):

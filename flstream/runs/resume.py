@@ -151,8 +151,8 @@ def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> R
 
 def _models(history: History, effects: Sequence[EffectDone]) -> list[ModelRecord]:
     """Return the initial model, if there is one, and those that effects have made."""
-    made = [record.model for record in effects if record.model is not None]
-    return [*history.models[:1], *made]
+    models = [record.model for record in effects if record.model is not None]
+    return [*history.models[:1], *models]
 
 
 def _without_lost_answers(
@@ -162,7 +162,7 @@ def _without_lost_answers(
 
     That is one after the last effect that was synced. A warning says what is done again.
     """
-    synced = max((n for n, each in enumerate(effects, 1) if each.name not in UNSYNCED), default=0)
+    synced = max((n for n, done in enumerate(effects, 1) if done.name not in UNSYNCED), default=0)
     for place in range(synced, len(effects)):
         for update in needed_updates(effects[place : place + 1], ()):
             path = run.updates(update.training) / f"{update.site}.safetensors"
