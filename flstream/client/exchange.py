@@ -102,35 +102,30 @@ class ModelExchange:
         """
         own = MemoryBody.of(state).layout
         is_own = is_own_memory(module, state)
+        is_contiguous = all(tensor.is_contiguous() for tensor in state.values())
         in_place = False
 
         def place(layout: Layout) -> State | None:
             nonlocal in_place
-            in_place = is_own and not layout.difference(own) and _is_contiguous(state)
+            in_place = is_own and is_contiguous and not layout.difference(own)
             return state if in_place else None
 
         model = current().receive(place=place)
         assert model is not None  # the task is here
         if is_first_rank():
             personal(model.params or {})
-            self._place(own, model, in_place, assign)
+            if model.params is None:
+                raise ClientError(f"{_RECEIVED} was cleared; call flare.clear() after training")
+            if in_place:
+                self._layout, self._names = own, None
+            else:
+                self._layout = MemoryBody.of(model.params).layout
+                assign(self._fitting(own, model.params))
         # A trainer's own agreement between its ranks may be over, or be yet to come. An adapter's
         # tensors that are made anew when they are asked for lie in parameters that are trained.
-        trained = (each for each in module.parameters() if each.requires_grad)
+        trained = (tensor for tensor in module.parameters() if tensor.requires_grad)
         broadcast(state.values() if is_own else [*trained, *module.buffers()])
         return model
-
-    def _place(
-        self, own: Layout, model: FLModel, in_place: bool, assign: Callable[[State], object]
-    ) -> None:
-        """Copy the received tensors into a trainer's, unless they are there already."""
-        if model.params is None:
-            raise ClientError("the received model was cleared; call flare.clear() after training")
-        if in_place:
-            self._layout, self._names = own, None
-        else:
-            self._layout = MemoryBody.of(model.params).layout
-            assign(self._fitting(own, model.params))
 
     def send(self, state: State, meta: Mapping[str, Any]) -> None:
         """Answer a training with a trainer's tensors, and an evaluation with the metrics alone.
@@ -174,7 +169,7 @@ class ModelExchange:
         apart = {*differences.missing, *differences.extra, *differences.misshapen}
         known = {**own.by_name, **{alias: own.by_name[n] for alias, n in own.aliases.items()}}
         self._names = known.keys() - apart
-        fitting = {name: each for name, each in params.items() if name in self._names}
+        fitting = {name: tensor for name, tensor in params.items() if name in self._names}
         if not fitting:
             raise ClientError(f"{differences.sentence(_RECEIVED)}; so nothing is left to train")
         for name in fitting:
@@ -198,10 +193,10 @@ def meta_of(module: object, steps: int) -> dict[str, Any]:
     Raises:
         ClientError: The attribute is no dict.
     """
-    given = getattr(module, _META, None) or {}
-    if not isinstance(given, dict):
-        raise ClientError(f"{_META} of the module is a {type(given).__name__}; make it a dict")
-    return {"NUM_STEPS_CURRENT_ROUND": steps, **given}
+    meta = getattr(module, _META, None) or {}
+    if not isinstance(meta, dict):
+        raise ClientError(f"{_META} of the module is a {type(meta).__name__}; make it a dict")
+    return {"NUM_STEPS_CURRENT_ROUND": steps, **meta}
 
 
 def seed_setup() -> None:
@@ -218,10 +213,6 @@ def seed_task() -> int:
     seed = current().task_seed
     seed_everything(seed)
     return seed
-
-
-def _is_contiguous(state: State) -> bool:
-    return all(tensor.is_contiguous() for tensor in state.values())
 
 
 def _widens(narrow: torch.dtype, wide: torch.dtype) -> bool:

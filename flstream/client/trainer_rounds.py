@@ -1,4 +1,4 @@
-"""How a Hugging Face trainer goes on from round to round: its steps, and what it keeps."""
+"""Steps of a Hugging Face trainer in each task, and its state from one task to the next."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLANNED = "planned_steps"
 
 
 class TrainerRounds:
-    """How much of a training each task does, and what is kept from one to the next.
+    """Steps of a training in each task, and the state that is kept from one to the next.
 
     Args:
         trainer: The trainer.
@@ -45,12 +45,9 @@ class TrainerRounds:
         self._planned = 0
         self._original_scheduler = trainer.create_scheduler
         trainer.create_scheduler = self._create_scheduler
-        # Of an optimizer and a scheduler that the script has made.
-        self._first_states: tuple[Any, Any] | None = None
-        if trainer.optimizer is not None:
-            made = (trainer.optimizer, trainer.lr_scheduler)
-            states = [None if each is None else copy.deepcopy(each.state_dict()) for each in made]
-            self._first_states = states[0], states[1]
+        # Of the optimizer and the scheduler that the script has made, if it has.
+        parts = (trainer.optimizer, trainer.lr_scheduler) if trainer.optimizer is not None else ()
+        self._first_states = [part and copy.deepcopy(part.state_dict()) for part in parts]
         if self._restores:
             # EarlyStoppingCallback, for one, counts on from round to round.
             args.restore_callback_states_from_checkpoint = True
@@ -67,27 +64,34 @@ class TrainerRounds:
             ClientError: There are none, or they cannot be counted.
         """
         if self._steps is None:
-            self._steps = self._steps_of(self._epochs)
+            try:
+                batches = len(self._trainer.get_train_dataloader())
+            except TypeError as error:
+                raise ClientError(
+                    "the training data has no length, so epochs cannot be counted in steps; patch "
+                    "with local_steps"
+                ) from error
+            self._steps = math.ceil(self._epochs * self._epoch_steps(batches))
         if self._steps <= 0:
             raise ClientError(f"{self._steps} steps a task are no training; set at least one")
         return self._steps
 
-    def begin(self, rounds: int, given: Path | None = None) -> str | None:
+    def begin(self, rounds: int, checkpoint: Path | None) -> str | None:
         """Set the trainer's limits for a task.
 
         Args:
             rounds: Number of rounds in the job, over which the learning rate's schedule spans.
-            given: Path of a checkpoint that the script wants to go on from; None for none.
+            checkpoint: Path of a checkpoint that the script wants to go on from; None for none.
 
         Returns:
             Path of the folder to go on from; None for a new beginning.
         """
-        kept = current().state_dir / _STATE
+        last = current().state_dir / _STATE
         self._planned = self.steps * (rounds if self._restores else 1)
-        folder = given
-        if self._restores and kept.exists():
-            self._planned = int((kept / _PLANNED).read_text())
-            folder = given or kept
+        folder = checkpoint
+        if self._restores and last.exists():
+            self._planned = int((last / _PLANNED).read_text())
+            folder = checkpoint or last
         elif folder is None or not self._restores:
             # The trainer may still have what came of a task that does not count, or of another
             # model of the site's.
@@ -119,18 +123,18 @@ class TrainerRounds:
         torch.save(trainer.lr_scheduler.state_dict(), folder / _SCHEDULER)
         if trainer.accelerator.scaler is not None:
             torch.save(trainer.accelerator.scaler.state_dict(), folder / _SCALER)
-        kept: dict[str, list[Any]] = {}
-        for each in (*trainer.callback_handler.callbacks, trainer.control):
-            if isinstance(each, ExportableState):
-                kept.setdefault(type(each).__name__, []).append(each.state())
-        trainer.state.stateful_callbacks = kept
+        callbacks: dict[str, list[Any]] = {}
+        for part in (*trainer.callback_handler.callbacks, trainer.control):
+            if isinstance(part, ExportableState):
+                callbacks.setdefault(type(part).__name__, []).append(part.state())
+        trainer.state.stateful_callbacks = callbacks
         trainer.state.save_to_json(os.fspath(folder / _COUNTERS))
         (folder / _PLANNED).write_text(str(self._planned))
 
     def done(self) -> int:
         """Return the steps that the tasks so far have done; 0 where each begins anew."""
-        kept = current().state_dir / _STATE
-        return self._done(kept) if self._restores and kept.exists() else 0
+        last = current().state_dir / _STATE
+        return self._done(last) if self._restores and last.exists() else 0
 
     def examples(self, first: int, last: int) -> int:
         """Return how many examples the steps from one count to another have trained on."""
@@ -155,13 +159,12 @@ class TrainerRounds:
     def _begin_anew(self) -> None:
         """Give the trainer a new optimizer and schedule, or its own as they were at first."""
         trainer = self._trainer
-        if self._first_states is None:
+        if not self._first_states:
             trainer.optimizer = trainer.lr_scheduler = None
-            return
-        made = (trainer.optimizer, trainer.lr_scheduler)
-        for each, state in zip(made, self._first_states, strict=True):
+        parts = (trainer.optimizer, trainer.lr_scheduler)
+        for part, state in zip(parts, self._first_states, strict=False):
             if state is not None:
-                each.load_state_dict(copy.deepcopy(state))
+                part.load_state_dict(copy.deepcopy(state))
 
     def _create_scheduler(self, num_training_steps: int, *args: Any, **kwargs: Any) -> Any:
         # Steps beyond those that were planned do not stretch the schedule.
@@ -172,17 +175,6 @@ class TrainerRounds:
         from transformers import TrainerState
 
         return int(TrainerState.load_from_json(os.fspath(folder / _COUNTERS)).global_step)
-
-    def _steps_of(self, epochs: float) -> int:
-        try:
-            batches = len(self._trainer.get_train_dataloader())
-        except TypeError as error:
-            raise ClientError(
-                "the training data has no length, so epochs cannot be counted in steps; patch with "
-                "local_steps"
-            ) from error
-        steps: int = math.ceil(epochs * self._epoch_steps(batches))
-        return steps
 
     def _epoch_steps(self, batches: int) -> int:
         """Return the optimizer steps of an epoch, the last of which may have fewer batches."""
