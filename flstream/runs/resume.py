@@ -99,7 +99,13 @@ def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> R
         raise ResumeRefusedError(str(error)) from error
     history, effects = content.history, content.effects
     if from_round is not None:
-        _check_round(from_round, content, run)
+        models = _models(history, effects)
+        if not models or not 0 <= from_round <= models[-1].round:
+            has = f"rounds 0 to {models[-1].round}" if models else "none"
+            raise UsageError(
+                f"--from-round {from_round} names no round of the run in {run.path}, which has "
+                f"{has}; leave it out to resume where the run was cut off"
+            )
         effects = _up_to(effects, from_round)
     elif history.is_empty:
         _check_nothing_is_there(run)
@@ -120,11 +126,11 @@ def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> R
     if len(models) == 1 and (flaw := model_flaw(run, models[0])):
         # The initial model, which is built again to the same bits.
         warnings, models, effects = [f"the initial model was built anew: {flaw}"], [], []
-    is_alone = len(job.stages) == 1
     try:
-        _check_whole(run, models, effects, content.effects, is_alone=is_alone)
+        if models:
+            _check_whole(job, run, content, effects)
     except ResumeRefusedError as error:
-        whole = _nearest_whole(run, content, models[-1].round, is_alone=is_alone)
+        whole = _nearest_whole(job, run, content, models[-1].round)
         if whole is None:
             raise
         raise ResumeRefusedError(
@@ -177,48 +183,17 @@ def _up_to(effects: Sequence[EffectDone], number: int) -> Sequence[EffectDone]:
     return [record for record in effects if record.round <= number]
 
 
-def _check_round(number: int, content: JournalContent, run: RunDirectory) -> None:
-    """Refuse to go back to a round that a run does not have.
-
-    Raises:
-        UsageError: It does not have it.
-    """
-    models = _models(content.history, content.effects)
-    if not models or not 0 <= number <= models[-1].round:
-        has = f"rounds 0 to {models[-1].round}" if models else "none"
-        raise UsageError(
-            f"--from-round {number} names no round of the run in {run.path}, which has {has}; "
-            "leave it out to resume where the run was cut off"
-        )
-
-
 def _check_whole(
-    run: RunDirectory,
-    models: Sequence[ModelRecord],
-    effects: Sequence[EffectDone],
-    all_effects: Sequence[EffectDone],
-    *,
-    is_alone: bool,
+    job: Job, run: RunDirectory, content: JournalContent, effects: Sequence[EffectDone]
 ) -> None:
-    """Check all that a run needs to resume after some of its effects.
-
-    Args:
-        run: The run directory.
-        models: The models that these effects have made, and the initial one.
-        effects: The effects.
-        all_effects: These, and those after them that are to be done again.
-        is_alone: Whether the job has one workflow.
-
-    Raises:
-        ResumeRefusedError: Its newest model, one that a training in flight starts from, a state of
-            a site, or an update that waits to be folded is damaged or gone.
-    """
-    if models and (flaw := model_flaw(run, models[-1])):
+    """Check all that a run needs to resume after some of its effects: models, states, updates."""
+    models = _models(content.history, effects)
+    if flaw := model_flaw(run, models[-1]):
         _refuse(run, f"a model that cannot be used: {flaw}")
     check_states(run, needed_states(effects))
-    waiting = needed_updates(effects, all_effects)
+    waiting = needed_updates(effects, content.effects)
     # A later workflow of a list has cancelled what an earlier one left in flight.
-    for version in sorted(needed_bases(effects if is_alone else (), waiting)):
+    for version in sorted(needed_bases(effects if len(job.stages) == 1 else (), waiting)):
         if version < len(models) and (flaw := model_flaw(run, models[version])):
             _refuse(run, f"a model that sites were training that cannot be used: {flaw}")
     for update in waiting:
@@ -235,15 +210,11 @@ def _refuse(run: RunDirectory, need: str) -> NoReturn:
     )
 
 
-def _nearest_whole(
-    run: RunDirectory, content: JournalContent, below: int, *, is_alone: bool
-) -> int | None:
+def _nearest_whole(job: Job, run: RunDirectory, content: JournalContent, last: int) -> int | None:
     """Return the last round up to another one whose end a run can go back to; None without one."""
-    for number in reversed(range(below + 1)):
-        effects = _up_to(content.effects, number)
+    for number in reversed(range(last + 1)):
         try:
-            models = _models(content.history, effects)
-            _check_whole(run, models, effects, content.effects, is_alone=is_alone)
+            _check_whole(job, run, content, _up_to(content.effects, number))
         except ResumeRefusedError:
             continue
         return number
