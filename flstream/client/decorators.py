@@ -31,29 +31,9 @@ def train(function: Function | None = None, **_: Any) -> Any:
     Raises:
         ClientError: The function returned something else; at its call.
     """
-    return _decorate if function is None else _decorate(function)
+    if function is None:
+        return train
 
-
-def evaluate(function: Function | None = None, **_: Any) -> Any:
-    """Decorate a function that scores the received model, which takes its first argument's place.
-
-    In an evaluation, the metrics that it returns are the answer. In a training, they are sent with
-    the answer of the function that is decorated with :func:`train`.
-
-    Args:
-        function: The function; it returns numbers by name.
-
-    Returns:
-        A function that returns the metrics; None where a model is to be submitted, and when the
-        run is over.
-
-    Raises:
-        ClientError: The function returned something else; at its call.
-    """
-    return _decorate_evaluate if function is None else _decorate_evaluate(function)
-
-
-def _decorate(function: Function) -> Function:
     @wraps(function)
     def trained(*args: Any, **kwargs: Any) -> FLModel | None:
         session = current()
@@ -75,7 +55,25 @@ def _decorate(function: Function) -> Function:
     return trained
 
 
-def _decorate_evaluate(function: Function) -> Function:
+def evaluate(function: Function | None = None, **_: Any) -> Any:
+    """Decorate a function that scores the received model, which takes its first argument's place.
+
+    In an evaluation, the metrics that it returns are the answer. In a training, they are sent with
+    the answer of the function that is decorated with :func:`train`.
+
+    Args:
+        function: The function; it returns numbers by name.
+
+    Returns:
+        A function that returns the metrics; None where a model is to be submitted, and when the
+        run is over.
+
+    Raises:
+        ClientError: The function returned something else; at its call.
+    """
+    if function is None:
+        return evaluate
+
     @wraps(function)
     def scored(*args: Any, **kwargs: Any) -> Any:
         session = current()

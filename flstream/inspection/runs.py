@@ -78,10 +78,11 @@ def inspect_run(path: Path) -> InspectedRun:
             RunCheckpoint(number, place, regular_size(place), digest, scores, bodies, file.step)
         )
     last = checkpoints[-1].round if checkpoints else 0
+    status = "unfinished" if history.status == "running" else history.status
     return InspectedRun(
         path=path,
         job=history.facts.job,
-        status=history.outcome if has_journal else "",
+        status=status if has_journal else "",
         rounds_planned=history.facts.rounds,
         rounds_completed=last if history.last_round is None else history.last_round,
         checkpoints=checkpoints,

@@ -44,14 +44,6 @@ class MemoryCurves:
         is_known = (last >= 0) & ((steps - last) * self.step <= _LATE_SECONDS)
         return np.where(is_known, rss[last], math.nan)
 
-    def over_idle(self, idle_rss: Mapping[str, int]) -> dict[str, np.ndarray]:
-        """Return the memory over idle of server and workers, in bytes; NaN where they were gone."""
-        return {
-            name: np.maximum(self.resident(name) - rss, 0)
-            for name, rss in idle_rss.items()
-            if rss and name in self.rss and name not in HELPERS
-        }
-
 
 class RunningClock:
     """Running time of a run with its sittings: the hours between them do not count."""

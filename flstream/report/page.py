@@ -129,7 +129,7 @@ def run_page(runs: Sequence[RunRecord]) -> str:
 
 def _common_tops(runs: Sequence[RunRecord]) -> tuple[float, float | None]:
     """Return the upper ends of the vertical axes that the charts of several runs have in common."""
-    curves = [values for run in runs for values in charts.over_idle(run).values()]
+    curves = [values for run in runs for values in run.over_idle.values()]
     highest = [float(np.nanmax(values)) for values in curves if np.isfinite(values).any()]
     memory = max(1.0, *highest, *(run.summary.model.bytes for run in runs))
     return memory, max((sum(r.phases) for run in runs for r in run.summary.rounds), default=None)

@@ -127,14 +127,9 @@ def seconds_chart(run: RunRecord, top: float | None = None) -> Chart | None:
     return curve_chart(title, curves, "count", "seconds", top=top, x_title=x_title)
 
 
-def over_idle(run: RunRecord) -> dict[str, np.ndarray]:
-    """Return the memory over idle of server and workers at each step, in bytes."""
-    return run.memory.over_idle(run.history.idle_rss)
-
-
 def over_idle_chart(run: RunRecord, top: float | None = None) -> Chart | None:
     """Draw the memory over idle of the server and the workers, beside the size of the model."""
-    curves = _memory_curves(run, over_idle(run))
+    curves = _memory_curves(run, run.over_idle)
     if not curves:
         return None
     if model := run.summary.model.bytes:

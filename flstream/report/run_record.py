@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 from msgspec import UNSET
 
 from flstream.errors import SimulationError, UsageError
@@ -109,6 +110,16 @@ class RunRecord:
     def name(self) -> str:
         """Name of the job, or without one of the folder."""
         return self.summary.job or self.path.name
+
+    @property
+    def over_idle(self) -> Mapping[str, np.ndarray]:
+        """Memory over idle of server and workers at each step, in bytes; NaN without a process."""
+        idle_rss = self.history.idle_rss
+        return {
+            name: np.maximum(self.memory.resident(name) - rss, 0)
+            for name, rss in idle_rss.items()
+            if rss and name in self.memory.rss and name not in HELPERS
+        }
 
 
 def read_run(path: Path, *, is_running: bool | None = None) -> RunRecord:

@@ -135,11 +135,6 @@ class History:
         self._round_under_way: int | None = None
 
     @property
-    def outcome(self) -> str:
-        """The status, or ``unfinished`` for a run that was cut off or still runs."""
-        return "unfinished" if self.status == "running" else self.status
-
-    @property
     def is_empty(self) -> bool:
         """Whether nothing was written yet."""
         return not self.sittings

@@ -126,7 +126,7 @@ def _bars(run: LiveRun, planned: int, width: int) -> list[Text | Grid]:
         share, text = done / max(total, 1), f"{format_bytes(done)} of {format_bytes(total)}"
     elif run.phase in _WORKING:
         share = now.done / max(now.asked, 1)
-        text += f", {now.rates[2]:,.1f}/s" if run.is_shared else ""
+        text += f", {now.rates[2]:,.1f}/s" if run.history.facts.workers else ""
     elif not run.round:
         text = f"{len(run.ready)} of {counted(len(run.names), 'process')} ready"
     task = _bar(label, share, text, width)

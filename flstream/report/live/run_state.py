@@ -31,11 +31,6 @@ class LiveRun:
         self._begins: deque[float] = deque(maxlen=_PACE_ROUNDS + 1)
 
     @property
-    def is_shared(self) -> bool:
-        """Whether workers share the sites."""
-        return bool(self.history.facts.workers)
-
-    @property
     def start(self) -> events.RunStarted | None:
         """Event that the run began with; None before."""
         return self.history.facts if self.history.facts.job else None
