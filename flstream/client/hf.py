@@ -111,11 +111,7 @@ def patch(
         stream_metrics,
     )
     _keep_outputs_apart(trainer.args)
-    trainer.add_callback(training.callback())
-    trainer.train, trainer.evaluate = training.wrapped()
-    trainer.training_step = training.wrapped_step()
-    # One that goes on from a checkpoint keeps its model, which is the received one.
-    trainer._load_from_checkpoint = lambda *_, **__: None
+    training.install()
     setattr(trainer, _PATCHED, training)
     return trainer
 
@@ -207,9 +203,10 @@ class _Training:
         else:
             self._model.load_state_dict(named, strict=False)
 
-    def wrapped(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """Return the methods that take the place of ``train`` and ``evaluate``."""
-        train, evaluate = self._trainer.train, self._trainer.evaluate
+    def install(self) -> None:
+        """Take the place of the trainer's methods, and add the callback."""
+        trainer = self._trainer
+        train, evaluate, step = trainer.train, trainer.evaluate, trainer.training_step
 
         @wraps(train)
         def train_if_due(resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -228,25 +225,23 @@ class _Training:
                 return evaluate(*args, **kwargs)
             return self._evaluate(lambda: evaluate(*args, **kwargs))
 
-        return train_if_due, evaluate_received
-
-    def wrapped_step(self) -> Callable[..., Any]:
-        """Return the method that takes the place of ``training_step``."""
-        step = self._trainer.training_step
-
         @wraps(step)
         def step_with_term(*args: Any, **kwargs: Any) -> Any:
             loss = step(*args, **kwargs)
-            accelerator = self._trainer.accelerator
+            accelerator = trainer.accelerator
             # No callback comes between the last batch of an optimizer step and the clipping.
             if self._proximal is not None and accelerator.sync_gradients:
                 scaler = accelerator.scaler
                 self._proximal.add(scale=1.0 if scaler is None else scaler.get_scale())
             return loss
 
-        return step_with_term
+        trainer.train, trainer.evaluate = train_if_due, evaluate_received
+        trainer.training_step = step_with_term
+        # One that goes on from a checkpoint keeps its model, which is the received one.
+        trainer._load_from_checkpoint = lambda *_, **__: None
+        trainer.add_callback(self._callback())
 
-    def callback(self) -> Any:
+    def _callback(self) -> Any:
         """Make the callback that ends a task's training, and records what the trainer logs."""
         from transformers import TrainerCallback
 

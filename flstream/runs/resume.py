@@ -189,23 +189,23 @@ def _check_whole(
     """Check all that a run needs to resume after some of its effects: models, states, updates."""
     models = _models(content.history, effects)
     if flaw := model_flaw(run, models[-1]):
-        _refuse(run, f"a model that cannot be used: {flaw}")
+        _refuse(run, f"needs a model that cannot be used: {flaw}")
     check_states(run, needed_states(effects))
     waiting = needed_updates(effects, content.effects)
     # A later workflow of a list has cancelled what an earlier one left in flight.
     for version in sorted(needed_bases(effects if len(job.stages) == 1 else (), waiting)):
         if version < len(models) and (flaw := model_flaw(run, models[version])):
-            _refuse(run, f"a model that sites were training that cannot be used: {flaw}")
+            _refuse(run, f"needs a model that sites were training that cannot be used: {flaw}")
     for update in waiting:
         path = run.updates(update.training) / f"{update.site}.safetensors"
         is_checked = update.is_certain or (update.is_durable and path.exists())
         if is_checked and (flaw := file_flaw(path, update.digest)):
-            _refuse(run, f"an update that cannot be used: {flaw}")
+            _refuse(run, f"needs an update that cannot be used: {flaw}")
 
 
 def _refuse(run: RunDirectory, need: str) -> NoReturn:
     raise ResumeRefusedError(
-        f"the run in {run.path} needs {need}; put it back from a copy, or leave out --resume to "
+        f"the run in {run.path} {need}; put it back from a copy, or leave out --resume to "
         "start a new run"
     )
 
