@@ -14,16 +14,16 @@ RUN = "global"
 """Name that stands for the whole run in a tracker, beside those of the sites."""
 
 
-def built_ins() -> Mapping[str, Any]:
-    """Return the trackers that come with flstream, by name."""
+def built_ins() -> Mapping[str, str]:
+    """Return the places of the trackers that come with flstream, by name."""
     # Imported on demand, since the package of trackers is above this one.
-    registry: Mapping[str, Any] = importlib.import_module("flstream.tracking.registry").BUILT_IN
+    registry: Mapping[str, str] = importlib.import_module("flstream.tracking.registry").BUILT_IN
     return registry
 
 
 def _is_installed(name: str) -> str:
-    if needs := built_ins().get(name):
-        check_installed(name, needs.module, needs.install)
+    if name in built_ins():
+        check_installed(name, name, "pip install 'flstream[tracking]'")
     return name
 
 
@@ -56,7 +56,4 @@ class TrackingSection(Section):
     @property
     def place(self) -> str | None:
         """Place of the tracker's class: `package.module:name` or `/abs/path.py:name`."""
-        if self.type is None:
-            return None
-        tracker = built_ins().get(self.type)
-        return self.type if tracker is None else tracker.place
+        return None if self.type is None else built_ins().get(self.type, self.type)

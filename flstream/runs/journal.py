@@ -149,19 +149,3 @@ def read_journal(path: Path) -> JournalContent:
             case RunResumed():
                 resumes.append((journal.end, event))
     return JournalContent(history, effects, ends, resumes)
-
-
-def new_events(path: Path, start: int) -> Iterator[tuple[AnyEvent, int]]:
-    """Yield the events of a journal from a line on, each with where its line ends.
-
-    Args:
-        path: Path of the journal.
-        start: Where the first line begins, in bytes.
-
-    Raises:
-        OSError: The journal cannot be read.
-        ValueError: A line is damaged.
-    """
-    lines = WholeLines(path, start)
-    for line in lines:
-        yield decode_event(line), lines.end

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from flstream.telemetry.event_log import WholeLines
 from flstream.telemetry.memory import Sample
 
-_BLOCK_BYTES = 1 << 20
 _decoder = msgspec.json.Decoder(Sample)
 
 
@@ -40,10 +40,8 @@ class MemoryPeaks:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        # Ends of rounds whose samples are not all read yet; without a number, what came before is
-        # of no round.
+        self._lines = WholeLines(path)
+        # Ends of rounds whose samples are not all read yet.
         self._ends: deque[tuple[int | None, float]] = deque()
         self._rss: dict[str, int] = {}
         # Of each node, which has ticks of its own: the highest sum of a tick, and the last tick.
@@ -52,28 +50,27 @@ class MemoryPeaks:
         # Resident bytes that a process shares with others, as of its last reading of PSS.
         self._shared: dict[str, int] = {}
 
-    def end_round(self, number: int, time: float) -> None:
-        """Take the end of a round; later samples belong to the next one."""
+    def end_round(self, number: int | None, time: float) -> None:
+        """Take the end of a round, or with None of samples that are of no round."""
         self._ends.append((number, time))
 
-    def forget_until(self, time: float) -> None:
-        """Leave out samples since the last round: that part of the run is void."""
-        self._ends.append((None, time))
-
-    def take(self) -> Iterator[RoundPeaks]:
-        """Yield the peaks of rounds that have a later sample."""
+    def take(self, *, is_over: bool = False) -> Iterator[RoundPeaks]:
+        """Yield the peaks of rounds that have a later sample, or of all once the run is over."""
         if not self._ends:
             return  # the samples may wait
         for sample in self._new_samples():
             while self._ends and sample.time > self._ends[0][1]:
                 yield from self._end()
             self._add(sample)
-
-    def take_rest(self) -> Iterator[RoundPeaks]:
-        """Yield the peaks of all other rounds."""
-        yield from self.take()
-        while self._ends:
+        while is_over and self._ends:
             yield from self._end()
+
+    def _new_samples(self) -> Iterator[Sample]:
+        with suppress(FileNotFoundError):
+            for line in self._lines:
+                # A line that a crash has torn is followed by sound ones after a resume.
+                with suppress(ValueError, RecursionError):
+                    yield _decoder.decode(line)
 
     def _end(self) -> Iterator[RoundPeaks]:
         number, time = self._ends.popleft()
@@ -101,19 +98,3 @@ class MemoryPeaks:
             each = (max(rss - self._shared[name], 0) for name, rss in tick.items())
             self._totals[node] = max(self._totals.get(node, 0), sum(each))
         tick.clear()
-
-    def _new_samples(self) -> Iterator[Sample]:
-        try:
-            file = self._path.open("rb")
-        except FileNotFoundError:
-            return
-        with file:
-            file.seek(self._offset)
-            while lines := file.readlines(_BLOCK_BYTES):
-                for line in lines:
-                    if not line.endswith(b"\n"):
-                        return
-                    self._offset += len(line)
-                    # A line that a crash has torn is followed by sound ones after a resume.
-                    with suppress(ValueError, RecursionError):
-                        yield _decoder.decode(line)

@@ -50,7 +50,16 @@ class TrackerThread(threading.Thread):
             number = threading.get_native_id()
             nice = min(os.getpriority(os.PRIO_PROCESS, number) + _NICE, _MOST_NICE)
             os.setpriority(os.PRIO_PROCESS, number, nice)  # of this thread alone
-            self._feed_until_over()
+            while True:
+                with waiting():
+                    self._woken.wait()
+                self._woken.clear()
+                if self._is_closed:
+                    return
+                if self._is_over:
+                    self._feed.close()
+                    return
+                self._feed.catch_up()
         except BaseException as error:
             self._failure = f"raised {type(error).__name__}: {error}".rstrip(": ")
             with suppress(AbortedError):
@@ -87,18 +96,6 @@ class TrackerThread(threading.Thread):
         self._woken.set()
         if self._ended.is_set():
             self._ended.close()
-
-    def _feed_until_over(self) -> None:
-        while True:
-            with waiting():
-                self._woken.wait()
-            self._woken.clear()
-            if self._is_closed:
-                return
-            if self._is_over:
-                self._feed.close()
-                return
-            self._feed.catch_up()
 
     def _new_tracker(self, run: TrackedRun) -> Tracker:
         assert self._tracking.place is not None

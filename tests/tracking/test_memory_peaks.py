@@ -22,6 +22,6 @@ def test_the_total_is_the_sum_of_each_nodes_highest_tick(tmp_path):
     path.write_text("".join(json.dumps(each) + "\n" for each in samples))
     peaks = MemoryPeaks(path)
     peaks.end_round(1, 2.0)
-    (found,) = peaks.take_rest()
+    (found,) = peaks.take(is_over=True)
     assert found.total == 7 + (30 + 30) + 100
     assert found.rss == {"server": 7, "site-1": 30, "site-2": 30, "site-3": 100}
