@@ -26,7 +26,7 @@ from multiprocessing import util
 from pathlib import Path
 from typing import IO, Any
 
-from flstream.engines.process_tree import kill_descendants
+from flstream.engines.processes import kill_descendants
 
 REPLY = struct.Struct("<?qq")
 """Whether a process has ended, its pid, and its exit code, or minus the signal that killed it.

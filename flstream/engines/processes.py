@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from flstream.engines.process_tree import kill_descendants
+import psutil
 
 if TYPE_CHECKING:
     from flstream.job import Job
@@ -46,7 +46,7 @@ _OF_ALL = {
     "THP_MEM_ALLOC_ENABLE": "1",
 }
 _COMMAND = "import sys; sys.path[:] = {path}; from {module} import main; main({fd})"
-_PRELOAD = "flstream.simulation.preload"
+_PRELOAD = "flstream.engines.preload"
 
 # Time from asking a process to end until it is killed.
 _GRACE_SECONDS = 2.0
@@ -69,6 +69,18 @@ def variables_of(job: Job) -> dict[str, str]:
         "KMP_WARNINGS": os.environ.get("KMP_WARNINGS", "off"),
         **QUIET_ARROW,
     }
+
+
+def kill_descendants(pid: int) -> None:
+    """Kill the children of a process, and theirs, with SIGKILL; the process itself is left.
+
+    Args:
+        pid: Number of the process. What has left its tree, as daemons do, is not found.
+    """
+    with suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.Error):
+                child.kill()
 
 
 def _is_readable(fd: int, seconds: float) -> bool:

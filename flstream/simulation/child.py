@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from flstream.engines.process_tree import kill_descendants
+from flstream.engines.processes import kill_descendants
 from flstream.simulation.places import this_place
 
 # Exit status of a process that ended because its peer died.

@@ -24,7 +24,7 @@ from flstream.client.ranks import INHERITED
 from flstream.client.site_folder import enter_work_folder
 from flstream.engines.engine import WorkerSockets
 from flstream.engines.fork_server import temporary_prefix
-from flstream.engines.process_tree import kill_descendants
+from flstream.engines.processes import kill_descendants
 from flstream.errors import FlstreamError, SimulationError
 from flstream.telemetry.events import SERVER
 from flstream.text import how_ended

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
 from itertools import count
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,11 +29,11 @@ from flstream.server.program_view import (
 )
 from flstream.server.run import Run
 from flstream.server.sampling import check_sites
-from flstream.simulation.process_call import ProcessCall
+from flstream.server.uncatchable import EffectFailedError
+from flstream.simulation.process_call import NoAnswerError, ProcessCall, result_of
 from flstream.text import shortened
 
-_SECONDS = 5.0  # for the program of one workflow
-_GRACE_SECONDS = 10.0  # for imports, and where nothing can interrupt it
+_SECONDS = 10.0  # for the program of one workflow, with its imports
 _MOST_EFFECTS = 10_000
 _LONGEST_PATTERN = 8
 
@@ -241,58 +237,45 @@ class _DryEffects:
             raise WorkflowError(f"its first round has more than {_MOST_EFFECTS:,} effects")
 
 
-class _Outlines(msgspec.Struct, frozen=True):
-    programs: list[ProgramOutline]
-
-
 def outline_programs(job: Job, host: ProcessHost) -> list[ProgramOutline]:
-    """Run the workflows of a job dry, in a process that may end, or go on for ever.
+    """Run the workflows of a job dry, each in a process that may end, or go on for ever.
 
     Args:
         job: The job.
-        host: Host of the process.
+        host: Host of the processes.
     """
-    nowhere, target = Path(os.devnull), f"{__name__}:_outlined"
-    call = ProcessCall[_Outlines](host, "dry-run", nowhere, _Outlines, target, job)
-    with closing(call):
+    outlines, target = [], f"{__name__}:{outline_of.__name__}"
+    for place, stage in enumerate(job.stages):
+        call = ProcessCall[ProgramOutline](host, "dry-run", ProgramOutline, target, job, place)
         try:
-            answer = call.result(seconds=_GRACE_SECONDS + _SECONDS * len(job.stages))
+            outlines.append(result_of(call, seconds=_SECONDS))
         except DeadlineError:
-            call.process.kill()
             flaw = f"it went on for more than {_SECONDS:g} s"
-        else:
-            if isinstance(answer, _Outlines):
-                return answer.programs
-            flaw = f"its process {call.ended(answer)}"
-    return [ProgramOutline(stage.name, flaw=flaw) for stage in job.stages]
+            outlines.append(ProgramOutline(stage.name, flaw=flaw))
+        except NoAnswerError as error:
+            outlines.append(ProgramOutline(stage.name, flaw=f"its process {error}"))
+    return outlines
 
 
-def _outlined(job: Job) -> _Outlines:
-    return _Outlines(dry_run(job))
+def outline_of(job: Job, place: int = 0) -> ProgramOutline:
+    """Run a workflow of a job without doing anything: its first round.
 
-
-def dry_run(job: Job) -> list[ProgramOutline]:
-    """Run the workflows of a job without doing anything: the first round of each.
-
-    The programs are called in this process. They find one update of each site that is asked, whose
+    The program is called in this process. It finds one update of each site that is asked, whose
     metrics are 0; ``run.rounds()`` ends after its first round.
+
+    Args:
+        job: The job.
+        place: Place of the workflow in the job's list.
     """
-    return [_outline(job, stage) for stage in job.stages]
-
-
-def _outline(job: Job, stage: Stage) -> ProgramOutline:
+    stage = job.stages[place]
     recorder: Any = _DryEffects(job, stage)
     run = Run(recorder, stage.args, EarlyStopping(job), 0, is_last_stage=True)
     run._last_round = 1
     try:
-        with _limited():
-            load_program(stage)(run, stage.args)
-    except (Exception, SystemExit) as error:
-        name = "" if isinstance(error, FlstreamError) else f"{type(error).__name__}: "
-        return ProgramOutline(stage.name, flaw=shortened(f"{name}{error}", 300))
-    except BaseException as error:
-        # An effect has refused what it was given, or the program has raised what ends a process.
-        text = str(error) or type(error).__name__
+        load_program(stage)(run, stage.args)
+    except BaseException as error:  # what an effect refuses with is no Exception
+        is_own = isinstance(error, FlstreamError | EffectFailedError)
+        text = str(error) if is_own else f"{type(error).__name__}: {error}".rstrip(": ")
         return ProgramOutline(stage.name, flaw=shortened(text, 300))
     if recorder.pending:
         flaw = f"{recorder.pending[0]} was neither read nor folded"
@@ -305,25 +288,6 @@ def _outline(job: Job, stage: Stage) -> ProgramOutline:
         recorder.collected,
         recorder.reads,
     )
-
-
-@contextmanager
-def _limited() -> Iterator[None]:
-    """Raise in a program that goes on for too long."""
-
-    def late(*_: object) -> None:
-        raise TimeoutError(f"it went on for more than {_SECONDS:g} s")
-
-    before: Any = None
-    with suppress(ValueError):  # of a thread
-        before = signal.signal(signal.SIGALRM, late)
-        signal.setitimer(signal.ITIMER_REAL, _SECONDS)
-    try:
-        yield
-    finally:
-        if before is not None:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-            signal.signal(signal.SIGALRM, before)
 
 
 def _repeated(effects: Sequence[str]) -> Iterator[str]:

@@ -32,36 +32,32 @@ class MadeModel(NamedTuple):
     parts: tuple[Any, ...]
 
 
-def layout_of(model: ModelSection, seed: int) -> tuple[Layout, MadeModel]:
-    """Call a job's factory for names, ties and dtypes, on the meta device if it works there.
-
-    Raises:
-        FlstreamError: As :func:`layout_on`.
-    """
-    try:
-        return layout_on(model, seed, "meta")
-    except LayoutError:
-        raise
-    except Exception:  # of the user's code, which another device may suit
-        return layout_on(model, seed)
-
-
-def layout_on(
-    model: ModelSection, seed: int, device: str | None = None
+def layout_of(
+    model: ModelSection, seed: int, *, with_bytes: bool = True
 ) -> tuple[Layout, MadeModel]:
     """Call a job's factory, and return the layout of its model, and what it has made.
 
     Args:
         model: Model section of the job, with a factory.
         seed: Seed for all random generators, set before the call.
-        device: Default device of new tensors; on ``"meta"`` they have no bytes. None for torch's
-            own default.
+        with_bytes: Whether the values are needed; if not, the factory is called on torch's meta
+            device, where tensors have no bytes, and again only if it does not work there.
 
     Raises:
-        ModelError: The factory failed, returned something that is not a model, or only some of the
-            tensors are on the meta device.
+        ModelError: The factory failed, or returned something that is not a model.
         LayoutError: A tensor cannot be streamed.
     """
+    if not with_bytes:
+        try:
+            return _layout_on(model, seed, "meta")
+        except LayoutError:
+            raise
+        except Exception:  # of the user's code, which another device may suit
+            return _layout_on(model, seed, None)
+    return _layout_on(model, seed, None)
+
+
+def _layout_on(model: ModelSection, seed: int, device: str | None) -> tuple[Layout, MadeModel]:
     import torch
 
     assert model.factory is not None
@@ -99,7 +95,6 @@ def layout_on(
 
 
 def _meta_layout(state: Mapping[str, Any]) -> Layout:
-    """Return the layout of tensors on the meta device."""
     if not all(getattr(value, "is_meta", False) for value in state.values()):
         raise ModelError("some of its tensors are not on the meta device")
     entries = {name: (code_of(value, name), tuple(value.shape)) for name, value in state.items()}

@@ -25,11 +25,11 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from pkgutil import resolve_name
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from flstream.debugging import hooked
 from flstream.engines.engine import WorkerSockets
-from flstream.engines.processes import Process, ProcessHost
+from flstream.engines.processes import ProcessHost
 from flstream.errors import AbortedError, UsageError
 from flstream.job import Job
 from flstream.job.code import package_root
@@ -44,35 +44,6 @@ from flstream.worker import joined_bodies
 _GRACE_SECONDS = 2.0
 
 _one_run = threading.Lock()
-
-
-class _Prompt(NamedTuple):
-    """A line that a thread waits for."""
-
-    text: object
-    line: Future[str]
-
-
-class ThreadProcess(Process):
-    """A thread that stands for a process: what :class:`Process` is elsewhere.
-
-    Args:
-        host: Its host.
-        place: Its place.
-        pid: Pid of this process for the server, and 0 for the others, whose memory is its.
-    """
-
-    def __init__(self, host: InlineHost, place: ThreadPlace, pid: int) -> None:
-        self.pid = pid
-        self._inline = host
-        self._place = place
-
-    def kill(self) -> None:
-        """End the thread: where it waits, or at its next line of Python."""
-        self._inline.end(self._place)
-
-    def exit_code(self, seconds: float = 0.0) -> None:
-        """Return None at once: a thread has no exit code, and may need this one to wait."""
 
 
 class _Stream:
@@ -125,7 +96,7 @@ class InlineHost(ProcessHost):
         self._stop = stop
         self._is_shown = is_shown
         self._threads: list[ThreadPlace] = []
-        self._prompts: SimpleQueue[_Prompt] = SimpleQueue()
+        self._prompts: SimpleQueue[tuple[object, Future[str]]] = SimpleQueue()
         self._input = builtins.input
         self._caller = threading.get_ident()
         self._is_over = False
@@ -163,9 +134,9 @@ class InlineHost(ProcessHost):
             self._resources = stack.pop_all()
         return self
 
-    def start(self, name: str, target: str, *args: Any) -> ThreadProcess:
+    def start(self, name: str, target: str, *args: Any) -> ThreadPlace:
         """Start a thread, which has duplicates of the sockets among its arguments."""
-        place = ThreadPlace(name)
+        place = ThreadPlace(name, os.getpid() if name == SERVER else 0, self._places)
 
         def duplicate(argument: Any) -> Any:
             if isinstance(argument, WorkerSockets):
@@ -179,14 +150,7 @@ class InlineHost(ProcessHost):
         place.thread = threading.Thread(target=self._run, args=arguments, name=name, daemon=True)
         self._threads.append(place)
         place.thread.start()
-        return ThreadProcess(self, place, os.getpid() if name == SERVER else 0)
-
-    def end(self, place: ThreadPlace) -> None:
-        """End a thread: where it waits, or at its next line of Python."""
-        self._places.end(place)
-        for end in place.sockets:
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+        return place
 
     def attend(self, fd: int) -> None:
         """Read lines for threads, until a descriptor has input or the run is to stop."""
@@ -231,7 +195,7 @@ class InlineHost(ProcessHost):
         self._is_over = True
         self._read_lines()
         for each in self._threads:
-            self.end(each)
+            each.kill()
         if not self.wait(_GRACE_SECONDS):
             self._places.take_away()
         if not self.wait(_GRACE_SECONDS):
@@ -269,30 +233,29 @@ class InlineHost(ProcessHost):
         """Read a line as ``input()`` does, in the thread that the run was started in."""
         if threading.get_ident() == self._caller:
             return self._input(text)
-        prompt = _Prompt(text, Future())
-        self._prompts.put(prompt)
+        line: Future[str] = Future()
+        self._prompts.put((text, line))
         self._prompted.set()
         if self._is_over:
             raise EOFError
-        return prompt.line.result()
+        return line.result()
 
     def _read_lines(self) -> None:
         self._prompted.clear()
         with suppress(Empty):
             while True:
-                prompt = self._prompts.get_nowait()
+                text, line = self._prompts.get_nowait()
                 if self._is_over or self._stop.is_set():
-                    prompt.line.set_exception(EOFError())
+                    line.set_exception(EOFError())
                     continue
                 try:
                     with handling(STOPS, signal.default_int_handler):
-                        line = self._input(prompt.text)
-                    prompt.line.set_result(line)
+                        line.set_result(self._input(text))
                 except KeyboardInterrupt:
                     self._stop.set()
-                    prompt.line.set_exception(EOFError())
+                    line.set_exception(EOFError())
                 except BaseException as error:
-                    prompt.line.set_exception(error)
+                    line.set_exception(error)
 
 
 def _put_back(names: dict[str, str], before: dict[str, str]) -> None:

@@ -118,9 +118,15 @@ def simulate(
                         raise JobError(f"the job {job.name}", problems)
                     events, theirs = socket.socketpair()
                     stack.enter_context(events)
+                    # Inline, the server has the launcher's host, as it is a thread of it.
+                    own = (host,) if is_inline else ()
                     # It is the end of the server only if no copy of its end is open here.
                     with theirs:
-                        server = _start_server(job, run, host, sampler, resume, theirs)
+                        server = host.start(SERVER, _SERVER_PROCESS, job, run, theirs, resume, *own)
+                    if not is_inline:  # of which the server is a part
+                        sampler.watch(LAUNCHER, os.getpid())
+                        sampler.watch(f"{LAUNCHER}/{FORK_SERVER}", host.fork_server_pid or 0)
+                    sampler.watch(SERVER, server.pid)
                     if job.tracking.type is not None:
                         from flstream.tracking.thread import TrackerThread
 
@@ -156,34 +162,8 @@ def simulate(
     return summary
 
 
-def _start_server(
-    job: Job,
-    run: RunDirectory,
-    host: ProcessHost,
-    sampler: MemorySampler,
-    resume: ResumePoint | None,
-    events: socket.socket,
-) -> Process:
-    """Start the server, which starts all others."""
-    # Inline, the server has the launcher's host, as it is a thread of the same process.
-    own = (host,) if job.engine.is_inline else ()
-    server = host.start(SERVER, _SERVER_PROCESS, job, run, events, resume, *own)
-    if not job.engine.is_inline:  # of which the server is a part
-        sampler.watch(LAUNCHER, os.getpid())
-        sampler.watch(f"{LAUNCHER}/{FORK_SERVER}", host.fork_server_pid or 0)
-    sampler.watch(SERVER, server.pid)
-    return server
-
-
 class _Follower:
-    """Consumer of the server's events until the run ends.
-
-    Args:
-        history: History of the run so far.
-        sampler: Sampler of the processes' memory.
-        listener: Function called with every event; None for none.
-        on_round: Function called at the end of each round; None for none.
-        is_inline: Whether the whole run is in this process.
+    """Consumer of the server's events until the run ends: see :func:`simulate`.
 
     Attributes:
         tracker: Thread that is woken with every event; None for none.
@@ -209,17 +189,7 @@ class _Follower:
     def follow(
         self, server: Process, events: socket.socket, stop: Signal, host: ProcessHost
     ) -> None:
-        """Handle events until the run ends.
-
-        Args:
-            server: The server's process.
-            events: Socket with its events.
-            stop: Signal to stop the run.
-            host: Host of the server.
-
-        Raises:
-            UsageError: The server refuses the job.
-        """
+        """Handle events until the run ends, or the server refuses the job: a UsageError."""
         channel: MessageChannel[AnyEvent] = MessageChannel(events, "the server", AnyEvent)
         try:
             while self._history.status == "running":
@@ -278,8 +248,21 @@ class _Follower:
             self._history.apply(event)
             if self.tracker is not None:
                 self.tracker.wake()
-        self._note_process(event)
         match event:
+            case ProcessStarted(process=name, pid=pid):
+                self._sampler.watch(name, pid)
+            case NodeMeasured():
+                self._sampler.take(event.node, event.memory)
+            case ProcessReady(process=name) | ProcessEnded(process=name) if (
+                self._is_inline and name != SERVER
+            ):
+                pass  # its memory is not told apart from that of the server
+            case ProcessReady(process=name):
+                self._sampler.note(name, idle_rss=event.idle_rss)
+                if event.others and self._sampler.watches(name):
+                    self._sampler.watch(name, event.pid, event.others)
+            case ProcessEnded(process=name):
+                self._sampler.note(name, peak_rss=event.peak_rss)
             case RunRefused(error=error):
                 raise UsageError(error)
             case NodeLost(node=node, reason=reason):
@@ -296,24 +279,6 @@ class _Follower:
                 self._listener(event, self._sampler)
             except OSError:
                 self._listener = None  # its terminal is gone, which does not concern the run
-
-    def _note_process(self, event: AnyEvent) -> None:
-        """Note what an event says of the memory of processes."""
-        match event:
-            case ProcessStarted(process=name, pid=pid):
-                self._sampler.watch(name, pid)
-            case NodeMeasured():
-                self._sampler.take(event.node, event.memory)
-            case ProcessReady(process=name) | ProcessEnded(process=name) if (
-                self._is_inline and name != SERVER
-            ):
-                pass  # its memory is not told apart from that of the server
-            case ProcessReady(process=name):
-                self._sampler.note(name, idle_rss=event.idle_rss)
-                if event.others and self._sampler.watches(name):
-                    self._sampler.watch(name, event.pid, event.others)
-            case ProcessEnded(process=name):
-                self._sampler.note(name, peak_rss=event.peak_rss)
 
     def _warn_once(self, warning: str) -> None:
         if warning not in self._node_warnings:

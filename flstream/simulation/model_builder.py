@@ -5,21 +5,15 @@ Building a module needs the whole model in memory, which the server must never h
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
-
-import msgspec
 
 from flstream.aggregation.ahead import WriteBehind
 from flstream.codecs.chain import chain_of
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.rounded_writer import RoundedWriter
-from flstream.debugging import code_failed
 from flstream.engines.processes import ProcessHost
-from flstream.errors import FlstreamError, ModelError, SimulationError
+from flstream.errors import ModelError, SimulationError
 from flstream.job import Job, ModelSection
 from flstream.job.code import make_importable
 from flstream.model.checkpoint import FileSink, write_checkpoint
@@ -33,8 +27,8 @@ from flstream.model.order import ORDER, order_text
 from flstream.model.source import Source
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.export_files import keep_export_files
-from flstream.simulation.factory import MadeModel, layout_of, layout_on
-from flstream.simulation.process_call import ProcessCall
+from flstream.simulation.factory import MadeModel, layout_of
+from flstream.simulation.process_call import NoAnswerError, ProcessCall
 from flstream.telemetry.events import ModelReady
 from flstream.transport.channel import AbortSignal
 from flstream.worker.alias import install as install_alias
@@ -42,52 +36,33 @@ from flstream.worker.alias import install as install_alias
 BUILDER = "model-builder"
 
 
-class NotBuilt(msgspec.Struct, tag_field="kind", tag="not_built"):
-    """The initial model could not be made, for a reason in one sentence."""
-
-    reason: str
-
-
-BuildReport = ModelReady | NotBuilt
-
-
-def start_builder(job: Job, run: RunDirectory, host: ProcessHost) -> ProcessCall[BuildReport]:
+def start_builder(job: Job, run: RunDirectory, host: ProcessHost) -> ProcessCall[ModelReady]:
     """Start the process that builds the initial model of a job."""
-    return ProcessCall(host, BUILDER, run.log(BUILDER), BuildReport, f"{__name__}:_built", job, run)
+    target = f"{__name__}:_built"
+    return ProcessCall(host, BUILDER, ModelReady, target, job, run, log=run.log(BUILDER))
 
 
-def await_built(builder: ProcessCall[BuildReport], abort: AbortSignal) -> ModelReady:
+def await_built(builder: ProcessCall[ModelReady], abort: AbortSignal) -> ModelReady:
     """Wait until the initial model is on disk.
 
     Raises:
-        SimulationError: It could not be built.
+        FlstreamError: It could not be built.
         AbortedError: The run is being stopped.
     """
-    report = builder.result(abort)
-    if isinstance(report, NotBuilt):
-        raise SimulationError(report.reason)
-    if isinstance(report, ModelReady):
-        return report
-    end = builder.ended(report)
-    lack = ": the machine may have too little memory for the model"
-    raise SimulationError(
-        f"the process that builds the initial model {end}"
-        f"{lack if report == -signal.SIGKILL else ''}; see {BUILDER}.log"
-    )
-
-
-def _built(job: Job, run: RunDirectory) -> BuildReport:
     try:
-        if job.train.alias is not None:
-            install_alias()
-        make_importable(job.folder)
-        lossy = chain_of(job.streaming.codecs.of_models).lossy
-        return build(job.model, job.seed, run.checkpoint(0), run.export_files, lossy)
-    except FlstreamError as error:
-        return NotBuilt(str(error))
-    except Exception as error:
-        code_failed(error)
-        return NotBuilt(f"building the model failed: {type(error).__name__}: {error}")
+        return builder.result(abort)
+    except NoAnswerError as error:
+        raise SimulationError(
+            f"the process that builds the initial model {error}; see {BUILDER}.log"
+        ) from None
+
+
+def _built(job: Job, run: RunDirectory) -> ModelReady:
+    if job.train.alias is not None:
+        install_alias()
+    make_importable(job.folder)
+    lossy = chain_of(job.streaming.codecs.of_models).lossy
+    return build(job.model, job.seed, run.checkpoint(0), run.export_files, lossy)
 
 
 def build(
@@ -117,65 +92,40 @@ def build(
         CodecError: The codec cannot encode a number of the model.
     """
     metadata = {"format": "pt", "flstream.round": "0"}
-    initial = _initial(model, seed)
-    if not initial.source.layout.tensors:
+    source, order, made = _initial(model, seed)
+    layout = source.layout
+    if not layout.tensors:
         raise ModelError("the model has no tensors, so there is nothing to train or to exchange")
-    if initial.order:
-        metadata[ORDER] = initial.order
+    if order:
+        metadata[ORDER] = order
     if lossy is None:
-        digest = write_checkpoint(path, initial.source, metadata)
-    else:
-        digest = _write_rounded(path, initial.source, metadata, lossy)
-    keep_export_files(export_files, initial.made, model.initial)
-    layout = initial.source.layout
+        digest = write_checkpoint(path, source, metadata)
+    else:  # as a fold writes it
+        with FileSink(path, layout, metadata) as sink:
+            rounded = RoundedWriter(sink, lossy)
+            with closing(WriteBehind(layout, rounded.write)) as target:
+                copy(source, target)
+            sink.finish()
+        digest = rounded.digest
+    keep_export_files(export_files, made, model.initial)
     return ModelReady(bytes=layout.nbytes, tensors=len(layout.tensors), digest=digest)
 
 
-def _write_rounded(
-    path: Path, source: Source, metadata: Mapping[str, str], lossy: LossyCodec
-) -> str:
-    """Write what a codec leaves of a model as :func:`write_checkpoint` does, and as a fold does."""
-    with FileSink(path, source.layout, metadata) as sink:
-        rounded = RoundedWriter(sink, lossy)
-        with closing(WriteBehind(source.layout, rounded.write)) as target:
-            copy(source, target)
-        sink.finish()
-    return rounded.digest
-
-
-class _Initial(NamedTuple):
-    """The initial model.
-
-    Attributes:
-        source: Its tensors.
-        order: Their order in training code.
-        made: What the factory has made; None without one.
-    """
-
-    source: Source
-    order: str = ""
-    made: MadeModel | None = None
-
-
-def _initial(model: ModelSection, seed: int) -> _Initial:
+def _initial(model: ModelSection, seed: int) -> tuple[Source, str, MadeModel | None]:
+    """Return the initial model, the order of its tensors in training code, and what was made."""
     if model.initial is None:
-        layout, made = layout_on(model, seed)
-        return _Initial(MemoryBody.of(made.state), order_text(layout, made.state), made)
+        layout, made = layout_of(model, seed)
+        return MemoryBody.of(made.state), order_text(layout, made.state), made
     given = open_checkpoint(model.initial)
     if model.factory is None:
         if given.layout.is_canonical:
-            return _Initial(given, given.metadata.get(ORDER, ""))
-        return _Initial(arranged(given))
-    own = None
-    if model.strict:
-        layout, made = layout_of(model, seed)
-        expect_fit(model, layout, given.layout)
-    else:
-        layout, made = layout_on(model, seed)
-        expect_fit(model, layout, given.layout)
-        own = MemoryBody.of(made.state)
+            return given, given.metadata.get(ORDER, ""), None
+        return arranged(given), "", None
+    layout, made = layout_of(model, seed, with_bytes=not model.strict)
+    expect_fit(model, layout, given.layout)
+    own = None if model.strict else MemoryBody.of(made.state)
     source = fitted(layout, given, str(model.initial), own)
-    return _Initial(source, order_text(layout, made.state), made)
+    return source, order_text(layout, made.state), made
 
 
 def expect_fit(model: ModelSection, layout: Layout, given: Layout) -> None:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
-from typing import Literal
-
-import msgspec
 
 from flstream.engines.processes import ProcessHost
 from flstream.job import Job, Problem
 from flstream.job.code import described, find, misfit, raised
 from flstream.job.job import OwnCode
 from flstream.job.problems import RefusedValueError, given
-from flstream.simulation.process_call import ProcessCall
+from flstream.simulation.process_call import NoAnswerError, ProcessCall, result_of
 from flstream.transport.channel import Signal
-
-
-class _Problems(msgspec.Struct, frozen=True):
-    problems: list[Problem]
 
 
 def own_code_problems(job: Job, host: ProcessHost, stop: Signal | None = None) -> list[Problem]:
@@ -37,19 +28,13 @@ def own_code_problems(job: Job, host: ProcessHost, stop: Signal | None = None) -
     if not (classes := _own_classes(job)):
         return []
     if job.engine.is_inline:
-        return list(problems_here(job))
-    nowhere, target = Path(os.devnull), f"{__name__}:_checked"
-    call = ProcessCall[_Problems](host, "own-code", nowhere, _Problems, target, job)
-    with closing(call):
-        answer = call.result(stop)
-    if isinstance(answer, _Problems):
-        return answer.problems
-    ended = f"the process that imported it {call.ended(answer)}; do not end it there"
-    return [Problem(own.key, given(own.place), "", ended) for own in classes]
-
-
-def _checked(job: Job) -> _Problems:
-    return _Problems(list(problems_here(job)))
+        return problems_here(job)
+    target = f"{__name__}:{problems_here.__name__}"
+    try:
+        return result_of(ProcessCall(host, "own-code", list[Problem], target, job), stop)
+    except NoAnswerError as error:
+        ended = f"the process that imported it {error}; do not end it there"
+        return [Problem(own.key, given(own.place), "", ended) for own in classes]
 
 
 def _own_classes(job: Job) -> list[OwnCode]:
@@ -58,16 +43,17 @@ def _own_classes(job: Job) -> list[OwnCode]:
     return [own for own in job.own_code() if own.key.startswith(sections)]
 
 
-def problems_here(job: Job) -> Iterator[Problem]:
-    """Import and make the classes of the user's own in this process, and yield their problems."""
+def problems_here(job: Job) -> list[Problem]:
+    """Import and make the classes of the user's own in this process; return their problems."""
     from flstream.job.codecs import disorder
 
-    problems = [problem for own in _own_classes(job) for problem in _problems_of(own)]
-    yield from problems
-    directions: tuple[Literal["down", "up"], ...] = () if problems else ("down", "up")
-    for direction in directions:
-        for problem in disorder(getattr(job.streaming.codecs, direction), direction):
-            yield problem.below(f"streaming.codecs.{direction}")
+    if problems := [problem for own in _own_classes(job) for problem in _problems_of(own)]:
+        return problems
+    codecs = job.streaming.codecs
+    return [
+        *(problem.below("streaming.codecs.down") for problem in disorder(codecs.down, "down")),
+        *(problem.below("streaming.codecs.up") for problem in disorder(codecs.up, "up")),
+    ]
 
 
 def _problems_of(own: OwnCode) -> Iterator[Problem]:

@@ -24,6 +24,7 @@ from typing import IO, Any, NoReturn
 import numpy as np
 
 from flstream.client.session import enter, present
+from flstream.engines.processes import Process
 from flstream.job.code import exchange_imported
 from flstream.transport.channel import is_hung_up
 
@@ -82,16 +83,16 @@ def _swapped() -> Sequence[tuple[Callable[[], Any], Callable[[Any], object]]]:
     )
 
 
-class ThreadPlace:
+class ThreadPlace(Process):
     """A thread that stands for a process, and the state that its code finds.
 
     Args:
         name: Name of the process that it stands for.
+        pid: Pid of this process for the server, and 0 for the others, whose memory is its.
+        places: The places of the run, by which it is killed.
 
     Attributes:
         name: As given.
-        state: What its code finds, while another place has the process; None before the first time.
-        modules: Modules of the job's folder that it has imported, by name.
         thread: The thread, which is made for it.
         sockets: The thread's ends of sockets.
         peer: The one of them with whose other end the place ends; None for none.
@@ -99,26 +100,40 @@ class ThreadPlace:
         log: File that its output goes to; None for none.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.state: list[Any] | None = None
-        self.modules: dict[str, ModuleType] = {}
+    def __init__(self, name: str, pid: int, places: Places) -> None:
+        self.name, self.pid, self._places = name, pid, places
         self.thread = threading.current_thread()
         self.sockets: list[socket.socket] = []
         self.peer: socket.socket | None = None
         self.is_ended = False
         self.log: IO[str] | None = None
+        # What its code finds, while another place has the process, and modules of the job's folder.
+        self._state: list[Any] = []
+        self._modules: dict[str, ModuleType] = {}
 
-    def keep(self) -> None:
-        """Keep the present state of the process."""
-        self.state = [take() for take, _ in _swapped()]
+    def kill(self) -> None:
+        """End the thread: where it waits, or at its next line of Python in code of the user's."""
+        self._places.end(self)
+        for end in self.sockets:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def exit_code(self, seconds: float = 0.0) -> None:
+        """Return None at once: a thread has no exit code, and may need this one to wait."""
+
+    def keep(self, modules: dict[str, ModuleType]) -> None:
+        """Keep the present state of the process, and modules that were taken from it."""
+        self._modules, self._state = modules, [take() for take, _ in _swapped()]
+
+    def keep_of(self, other: ThreadPlace) -> None:
+        """Begin with the state that another place has kept, but for its modules."""
+        self._state = other._state
 
     def put_back(self) -> None:
         """Restore the kept state."""
-        assert self.state is not None
-        for (_, put), value in zip(_swapped(), self.state, strict=True):
+        for (_, put), value in zip(_swapped(), self._state, strict=True):
             put(value)
-        sys.modules.update(self.modules)
+        sys.modules.update(self._modules)
 
     def log_to(self, path: Path) -> None:
         """Write the output of its code to a file from now on."""
@@ -133,18 +148,12 @@ class ThreadPlace:
                 self.log.close()
 
 
-class _Here(threading.local):
-    """The place of each thread; None for threads that stand for no process."""
-
-    place: ThreadPlace | None = None
-
-
-_here = _Here()
+_here = threading.local()
 
 
 def this_place() -> ThreadPlace | None:
     """Return the place of this thread; None where it stands for no process."""
-    return _here.place
+    return getattr(_here, "place", None)
 
 
 class Places:
@@ -170,15 +179,14 @@ class Places:
         }
         self._path = list(sys.path)
         # What the run's caller has, whose thread runs no code of the user's meanwhile.
-        self._outside = ThreadPlace("outside")
-        self._outside.modules = self._take_modules()
-        self._outside.keep()
+        self._outside = ThreadPlace("outside", 0, self)
+        self._outside.keep(self._take_modules())
         self._state_of = self._outside  # the place whose state the process has
 
     @property
     def speaking(self) -> ThreadPlace:
         """The place whose code a thread runs that has none itself, such as a loader's."""
-        return _here.place or self._state_of
+        return this_place() or self._state_of
 
     @contextmanager
     def entered(self, place: ThreadPlace, streams: tuple[Any, Any]) -> Iterator[None]:
@@ -190,7 +198,8 @@ class Places:
         """
         import torch
 
-        _here.place, place.state = place, self._outside.state
+        _here.place = place
+        place.keep_of(self._outside)
         try:
             self._begin(place)
             sys.stdout, sys.stderr = streams
@@ -210,7 +219,7 @@ class Places:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Give the process to other places while this thread waits."""
-        place = _here.place
+        place = this_place()
         if place is None or self.holder is not place:
             yield
             return
@@ -280,8 +289,7 @@ class Places:
             return
         modules = self._take_modules()
         if self._state_of is not self._outside:
-            self._state_of.modules = modules
-            self._state_of.keep()
+            self._state_of.keep(modules)
         place.put_back()
         self._state_of = place
 

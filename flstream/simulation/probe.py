@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import ast
 import os
-import signal
 import sys
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ import msgspec
 import psutil
 
 from flstream.engines.processes import ProcessHost
-from flstream.errors import CheckpointError, FlstreamError, ModelError, UsageError
+from flstream.errors import FlstreamError, ModelError, UsageError
 from flstream.job import Job, JobError, Problem
 from flstream.job.code import check, load, make_importable
 from flstream.job.imports import missing_modules
@@ -32,7 +31,7 @@ from flstream.simulation.factory import layout_of
 from flstream.simulation.forecast import Forecast, Imports, forecast
 from flstream.simulation.model_builder import expect_fit
 from flstream.simulation.own_code import own_code_problems
-from flstream.simulation.process_call import ProcessCall
+from flstream.simulation.process_call import NoAnswerError, ProcessCall, result_of
 from flstream.worker.alias import install as install_alias
 from flstream.worker.run_learner import Evaluates, Trains
 
@@ -51,12 +50,11 @@ class Probe(NamedTuple):
     differences: str = ""
 
 
-class _Answer(msgspec.Struct, frozen=True):
-    """Answer of the process: the model's header, or an error."""
+class _Described(msgspec.Struct, frozen=True):
+    """Memory of a job's imports, and the header of its factory's model; empty without one."""
 
     imports: Imports
-    header: bytes = b""
-    error: str = ""
+    header: bytes
 
 
 def check_job(job: Job, path: Path) -> tuple[Probe, Forecast]:
@@ -77,7 +75,7 @@ def check_job(job: Job, path: Path) -> tuple[Probe, Forecast]:
             programs = [] if problems else outline_programs(job, host)
         if not problems:
             return measured, forecast(job, measured.layout, measured.imports, programs)
-    except (ModelError, CheckpointError, UsageError) as error:
+    except FlstreamError as error:
         problems.append(Problem("", str(error)))
     raise JobError(path.absolute(), problems)
 
@@ -95,48 +93,37 @@ def probe(job: Job, host: ProcessHost) -> Probe:
         CheckpointError: The weights cannot be read.
     """
     weights = None if job.model.initial is None else open_checkpoint(job.model.initial)
-    nowhere, target = Path(os.devnull), f"{__name__}:_described"
-    call = ProcessCall[_Answer](host, "model-probe", nowhere, _Answer, target, job)
-    with closing(call):
-        answer = call.result()
-    if not isinstance(answer, _Answer):
-        lack = ", as if the machine had too little memory" if answer == -signal.SIGKILL else ""
+    target = f"{__name__}:_described"
+    try:
+        described = result_of(ProcessCall[_Described](host, "probe", _Described, target, job))
+    except NoAnswerError as error:
         factory = f"model.factory {job.model.factory}"
-        raise ModelError(f"{factory}: the process that called it {call.ended(answer)}{lack}")
-    if answer.error:
-        raise ModelError(answer.error)
-    if answer.header:
-        layout, difference = parse_header(answer.header, "the model")[0], ""
+        raise ModelError(f"{factory}: the process that called it {error}") from None
+    if described.header:
+        layout, difference = parse_header(described.header, "the model")[0], ""
         if weights is not None and job.model.initial is not None:
             expect_fit(job.model, layout, weights.layout)
             differences = Differences.between(layout, weights.layout)
             difference = differences.sentence(job.model.initial.name) if differences else ""
-        return Probe(layout, answer.imports, difference)
+        return Probe(layout, described.imports, difference)
     assert weights is not None  # loading the job file checked that there is one of the two
     whole = weights if weights.layout.is_canonical else arranged(weights)
-    return Probe(whole.layout, answer.imports)
+    return Probe(whole.layout, described.imports)
 
 
-def _described(job: Job) -> _Answer:
-    """Import the learner and call the factory, in a process for this alone."""
+def _described(job: Job) -> _Described:
     if job.train.alias is not None:
         install_alias()
     make_importable(job.folder)
-    shared, header, flaw = psutil.Process(os.getppid()).memory_info().rss, b"", ""
-    before = _private_bytes()
+    shared, before = psutil.Process(os.getppid()).memory_info().rss, _private_bytes()
     if job.train.source is not None and job.train.command is None:
         _import_modules_of(job.train.source)
     imports = Imports(shared, max(_private_bytes() - before, 0))
-    try:
-        if job.train.learner is not None:
-            _check_learner(job.train.learner)
-        if job.model.factory is not None:
-            header = layout_of(job.model, job.seed)[0].plain_header[8:]
-    except FlstreamError as error:
-        flaw = str(error)
-    except Exception as error:
-        flaw = f"model.factory {job.model.factory}: {type(error).__name__}: {error}"
-    return _Answer(imports, header, flaw)
+    if job.train.learner is not None:
+        _check_learner(job.train.learner)
+    if job.model.factory is None:
+        return _Described(imports, b"")
+    return _Described(imports, layout_of(job.model, job.seed, with_bytes=False)[0].plain_header[8:])
 
 
 def _private_bytes() -> int:

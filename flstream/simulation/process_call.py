@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from flstream import errors
+from flstream.debugging import code_failed
 from flstream.engines.processes import ProcessHost
-from flstream.errors import ChannelClosedError
+from flstream.errors import ChannelClosedError, FlstreamError, SimulationError
 from flstream.text import how_ended
 from flstream.transport.channel import AbortSignal
 from flstream.transport.messages import MessageChannel
@@ -21,29 +25,48 @@ from flstream.transport.messages import MessageChannel
 # Time for a process to end whose end of the socket is closed.
 _END_SECONDS = 2.0
 
-AnswerT = TypeVar("AnswerT")
+ValueT = TypeVar("ValueT")
 
 
-class ProcessCall(Generic[AnswerT]):
+class NoAnswerError(SimulationError):
+    """A process has ended without an answer; the message says how, to follow "the process"."""
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """Value that a function returned, or the name and the message of an error that it raised."""
+
+    value: msgspec.Raw
+    error: str = ""
+    message: str = ""
+
+
+class ProcessCall(Generic[ValueT]):
     """Call of a function in a process of its own, which ends when this is closed.
 
     Args:
         host: Host of the process.
         name: Name of the process.
-        log: Path of the log for its output.
-        kinds: Union of the types of the answer, equal to ``AnswerT``.
+        kind: Type of what the function returns, which msgspec can convert.
         target: The function, as ``package.module:name``.
         *args: Arguments of the function, without sockets.
+        log: Path of the log for its output.
 
     Attributes:
         process: The process.
     """
 
     def __init__(
-        self, host: ProcessHost, name: str, log: Path, kinds: Any, target: str, *args: Any
+        self,
+        host: ProcessHost,
+        name: str,
+        kind: Any,
+        target: str,
+        *args: Any,
+        log: Path = Path(os.devnull),
     ) -> None:
+        self._name, self._kind = name, kind
         ours, theirs = socket.socketpair()
-        self._channel = MessageChannel[AnswerT](ours, name, kinds)
+        self._channel = MessageChannel[_Answer](ours, name, _Answer)
         with theirs:
             try:
                 self.process = host.start(name, f"{__name__}:_main", target, args, log, theirs)
@@ -51,35 +74,45 @@ class ProcessCall(Generic[AnswerT]):
                 self.close()
                 raise
 
-    def result(
-        self, abort: AbortSignal | None = None, seconds: float | None = None
-    ) -> AnswerT | int | None:
-        """Wait for the answer.
+    def result(self, abort: AbortSignal | None = None, seconds: float | None = None) -> ValueT:
+        """Wait for what the function returns.
 
         Args:
             abort: Signal to stop; None for none.
             seconds: How long it may take; None is without limit.
 
-        Returns:
-            The answer; without one, the exit code of the process, or None if it does not end.
-
         Raises:
-            AbortedError: The signal was set before the answer came.
-            DeadlineError: It took too long; the process goes on.
+            NoAnswerError: The process has ended before.
+            AbortedError: The signal was set before.
+            DeadlineError: It took too long.
+            FlstreamError: The function has raised it, or another error.
         """
         try:
-            return self._channel.receive(seconds, abort)
+            answer = self._channel.receive(seconds, abort)
         except ChannelClosedError:
-            return self.process.exit_code(_END_SECONDS)
-
-    @staticmethod
-    def ended(code: int | None) -> str:
-        """Return how a process without an answer has ended, given the result of its call."""
-        return "has hung up" if code is None else how_ended(code)
+            code = self.process.exit_code(_END_SECONDS)
+            how = "has hung up" if code is None else how_ended(code)
+            if code == -signal.SIGKILL:
+                how += ": the machine may have too little memory for the model"
+            raise NoAnswerError(how) from None
+        if (kind := getattr(errors, answer.error, None)) is not None:
+            raise kind(answer.message)
+        if answer.error:
+            raise SimulationError(f"{self._name} failed: {answer.error}: {answer.message}")
+        value: ValueT = msgspec.msgpack.decode(answer.value, type=self._kind)
+        return value
 
     def close(self) -> None:
         """Close the socket, with which the process ends."""
         self._channel.close()
+
+
+def result_of(
+    call: ProcessCall[ValueT], abort: AbortSignal | None = None, seconds: float | None = None
+) -> ValueT:
+    """Wait for what a function returns, and end its process: see :meth:`ProcessCall.result`."""
+    with closing(call):
+        return call.result(abort, seconds)
 
 
 def _main(target: str, args: Sequence[Any], log: Path, caller: socket.socket) -> None:
@@ -91,9 +124,13 @@ def _main(target: str, args: Sequence[Any], log: Path, caller: socket.socket) ->
     ignore_interrupts()
     redirect_output(log)
     end_with_peer(caller)
-    answer: msgspec.Struct = resolve_name(target)(*args)
-    name = "the caller"
-    MessageChannel[msgspec.Struct](caller, name, msgspec.Struct).send(answer)
+    try:
+        answer = _Answer(msgspec.Raw(msgspec.msgpack.encode(resolve_name(target)(*args))))
+    except Exception as error:
+        if not isinstance(error, FlstreamError):
+            code_failed(error)
+        answer = _Answer(msgspec.Raw(b"\xc0"), type(error).__name__, str(error))
+    MessageChannel[_Answer](caller, "the caller", _Answer).send(answer)
     if this_place() is None:
         sys.stdout.flush()
         os._exit(0)  # threads of the user's code may never end

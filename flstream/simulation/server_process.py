@@ -8,13 +8,16 @@ import select
 import socket
 import threading
 import traceback
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 
 import msgspec
 
 from flstream.aggregation.rules import rule_for
 from flstream.engines.engine import Engine
-from flstream.engines.imports import expect_no_threads
+from flstream.engines.gpus import GpuDealer, visible_gpus
+from flstream.engines.local import LocalEngine
+from flstream.engines.preload import expect_no_threads
 from flstream.engines.processes import FORK_SERVER, ProcessHost
 from flstream.errors import (
     AbortedError,
@@ -28,17 +31,12 @@ from flstream.runs.history import run_started
 from flstream.runs.resume import ResumePoint
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.context import ServerContext
-from flstream.server.play import (
-    Replay,
-    play,
-    prepare,
-)
+from flstream.server.play import Replay, play, prepare
 from flstream.server.stream_settings import stream_settings
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_pool import WorkerPool
 from flstream.simulation.child import ignore_interrupts, redirect_output
 from flstream.simulation.model_builder import BUILDER, await_built, start_builder
-from flstream.simulation.workers import start_engine
 from flstream.streaming.service import DownloadService
 from flstream.streaming.settings import limits_for
 from flstream.telemetry.event_log import EventLog
@@ -59,6 +57,8 @@ from flstream.telemetry.events import (
 from flstream.telemetry.memory import own_peak_rss, own_rss
 from flstream.transport.channel import AbortSignal
 from flstream.transport.messages import MessageChannel
+
+_WORKER = "flstream.simulation.worker_process:local_worker"
 
 _TOO_MANY_FILES = (
     "the server may not open as many files as it has workers for; raise the limit (ulimit -n), or "
@@ -97,14 +97,18 @@ class StopRequest:
 
 
 class Reporter:
-    """Writes events to the run directory, and tells the launcher of them.
+    """Writes events to the run directory, and sends them to the launcher.
 
     Args:
-        log: Keeps them.
-        launcher: Shows them.
+        log: Event log of the run directory.
+        launcher: Channel to the launcher.
+
+    Attributes:
+        watch: Function that is called with processes that a worker has started: see ``Engine``.
     """
 
     def __init__(self, log: EventLog, launcher: MessageChannel[AnyEvent]) -> None:
+        self.watch: Callable[[str, int, Sequence[int]], None] = lambda *_: None
         self._log = log
         self._launcher = launcher
         self._turn = threading.Lock()
@@ -117,10 +121,12 @@ class Reporter:
         Raises:
             AbortedError: The launcher is gone, so the run is to stop.
         """
+        for event in events:
+            if isinstance(event, ProcessReady) and event.others:
+                self.watch(event.process, event.pid, event.others)
         kept = [event for event in events if not isinstance(event, LiveEvent)]
         with self._turn:
             if kept:
-                # What a run goes on from has to be there after a power cut, too.
                 self._log.write(*kept, durable=any(map(_is_synced, kept)))
             try:
                 self._launcher.send(*map(_for_launcher, events), timeout=None)
@@ -128,7 +134,7 @@ class Reporter:
                 raise AbortedError("the launcher is gone") from error
 
     def emit_last(self, event: AnyEvent) -> None:
-        """Report how it ended, to whoever can still be told: the disk may be full."""
+        """Report how it ended, to whoever can still be reached: the disk may be full."""
         with suppress(SimulationError):
             self._log.write(event)
         with suppress(ChannelClosedError):
@@ -189,9 +195,10 @@ def _run(
 
         with ExitStack() as stack:
             try:
-                engine, job = start_engine(job, run, host, note_started, reporter.emit, abort)
+                engine, job = _engine(job, run, host, note_started, reporter.emit, abort)
             except UsageError as error:
                 return RunRefused(error=str(error))
+            reporter.watch = engine.watch
             stack.enter_context(closing(engine))
             note_started(FORK_SERVER, host.fork_server_pid or 0)
             reporter.emit(ProcessReady(process=SERVER, pid=os.getpid(), idle_rss=idle_rss))
@@ -200,15 +207,17 @@ def _run(
                 # First, since it has the most to do; the workers' imports overlap with it.
                 builder = stack.enter_context(closing(start_builder(job, run, host)))
                 note_started(BUILDER, builder.process.pid)
-            replay = _replay_of(job, resume)
+            replay = Replay()
+            if resume is not None:
+                replay = Replay(resume.initial, resume.records, resume.stored)
             reporter.emit(run_started(job))
             settings = stream_settings(job, job.train.exchange_format)
             service = stack.enter_context(DownloadService(limits=limits_for(settings)))
-            emit = _watching(engine, reporter.emit)
-            pool = stack.enter_context(closing(_pool(job, engine, service, abort, emit)))
+            pool = _pool(job, engine, service, abort, reporter.emit)
+            stack.enter_context(closing(pool))
             stack.callback(engine.close)  # before the pool, which waits for starts under way
             rule = rule_for(job.aggregation)
-            context = ServerContext(job, run, pool, service, rule, emit, abort)
+            context = ServerContext(job, run, pool, service, rule, reporter.emit, abort)
             prepare(context)
             initial = replay.initial
             if initial is None:
@@ -234,6 +243,45 @@ def _run(
         message = f"the server met a defect, {type(error).__name__}: {error}; see server.log"
         return RunFinished(status="failed", error=message)
     return RunFinished(status="finished")
+
+
+def _engine(
+    job: Job,
+    run: RunDirectory,
+    host: ProcessHost,
+    on_started: Callable[[str, int], None],
+    emit: Emit,
+    stop: AbortSignal,
+) -> tuple[Engine, Job]:
+    """Create the engine that a job names; return it, and the job with as many workers as fit."""
+    if job.engine.is_local:
+        gpus = GpuDealer(visible_gpus(), job.engine.gpus)
+        job = job if gpus.room is None else _fitted(job, gpus.room)
+        return LocalEngine(host, _WORKER, (job, run), gpus, on_started), job
+    from flstream.engines.ray import RayEngine
+
+    engine = RayEngine(job, run, host, emit, stop)
+    on_started("ray-driver", engine.driver.pid)
+    try:
+        engine.job = _fitted(job, engine.room)
+    except BaseException:
+        engine.close()
+        raise
+    return engine, engine.job
+
+
+def _fitted(job: Job, room: int) -> Job:
+    """Return a job with as many workers as there is room for, where it does not say how many."""
+    clients = job.clients
+    if clients.parallel is None and job.train.command is None:
+        clients = clients.model_copy(update={"parallel": max(min(room, clients.count), 1)})
+        job = job.model_copy(update={"clients": clients})
+    if job.engine.gpus and clients.workers > room:
+        raise UsageError(
+            f"there are GPUs for {room} workers of {job.engine.gpus} (engine.gpus), and the job "
+            f"has {clients.workers}; set clients.parallel to {room} at most"
+        )
+    return job
 
 
 def _pool(
@@ -264,18 +312,6 @@ def _pool(
     )
 
 
-def _watching(engine: Engine, emit: Emit) -> Emit:
-    """Return a function that emits events, and has the engine watch what workers have started."""
-
-    def watching(*events: AnyEvent) -> None:
-        for event in events:
-            if isinstance(event, ProcessReady) and event.others:
-                engine.watch(event.process, event.pid, event.others)
-        emit(*events)
-
-    return watching
-
-
 def _for_launcher(event: AnyEvent) -> AnyEvent:
     """Return an event without the result of an effect, which is for the journal alone."""
     if isinstance(event, EffectDone):
@@ -288,9 +324,3 @@ def _is_synced(event: AnyEvent) -> bool:
     if isinstance(event, EffectDone):
         return event.name not in UNSYNCED
     return isinstance(event, ModelReady)
-
-
-def _replay_of(job: Job, resume: ResumePoint | None) -> Replay:
-    if resume is None:
-        return Replay()
-    return Replay(resume.initial, resume.records, resume.stored)

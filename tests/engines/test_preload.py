@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from flstream.engines.imports import (
+from flstream.engines.preload import (
     FORK_SAFE,
     import_libraries,
     library_imports,
@@ -90,7 +90,7 @@ def test_what_fails_to_import_leaves_nothing_half_imported(tmp_path, monkeypatch
 # Prints what importing the libraries does to a process beside filling its memory.
 OBSERVE = """
 import json, os, sys, torch
-from flstream.engines.imports import import_libraries
+from flstream.engines.preload import import_libraries
 count = lambda: [len(os.listdir(f"/proc/self/{folder}")) for folder in ("task", "fd")]
 before = count()
 import_libraries(json.loads(sys.argv[1]))
@@ -125,7 +125,7 @@ class Watch:
             os._exit(0)
 
 sys.meta_path.insert(0, Watch())
-from flstream.simulation.preload import main
+from flstream.engines.preload import main
 main(int(sys.argv[1]))
 """
 
