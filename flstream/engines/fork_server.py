@@ -1,13 +1,14 @@
 """The fork server: a process without threads that has made its imports, and forks others.
 
-Its owner holds the other end of a socket of packets. A packet with descriptors asks for a process;
-the first descriptor is of the pickled call, the others are those of the call's sockets. Answers are
-a process's pid with a pidfd when it was forked, and its pid with its exit code when it has ended.
+Its owner holds the other end of a socket of packets. A packet with descriptors asks for a process:
+they are of the pickled call, of a socket for answers about that process, and of the call's sockets.
+The answers are the process's pid, with a pidfd, when it was forked, and its exit code at its end.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import multiprocessing
 import os
 import pickle
@@ -28,11 +29,8 @@ from typing import IO, Any
 
 from flstream.engines.processes import kill_descendants
 
-REPLY = struct.Struct("<?qq")
-"""Whether a process has ended, its pid, and its exit code, or minus the signal that killed it.
-
-Of one that could not be forked, 0 and the number of the error.
-"""
+ANSWER = struct.Struct("<q")
+"""The pid, or minus the error's number; then the exit code, or minus that of the signal."""
 MOST_DESCRIPTORS = 64
 """Most descriptors in one packet."""
 
@@ -83,7 +81,7 @@ def serve(owner: socket.socket) -> None:
     waker.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # only what has a handler wakes
     signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-    own, forked = [owner, woken, waker], set[int]()
+    own, answers = [owner, woken, waker], dict[int, socket.socket]()
     poll = select.poll()
     poll.register(owner, select.POLLIN)
     poll.register(woken, select.POLLIN)
@@ -92,14 +90,14 @@ def serve(owner: socket.socket) -> None:
             ready = {fd for fd, _ in poll.poll()}
             if woken.fileno() in ready:
                 woken.recv(1 << 10)
-                _reap(owner, forked)
+                _reap(answers)
             if owner.fileno() in ready:
                 _, descriptors, _, _ = socket.recv_fds(owner, 1, MOST_DESCRIPTORS)
                 if not descriptors:
                     raise ConnectionError("the owner is gone")
                 for descriptor in descriptors:
                     os.set_inheritable(descriptor, False)
-                _fork(own, forked, descriptors)
+                _fork(own, answers, descriptors)
     kill_descendants(os.getpid())
     for folder in Path(tempfile.gettempdir()).glob(f"{temporary_prefix(os.getpid())}*"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -107,33 +105,37 @@ def serve(owner: socket.socket) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _fork(own: list[socket.socket], forked: set[int], descriptors: list[int]) -> None:
-    owner, parent = own[0], os.getpid()
+def _fork(
+    own: list[socket.socket], answers: dict[int, socket.socket], descriptors: list[int]
+) -> None:
+    parent, answer = os.getpid(), socket.socket(fileno=descriptors.pop(1))
     try:
         if not (pid := os.fork()):
             with suppress(BaseException):  # whatever it is, no child goes on here
-                os._exit(_run(parent, own, descriptors))
+                os._exit(_run(parent, [*own, answer, *answers.values()], descriptors))
             os._exit(1)
         pidfd = os.pidfd_open(pid)
     except OSError as error:
-        owner.send(REPLY.pack(False, 0, error.errno))
+        with answer, suppress(OSError):  # an owner that is gone ends all soon
+            answer.send(ANSWER.pack(-(error.errno or errno.EAGAIN)))
         return
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    forked.add(pid)
-    socket.send_fds(owner, [REPLY.pack(False, pid, 0)], [pidfd])
+    answers[pid] = answer
+    with suppress(OSError):
+        socket.send_fds(answer, [ANSWER.pack(pid)], [pidfd])
     os.close(pidfd)
 
 
-def _reap(owner: socket.socket, forked: set[int]) -> None:
-    """Take the exit codes of all children that have ended, and tell the owner of those it knows."""
+def _reap(answers: dict[int, socket.socket]) -> None:
+    """Take the exit codes of all children that have ended, and send those that were asked for."""
     with suppress(ChildProcessError):  # there is no child left
         while (end := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = end
-            if pid in forked:
-                forked.discard(pid)
-                owner.send(REPLY.pack(True, pid, os.waitstatus_to_exitcode(status)))
+            if (answer := answers.pop(pid, None)) is not None:
+                with answer, suppress(OSError):
+                    answer.send(ANSWER.pack(os.waitstatus_to_exitcode(status)))
 
 
 def _run(parent: int, own: list[socket.socket], descriptors: list[int]) -> int:

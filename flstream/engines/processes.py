@@ -94,9 +94,9 @@ class Process:
     """A process that a host has started. Any thread may use it.
 
     Args:
-        host: Its host.
         pid: Its pid.
         pidfd: Descriptor of the process, which this object closes.
+        answers: Descriptor of the socket on which its exit code comes; it closes this, too.
 
     Attributes:
         pid: Its pid.
@@ -104,10 +104,8 @@ class Process:
 
     _pidfd = -1  # of a thread that stands for a process
 
-    def __init__(self, host: ProcessHost, pid: int, pidfd: int) -> None:
-        self.pid = pid
-        self._host = host
-        self._pidfd = pidfd
+    def __init__(self, pid: int, pidfd: int, answers: int) -> None:
+        self.pid, self._pidfd, self._answers = pid, pidfd, answers
 
     def fileno(self) -> int:
         """Return a descriptor that is readable once the process has ended."""
@@ -128,9 +126,18 @@ class Process:
         """Wait until the process has ended, for at most ``seconds``, and return its exit code.
 
         Returns:
-            The code, or minus the signal that killed it; None if it has not ended.
+            The code, or minus the signal that killed it; None if it has not ended, or its fork
+            server is gone.
         """
-        return self._host.exit_code(self) if self._has_ended(seconds) else None
+        from flstream.engines.fork_server import ANSWER
+
+        if self._has_ended(seconds) and _is_readable(self._answers, _GRACE_SECONDS):
+            own = socket.fromfd(self._answers, socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with own, suppress(OSError):
+                # It stays there for other threads, and the next call.
+                if answer := own.recv(ANSWER.size, socket.MSG_PEEK):
+                    return int(ANSWER.unpack(answer)[0])
+        return None
 
     def _has_ended(self, seconds: float) -> bool:
         return _is_readable(self._pidfd, seconds)
@@ -138,6 +145,7 @@ class Process:
     def __del__(self) -> None:
         if self._pidfd >= 0:
             os.close(self._pidfd)
+            os.close(self._answers)
 
 
 class ProcessHost:
@@ -154,7 +162,6 @@ class ProcessHost:
         self._popen: subprocess.Popen[bytes] | None = None
         self._turn = threading.RLock()
         self._processes: list[Process] = []
-        self._codes: dict[int, int] = {}
         self.fork_server_pid: int | None = None
 
     @classmethod
@@ -237,26 +244,18 @@ class ProcessHost:
             pickler = CallPickler(file)
             pickler.dump((name, target, args))
             file.seek(0)
-            descriptors = [fd, *(end.fileno() for end in pickler.sockets)]
+            sockets = [end.fileno() for end in pickler.sockets]
             with self._turn:
                 try:
-                    process = self._fork(descriptors)
+                    process = self._fork(fd, sockets)
                 except (BrokenPipeError, ConnectionResetError):
                     # All that the fork server has forked has ended with it.
                     self._end_fork_server()
                     self.begin()
-                    process = self._fork(descriptors)
+                    process = self._fork(fd, sockets)
                 self._processes = [other for other in self._processes if not other._has_ended(0.0)]
                 self._processes.append(process)
         return process
-
-    def exit_code(self, process: Process) -> int | None:
-        """Return the exit code of a process that has ended; None if the fork server is gone."""
-        with self._turn, suppress(OSError):
-            while process.pid not in self._codes:
-                self._receive(_GRACE_SECONDS)
-            return self._codes[process.pid]
-        return None
 
     def attend(self, fd: int) -> None:
         """Return at once: unlike threads, processes want nothing of this one while it waits."""
@@ -293,13 +292,29 @@ class ProcessHost:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _fork(self, descriptors: Sequence[int]) -> Process:
+    def _fork(self, call: int, sockets: Sequence[int]) -> Process:
+        from flstream.engines.fork_server import ANSWER
+
         if self._socket is None:
             raise BrokenPipeError("there is no fork server")
-        socket.send_fds(self._socket, [b"f"], descriptors)
-        while (process := self._receive(_START_SECONDS)) is None:
-            pass
-        return process
+        answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                socket.send_fds(self._socket, [b"f"], [call, theirs.fileno(), *sockets])
+            if not _is_readable(answers.fileno(), _START_SECONDS):
+                raise TimeoutError(f"the fork server did not answer within {_START_SECONDS:g} s")
+            answer, descriptors, _, _ = socket.recv_fds(answers, ANSWER.size, 1)
+            if not answer:
+                raise BrokenPipeError("the fork server has ended")
+            (pid,) = ANSWER.unpack(answer)
+            if pid < 0 or not descriptors:  # which come in vain where there are too many
+                number = -pid if pid < 0 else errno.EMFILE
+                raise OSError(number, os.strerror(number))
+        except BaseException:
+            answers.close()
+            raise
+        os.set_inheritable(descriptors[0], False)
+        return Process(pid, descriptors[0], answers.detach())
 
     def _end_fork_server(self) -> None:
         if self._socket is None:
@@ -323,25 +338,3 @@ class ProcessHost:
         assert self._socket is not None
         with suppress(OSError):  # a fork server that has ended is met when a process is started
             self._socket.send(json.dumps(self._variables).encode())
-
-    def _receive(self, seconds: float) -> Process | None:
-        """Receive an answer: return the process that was forked, or note an exit code."""
-        from flstream.engines.fork_server import REPLY
-
-        if self._socket is None:
-            raise BrokenPipeError("there is no fork server")
-        if not _is_readable(self._socket.fileno(), seconds):
-            raise TimeoutError(f"the fork server did not answer within {seconds:g} s")
-        reply, descriptors, _, _ = socket.recv_fds(self._socket, REPLY.size, 1)
-        if not reply:
-            raise BrokenPipeError("the fork server has ended")
-        has_ended, pid, code = REPLY.unpack(reply)
-        if has_ended:
-            self._codes[pid] = code
-            return None
-        if not pid or not descriptors:  # which come in vain where there are too many
-            number = errno.EMFILE if pid else code
-            raise OSError(number, os.strerror(number))
-        self._codes.pop(pid, None)
-        os.set_inheritable(descriptors[0], False)
-        return Process(self, pid, descriptors[0])
