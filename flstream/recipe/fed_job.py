@@ -19,7 +19,7 @@ from flstream.recipe.components import FilterType
 from flstream.recipe.initial_model import WEIGHTS, write_weights
 from flstream.recipe.job_folder import portable, python_files, whole_folder, write_job_folder
 from flstream.recipe.sim_env import ARGUMENTS, RunResult, SimEnv
-from flstream.simulation.factory import MadeModel
+from flstream.simulation.export_files import MadeModel
 from flstream.telemetry.events import default_site_names
 from flstream.text import shortened
 

@@ -15,8 +15,7 @@ from flstream.model.checkpoint import write_checkpoint
 from flstream.model.memory import MemoryBody
 from flstream.model.modules import exchanged_state
 from flstream.model.order import ORDER, order_text
-from flstream.simulation.export_files import keep_export_files
-from flstream.simulation.factory import MadeModel
+from flstream.simulation.export_files import MadeModel, keep_export_files
 
 NUMPY_KEY = "numpy_key"
 """Name of the one array of a NumPy model that has no names."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -38,8 +38,8 @@ _MOST_EFFECTS = 10_000
 _LONGEST_PATTERN = 8
 
 
-class ProgramOutline(msgspec.Struct, frozen=True):
-    """What a workflow does in its first round, and after its rounds.
+class ProgramOutline(msgspec.Struct):
+    """Effects of a workflow in its first round, and after its rounds.
 
     Attributes:
         name: Name of the workflow.
@@ -78,41 +78,28 @@ class _DryTraining:
 
     number, is_done, is_folded = 0, True, False
 
-    def __init__(
-        self,
-        model: Model,
-        sites: Sequence[str],
-        round_number: int,
-        on_read: Callable[[_DryTraining], None],
-    ) -> None:
-        self.base, self.sites, self.round = model, sites, round_number
-        self._on_read = on_read
+    def __init__(self, effects: _DryEffects, model: Model, sites: Sequence[str]) -> None:
+        self.base, self.sites, self.round = model, list(sites), effects.state.round
+        self._effects = effects
 
     def __str__(self) -> str:
         return f"train {_counted(self.sites)}"
 
     def updates(self) -> Sequence[Update]:
-        self._on_read(self)
+        self._effects.read(self)
         training: Any = self
         return [Update(site, 1.0, _Metrics(), self.base, training) for site in self.sites]
 
     def failures(self) -> Mapping[str, str]:
-        self._on_read(self)
+        self._effects.read(self)
         return {}
 
 
 class _DryEffects:
-    """The effects of a run that does nothing, as :class:`~flstream.server.run.Run` calls them.
-
-    Args:
-        job: The job.
-        stage: The workflow.
-    """
+    """The effects of a run that does nothing, as :class:`~flstream.server.run.Run` calls them."""
 
     def __init__(self, job: Job, stage: Stage) -> None:
-        self.effects: list[str] = []
-        self.trained = self.scored = self.collected = 0
-        self.reads = False
+        self.outline = ProgramOutline(stage.name)
         # Trainings that were neither read nor folded.
         self.pending: list[_DryTraining] = []
         self.trainings = self.models = self.sites = self
@@ -122,12 +109,12 @@ class _DryEffects:
         self._rule = rule_for(job.aggregation)
         self._bodies: list[str] = []
         names = job.clients.site_names
-        asked = AskedKinds()
-        asked.source = stage.args.evaluate
+        kinds = AskedKinds()
+        kinds.source = stage.args.evaluate
         self.state = SimpleNamespace(
             context=SimpleNamespace(job=job),
             sites=list(names),
-            evaluators=asked.evaluators(names),
+            evaluators=kinds.evaluators(names),
             scores=SimpleNamespace(best=None, best_version=None),
             trainer=SimpleNamespace(waits=None),
             private=None,
@@ -152,9 +139,9 @@ class _DryEffects:
         check_model("train", model)
         self.state.check_sites("train", sites)
         self._add(f"train {_counted(sites)}")
-        self.trained += len(sites)
+        self.outline.trained += len(sites)
         check_idle("train", sites, self.in_flight)
-        training: Any = _DryTraining(model, list(sites), self.state.round, self._read)
+        training: Any = _DryTraining(self, model, sites)
         self.pending.append(training)
         return Updates(training)
 
@@ -163,7 +150,7 @@ class _DryEffects:
         self.state.check_sites("start", [site])
         check_idle("start", [site], self.in_flight)
         self._add("start")
-        self.trained += 1
+        self.outline.trained += 1
         self.in_flight[site] = model
 
     def next(self) -> Update:
@@ -171,31 +158,28 @@ class _DryEffects:
             raise WorkflowError("run.next() was called with no training in flight")
         self._add("next")
         site = next(iter(self.in_flight))
-        model, number = self.in_flight.pop(site), self.state.round
-        return _DryTraining(model, [site], number, self._read).updates()[0]
+        return _DryTraining(self, self.in_flight.pop(site), [site]).updates()[0]
 
     def fold(
         self,
         model: Model,
-        updates: object,
+        updates: Sequence[Update],
         rule: object,
         bodies: Mapping[str, object],
         at: object,
     ) -> Model:
         check_model("fold", model)
-        given: Any = updates
         rules = fold_rules(self._rule, self._bodies, rule, bodies)
-        cohort = FoldedUpdates.of(given).under(rules)
+        cohort = FoldedUpdates.of(updates).under(rules)
         cohort.check_base(model)
         self._settle(cohort)
         self._add("fold" if at is None else "fold at a site")
-        return self._made()
+        return self._next_model()
 
-    def adopt(self, updates: object) -> Model:
-        given: Any = updates
-        self._settle(FoldedUpdates.of(given, "adopt"))
+    def adopt(self, updates: Sequence[Update]) -> Model:
+        self._settle(FoldedUpdates.of(updates, "adopt"))
         self._add("adopt")
-        return self._made()
+        return self._next_model()
 
     def evaluate(self, model: Model, meta: object, *, is_provisional: bool) -> dict[str, float]:
         self._add("evaluate" if self._every == 1 else f"evaluate each {self._every} rounds")
@@ -203,12 +187,12 @@ class _DryEffects:
 
     def collect(self, name: str, sites: Sequence[str], timeout: object) -> SiteModels:
         self._add(f"collect from {_counted(sites)}")
-        self.collected += len(sites)
+        self.outline.collected += len(sites)
         return SiteModels({site: SiteModel(site, "", 0) for site in sites})
 
     def score(self, model: object, sites: Sequence[str], *_: object, counts: bool) -> SiteScores:
         self._add(f"score at {_counted(sites)}")
-        self.scored += len(sites)
+        self.outline.scored += len(sites)
         return SiteScores({site: _Metrics() for site in sites})
 
     def write_json(self, path: str, value: object) -> None:
@@ -218,22 +202,22 @@ class _DryEffects:
         trainings: Any = cohort.trainings
         if (unread := cohort.unread) is not None:
             unread.is_folded = True
-        self.pending = [each for each in self.pending if each not in trainings]
+        self.pending = [training for training in self.pending if training not in trainings]
 
-    def _read(self, training: _DryTraining) -> None:
-        self.reads = True
+    def read(self, training: _DryTraining) -> None:
+        self.outline.reads = True
         if training in self.pending:
             self.pending.remove(training)
 
     def _begin_round(self) -> None:
         self.state.round += 1
 
-    def _made(self) -> Model:
+    def _next_model(self) -> Model:
         return Model(self.state.round, next(self._versions), "")
 
     def _add(self, effect: str) -> None:
-        self.effects.append(effect)
-        if len(self.effects) > _MOST_EFFECTS:
+        self.outline.effects.append(effect)
+        if len(self.outline.effects) > _MOST_EFFECTS:
             raise WorkflowError(f"its first round has more than {_MOST_EFFECTS:,} effects")
 
 
@@ -280,14 +264,8 @@ def outline_of(job: Job, place: int = 0) -> ProgramOutline:
     if recorder.pending:
         flaw = f"{recorder.pending[0]} was neither read nor folded"
         return ProgramOutline(stage.name, flaw=flaw)
-    return ProgramOutline(
-        stage.name,
-        recorder.effects,
-        recorder.trained,
-        recorder.scored,
-        recorder.collected,
-        recorder.reads,
-    )
+    outline: ProgramOutline = recorder.outline
+    return outline
 
 
 def _repeated(effects: Sequence[str]) -> Iterator[str]:
@@ -296,11 +274,11 @@ def _repeated(effects: Sequence[str]) -> Iterator[str]:
     while place < len(effects):
         length, times = 1, 1
         for size in range(1, _LONGEST_PATTERN + 1):
-            pattern, found = effects[place : place + size], 1
-            while effects[place + found * size : place + (found + 1) * size] == pattern:
-                found += 1
-            if found > 1 and found * size > length * times:
-                length, times = size, found
+            pattern, repeats = effects[place : place + size], 1
+            while effects[place + repeats * size : place + (repeats + 1) * size] == pattern:
+                repeats += 1
+            if repeats > 1 and repeats * size > length * times:
+                length, times = size, repeats
         pattern = effects[place : place + length]
         text = ", ".join(pattern)
         if times > 1:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import copy
 import shutil
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from flstream.model.modules import exchanged_state, is_adapted
-
-if TYPE_CHECKING:
-    from flstream.simulation.factory import MadeModel
 
 # Files of these names lie beside the weights of a pretrained model.
 BESIDE = (
@@ -34,6 +31,18 @@ BESIDE = (
 )
 # File with the prefix of the exchanged names, which those of the pretrained model within lack.
 PREFIX = ".prefix"
+
+
+class MadeModel(NamedTuple):
+    """Result of a model factory.
+
+    Attributes:
+        state: Tensors of the model, by name.
+        parts: What it returned: the model, and whatever came with it in a tuple.
+    """
+
+    state: Mapping[str, Any]
+    parts: tuple[Any, ...]
 
 
 def kept_prefix(folder: Path) -> str:
@@ -82,16 +91,13 @@ def keep_export_files(folder: Path, made: MadeModel | None, initial: Path | None
 def _keep_configuration(folder: Path, module: Any, names: Collection[str]) -> None:
     """Keep the configuration of the pretrained model that a module is, or is made around.
 
-    Args:
-        folder: Folder for the files.
-        module: The module.
-        names: Names of the tensors that are exchanged. If they are not those of the pretrained
-            model, but for a prefix, the files would not fit the weights, and none are kept.
+    Files for a model whose tensors have other names than those that are exchanged, but for a
+    prefix, would not fit the weights: none are kept then.
     """
     for prefix, model in _candidates(module):
-        own = {f"{prefix}{name}" for name in exchanged_state(model)}
-        for exchanged, shown in ((own, prefix), ({name[len(prefix) :] for name in own}, "")):
-            if exchanged == set(names):
+        own = exchanged_state(model)
+        for shown in (prefix, ""):
+            if {f"{shown}{name}" for name in own} == set(names):
                 folder.mkdir(exist_ok=True)
                 (folder / PREFIX).write_text(shown)
                 _save_configuration(folder, model)

@@ -5,31 +5,37 @@ Building a module needs the whole model in memory, which the server must never h
 
 from __future__ import annotations
 
-from contextlib import closing
-from pathlib import Path
+import traceback
+from collections.abc import Mapping
+from contextlib import closing, nullcontext
+from typing import Any
 
 from flstream.aggregation.ahead import WriteBehind
+from flstream.client.seeding import seed_everything
 from flstream.codecs.chain import chain_of
-from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.rounded_writer import RoundedWriter
+from flstream.debugging import code_failed
 from flstream.engines.processes import ProcessHost
-from flstream.errors import ModelError, SimulationError
+from flstream.errors import FlstreamError, LayoutError, ModelError, SimulationError, UsageError
 from flstream.job import Job, ModelSection
-from flstream.job.code import make_importable
+from flstream.job.code import make, make_importable
 from flstream.model.checkpoint import FileSink, write_checkpoint
 from flstream.model.composed import arranged
 from flstream.model.copy import copy
+from flstream.model.dtypes import code_of
 from flstream.model.fitted import Differences, fitted
 from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
+from flstream.model.modules import exchanged_state
 from flstream.model.order import ORDER, order_text
 from flstream.model.source import Source
+from flstream.model.ties import find_ties
 from flstream.runs.run_directory import RunDirectory
-from flstream.simulation.export_files import keep_export_files
-from flstream.simulation.factory import MadeModel, layout_of
+from flstream.simulation.export_files import MadeModel, keep_export_files
 from flstream.simulation.process_call import NoAnswerError, ProcessCall
 from flstream.telemetry.events import ModelReady
+from flstream.text import MOST_OF_AN_ERROR, shortened
 from flstream.transport.channel import AbortSignal
 from flstream.worker.alias import install as install_alias
 
@@ -58,46 +64,19 @@ def await_built(builder: ProcessCall[ModelReady], abort: AbortSignal) -> ModelRe
 
 
 def _built(job: Job, run: RunDirectory) -> ModelReady:
+    """Write the initial model of a job, and keep what an export has beside it."""
     if job.train.alias is not None:
         install_alias()
     make_importable(job.folder)
-    lossy = chain_of(job.streaming.codecs.of_models).lossy
-    return build(job.model, job.seed, run.checkpoint(0), run.export_files, lossy)
-
-
-def build(
-    model: ModelSection,
-    seed: int,
-    path: Path,
-    export_files: Path,
-    lossy: LossyCodec | None = None,
-) -> ModelReady:
-    """Write the initial model of a job.
-
-    Args:
-        model: Model section of the job, with a factory, a file with the weights, or both.
-        seed: Seed for all random generators, set before the factory is called.
-        path: Path of the checkpoint to write.
-        export_files: Folder for what an export has beside the weights.
-        lossy: Codec with which sites are sent models, which are rounded to what it leaves; None
-            for none.
-
-    Returns:
-        Size, number of tensors and digest of the model.
-
-    Raises:
-        ModelError: The factory failed, or returned something that is not a model.
-        CheckpointError: The weights cannot be read, or the checkpoint cannot be written.
-        LayoutError: A tensor of the model cannot be streamed.
-        CodecError: The codec cannot encode a number of the model.
-    """
-    metadata = {"format": "pt", "flstream.round": "0"}
-    source, order, made = _initial(model, seed)
+    metadata, path = {"format": "pt", "flstream.round": "0"}, run.checkpoint(0)
+    source, order, result = _initial(job.model, job.seed)
     layout = source.layout
     if not layout.tensors:
         raise ModelError("the model has no tensors, so there is nothing to train or to exchange")
     if order:
         metadata[ORDER] = order
+    # With a lossy codec, sites have what it leaves of a model, and so has the server.
+    lossy = chain_of(job.streaming.codecs.of_models).lossy
     if lossy is None:
         digest = write_checkpoint(path, source, metadata)
     else:  # as a fold writes it
@@ -107,35 +86,54 @@ def build(
                 copy(source, target)
             sink.finish()
         digest = rounded.digest
-    keep_export_files(export_files, made, model.initial)
+    keep_export_files(run.export_files, result, job.model.initial)
     return ModelReady(bytes=layout.nbytes, tensors=len(layout.tensors), digest=digest)
 
 
 def _initial(model: ModelSection, seed: int) -> tuple[Source, str, MadeModel | None]:
-    """Return the initial model, the order of its tensors in training code, and what was made."""
+    """Return the initial model, the order of its tensors in code, and the factory's result."""
     if model.initial is None:
-        layout, made = layout_of(model, seed)
-        return MemoryBody.of(made.state), order_text(layout, made.state), made
-    given = open_checkpoint(model.initial)
+        layout, result = _call_factory(model, seed, with_bytes=True)
+        return MemoryBody.of(result.state), order_text(layout, result.state), result
+    weights = open_checkpoint(model.initial)
     if model.factory is None:
-        if given.layout.is_canonical:
-            return given, given.metadata.get(ORDER, ""), None
-        return arranged(given), "", None
-    layout, made = layout_of(model, seed, with_bytes=not model.strict)
-    expect_fit(model, layout, given.layout)
-    own = None if model.strict else MemoryBody.of(made.state)
-    source = fitted(layout, given, str(model.initial), own)
-    return source, order_text(layout, made.state), made
+        if weights.layout.is_canonical:
+            return weights, weights.metadata.get(ORDER, ""), None
+        return arranged(weights), "", None
+    layout, result = _call_factory(model, seed, with_bytes=not model.strict)
+    _expect_fit(model, layout, weights.layout)
+    own = None if model.strict else MemoryBody.of(result.state)
+    source = fitted(layout, weights, str(model.initial), own)
+    return source, order_text(layout, result.state), result
 
 
-def expect_fit(model: ModelSection, layout: Layout, given: Layout) -> None:
-    """Refuse a file of initial weights that are not those of the factory's model.
+def initial_layout(model: ModelSection, seed: int) -> tuple[Layout, str]:
+    """Return the layout of a job's initial model, without its bytes if its factory allows that.
+
+    Returns:
+        The layout, and a sentence on tensors that the file of weights and the factory's model do
+        not share; empty without one.
 
     Raises:
-        ModelError: It lacks tensors, or has others; or, where that is allowed, it has none of the
-            model. The message names them.
+        ModelError: The factory failed, or returned something that is not a model, or the file has
+            tensors of another one.
+        CheckpointError: The file of weights cannot be read.
+        LayoutError: A tensor of the model cannot be streamed.
     """
-    differences = Differences.between(layout, given)
+    if model.factory is None:
+        return _initial(model, seed)[0].layout, ""
+    layout, _ = _call_factory(model, seed, with_bytes=False)
+    if model.initial is None:
+        return layout, ""
+    weights = open_checkpoint(model.initial).layout
+    _expect_fit(model, layout, weights)
+    differences = Differences.between(layout, weights)
+    return layout, differences.sentence(model.initial.name) if differences else ""
+
+
+def _expect_fit(model: ModelSection, layout: Layout, weights: Layout) -> None:
+    """Refuse a file of initial weights that are not those of the factory's model."""
+    differences = Differences.between(layout, weights)
     if len(differences.missing) + len(differences.misshapen) == len(layout.tensors):
         raise ModelError(
             f"model.initial: no tensor of the file is the model's: "
@@ -147,3 +145,70 @@ def expect_fit(model: ModelSection, layout: Layout, given: Layout) -> None:
             f"model.initial: {differences.sentence(str(model.initial))}; take a file of the model "
             "that model.factory builds, or set model.strict = false to keep what it makes for them"
         )
+
+
+def _call_factory(model: ModelSection, seed: int, *, with_bytes: bool) -> tuple[Layout, MadeModel]:
+    """Call a job's factory, and return the layout of its model, and its result.
+
+    Where no bytes are needed, it is called on torch's meta device, where tensors have none, and
+    again only if it does not work there.
+    """
+    if not with_bytes:
+        try:
+            return _made_on(model, seed, "meta")
+        except LayoutError:
+            raise
+        except Exception:  # of the user's code, which another device may suit
+            return _made_on(model, seed, None)
+    return _made_on(model, seed, None)
+
+
+def _made_on(model: ModelSection, seed: int, device: str | None) -> tuple[Layout, MadeModel]:
+    import torch
+
+    assert model.factory is not None
+    factory = f"model.factory {model.factory}"
+    seed_everything(seed)
+    try:
+        with nullcontext() if device is None else torch.device(device):
+            result = make(model.factory, model.args)
+    except UsageError as error:
+        raise ModelError(f"model.factory {error}") from error
+    except FlstreamError:
+        raise
+    except Exception as error:
+        if device is None:  # on another one it may be tried in vain
+            code_failed(error)
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise ModelError(
+            f"{factory} raised {type(error).__name__}: "
+            f"{shortened(str(error), MOST_OF_AN_ERROR)} "
+            f"({where.filename}, line {where.lineno})"
+        ) from error
+    # The others of a tuple are for training code, such as a tokenizer.
+    parts = result if isinstance(result, tuple) and result else (result,)
+    state = exchanged_state(parts[0]) if isinstance(parts[0], torch.nn.Module) else parts[0]
+    if not isinstance(state, Mapping):
+        raise ModelError(
+            f"{factory} returned a {type(state).__name__}; it must return a torch module or a "
+            "dict of tensors, or a tuple that begins with one"
+        )
+    if device == "meta" and any(getattr(value, "is_meta", False) for value in state.values()):
+        layout = _meta_layout(state)
+    else:
+        layout = MemoryBody.of(state).layout
+    return layout, MadeModel(state, parts)
+
+
+def _meta_layout(state: Mapping[str, Any]) -> Layout:
+    if not all(getattr(value, "is_meta", False) for value in state.values()):
+        raise ModelError("some of its tensors are not on the meta device")
+    entries = {name: (code_of(value, name), tuple(value.shape)) for name, value in state.items()}
+    ties = find_ties(
+        {
+            name: (value.untyped_storage()._cdata, value.storage_offset(), value.stride(), *entry)
+            for name, entry in entries.items()
+            if (value := state[name]).nbytes
+        }
+    )
+    return Layout.of(((name, *entry) for name, entry in entries.items() if name not in ties), ties)

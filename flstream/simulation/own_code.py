@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 
 from flstream.engines.processes import ProcessHost
 from flstream.job import Job, Problem
@@ -12,6 +13,15 @@ from flstream.job.job import OwnCode
 from flstream.job.problems import RefusedValueError, given
 from flstream.simulation.process_call import NoAnswerError, ProcessCall, result_of
 from flstream.transport.channel import Signal
+
+# Protocols of the classes that a section names, one of which they follow. The launcher does not
+# import them.
+_PROTOCOLS = {
+    "aggregation": ("aggregation.own_rule:Folds", "aggregation.own_rule:Weighs"),
+    "filters": ("filters.block:BlockFilter",),
+    "streaming": ("codecs.block_codec:BlockCodec", "codecs.frames:FrameCompressor"),
+    "tracking": ("tracking.tracker:Tracker",),
+}
 
 
 def own_code_problems(job: Job, host: ProcessHost, stop: Signal | None = None) -> list[Problem]:
@@ -39,8 +49,7 @@ def own_code_problems(job: Job, host: ProcessHost, stop: Signal | None = None) -
 
 def _own_classes(job: Job) -> list[OwnCode]:
     """Return the rules, filters, codecs and trackers of the user's own that a job names."""
-    sections = ("aggregation", "filters", "streaming", "tracking")
-    return [own for own in job.own_code() if own.key.startswith(sections)]
+    return [own for own in job.own_code() if own.key.startswith(tuple(_PROTOCOLS))]
 
 
 def problems_here(job: Job) -> list[Problem]:
@@ -58,7 +67,9 @@ def problems_here(job: Job) -> list[Problem]:
 
 def _problems_of(own: OwnCode) -> Iterator[Problem]:
     section = own.key.partition(".")[0]
-    protocols = _protocols(section)
+    protocols: tuple[type, ...] = tuple(
+        resolve_name(f"flstream.{name}") for name in _PROTOCOLS[section]
+    )
     allowed = described(*protocols).replace(
         "a function of", "a class whose objects are functions of"
     )
@@ -78,20 +89,3 @@ def _problems_of(own: OwnCode) -> Iterator[Problem]:
     else:
         if flaw := misfit(instance, *protocols):
             yield Problem(own.key, given(own.place), allowed, flaw)
-
-
-def _protocols(section: str) -> tuple[type, ...]:
-    """Return the protocols of classes that a section names, which the launcher does not import."""
-    from flstream.aggregation.own_rule import Folds, Weighs
-    from flstream.codecs.block_codec import BlockCodec
-    from flstream.codecs.frames import FrameCompressor
-    from flstream.filters.block import BlockFilter
-    from flstream.tracking.tracker import Tracker
-
-    protocols: dict[str, tuple[type, ...]] = {
-        "aggregation": (Folds, Weighs),
-        "filters": (BlockFilter,),
-        "streaming": (BlockCodec, FrameCompressor),
-        "tracking": (Tracker,),
-    }
-    return protocols[section]

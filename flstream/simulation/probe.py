@@ -12,49 +12,43 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import psutil
 
+from flstream.engines.preload import import_libraries
 from flstream.engines.processes import ProcessHost
 from flstream.errors import FlstreamError, ModelError, UsageError
 from flstream.job import Job, JobError, Problem
 from flstream.job.code import check, load, make_importable
-from flstream.job.imports import missing_modules
-from flstream.model.composed import arranged
-from flstream.model.fitted import Differences
-from flstream.model.formats.opening import open_checkpoint
+from flstream.job.imports import imports_in, missing_modules
 from flstream.model.layout import Layout, parse_header
 from flstream.simulation.dry_run import outline_programs
-from flstream.simulation.factory import layout_of
 from flstream.simulation.forecast import Forecast, Imports, forecast
-from flstream.simulation.model_builder import expect_fit
+from flstream.simulation.model_builder import initial_layout
 from flstream.simulation.own_code import own_code_problems
 from flstream.simulation.process_call import NoAnswerError, ProcessCall, result_of
 from flstream.worker.alias import install as install_alias
 from flstream.worker.run_learner import Evaluates, Trains
 
 
-class Probe(NamedTuple):
+class Probe(msgspec.Struct, frozen=True):
     """Facts about a job that its code alone has.
 
     Attributes:
-        layout: Layout of its initial model.
+        header: Header of its initial model's layout.
         imports: Memory of what its processes import.
         differences: Sentence on tensors that its file of weights and its model do not share.
     """
 
-    layout: Layout
-    imports: Imports
-    differences: str = ""
-
-
-class _Described(msgspec.Struct, frozen=True):
-    """Memory of a job's imports, and the header of its factory's model; empty without one."""
-
-    imports: Imports
     header: bytes
+    imports: Imports
+    differences: str
+
+    @property
+    def layout(self) -> Layout:
+        """Layout of the initial model."""
+        return parse_header(self.header, "the model")[0]
 
 
 def check_job(job: Job, path: Path) -> tuple[Probe, Forecast]:
@@ -92,26 +86,14 @@ def probe(job: Job, host: ProcessHost) -> Probe:
             cannot be streamed; or the file's tensors are not those of the factory's model.
         CheckpointError: The weights cannot be read.
     """
-    weights = None if job.model.initial is None else open_checkpoint(job.model.initial)
-    target = f"{__name__}:_described"
     try:
-        described = result_of(ProcessCall[_Described](host, "probe", _Described, target, job))
+        return result_of(ProcessCall[Probe](host, "probe", Probe, f"{__name__}:_probed", job))
     except NoAnswerError as error:
         factory = f"model.factory {job.model.factory}"
         raise ModelError(f"{factory}: the process that called it {error}") from None
-    if described.header:
-        layout, difference = parse_header(described.header, "the model")[0], ""
-        if weights is not None and job.model.initial is not None:
-            expect_fit(job.model, layout, weights.layout)
-            differences = Differences.between(layout, weights.layout)
-            difference = differences.sentence(job.model.initial.name) if differences else ""
-        return Probe(layout, described.imports, difference)
-    assert weights is not None  # loading the job file checked that there is one of the two
-    whole = weights if weights.layout.is_canonical else arranged(weights)
-    return Probe(whole.layout, described.imports)
 
 
-def _described(job: Job) -> _Described:
+def _probed(job: Job) -> Probe:
     if job.train.alias is not None:
         install_alias()
     make_importable(job.folder)
@@ -121,9 +103,8 @@ def _described(job: Job) -> _Described:
     imports = Imports(shared, max(_private_bytes() - before, 0))
     if job.train.learner is not None:
         _check_learner(job.train.learner)
-    if job.model.factory is None:
-        return _Described(imports, b"")
-    return _Described(imports, layout_of(job.model, job.seed, with_bytes=False)[0].plain_header[8:])
+    layout, differences = initial_layout(job.model, job.seed)
+    return Probe(layout.plain_header[8:], imports, differences)
 
 
 def _private_bytes() -> int:
@@ -131,13 +112,11 @@ def _private_bytes() -> int:
 
 
 def _import_modules_of(source: Path) -> None:
-    """Run the import statements at the top level of a file; one that fails is left to the run."""
+    """Import what a file imports at its top level; an import that fails is left to the run."""
     sys.path.insert(0, str(source.parent))
-    with suppress(OSError, SyntaxError, ValueError):
-        for node in ast.parse(source.read_bytes()).body:
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                with suppress(Exception, SystemExit):
-                    exec(compile(ast.Module([node], []), str(source), "exec"), {})
+    with suppress(OSError, SyntaxError, ValueError, SystemExit):
+        imports = imports_in(ast.parse(source.read_bytes()).body)
+        import_libraries([(one.module, one.names) for one in imports if not one.level])
 
 
 def _check_learner(named: str) -> None:

@@ -1,4 +1,4 @@
-"""What feeds a tracker from a run's journal, event by event."""
+"""Feed of a tracker from a run's journal, event by event."""
 
 from __future__ import annotations
 

@@ -95,6 +95,6 @@ class MemoryPeaks:
         """Add up the samples of one tick of a node, if it is known of all what they share."""
         tick = self._ticks[node]
         if tick.keys() <= self._shared.keys():
-            each = (max(rss - self._shared[name], 0) for name, rss in tick.items())
-            self._totals[node] = max(self._totals.get(node, 0), sum(each))
+            sizes = (max(rss - self._shared[name], 0) for name, rss in tick.items())
+            self._totals[node] = max(self._totals.get(node, 0), sum(sizes))
         tick.clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import IO, NamedTuple
 
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
@@ -20,11 +19,6 @@ FOLDER = "tensorboard"
 # Every site has a file. TensorBoard's EventFileWriter would keep it open, with a thread; of a
 # thousand sites these are too many. So only the files that were written to last are open.
 _MOST_OPEN = 64
-
-
-class _OpenFile(NamedTuple):
-    file: IO[bytes]
-    records: RecordWriter
 
 
 class TensorBoard:
@@ -54,15 +48,15 @@ class TensorBoard:
         for path, _ in files:
             path.unlink(missing_ok=True)
         self._name, self._is_first = f"{name}.{take:04d}.flstream", not take
-        self._open: dict[str, _OpenFile] = {}
+        self._open: dict[str, RecordWriter] = {}
         self._begun: set[str] = set()
 
     def scalars(self, source: str, step: int, values: Mapping[str, float], time: float) -> None:
         """Write numbers."""
-        found = [
+        numbers = [
             summary_pb2.Summary.Value(tag=key, simple_value=_single(values[key])) for key in values
         ]
-        self._write(source, step, summary_pb2.Summary(value=found), time)
+        self._write(source, step, summary_pb2.Summary(value=numbers), time)
 
     def text(self, source: str, step: int, key: str, text: str, time: float) -> None:
         """Write text."""
@@ -78,9 +72,9 @@ class TensorBoard:
         self._write(source, step, summary_pb2.Summary(value=[value]), time)
 
     def flush(self) -> None:
-        """Hand what was written to the system."""
-        for each in self._open.values():
-            each.records.flush()
+        """Flush the open files."""
+        for records in self._open.values():
+            records.flush()
 
     def close(self) -> None:
         """Close all files."""
@@ -92,23 +86,18 @@ class TensorBoard:
         self._records(source, time).write(event.SerializeToString())
 
     def _records(self, source: str, time: float) -> RecordWriter:
-        found = self._open.pop(source, None)
-        if found is None:
+        records = self._open.pop(source, None)
+        if records is None:
             while len(self._open) >= _MOST_OPEN:
                 self._close_oldest()
-            found = self._opened(source, time)
-        self._open[source] = found  # the last one now
-        return found.records
-
-    def _opened(self, source: str, time: float) -> _OpenFile:
-        path = self._folder / source / self._name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab")
-        found = _OpenFile(file, RecordWriter(file))
-        if source not in self._begun:
-            self._begun.add(source)
-            self._begin(found.records, time)
-        return found
+            path = self._folder / source / self._name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            records = RecordWriter(path.open("ab"))
+            if source not in self._begun:
+                self._begun.add(source)
+                self._begin(records, time)
+        self._open[source] = records  # the last one now
+        return records
 
     def _begin(self, records: RecordWriter, time: float) -> None:
         version = event_pb2.Event(wall_time=time, file_version="brain.Event:2")
@@ -120,7 +109,7 @@ class TensorBoard:
             records.write(start.SerializeToString())
 
     def _close_oldest(self) -> None:
-        self._open.pop(next(iter(self._open))).records.close()
+        self._open.pop(next(iter(self._open))).close()
 
 
 def _single(value: float) -> float:

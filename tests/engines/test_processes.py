@@ -224,3 +224,24 @@ with ProcessHost() as host:
         preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
     )
     assert (done.stdout, done.stderr) == ("7\n", "")
+
+
+class EndsWhileOthersStart:
+    """A worker whose end is waited for while another one is started."""
+
+    def __init__(self, workers):
+        self.workers = workers
+        self.was_awaited = False
+
+    def exit_code(self, seconds):
+        """Have another worker start meanwhile."""
+        self.was_awaited = True
+        self.workers[f"worker-{len(self.workers) + 1}"] = None
+
+
+def test_a_start_under_way_does_not_disturb_the_wait_for_the_others():
+    engine = LocalEngine(None, "main", (), GpuDealer([], 1), lambda name, pid: None)
+    worker = engine._workers["worker-1"] = EndsWhileOthersStart(engine._workers)
+    engine.close()
+    assert worker.was_awaited
+    assert len(engine._workers) == 2

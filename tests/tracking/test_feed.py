@@ -1,15 +1,117 @@
 """A tracker is given every point that counts once, from a journal that is cut off at any place."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
-from journal_support import folded
-from recording import BEGAN, Fed, evaluated, finished, logged, resumed, started, trained
+from journal_support import folded, run_started
 
+from flstream.runs.run_directory import RunDirectory
+from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
+    AnyEvent,
+    Evaluated,
+    ModelReady,
+    ProcessReady,
+    RoundFinished,
+    RoundStarted,
+    RunResumed,
     SiteLog,
+    SiteUpdate,
+    Transfer,
     encode_lines,
 )
+from flstream.tracking.feed import TrackerFeed
+from flstream.tracking.memory_peaks import MemoryPeaks
+from flstream.tracking.tracker import TrackedRun
+
+BEGAN = 1_700_000_000.0
+MIB = 1 << 20
+
+
+class Recorder:
+    """Remembers points by source, name and step, in the order in which they came."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        self.run = run
+        self.points: list[tuple[str, str, int, object]] = []
+        self.flushed = 0
+        self.is_closed = False
+
+    def scalars(self, source, step, values, time):
+        assert not self.is_closed
+        self.points += [(source, name, step, value) for name, value in values.items()]
+
+    def text(self, source, step, key, text, time):
+        self.points.append((source, key, step, text))
+
+    def flush(self):
+        self.flushed = len(self.points)
+
+    def close(self):
+        assert not self.is_closed
+        self.is_closed = True
+
+    def values(self, source: str, name: str) -> list[tuple[int, object]]:
+        return [(p[2], p[3]) for p in self.points if p[:2] == (source, name)]
+
+
+class Fed:
+    """A run directory with a journal that grows, and the trackers that were made for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = RunDirectory(folder)
+        self.made: list[Recorder] = []
+        self.feed = TrackerFeed("job", self.run, self._make)
+
+    @property
+    def tracker(self) -> Recorder:
+        return self.made[-1]
+
+    def write(self, *events: AnyEvent) -> None:
+        with EventLog(self.run.events) as log:
+            log.write(*events)
+
+    def write_memory(self, *samples: tuple[float, str, int, int | None]) -> None:
+        with self.run.memory.open("a") as file:
+            for time, process, rss, pss in samples:
+                sample = {"time": BEGAN + time, "process": process, "rss": rss}
+                file.write(json.dumps(sample if pss is None else {**sample, "pss": pss}) + "\n")
+
+    def tell(self, *events: AnyEvent) -> None:
+        self.write(*events)
+        self.feed.catch_up()
+
+    def _make(self, run: TrackedRun) -> Recorder:
+        self.made.append(Recorder(run))
+        return self.made[-1]
+
+
+def started() -> list[AnyEvent]:
+    return [
+        ProcessReady(time=BEGAN, process="server", pid=1, idle_rss=100 * MIB),
+        run_started(time=BEGAN, seed=7),
+        ProcessReady(time=BEGAN, process="site-1", pid=2, idle_rss=150 * MIB),
+        ModelReady(time=BEGAN, bytes=160, tensors=2, digest="initial"),
+    ]
+
+
+def finished(number: int, time: float = 0.0) -> RoundFinished:
+    return RoundFinished(
+        time=BEGAN + time, round=number, digest=f"digest {number}", download=1.0, train=2.0,
+        upload_and_fold=3.0, checkpoint=4.0, weights={"site-1": 1.0}, metrics={"loss": 0.5},
+        down=Transfer(bytes=10), up=Transfer(bytes=20),
+    )  # fmt: skip
+
+
+EVALUATED = Evaluated(
+    round=1, metrics={"accuracy": 0.75}, seconds=0.5, down=Transfer(bytes=30), version=1
+)
+
+
+def logged(value: float, number: int, site: str = "site-1", **more: object) -> SiteLog:
+    return SiteLog(round=number, site=site, key="k", value=value, **more)
 
 
 @pytest.fixture
@@ -24,11 +126,12 @@ def test_a_run_is_told_of_as_it_goes_on(fed):
     assert fed.made == []
     fed.tell(*started())
     assert fed.tracker.run == ("job", fed.run.path, BEGAN)
-    fed.tell(*trained(1, "site-1"))
+    update = SiteUpdate(round=1, site="site-1", weight=2.0, metrics={"loss": 0.5})
+    fed.tell(RoundStarted(round=1, sites=["site-1"]), update, update)
     assert fed.tracker.values("site-1", "train/loss") == [(1, 0.5)]
     assert fed.tracker.values("site-1", "weight") == [(1, 2.0)]
     assert fed.tracker.flushed == 2
-    fed.tell(folded(1), evaluated(1, 0.75), finished(1))
+    fed.tell(folded(1), EVALUATED, finished(1))
     found = {name: value for source, name, step, value in fed.tracker.points if source == "global"}
     assert found == {
         "accuracy": 0.75, "seconds/evaluate": 0.5, "bytes/evaluate": 30.0, "train/loss": 0.5,
@@ -68,28 +171,53 @@ def test_a_torn_last_line_is_left_for_later_and_a_damaged_one_an_error(fed):
 
 
 def test_memory_is_the_highest_of_each_round(fed):
-    mib = 1 << 20
     fed.write(*started())
     fed.write_memory(
-        (1.0, "server", 110 * mib, 60 * mib), (1.0, "site-1", 170 * mib, 70 * mib),
-        (2.0, "server", 120 * mib, None), (2.0, "site-1", 160 * mib, None),
+        (1.0, "server", 110 * MIB, 60 * MIB), (1.0, "site-1", 170 * MIB, 70 * MIB),
+        (2.0, "server", 120 * MIB, None), (2.0, "site-1", 160 * MIB, None),
     )  # fmt: skip
     fed.tell(folded(1), finished(1, time=2.5))
     assert fed.tracker.values("global", "memory/all_processes") == []  # there may be more samples
-    fed.write_memory((3.0, "server", 105 * mib, None), (3.0, "site-1", 150 * mib, None))
+    fed.write_memory((3.0, "server", 105 * MIB, None), (3.0, "site-1", 150 * MIB, None))
     fed.feed.catch_up()
-    assert fed.tracker.values("global", "memory/server_over_idle") == [(1, 20.0 * mib)]
-    assert fed.tracker.values("site-1", "memory/over_idle") == [(1, 20.0 * mib)]
-    assert fed.tracker.values("global", "memory/all_processes") == [(1, 130.0 * mib)]
+    assert fed.tracker.values("global", "memory/server_over_idle") == [(1, 20.0 * MIB)]
+    assert fed.tracker.values("site-1", "memory/over_idle") == [(1, 20.0 * MIB)]
+    assert fed.tracker.values("global", "memory/all_processes") == [(1, 130.0 * MIB)]
     fed.tell(folded(2), finished(2, time=3.5))
     fed.feed.close()
-    assert fed.tracker.values("global", "memory/server_over_idle")[1:] == [(2, 5.0 * mib)]
+    assert fed.tracker.values("global", "memory/server_over_idle")[1:] == [(2, 5.0 * MIB)]
     assert fed.tracker.values("site-1", "memory/over_idle")[1:] == [(2, 0.0)]
 
 
 def test_memory_of_what_is_void_belongs_to_no_round(fed):
-    mib = 1 << 20
-    fed.write(*started(), resumed(0, time=2.0), folded(1), finished(1, time=4.0))
-    fed.write_memory((1.0, "server", 900 * mib, None), (3.0, "server", 101 * mib, None))
+    fed.write(
+        *started(),
+        RunResumed(time=BEGAN + 2.0, round=0, effect=0),
+        folded(1),
+        finished(1, time=4.0),
+    )
+    fed.write_memory((1.0, "server", 900 * MIB, None), (3.0, "server", 101 * MIB, None))
     fed.feed.close()
-    assert fed.tracker.values("global", "memory/server_over_idle") == [(1, 1.0 * mib)]
+    assert fed.tracker.values("global", "memory/server_over_idle") == [(1, 1.0 * MIB)]
+
+
+def test_the_total_of_memory_is_the_sum_of_each_nodes_highest_tick(tmp_path):
+    # A second of a node's samples comes at once, between those of this machine.
+    samples = [
+        {"time": 1.0, "process": "server", "rss": 5, "uss": 5, "pss": 5},
+        {"time": 1.1, "process": "server", "rss": 7},
+        *(
+            {"time": time, "process": site, "rss": rss, "uss": rss, "pss": rss, "node": "a"}
+            for time, rss in ((1.0, 10), (1.1, 30), (1.2, 20))
+            for site in ("site-1", "site-2")
+        ),
+        {"time": 1.2, "process": "site-3", "rss": 100, "uss": 100, "pss": 100, "node": "b"},
+        {"time": 1.3, "process": "server", "rss": 6},
+    ]
+    path = tmp_path / "memory.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in samples))
+    peaks = MemoryPeaks(path)
+    peaks.end_round(1, 2.0)
+    (found,) = peaks.take(is_over=True)
+    assert found.total == 7 + (30 + 30) + 100
+    assert found.rss == {"server": 7, "site-1": 30, "site-2": 30, "site-3": 100}
