@@ -64,16 +64,16 @@ class SiteLogs:
     def __init__(self, own: Path, log_of: Callable[[str], Path]) -> None:
         self._own = own
         self._log_of = log_of
-        self._current: str | None = None
+        self._current = own
         self._libc = ctypes.CDLL(None)
         redirect_output(own)
 
     def enter(self, site: str | None) -> None:
         """Redirect output to the log of a site, or with None to the process's own log."""
-        if site == self._current:
-            return
-        self._current = site
         log = self._own if site is None else self._log_of(site)
+        if log == self._current:
+            return
+        self._current = log
         if this_place() is not None:
             redirect_output(log)
             return

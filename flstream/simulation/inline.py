@@ -146,7 +146,7 @@ class InlineHost(ProcessHost):
                 return place.sockets[-1]
             return argument
 
-        arguments = place, resolve_name(target), [duplicate(each) for each in args]
+        arguments = place, resolve_name(target), [duplicate(argument) for argument in args]
         place.thread = threading.Thread(target=self._run, args=arguments, name=name, daemon=True)
         self._threads.append(place)
         place.thread.start()
@@ -155,8 +155,8 @@ class InlineHost(ProcessHost):
     def attend(self, fd: int) -> None:
         """Read lines for threads, until a descriptor has input or the run is to stop."""
         poll = select.poll()
-        for each in (fd, self._stop.fileno(), self._prompted.fileno()):
-            poll.register(each, select.POLLIN)
+        for waited in (fd, self._stop.fileno(), self._prompted.fileno()):
+            poll.register(waited, select.POLLIN)
         while True:
             events = {ready for ready, _ in poll.poll()}
             if self._prompted.fileno() in events:
@@ -167,9 +167,9 @@ class InlineHost(ProcessHost):
     def wait(self, seconds: float) -> bool:
         """Wait until every thread has ended."""
         ends = time.monotonic() + seconds
-        for each in self._threads:
-            each.thread.join(max(ends - time.monotonic(), 0.0))
-        return not any(each.thread.is_alive() for each in self._threads)
+        for place in self._threads:
+            place.thread.join(max(ends - time.monotonic(), 0.0))
+        return not any(place.thread.is_alive() for place in self._threads)
 
     def close(self) -> None:
         """End every thread, and put back what this process had before the run."""
@@ -194,8 +194,8 @@ class InlineHost(ProcessHost):
     def _end_threads(self) -> None:
         self._is_over = True
         self._read_lines()
-        for each in self._threads:
-            each.kill()
+        for place in self._threads:
+            place.kill()
         if not self.wait(_GRACE_SECONDS):
             self._places.take_away()
         if not self.wait(_GRACE_SECONDS):

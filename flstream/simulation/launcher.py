@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import UNSET
 
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 LAUNCHER = "launcher"
 _SERVER_PROCESS = "flstream.simulation.server_process:server_main"
 _TRACKER_THREAD = "flstream.tracking.thread:TrackerThread.run"
+_STOPPED = "the run was stopped"
 
 # Time for the server to stop in order, after which everything is killed.
 _STOP_SECONDS = 3.0
@@ -143,11 +144,11 @@ def simulate(
                     run.withdraw()
                 raise
             except SimulationError as error:
-                follower.fail(str(error))
+                follower.end(str(error))
             except AbortedError:
-                follower.stop()
+                follower.end(_STOPPED, "stopped")
             except OSError as error:
-                follower.fail(
+                follower.end(
                     f"the processes of the run could not be started: {error}; look for what ended "
                     f"them in {run.path}, and start the run again with --resume"
                 )
@@ -201,7 +202,7 @@ class _Follower:
             code = server.exit_code(_EXIT_SECONDS)
             end = "has ended, and all other processes" if code is None else how_ended(code)
             name = FORK_SERVER if code is None else SERVER
-            self.fail(f"the {name} {end}; go on with --resume")
+            self.end(f"the {name} {end}; go on with --resume")
         finally:
             channel.close()
         if self.tracker is not None:
@@ -223,15 +224,10 @@ class _Follower:
         summary.warnings += self._node_warnings
         return summary
 
-    def fail(self, error: str) -> None:
-        """Mark the run as failed with an error message, unless it has ended already."""
+    def end(self, error: str, status: Literal["failed", "stopped"] = "failed") -> None:
+        """Mark the run as failed or stopped, unless it has ended already."""
         if self._history.status == "running":
-            self._take(RunFinished(status="failed", error=error))
-
-    def stop(self) -> None:
-        """Mark the run as stopped, unless it has ended already."""
-        if self._history.status == "running":
-            self._take(RunFinished(status="stopped", error="the run was stopped"))
+            self._take(RunFinished(status=status, error=error))
 
     def _stop(self, server: socket.socket, channel: MessageChannel[AnyEvent]) -> None:
         """Ask the server to stop, and handle the events that it still sends."""
@@ -241,7 +237,7 @@ class _Follower:
             while self._history.status == "running":
                 self._take(channel.receive(timeout=max(deadline - time.monotonic(), 0.0)))
         except StreamingError:
-            self.stop()
+            self.end(_STOPPED, "stopped")
 
     def _take(self, event: AnyEvent) -> None:
         if not isinstance(event, LiveEvent):

@@ -29,7 +29,7 @@ from flstream.job.code import exchange_imported
 from flstream.transport.channel import is_hung_up
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
-_LIBRARIES = {sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib")}
+_LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 # Filters of warnings that a process begins with: those of a test or a notebook are others.
 _IGNORED = (ResourceWarning, ImportWarning, PendingDeprecationWarning, DeprecationWarning)
@@ -190,7 +190,7 @@ class Places:
 
     @contextmanager
     def entered(self, place: ThreadPlace, streams: tuple[Any, Any]) -> Iterator[None]:
-        """Let this thread stand for a process until the end of the block.
+        """Run this thread as a process until the end of the block.
 
         Args:
             place: Its place, which is new.
@@ -295,7 +295,7 @@ class Places:
 
     def _take_modules(self) -> dict[str, ModuleType]:
         """Remove the modules of the job's folder from sys.modules, and return them."""
-        roots = [*self._roots, *(each for each in sys.path if each and each not in self._path)]
+        roots = [*self._roots, *(path for path in sys.path if path and path not in self._path)]
         own = {}
         is_own: dict[str, bool] = {}  # of packages, whose modules are many
         for name in sys.modules.keys() - self._shared - {"__main__"}:
@@ -337,7 +337,7 @@ def _is_inside(file: str, roots: list[str]) -> bool:
     if any(part in file for part in _INSTALLED):
         return False
     # The job of the bench lies in this package, and is a job's own code all the same.
-    installed = [each for each in (_OURS, *_LIBRARIES) if file.startswith(each)]
+    installed = [folder for folder in (_OURS, *_LIBRARIES) if file.startswith(folder)]
     return any(
         file.startswith(root.rstrip(os.sep) + os.sep) and all(map(root.startswith, installed))
         for root in roots

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Literal
 
 from msgspec.structs import replace
@@ -133,8 +134,8 @@ def worker_main(
     """
     ignore_interrupts()
     try:
-        enter = _redirect(info, run)
-        _run(info, enter, code, threads, end)
+        own = run.log(info.name) if info.site is None else run.site_log(info.site)
+        _run(info, SiteLogs(own, run.site_log).enter, code, threads, end)
     except FlstreamError as error:
         print(f"flstream: {error}", file=sys.stderr)
     except OSError as error:
@@ -165,14 +166,21 @@ def _run(
     if isinstance(code, ScriptCode) and code.command is not None:
         run_command(info, code, threads, end)
         return
-    set_threads(threads)
+    import torch
+
+    torch.set_num_threads(threads)
     end_with_peer(end.control)
     # Training code starts its processes as it does elsewhere on Linux: those of the launcher's fork
     # server would import everything anew, and the script itself.
     if this_place() is None:
         have_fork_as_default()
     with serving(info, end, enter) as worker:
-        _serve(worker, code)
+        if isinstance(code, LearnerCode):
+            serve_learner(worker, code)
+        elif info.site is not None:
+            serve_own_site(worker, code)
+        else:
+            serve_sites(worker, code)
         worker.send(Goodbye(own_peak_rss()))
 
 
@@ -193,51 +201,29 @@ def serving(
     # A child that the training code forks would keep the sockets open after this process has died.
     abandon_in_children(end.abandon)
     control: MessageChannel[ToWorker] = MessageChannel(end.control, SERVER, ToWorker)
-    limits, direct = limits_for(info.streaming), info.streaming.direct
-    with (
-        _relaying(info) as relay,
-        DownloadService(limits=limits) as service,
-        closing(Peers(end.peers, service, limits, relay, info.name)) as peers,
-    ):
-        abandon_in_children(peers.abandon)
-        service.attach(_channel(end, "up", relay, direct=direct), receiver=SERVER)
-        entered = enter if relay is None else _switching(relay, enter)
-        with Receiver(_channel(end, "down", relay, direct=direct), SERVER, limits=limits) as down:
-            yield Worker(info, control, down, service, peers, _selection(info), entered)
+    limits, relay = limits_for(info.streaming), None
+    is_direct = end.are_local and info.streaming.direct
 
-
-@contextmanager
-def _relaying(info: WorkerInfo) -> Iterator[LinkRelay | None]:
-    """Emulate the links of a worker's sites, where there are any."""
-    if not info.links:
-        yield None
-        return
-    with closing(LinkRelay(info.links, info.seed, info.site)) as relay:
-        abandon_in_children(relay.abandon)
-        yield relay
-
-
-def _channel(
-    end: WorkerSockets, way: Literal["up", "down"], relay: LinkRelay | None, *, direct: bool
-) -> Channel:
-    """Return a worker's channel for updates or models, over its link if that is emulated."""
-    sock = end.up if way == "up" else end.down
-    if relay is not None:
-        return relay.channel(sock, SERVER, way)
-    return Channel(sock, SERVER, direct=end.are_local and direct)
-
-
-def _switching(
-    relay: LinkRelay, enter: Callable[[str | None], None]
-) -> Callable[[str | None], None]:
-    """Return a function that has the site whose part of a task begins use its own link."""
+    def channel(sock: socket.socket, way: Literal["up", "down"]) -> Channel:
+        if relay is not None:
+            return relay.channel(sock, SERVER, way)
+        return Channel(sock, SERVER, direct=is_direct)
 
     def entered(site: str | None) -> None:
-        if site is not None:
-            relay.use(site)
+        if relay is not None and site is not None:
+            relay.use(site)  # its own link
         enter(site)
 
-    return entered
+    with ExitStack() as stack:
+        if info.links:
+            relay = stack.enter_context(closing(LinkRelay(info.links, info.seed, info.site)))
+            abandon_in_children(relay.abandon)
+        service = stack.enter_context(DownloadService(limits=limits))
+        peers = stack.enter_context(closing(Peers(end.peers, service, limits, relay, info.name)))
+        abandon_in_children(peers.abandon)
+        service.attach(channel(end.up, "up"), receiver=SERVER)
+        down = stack.enter_context(Receiver(channel(end.down, "down"), SERVER, limits=limits))
+        yield Worker(info, control, down, service, peers, _selection(info), entered)
 
 
 def have_fork_as_default() -> None:
@@ -247,36 +233,8 @@ def have_fork_as_default() -> None:
         multiprocessing.set_start_method("fork", force=True)
 
 
-def _serve(worker: Worker, code: TrainCode) -> None:
-    if isinstance(code, LearnerCode):
-        serve_learner(worker, code)
-    elif worker.info.site is not None:
-        serve_own_site(worker, code)
-    else:
-        serve_sites(worker, code)
-
-
-def _redirect(info: WorkerInfo, run: RunDirectory) -> Callable[[str | None], None]:
-    """Redirect output to a log.
-
-    Returns:
-        A function that redirects it to the log of a site, where sites share the worker.
-    """
-    if info.site is None:
-        return SiteLogs(run.log(info.name), run.site_log).enter
-    redirect_output(run.site_log(info.site))
-    return lambda site: None
-
-
 def _selection(info: WorkerInfo) -> Selection | None:
-    """Return the function that selects the tensors to aggregate; None if all of them are."""
+    """Return the function that selects the tensors to aggregate; None selects all."""
     if info.include == [".*"] and not info.exclude:
         return None
     return AggregationRule(include=info.include, exclude=info.exclude).selected
-
-
-def set_threads(count: int) -> None:
-    """Set the number of torch's threads."""
-    import torch
-
-    torch.set_num_threads(count)
