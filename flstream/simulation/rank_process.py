@@ -19,15 +19,21 @@ from flstream.client.session import enter
 from flstream.engines.engine import WorkerSockets
 from flstream.job.code import make_importable
 from flstream.simulation.child import abandon_in_children, end_with_peer
-from flstream.simulation.command import FOLDER, INFO, SOCKET, ScriptEnd
+from flstream.simulation.command import END, FOLDER, INFO, SOCKET, ScriptEnd
 from flstream.simulation.worker_process import have_fork_as_default, serving
 from flstream.telemetry.memory import own_peak_rss
 from flstream.worker.alias import install as install_alias
+from flstream.worker.code_errors import CodeFailure
 from flstream.worker.rank_session import RankSession
 from flstream.worker.rank_store import RankStore
 from flstream.worker.run_script import run_script, run_session
 from flstream.worker.session import Session
 from flstream.worker.worker_info import WorkerInfo
+
+_TWICE = (
+    "two processes of train.command are rank 0; use a launcher that gives each its number, as "
+    "torchrun does in RANK"
+)
 
 
 def rank_main(script: Path, words: Sequence[str]) -> int:
@@ -48,6 +54,9 @@ def rank_main(script: Path, words: Sequence[str]) -> int:
     worker = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     worker.connect(str(folder / SOCKET))
     worker.send(str(place.rank).encode())
+    sockets = None if place.rank else _sockets(worker)
+    if sockets is None and not place.rank:
+        return _leave(folder, 0, CodeFailure(_TWICE))
     end_with_peer(worker)
     abandon_in_children(worker.close)
     if info.alias is not None:
@@ -56,8 +65,8 @@ def rank_main(script: Path, words: Sequence[str]) -> int:
     have_fork_as_default()
     sys.path.insert(0, str(script.parent))
     ranks = RankStore(folder, place, _peer(worker))
-    if place.rank == 0:
-        with serving(info, _sockets(worker)) as site:
+    if sockets is not None:
+        with serving(info, sockets) as site:
             session = Session(site, ranks=ranks)
             enter(session)
             failure = run_session(session, script, words)
@@ -67,9 +76,16 @@ def rank_main(script: Path, words: Sequence[str]) -> int:
         enter(other)
         failure = run_script(script, words, info, other.site)
     sys.stdout.flush()
-    end = ScriptEnd(failure, time.monotonic(), own_peak_rss())
+    return _leave(folder, place.rank, failure)
+
+
+def _leave(folder: Path, rank: int, failure: CodeFailure | None) -> int:
+    """Leave a file with the end of the script; return the exit status."""
+    end = ScriptEnd(rank, failure, time.monotonic(), own_peak_rss())
+    path = folder / f"{os.getpid()}"
     with suppress(OSError):  # the worker's process has ended, and this one is about to
-        worker.send(msgspec.msgpack.encode(end))
+        path.write_bytes(msgspec.msgpack.encode(end))
+        path.rename(path.with_suffix(END))
     return 0 if failure is None else 1
 
 
@@ -79,8 +95,10 @@ def _peer(worker: socket.socket) -> int:
     return pid
 
 
-def _sockets(worker: socket.socket) -> WorkerSockets:
-    """Receive the sockets to the server."""
+def _sockets(worker: socket.socket) -> WorkerSockets | None:
+    """Receive the sockets to the server; None where another process has them."""
     flags = socket.MSG_CMSG_CLOEXEC  # or what the script starts would keep them open
     descriptors = socket.recv_fds(worker, 1, len(WorkerSockets._fields), flags)[1]
+    if not descriptors:
+        return None
     return WorkerSockets(*(socket.socket(fileno=descriptor) for descriptor in descriptors))
