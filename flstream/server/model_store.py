@@ -59,6 +59,8 @@ class ModelStore:
         self._written = {(record.round, record.step) for record in records}
         self.retention = Retention(self._run, job.checkpoints.keep)
         self._models: list[StoredModel] = []
+        # Versions that this process has made.
+        self._made_here: set[int] = set()
         # Those whose files may still be there.
         self._present: list[StoredModel] = []
         self._handles: WeakValueDictionary[int, Model] = WeakValueDictionary()
@@ -312,6 +314,7 @@ class ModelStore:
         # Whoever resumes the run is to know whose the file is, even if nothing else is said of it.
         self._context.emit(ModelWritten(round=round_number, step=step))
         self._written.add((round_number, step))
+        self._made_here.add(version)
         beside = make_durable()
         digest, state = beside.pop(MAIN, digest), beside.pop(OPTIMIZER, "")
         return ModelRecord(round_number, version, step, digest, state, beside)
@@ -357,12 +360,10 @@ class ModelStore:
             self._models[version].close()
             self._opened.discard(version)
 
-    def name_round(self, number: int, *, is_live: bool) -> None:
+    def name_round(self, number: int) -> None:
         """Give the last model of a round that has ended the round's name, too.
 
-        Args:
-            number: The round.
-            is_live: Whether the round was not replayed; what has the name is not ours then.
+        What has the name of a model from before a resume stays: it may be a copy of it.
 
         Raises:
             SimulationError: The disk refused it, or a file of somebody else cannot be moved away.
@@ -378,7 +379,7 @@ class ModelStore:
         try:
             for path in files:
                 other = self._run.name_round(number, path)
-                if other is not None and is_live:
+                if other is not None and stored.record.version in self._made_here:
                     self._set_aside(other)
                     self._run.name_round(number, path)
             sync_directory(self._run.checkpoints)

@@ -155,7 +155,7 @@ class RunState:
         """End the current round, if there is one, and tell what it cost, unless that is known."""
         totals, self.totals = self.totals, None
         if totals is not None:
-            self.store.name_round(self.round, is_live=self.journal.is_live)
+            self.store.name_round(self.round)
             self.emit_live(totals.finished(self.store.newest.record))
 
     def check_name(self, method: str, name: object) -> None:

@@ -79,7 +79,7 @@ def test_a_journal_that_has_lost_its_last_rounds_costs_rounds_and_no_bit(jobs, s
     # What the journal does not know is not taken for the run's own.
     names = {path.name for path in six.checkpoints.iterdir()}
     assert {"round-0005.found-1.safetensors", "round-0006.found-1.safetensors"} <= names
-    assert len([each for each in of_kind(resumed, Warned) if "found-1" in each.message]) == 2
+    assert len([each for each in of_kind(resumed, Warned) if "found-1" in each.message]) == 2 * 2
 
 
 def test_what_others_have_put_into_a_run_survives_it(jobs, six, expected):
