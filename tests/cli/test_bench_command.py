@@ -11,10 +11,8 @@ from cli_support import started
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--model-size", "3"], "--model-size 3: weights are float32"),
         (["--model-size", "much"], "--model-size much: must be a size"),
         (["--model-size", "4MB", "--chunk-size", "100"], "multiple of 16"),
-        (["--model-size", "4MB", "--codecs", "topq"], "did you mean topk?"),
         (["--model-size", "4MB", "--plot", "out.xyz"], "must end in one of .png"),
         (["--model-size", "4MB", "--json", "absent/out"], "--json absent/out: cannot be written"),
         (["--model-size", "100TB", "--json", "-"], "nothing fits here"),

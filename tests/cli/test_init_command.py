@@ -13,20 +13,6 @@ from flstream.job import load_job
 
 ROOT = Path(__file__).parents[2]
 FILES = {"client.py", "job.conf", "model.py"}
-INLINE = ("--engine", "inline")
-
-
-@pytest.mark.usefixtures("_without_pages")
-def test_a_new_job_runs_at_once_and_learns(flstream_here, tmp_path):
-    done = flstream_here("init", "my-job", "--template", "script")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "flstream simulate my-job" in done.stdout
-    done = flstream_here("simulate", "my-job", "--json", "--run-dir", "run", *INLINE)
-    assert (done.returncode, done.stderr) == (0, "")
-    summary = json.loads(done.stdout)
-    assert (summary["status"], summary["job"], summary["warnings"]) == ("finished", "my-job", [])
-    assert summary["best"]["value"] >= 0.95
-    assert {path.name for path in tmp_path.iterdir()} == {"my-job", "run"}
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -43,7 +29,8 @@ def test_a_template_is_the_shipped_job_under_a_new_name(flstream_here, tmp_path,
         assert not re.search(rf"(jobs/|name ?= ?\"?){shipped.name}\b", text)
     needs = {"digits": "scikit-learn", "byzantine": "scikit-learn", "gpt2": "'flstream[hf]'"}
     assert re.findall("pip install (\\S+)", done.stdout) == [*filter(None, [needs.get(template)])]
-    assert "flstream simulate sub/new" in (written / "job.conf").read_text()
+    for text in (done.stdout, (written / "job.conf").read_text()):
+        assert "flstream simulate sub/new" in text
     if template == "gpt2" and find_spec("trl") is None:
         return  # its libraries are imported ahead, and a job file is refused without them
     job, own = load_job(written / "job.conf"), load_job(shipped / "job.conf")

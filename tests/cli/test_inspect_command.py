@@ -100,14 +100,6 @@ def test_the_text_says_what_was_asked_in_plain_lines(flstream_here, checkpoint, 
         assert line in lines
 
 
-def test_names_are_filtered(flstream_here, checkpoint):
-    words = ("--filter", "layer.*", "--filter", "steps", "--json")
-    document = json.loads(flstream_here("inspect", checkpoint, *words).stdout)
-    names = {each["name"] for each in document["tensors"]}
-    assert names == {"layer.weight", "layer.bias", "steps"}
-    assert (document["shown"]["tensors"], document["total"]["tensors"]) == (3, 5)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

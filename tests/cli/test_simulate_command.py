@@ -17,16 +17,6 @@ INLINE = ("--engine", "inline")
 WAITS_IN_ROUND_2 = "if model.current_round == 1: import time; time.sleep(600)"
 
 
-def test_json_is_one_document_and_nothing_else(flstream_here, write_job, tmp_path):
-    done = flstream_here("simulate", write_job(), "--run-dir", "run", "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    summary = json.loads(done.stdout)
-    assert summary == json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["status"], summary["rounds_completed"]) == ("finished", 2)
-    assert summary["transfer"]["down"]["bytes"] == 2 * 2 * summary["model"]["bytes"]
-    assert summary["warnings"] == []
-
-
 PRINTS = """
 import os
 
@@ -45,12 +35,18 @@ class Tracker:
 """
 
 
-def test_what_a_tracker_prints_is_in_its_log_alone(flstream_here, write_job, tmp_path):
+def test_json_is_one_document_and_nothing_else_though_a_tracker_prints(
+    flstream_here, write_job, tmp_path
+):
     job = write_job()
     (job.parent / "prints.py").write_text(PRINTS)
     words = ("simulate", job, "--json", "--set", "tracking.type=prints.py:Tracker", "--run-dir")
     output, errors = started(*words, "local", cwd=tmp_path).communicate()
-    assert (json.loads(output)["warnings"], errors) == ([], "")
+    summary = json.loads(output)
+    assert (summary["warnings"], errors) == ([], "")
+    assert summary == json.loads((tmp_path / "local" / "summary.json").read_text())
+    assert (summary["status"], summary["rounds_completed"]) == ("finished", 2)
+    assert summary["transfer"]["down"]["bytes"] == 2 * 2 * summary["model"]["bytes"]
     log = (tmp_path / "local" / "tracker.log").read_text()
     assert {*log.splitlines()} == {"printed", "echoed", "complained", "closed"}
     done = flstream_here(*words, "inline", *INLINE)
