@@ -17,6 +17,7 @@ from run_fixtures import shared_host_for
 
 from flstream.engines.processes import ProcessHost
 from flstream.job import load_job
+from flstream.telemetry import memory
 from flstream.telemetry.halts import SOCKET
 
 PATIENCE = 120.0
@@ -84,61 +85,43 @@ def run_killed(
         point: Name of the point.
         time: Which of the times counts that the run comes there.
         victim: ``server``, ``worker`` (the one at the point, if one is), ``launcher`` or ``all``.
-        resume: Whether the run goes on, rather than begins; the launcher is no victim then.
+        resume: Whether the run goes on, rather than begins.
 
     Returns:
         Whether the run came to the point.
     """
-    if victim in ("launcher", "all"):
-        return _kill_launcher(folder, overrides, point, time, victim)
-    killed: list[psutil.Process] = []
-
-    def kill(halted: int) -> bool:
-        pids = _pids(folder)
-        chosen = pids.pop("server", None)
-        if victim == "worker":
-            chosen = halted if halted in pids.values() else min(pids.values(), default=None)
-        if chosen is None:
-            return False
-        killed.append(psutil.Process(chosen))
-        os.kill(chosen, signal.SIGKILL)
-        return True
-
-    with KillAt(point, time, kill) as at:
-        simulate_job(folder, overrides, resume=resume)
-    _await_end(killed)
-    return at.was_reached
-
-
-def _kill_launcher(folder: Path, overrides: list[str], point: str, time: int, victim: str) -> bool:
-    """Run the job in a process of its own, which is forked from where the run's others are."""
     everyone: list[psutil.Process] = []
 
-    def kill(_: int) -> bool:
-        pids = _pids(folder).values()
-        for pid in (launcher.pid, *pids):
+    def kill(halted: int) -> bool:
+        pids = {"launcher": launcher.pid, **_pids(folder)}
+        if victim == "all":
+            chosen = [*pids.values()]
+        elif victim == "worker":
+            workers = {pids[name] for name in pids.keys() - {"launcher", "server"}}
+            chosen = [halted] if halted in workers else sorted(workers)[:1]
+        else:
+            chosen = [pids[victim]] if victim in pids else []
+        for pid in pids.values() if chosen else ():
             with suppress(psutil.NoSuchProcess):
                 everyone.append(psutil.Process(pid))
-        for process in everyone if victim == "all" else everyone[:1]:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        return True
+        for pid in chosen:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return bool(chosen)
 
+    # In a process of its own, which is forked from where the run's others are.
     with shared_host_for(load_job(JOB, overrides)) as host, KillAt(point, time, kill) as at:
-        launcher = host.start("launcher", f"{__name__}:_launch", folder, overrides)
+        launcher = host.start("launcher", f"{__name__}:_launch", folder, overrides, resume)
         assert launcher.exit_code(PATIENCE) is not None
-        _await_end(everyone)
+        _, left = psutil.wait_procs(everyone, timeout=PATIENCE)
+        assert left == []
     return at.was_reached
 
 
-def _launch(folder: Path, overrides: list[str]) -> None:
+def _launch(folder: Path, overrides: list[str], resume: bool) -> None:
     """Run the job in this process, which has the imports of the others and forks them."""
-    simulate_job(folder, overrides, host=ProcessHost.forked())
-
-
-def _await_end(processes: list[psutil.Process]) -> None:
-    _, left = psutil.wait_procs(processes, timeout=PATIENCE)
-    assert left == []
+    memory.INTERVAL = 1.0  # as in conftest.py
+    simulate_job(folder, overrides, resume=resume, host=ProcessHost.forked())
 
 
 def _pids(folder: Path) -> dict[str, int]:

@@ -154,9 +154,9 @@ ROWS: Mapping[str, Row] = MappingProxyType(
 
 SHIPPED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "digits": ("rounds=2", "clients.parallel=2"),
-        "script": (),
-        "learner": (),
+        "digits": ("rounds=2", "engine.type=inline"),
+        "script": ("engine.type=inline",),
+        "learner": ("engine.type=inline",),
         "virtual": ("rounds=5",),
         "exchange": ("model.args.size=8 MiB",),
         "digits, whole": (),
