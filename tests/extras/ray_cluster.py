@@ -37,7 +37,8 @@ sleep infinity & last=$!
 echo there
 wait $last  # and for orphans
 """
-_SMALL = ("--object-store-memory=80000000", "--disable-usage-stats")
+_START = (sys.executable, "-m", "ray.scripts.scripts", "start")
+_START += ("--object-store-memory=80000000", "--disable-usage-stats")
 
 
 class RayCluster:
@@ -46,7 +47,6 @@ class RayCluster:
     Args:
         folder: Folder for Ray's files, with a short path: its sockets' may have 107 bytes.
         nodes: How many nodes.
-        cpus: CPUs of each.
         start: Options of ``ray start`` of each.
         variables: Environment variables of all.
     """
@@ -56,12 +56,11 @@ class RayCluster:
         folder: Path,
         nodes: int = 2,
         *,
-        cpus: int = 2,
         start: Sequence[str] = (),
         variables: dict[str, str] | None = None,
     ) -> None:
         self._folder = folder
-        self._start = [f"--num-cpus={cpus}", *start]
+        self._start = ["--num-cpus=2", *start]
         # Ray keeps a token in the home folder, once it has made one; and it kills actors where the
         # machine has little memory left, whoever has taken it.
         own = {"RAY_USAGE_STATS_ENABLED": "0", "HOME": str(folder)}
@@ -83,19 +82,17 @@ class RayCluster:
         self._holders = {each.pid for each in (self._first, *holders)}
         self._nodes = dict(zip(self.numbers, holders, strict=False))
 
-    def start(self, *numbers: int) -> None:
-        """Start the head, and all nodes, or those of these numbers alone."""
-        if not numbers:
-            head = ("--head", "--port=6399", "--num-cpus=0", "--include-dashboard=false")
-            where = ("--node-ip-address=10.9.0.1", f"--temp-dir={self._folder}/r")
-            self._ray("start", *head, *where, *_SMALL)
+    def start(self) -> None:
+        """Start the head and all nodes."""
+        head = ("--head", "--port=6399", "--num-cpus=0", "--include-dashboard=false")
+        self.run(*_START, *head, "--node-ip-address=10.9.0.1", f"--temp-dir={self._folder}/r")
         started = [
             self.popen(
-                *(sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={HEAD}"),
-                *(f"--node-ip-address=10.9.0.{number}", *self._start, *_SMALL),
+                *(*_START, f"--address={HEAD}", f"--node-ip-address=10.9.0.{number}"),
+                *self._start,
                 node=number,
             )
-            for number in numbers or self.numbers
+            for number in self.numbers
         ]
         for each in started:
             out, _ = each.communicate(timeout=60)
@@ -164,15 +161,15 @@ class RayCluster:
                     found += 1
         return found
 
-    def with_pid(self, pid: int, node: int) -> list[psutil.Process]:
+    def with_pid(self, pid: int, node: int) -> psutil.Process:
         """Return the process that a node knows under a pid."""
-        found = []
-        for process in self.processes(node):
-            with suppress(OSError):
-                status = Path(f"/proc/{process.pid}/status").read_text()
-                if status.partition("NSpid:")[2].splitlines()[0].split()[-1] == str(pid):
-                    found.append(process)
-        return found
+        [process] = [
+            process
+            for process in self.processes(node)
+            for status in (Path(f"/proc/{process.pid}/status").read_text(),)
+            if status.partition("NSpid:")[2].splitlines()[0].split()[-1] == str(pid)
+        ]
+        return process
 
     def node_in(self, network: str) -> int:
         """Return the number of the node that is in a network, by its link in ``/proc``."""
@@ -200,18 +197,11 @@ class RayCluster:
         """Have the network carry nothing to and from a node, and nobody be told."""
         self.run("ip", "link", "set", f"v{node}", "nomaster")
 
-    def connect(self, node: int) -> None:
-        """Have the network carry everything again."""
-        self.run("ip", "link", "set", f"v{node}", "master", "br0")
-
     def close(self) -> None:
         """Kill all processes."""
         self._holder.kill()  # and with it the first of the namespace, and so all
         self._holder.communicate()
         psutil.wait_procs([self._first], timeout=10)
-
-    def _ray(self, *words: str) -> str:
-        return self.run(sys.executable, "-m", "ray.scripts.scripts", *words)
 
 
 def _is_in(kind: str, process: psutil.Process, other: psutil.Process) -> bool:

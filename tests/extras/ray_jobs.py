@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -76,6 +77,12 @@ class Marks:
                 return network, int(pid)
             time.sleep(0.02)
         raise AssertionError("site-1 did not train")
+
+
+def finish(command: subprocess.Popen[str], seconds: float = 150) -> tuple[int, str]:
+    """Wait for a command; return its exit status and what it printed."""
+    out, _ = command.communicate(timeout=seconds)
+    return command.returncode, out
 
 
 def summary_of(run: Path) -> dict[str, Any]:

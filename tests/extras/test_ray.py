@@ -1,7 +1,6 @@
 """Runs on a Ray cluster of a head and two nodes: bits, what goes to the nodes, and refusals."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from ray_cluster import RayCluster, is_possible
-from ray_jobs import JOB, Marks, summary_of, write_job
+from ray_jobs import JOB, Marks, finish, summary_of, write_job
 
 JOBS = Path(__file__).parents[2] / "jobs"
 # 25 to 40 s each.
@@ -41,11 +40,6 @@ def cluster(folder):
         yield made
     finally:
         made.close()
-
-
-def finish(command, seconds=150):
-    out, _ = command.communicate(timeout=seconds)
-    return command.returncode, out
 
 
 def digest(run):
@@ -174,47 +168,38 @@ def test_a_cluster_that_is_not_there_is_a_sentence(tmp_path):
     assert "Traceback" not in done.stdout + done.stderr
 
 
-@pytest.mark.nightly
-def test_without_a_cluster_there_is_a_new_one_and_tokens_are_used():
-    """A local cluster, with and without Ray's token mode, leaves nothing (~40 s)."""
-    with tempfile.TemporaryDirectory(prefix="fl", dir="/tmp") as name:
-        folder = Path(name)
-        path = write_job(folder / "job", **{"job.conf": JOB.replace("rounds = 8", "rounds = 2")})
-        for number, variables in enumerate(
-            ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 64})
-        ):
-            where = {"RAY_TMPDIR": f"{folder}/t{number}", **variables}
-            cluster = RayCluster(folder / str(number), nodes=0, variables=where)
-            try:
-                command = cluster.simulate(path, folder / f"run{number}", "--engine", "ray")
-                status, text = finish(command)
-                assert status == 0, text
-                assert cluster.nothing_of_a_run_lives()
-                assert not cluster.processes()
-            finally:
-                cluster.close()
-        assert digest(folder / "run0") == digest(folder / "run1")
+SHORT = {"job.conf": JOB.replace("rounds = 8", "rounds = 2")}
 
 
 @pytest.mark.nightly
-def test_a_cluster_with_tokens_lets_nobody_in_without(tmp_path):
+def test_without_a_cluster_there_is_a_new_one_which_leaves_nothing(folder):
+    """~20 s."""
+    path = write_job(folder / "alone", **SHORT)
+    cluster = RayCluster(folder / "0", nodes=0, variables={"RAY_TMPDIR": f"{folder}/t"})
+    try:
+        status, text = finish(cluster.simulate(path, folder / "new", "--engine", "ray"))
+        assert status == 0, text
+        assert not cluster.processes()
+    finally:
+        cluster.close()
+
+
+@pytest.mark.nightly
+def test_a_cluster_with_tokens_lets_nobody_in_without(folder):
     """The token is in a file, as ray get-auth-token writes it (~40 s)."""
-    with tempfile.TemporaryDirectory(prefix="fl", dir="/tmp") as name:
-        folder = Path(name)
-        path = write_job(folder / "job", **{"job.conf": JOB.replace("rounds = 8", "rounds = 2")})
-        (folder / ".ray").mkdir()
-        (folder / ".ray" / "auth_token").write_text("ab" * 32)
-        home = {"HOME": str(folder), "RAY_AUTH_MODE": "token"}
-        cluster = RayCluster(folder, variables=home)
-        try:
-            cluster.start()
-            status, text = finish(cluster.simulate(path, folder / "run"))
-            assert status == 0, text
-            (folder / ".ray" / "auth_token").write_text("cd" * 32)
-            status, text = finish(cluster.simulate(path, folder / "strange"))
-            assert status == 1, text
-            assert "cannot be used" in text
-            assert cluster.nothing_of_a_run_lives()
-        finally:
-            cluster.close()
-        shutil.rmtree(folder / "r", ignore_errors=True)
+    path, home = write_job(folder / "secret", **SHORT), folder / "home"
+    (home / ".ray").mkdir(parents=True)
+    token = home / ".ray" / "auth_token"
+    token.write_text("ab" * 32)
+    cluster = RayCluster(home, variables={"HOME": str(home), "RAY_AUTH_MODE": "token"})
+    try:
+        cluster.start()
+        status, text = finish(cluster.simulate(path, folder / "known"))
+        assert status == 0, text
+        token.write_text("cd" * 32)
+        status, text = finish(cluster.simulate(path, folder / "strange"))
+        assert status == 1, text
+        assert "cannot be used" in text
+        assert cluster.nothing_of_a_run_lives()
+    finally:
+        cluster.close()

@@ -5,12 +5,11 @@ Site-1 trains for ever then, once; the sites of its node fail in this round, and
 
 import signal
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 from ray_cluster import HEAD, RayCluster, is_possible
-from ray_jobs import Marks, sites_of_rounds, summary_of, write_job
+from ray_jobs import Marks, finish, sites_of_rounds, summary_of, write_job
 from safetensors.numpy import load_file
 
 pytestmark = [
@@ -41,34 +40,22 @@ class Failing:
         self.node = cluster.node_in(network)
         self._folder = folder
 
-    def finish(self, seconds: float = 60.0) -> tuple[int, str]:
+    def finish(self) -> tuple[int, str]:
         """Wait for the command, and for the end of all processes of the run."""
-        out, _ = self._command.communicate(timeout=seconds)
-        assert self.cluster.nothing_of_a_run_lives(10.0)
-        return self._command.returncode, out
+        ended = finish(self._command, 60)
+        self.cluster.signal(signal.SIGCONT)  # to what hangs
+        assert self.cluster.nothing_of_a_run_lives()
+        return ended
 
     def resume(self, *options: str) -> None:
         """Resume the run, which then ends in the bits of a run in which nothing died."""
-        command = self.cluster.simulate(self._job, self.run, "--resume", *self._options, *options)
-        out, _ = command.communicate(timeout=90)
-        assert command.returncode == 0, out
         whole = self._folder / "whole"
-        command = self.cluster.simulate(self._job, whole, *self._options, "--engine", "local")
-        out, _ = command.communicate(timeout=90)
-        assert command.returncode == 0, out
+        for run, more in ((self.run, ("--resume", *options)), (whole, ("--engine", "local"))):
+            status, text = finish(self.cluster.simulate(self._job, run, *self._options, *more), 90)
+            assert status == 0, text
         assert summary_of(self.run)["failures"] == []
         assert summary_of(self.run)["model"]["digest"] == summary_of(whole)["model"]["digest"]
         assert self.cluster.nothing_of_a_run_lives()
-
-    def expect_a_round_without_its_node(self, sites: range) -> None:
-        """Expect so many failed sites in the third round, and the exact mean of the others."""
-        failed = sites_of_rounds(self.run)
-        assert failed.keys() == {3}
-        assert "site-1" in failed[3]
-        assert len(failed[3]) in sites
-        left = [2.0**number for number in range(1, 5) if f"site-{number}" not in failed[3]]
-        model = load_file(self.run / "global.safetensors")["b"]
-        assert model[0, 0] == pytest.approx(7 * 30 / 4 + sum(left) / len(left), rel=1e-12)
 
 
 @pytest.fixture
@@ -82,65 +69,64 @@ def failing():
             cluster.close()
 
 
-def test_a_worker_is_killed(failing):
-    (worker,) = failing.cluster.with_pid(failing.pid, failing.node)
-    worker.kill()
+# What happens, how many sites fail of it, and what the summary says of that.
+OF_A_NODE = {
+    "a worker is killed": (
+        lambda it: it.cluster.with_pid(it.pid, it.node).kill(), 1, "SIGKILL"
+    ),
+    "a raylet is killed": (
+        lambda it: it.cluster.signal(signal.SIGKILL, words="raylet/raylet", node=it.node),
+        2,
+        "node ",
+    ),
+    "a node hangs": (
+        lambda it: it.cluster.signal(signal.SIGSTOP, node=it.node),
+        2,
+        "it did not answer within 10 s",
+    ),
+    "a link is silent": (lambda it: it.cluster.silence(it.node), 2, "node "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", OF_A_NODE)
+def test_a_round_is_the_exact_mean_of_those_whose_node_lives(failing, what):
+    happen, most, words = OF_A_NODE[what]
+    happen(failing)
     status, text = failing.finish()
     assert status == 0, text
-    failing.expect_a_round_without_its_node(range(1, 2))
-    (failure,) = summary_of(failing.run)["failures"]
-    assert failure["signal"] == "SIGKILL"
+    failed = sites_of_rounds(failing.run)
+    assert failed.keys() == {3}
+    assert "site-1" in failed[3]
+    assert len(failed[3]) <= most
+    left = [2.0**number for number in range(1, 5) if f"site-{number}" not in failed[3]]
+    model = load_file(failing.run / "global.safetensors")["b"]
+    assert model[0, 0] == pytest.approx(7 * 30 / 4 + sum(left) / len(left), rel=1e-12)
+    summary = summary_of(failing.run)
+    [told] = summary["warnings"] or [summary["failures"][0]["signal"]]
+    assert words in told
 
 
-def test_a_raylet_is_killed(failing):
-    assert failing.cluster.signal(signal.SIGKILL, words="raylet/raylet", node=failing.node)
-    status, text = failing.finish()
-    assert status == 0, text
-    failing.expect_a_round_without_its_node(range(1, 3))
-    (warning,) = summary_of(failing.run)["warnings"]
-    assert warning.startswith("node ")
+# Who is killed, what the command says of it, and how the run resumes.
+OF_ALL = {
+    "the driver": (
+        lambda cluster: cluster.driver().kill(),
+        f"the Ray cluster {HEAD} is gone: its driver has ended; resume with --resume",
+        (),
+    ),
+    "the head": (
+        lambda cluster: cluster.signal(signal.SIGKILL, words="gcs/gcs_server"),
+        f"the Ray cluster {HEAD} is gone: its head",
+        ("--engine", "local"),
+    ),
+    "the server": (lambda cluster: cluster.server().kill(), "", ()),
+}
 
 
-def test_a_node_hangs_for_a_while(failing):
-    began = time.monotonic()
-    assert failing.cluster.signal(signal.SIGSTOP, node=failing.node)
-    out, _ = failing._command.communicate(timeout=60)
-    assert failing._command.returncode == 0, out
-    assert time.monotonic() - began < 20
-    failing.cluster.signal(signal.SIGCONT, node=failing.node)
-    failing.finish()
-    failing.expect_a_round_without_its_node(range(1, 3))
-    (warning,) = summary_of(failing.run)["warnings"]
-    assert warning.endswith("it did not answer within 10 s")
-
-
-def test_the_link_of_a_node_is_silent(failing):
-    began = time.monotonic()
-    failing.cluster.silence(failing.node)
-    status, text = failing.finish()
-    assert status == 0, text
-    assert time.monotonic() - began < 30
-    failing.expect_a_round_without_its_node(range(1, 3))
-
-
-def test_the_driver_is_killed(failing):
-    failing.cluster.driver().kill()
-    status, text = failing.finish()
-    assert status == 1
-    assert f"the Ray cluster {HEAD} is gone: its driver has ended; resume with --resume" in text
-    failing.resume()
-
-
-def test_the_head_is_killed(failing):
-    assert failing.cluster.signal(signal.SIGKILL, words="gcs/gcs_server") == 1
-    status, text = failing.finish()
-    assert status == 1
-    assert f"the Ray cluster {HEAD} is gone: its head" in text
-    failing.resume("--engine", "local")
-
-
-def test_the_server_is_killed(failing):
-    failing.cluster.server().kill()
+@pytest.mark.parametrize("who", OF_ALL)
+def test_a_run_that_loses_its_cluster_resumes_to_the_same_bits(failing, who):
+    kill, words, options = OF_ALL[who]
+    kill(failing.cluster)
     status, text = failing.finish()
     assert status == 1, text
-    failing.resume()
+    assert words in text
+    failing.resume(*options)

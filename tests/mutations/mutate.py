@@ -1,11 +1,8 @@
 """Make mistakes in a copy of the checkout, one at a time, and say which test finds each.
 
-    python tests/mutations/mutate.py [--from 0] [--to 99] [--whole]
-
-With --whole, a mistake that the tests named beside it do not find is tried on all of `make test`.
+python tests/mutations/mutate.py [NUMBER]...
 """
 
-import argparse
 import importlib
 import os
 import re
@@ -14,8 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-
-from mutations import MUTATIONS, Mutation
+from typing import NamedTuple
 
 CHECKOUT = Path(__file__).parents[2]
 sys.path.append(str(CHECKOUT / "tests" / "matrix"))
@@ -25,19 +21,45 @@ PATIENCE = 900.0
 """Seconds after which tests count as stuck, which finds a mistake, too."""
 
 
+class Mutation(NamedTuple):
+    """What a mistake makes of a text of a file below flstream/, and what of tests/ finds it."""
+
+    path: str
+    tests: list[str]
+    old: str
+    new: str
+
+    def applied(self, checkout: Path) -> str:
+        """Return the text of a checkout's file with the mistake."""
+        text = (checkout / "flstream" / self.path).read_text()
+        assert text.count(self.old) == 1, f"{self.path} has {text.count(self.old)} of {self.old!r}"
+        return text.replace(self.old, self.new)
+
+
+def mutations() -> list[Mutation]:
+    """Read the mistakes in the file beside this one."""
+    read = []
+    for block in Path(__file__).with_name("mutations.txt").read_text().split("\n\n")[1:]:
+        head, *lines = block.strip("\n").split("\n")
+        path, _, tests = head.partition(": ")
+        old, new = ("\n".join(each[1:] for each in lines if each[0] == sign) for sign in "-+")
+        read.append(Mutation(path, tests.split(), old, new))
+    return read
+
+
 def left_out(folder: str, names: list[str]) -> list[str]:
     """Names of a folder that are no part of the checkout: runs of its top, and what is hidden."""
     made = ["__pycache__", *(["runs"] if Path(folder) == CHECKOUT else [])]
     return [name for name in names if name.startswith(".") or name in made]
 
 
-def tested(checkout: Path, tests: list[str]) -> str:
+def finder(checkout: Path, tests: list[str]) -> str:
     """Run tests in a checkout until one fails; return its name, or nothing.
 
     A checkout in which they do not run at all has found nothing.
     """
     line = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
-    line += ["-m", "not nightly and not extras", *tests]
+    line += ["-m", "not nightly and not extras", *(f"tests/{each}" for each in tests)]
     # The same cases of the matrix for each mistake: by itself, the draw depends on the code.
     environment = {matrix_draw.DRAW: matrix_draw.draw(), **os.environ, "PYTHONPATH": str(checkout)}
     try:
@@ -52,36 +74,23 @@ def tested(checkout: Path, tests: list[str]) -> str:
     return failed[1] if failed else ""
 
 
-def applied(mutation: Mutation, checkout: Path) -> str:
-    """Make a mistake in a checkout; return the text of the file before."""
-    path = checkout / "flstream" / mutation.path
-    text = path.read_text()
-    if text.count(mutation.old) != 1:
-        raise SystemExit(f"{mutation.path} has {text.count(mutation.old)} times {mutation.old!r}")
-    path.write_text(text.replace(mutation.old, mutation.new))
-    return text
-
-
 def main() -> int:
-    """Print a row for each mistake; the exit status is 1 if one was not found."""
-    parser = argparse.ArgumentParser(description="Mutate, and test.")
-    parser.add_argument("--from", type=int, default=0, dest="first")
-    parser.add_argument("--to", type=int, default=len(MUTATIONS))
-    parser.add_argument("--whole", action="store_true")
-    options = parser.parse_args()
-    missed = 0
+    """Print a row for each mistake, or those of some numbers; return 1 if one was not found."""
+    wanted, missed = {*map(int, sys.argv[1:])}, 0
     with tempfile.TemporaryDirectory(prefix="flstream-mutations-") as folder:
         copy = Path(folder) / "checkout"
         shutil.copytree(CHECKOUT, copy, symlinks=True, ignore=left_out)
-        for number, mutation in enumerate(MUTATIONS[options.first : options.to], options.first):
-            before = applied(mutation, copy)
-            finder = tested(copy, [f"tests/{each}" for each in mutation.tests.split()])
-            if not finder and options.whole:
-                finder = tested(copy, [])
-            (copy / "flstream" / mutation.path).write_text(before)
-            missed += not finder
-            new = " ".join(mutation.new.split()) or "(gone)"
-            print(f"{number} {mutation.path}: {new}: {finder or 'NOT FOUND'}", flush=True)
+        for number, mutation in enumerate(mutations()):
+            if wanted and number not in wanted:
+                continue
+            path = copy / "flstream" / mutation.path
+            before = path.read_text()
+            path.write_text(mutation.applied(copy))
+            test = finder(copy, mutation.tests)
+            path.write_text(before)
+            missed += not test
+            made = " ".join(mutation.new.split()) or "(gone)"
+            print(f"{number} {mutation.path}: {made}: {test or 'NOT FOUND'}", flush=True)
     return int(missed > 0)
 
 
