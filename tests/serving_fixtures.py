@@ -84,15 +84,7 @@ def start_worker(host: ProcessHost, run: RunDirectory) -> Iterator[Start]:
     def start(code: TrainCode, site: str | None = None, **more: Any) -> Server:
         ours, theirs = worker_socket_pairs()
         info = worker_info(run.sites, site, **more)
-        process = host.start(
-            "worker",
-            "flstream.simulation.worker_process:worker_main",
-            info,
-            run,
-            code,
-            1,
-            theirs,
-        )
+        process = host.start("worker", WORKER_MAIN, info, run, code, 1, theirs)
         theirs.close()
         servers.append(Server(ours))
         processes.append(process)

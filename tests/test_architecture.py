@@ -2,8 +2,6 @@
 
 import ast
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -162,15 +160,3 @@ def test_names_are_the_words_of_the_field():
         for line, name in bound_names(parse(module)[0])
     ]
     assert [each for each in names if retired(each[2])] == []
-
-
-def test_the_launcher_leaves_the_imports_of_other_processes_to_them():
-    program = (
-        "import sys, flstream.simulation.launcher, flstream.report.running; print(*sys.modules)"
-    )
-    command = [sys.executable, "-c", program]
-    modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    rooms = {name.split(".")[1] for name in modules if name.startswith("flstream.")}
-    assert "simulation" in rooms
-    assert not rooms & {"server", "client", "streaming", "aggregation", "codecs", "filters"}
-    assert "torch" not in modules

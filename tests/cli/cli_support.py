@@ -19,9 +19,3 @@ def started(*words: object, **more: Any) -> "subprocess.Popen[str]":
     """A process of the program, whose output is piped unless it is said otherwise."""
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment()}
     return subprocess.Popen([*PROGRAM, *map(str, words)], text=True, **{**piped, **more})
-
-
-def python(program: str) -> str:
-    """What a program prints, in an interpreter of its own."""
-    command = [sys.executable, "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,7 +1,6 @@
 """What holds for every command: help, versions, mistakes, imports, completion in a shell."""
 
 import pytest
-from cli_support import python
 
 import flstream as package
 from flstream.cli.init import TEMPLATES
@@ -15,22 +14,6 @@ def test_help_lists_the_commands_within_80_columns(flstream_here):
     assert all(command in done.stdout for command in COMMANDS)
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert flstream_here("--version").stdout == f"flstream {package.__version__}\n"
-
-
-# One after another in one process, so the ones that import least come first.
-HEAVY = {
-    "flstream.cli.app": {"torch", "numpy", "pydantic", "pyhocon", "psutil", "matplotlib", "jinja2"},
-    "flstream.inspection.examine, flstream.report.checkpoint": {"torch", "pydantic", "pyhocon"},
-    "flstream.report.matplotlib_style": {"matplotlib.pyplot"},
-}
-
-
-def test_nothing_is_imported_that_takes_long_and_is_not_needed():
-    program = "\n".join(
-        f"import sys, {modules}; print({heavy!r} & sys.modules.keys())"
-        for modules, heavy in HEAVY.items()
-    )
-    assert python(program).split() == ["set()"] * len(HEAVY)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ import os
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from cli_support import PROGRAM, environment, python
+from cli_support import PROGRAM, environment
 from nightly_cases import first_and_nightly
 from safetensors.torch import save_file
 
@@ -139,20 +138,6 @@ def peak_rss(folder: Path, name: str, *words: str) -> int:
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0
     return used.ru_maxrss * 1024
-
-
-@pytest.mark.nightly
-def test_torch_is_not_imported_for_a_file_that_does_without(checkpoint, tmp_path):
-    np.savez_compressed(tmp_path / "other.npz", steps=np.array(3))
-    program = f"""
-import sys
-from pathlib import Path
-from flstream.inspection.examine import examine
-how = {{"stats": True, "verify": True, "diff": Path({str(tmp_path)!r}, "other.npz")}}
-examine(Path({str(checkpoint)!r}), **how)
-print({{"torch", "pydantic", "pyhocon"}} & sys.modules.keys())
-"""
-    assert python(program) == "set()"
 
 
 def test_an_export_names_its_files(flstream_here, tmp_path):

@@ -1,8 +1,6 @@
 """The codecs of a job file: what may be listed, in which order, and what is made of it."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 from pydantic import ValidationError
@@ -17,23 +15,6 @@ OWN = """
 class Halves:
     def __init__(self, scale=1.0):
         self.scale = scale
-"""
-# A server that encodes and decodes stays as small as it is: torch takes 150 MiB.
-WITHOUT_TORCH = """
-import sys
-from flstream.codecs.chain import chain_of
-from flstream.job.codecs import CodecPlan, CodecSpec
-from flstream.model.source import Scratch, views_of
-from flstream.model.layout import Layout
-from flstream.model.memory import BufferSource
-
-entries = [("a", "F32", (70_000,)), ("b", "BF16", (500,)), ("c", "F64", (90,)), ("d", "F16", (70,))]
-layout = Layout.of(entries)
-body = BufferSource(layout, memoryview(bytearray(layout.nbytes)))
-for name, args in (("cast", {"to": "bf16"}), ("int8", {"group": 64}), ("topk", {"fraction": 0.1})):
-    codec = chain_of(CodecPlan([CodecSpec(name, args)])).lossy
-    views_of(codec.decode(codec.encode(body), layout), 0, layout.nbytes, Scratch())
-print("torch" in sys.modules)
 """
 
 
@@ -115,9 +96,3 @@ def test_codecs_of_the_user_are_made_with_their_arguments(parse):
     assert specs[0].name == "mine.py:Halves"
     assert CodecPlan(specs).is_lossy
     assert chain_of(CodecPlan(specs)).lossy.codec.scale == 2.0
-
-
-def test_torch_is_not_imported_for_what_numpy_has_or_bfloat16():
-    command = [sys.executable, "-c", WITHOUT_TORCH]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "False\n"
