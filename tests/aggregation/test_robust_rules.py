@@ -45,11 +45,12 @@ def bulyan(updates, byzantine):
 
 
 def geometric_median(updates):
-    """The point with the least sum of distances, by many plain Weiszfeld iterations."""
-    point = np.median(updates, axis=0)
-    for _ in range(20_000):
+    """The point with the least sum of distances, by plain Weiszfeld iterations until it stays."""
+    point, moved = np.median(updates, axis=0), np.inf
+    while moved > 1e-12:
         weights = 1 / np.maximum(np.linalg.norm(updates - point, axis=1), 1e-13)
-        point = weights @ updates / weights.sum()
+        before, point = point, weights @ updates / weights.sum()
+        moved = np.abs(point - before).max()
     return point
 
 
