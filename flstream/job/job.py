@@ -34,11 +34,10 @@ from flstream.job.sections import (
     ServerOptimizerSection,
     StreamingSection,
 )
-from flstream.job.stage import Stage
+from flstream.job.stage import Stage, built_ins, find_workflow
 from flstream.job.tracking import TrackingSection
 from flstream.job.train_section import TrainSection
 from flstream.job.typed import TypedSpec
-from flstream.job.workflow_code import built_ins, find_workflow
 
 # Far more than a run can do, and no more than the records of one can hold.
 _MOST_ROUNDS = 10**9

@@ -1,15 +1,80 @@
-"""Stage of a job: one workflow with its arguments."""
+"""Stage of a job: one workflow with its arguments, and the import of its function."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import FunctionType
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator, Field, SerializeAsAny
+from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError
 
+from flstream.errors import UsageError
+from flstream.job.code import find, import_once, load
+from flstream.job.explain import explain
 from flstream.job.files import code_name
+from flstream.job.problems import Problem, RefusedValueError, given
 from flstream.job.typed import AnySection, Sections, TypedSection
-from flstream.job.workflow_args import FreeWorkflowArgs, WorkflowArgs
-from flstream.job.workflow_code import built_ins, find_workflow
+from flstream.job.workflow_args import DEFINITION, FreeWorkflowArgs, WorkflowArgs
+
+
+class WorkflowCode(NamedTuple):
+    """Function of (run) or (run, args) of a workflow, and the section of its arguments."""
+
+    function: Callable[..., Any]
+    args: type[WorkflowArgs]
+    takes_args: bool
+
+
+def built_ins() -> Mapping[str, str]:
+    """Return the built-in workflows: `package.module:name` of each function by workflow name."""
+    # Imported on demand, since the package of workflows is above this one.
+    registry: Mapping[str, str] = importlib.import_module("flstream.workflows.registry").BUILT_IN
+    return registry
+
+
+def find_workflow(kind: str) -> WorkflowCode:
+    """Import a workflow, unless this process has it already.
+
+    Args:
+        kind: Name of a built-in, or the place of a function in its absolute form.
+
+    Raises:
+        RefusedValueError: It cannot be imported, or is not a workflow.
+    """
+    function = find(built_ins().get(kind, kind), "function")
+    if flaw := _flaw(function):
+        hint = f"{kind.rpartition(':')[2]} {flaw}"
+        raise RefusedValueError(
+            Problem("", given(kind), "a function of (run) or (run, args)", hint)
+        )
+    takes_args = _takes(function, 2)
+    args = FreeWorkflowArgs if takes_args else WorkflowArgs
+    return WorkflowCode(function, getattr(function, DEFINITION, args), takes_args)
+
+
+def _flaw(function: Any) -> str:
+    """Return why an object is no workflow, to follow its name; empty if it is one."""
+    if not isinstance(function, FunctionType):
+        is_class = isinstance(function, type)
+        return "is a class" if is_class else f"is of the type {type(function).__name__}"
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        return "is asynchronous; write it with a plain def"
+    if inspect.isgeneratorfunction(function):
+        return "is a generator; return the model, and yield nothing"
+    if not (_takes(function, 1) or _takes(function, 2)):
+        return f"takes {inspect.signature(function)}"
+    return ""
+
+
+def _takes(function: FunctionType, count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    return True
 
 
 def _can_be_imported(kind: str) -> str:
@@ -56,6 +121,12 @@ class Stage(TypedSection):
         return built_ins().get(self.type, self.type)
 
     @property
+    def program_file(self) -> Path:
+        """Path of the file with the function, to find its lines in a traceback."""
+        where = self.program.rpartition(":")[0]
+        return Path(getattr(import_once(where), "__file__", None) or where)
+
+    @property
     def is_own(self) -> bool:
         """Whether the workflow is the user's, and not one that comes with flstream."""
         return self.type not in built_ins()
@@ -69,6 +140,28 @@ class Stage(TypedSection):
     def collects_models(self) -> bool:
         """Whether the workflow collects the sites' models."""
         return find_workflow(self.type).args.collects_models
+
+    def load_program(self) -> Callable[[Any], Any]:
+        """Return the program, a function of the run, for the process that runs it.
+
+        From this call on, the process can import files beside the program's file.
+
+        Raises:
+            UsageError: The code was changed after the job was loaded, and can no longer be used.
+        """
+        try:
+            code = find_workflow(self.type)
+        except RefusedValueError as error:
+            raise _changed("workflow.type", error.problems) from error
+        args = self.args
+        if not isinstance(args, code.args):  # which lost their own section when they were pickled
+            values = args.model_dump()
+            try:
+                args = code.args.model_validate(values)
+            except ValidationError as error:
+                raise _changed("workflow.args", explain(error, code.args, values)) from error
+        load(self.program)
+        return lambda run: code.function(run, *([args] if code.takes_args else []))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without classes of the user's code, which the unpickling process may lack.
@@ -84,3 +177,8 @@ class Stage(TypedSection):
 
 def _unpickled(kind: str, args: WorkflowArgs) -> Stage:
     return Stage.model_construct(type=kind, args=args)
+
+
+def _changed(key: str, problems: Iterable[Problem]) -> UsageError:
+    flaws = "; ".join(str(problem.below(key)) for problem in problems)
+    return UsageError(f"the workflow was changed while it was started: {flaws}; start it again")

@@ -11,7 +11,6 @@ from flstream.errors import (
     SimulationError,
     WorkflowError,
 )
-from flstream.job.workflow_code import load_program, program_file
 from flstream.runs.site_states import state_bytes
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.collector import ResultCollector
@@ -135,7 +134,7 @@ def _play_stage(effects: RunEffects, place: int, start: int) -> int:
     state.begin_stage(place, stopping)
     run = Run(effects, stage.args, stopping, start, is_last)
     try:
-        returned = load_program(stage)(run, stage.args)
+        returned = stage.load_program()(run)
     except EffectFailedError as error:
         raise error.error from error
     except FlstreamError:
@@ -144,7 +143,7 @@ def _play_stage(effects: RunEffects, place: int, start: int) -> int:
         # A defect of the workflow: the user gets a sentence, and the log the whole of it.
         code_failed(error)
         raise WorkflowError(
-            f"the workflow {stage.name} failed: {sentence(error, program_file(stage))}; "
+            f"the workflow {stage.name} failed: {sentence(error, stage.program_file)}; "
             "see server.log"
         ) from error
     if state.failure is not None:  # and the workflow has caught that all the same

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from types import FrameType
 
 from flstream.errors import FlstreamError, WorkflowError
-from flstream.job.workflow_code import program_file
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.arguments import check_model, check_name
 from flstream.server.asked_kinds import AskedKinds
@@ -95,7 +94,7 @@ class RunState:
 
     def program_line(self) -> int | None:
         """Line of the workflow's file that is being run; None if that is not known."""
-        path = str(program_file(self.context.job.stages[self.stage]))
+        path = str(self.context.job.stages[self.stage].program_file)
         frame: FrameType | None = sys._getframe()
         while frame is not None and frame.f_code.co_filename != path:
             frame = frame.f_back

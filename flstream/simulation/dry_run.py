@@ -14,7 +14,6 @@ from flstream.engines.processes import ProcessHost
 from flstream.errors import DeadlineError, FlstreamError, WorkflowError
 from flstream.job import Job
 from flstream.job.stage import Stage
-from flstream.job.workflow_code import load_program
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.arguments import check_bodies, check_idle, check_model, check_name, fold_rules
 from flstream.server.asked_kinds import AskedKinds
@@ -256,7 +255,7 @@ def outline_of(job: Job, place: int = 0) -> ProgramOutline:
     run = Run(recorder, stage.args, EarlyStopping(job), 0, is_last_stage=True)
     run._last_round = 1
     try:
-        load_program(stage)(run, stage.args)
+        stage.load_program()(run)
     except BaseException as error:  # what an effect refuses with is no Exception
         is_own = isinstance(error, FlstreamError | EffectFailedError)
         text = str(error) if is_own else f"{type(error).__name__}: {error}".rstrip(": ")

@@ -23,7 +23,7 @@ from flstream.job import codecs as codec_sections
 from flstream.job import filters as filter_sections
 from flstream.job.engine_section import Engine
 from flstream.job.reference import EXAMPLE, render_reference
-from flstream.job.workflow_code import find_workflow
+from flstream.job.stage import find_workflow
 from flstream.model.memory import MemoryBody
 from flstream.streaming.api import DownloadOptions
 from flstream.streaming.refs import OfferOptions

@@ -10,7 +10,7 @@ import pytest
 from flstream.errors import UsageError
 from flstream.job import load_job
 from flstream.job.filters import FilterSpec
-from flstream.job.workflow_code import find_workflow, load_program
+from flstream.job.stage import find_workflow
 from flstream.simulation.own_code import problems_here
 
 RELAY = '''
@@ -292,8 +292,7 @@ IN_ANOTHER_PROCESS = """
 import json, pickle, sys
 job = pickle.loads(sys.stdin.buffer.read())
 assert not {"relay", "legs"} & set(sys.modules)
-from flstream.job.workflow_code import load_program
-print(json.dumps([job.key_metric, *(load_program(each)("run", each.args) for each in job.stages)]))
+print(json.dumps([job.key_metric, *(each.load_program()("run") for each in job.stages)]))
 """
 
 
@@ -320,11 +319,10 @@ def test_code_that_was_changed_is_imported_anew_or_refused(load, folder):
     for number in (1, 2):
         (folder / "own.py").write_text(f"def mine(run): return {number}\n")
         [stage] = load('workflow.type = "own.py:mine"').stages
-        assert load_program(stage)("run", stage.args) == number
+        assert stage.load_program()("run") == number
     (folder / "relay.py").write_text("def later(run): ...\n")
     with pytest.raises(UsageError, match=r"changed while it was started: workflow.type: given .*"):
-        load_program(job.stages[0])
+        job.stages[0].load_program()
     (folder / "relay.py").write_text(RELAY.replace("hops:", "steps:"))
-    program = load_program(job.stages[0])
     with pytest.raises(UsageError, match=r"workflow.args.hops: unknown key.*start it again"):
-        program("run", job.stages[0].args)
+        job.stages[0].load_program()

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from flstream.job.reference import render_reference
+from flstream.job.stage import find_workflow
 from flstream.job.workflow_args import DEFINITION
-from flstream.job.workflow_code import find_workflow
 from flstream.workflows.registry import BUILT_IN
 
 
