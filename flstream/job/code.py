@@ -40,7 +40,9 @@ def load(named: str) -> Any:
         module = importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
     else:
         module = import_once(str(path))
-        _first_on_path(path)
+        if str(path.parent) not in sys.path:
+            sys.path.insert(0, str(path.parent))
+        sys.modules.update(_imported_from(path).beside)
     if hasattr(module, name):
         return getattr(module, name)
     hint = did_you_mean(name, vars(module))
@@ -108,18 +110,15 @@ def raised(error: BaseException, where: str, elsewhere: str) -> str:
 
 
 def check(value: Any, named: str, *protocols: type) -> Any:
-    """Refuse an object that follows none of some protocols.
+    """Return an object, or the class of which one is made, if it follows one of some protocols.
 
     Args:
-        value: The object, or the class of which one is made.
+        value: The object, or the class.
         named: Place of its code, for the message.
         protocols: The protocols; their own methods count, with the positional arguments they take.
 
-    Returns:
-        The object.
-
     Raises:
-        UsageError: The message names the methods that it has to have.
+        UsageError: It follows none; the message names the methods that it has to have.
     """
     if not misfit(value, *protocols):
         return value
@@ -128,12 +127,7 @@ def check(value: Any, named: str, *protocols: type) -> Any:
 
 
 def misfit(value: Any, *protocols: type) -> str:
-    """Return why a value follows none of some protocols; empty if it follows one of them.
-
-    Args:
-        value: As of :func:`check`.
-        protocols: As of :func:`check`.
-    """
+    """Return why a value follows none of some protocols, as of `check`; empty if it does."""
     methods = [_methods(protocol) for protocol in protocols]
     if any(all(_takes(value, *method) for method in listed) for listed in methods):
         return ""
@@ -154,8 +148,16 @@ def misfit(value: Any, *protocols: type) -> str:
 
 def described(*protocols: type) -> str:
     """Return the description of what follows one of some protocols, to follow "must be"."""
-    first, *others = map(_described, protocols)
-    return " or ".join([first, *(other.replace("a class with", "one with") for other in others)])
+    kinds = []
+    for protocol in protocols:
+        methods = [(name, ", ".join(arguments)) for name, arguments in _methods(protocol)]
+        if [name for name, _ in methods] == ["__call__"]:
+            kinds.append(f"a function of ({methods[0][1]})")
+            continue
+        *others, last = [f"{name}({arguments})" for name, arguments in methods]
+        first = f"{', '.join(others)} and " if others else ""
+        kinds.append(f"{'one' if kinds else 'a class'} with {first}{last}")
+    return " or ".join(kinds)
 
 
 def _methods(protocol: type) -> list[tuple[str, list[str]]]:
@@ -173,22 +175,12 @@ def _takes(value: Any, name: str, arguments: list[str]) -> bool:
     method = value if name == "__call__" and not is_class else getattr(value, name, None)
     if method is None or (is_class and name not in dir(value)):
         return False
-    is_bound = not is_class or isinstance(
-        inspect.getattr_static(value, name), staticmethod | classmethod
-    )
+    is_unbound = is_class and inspect.isfunction(inspect.getattr_static(value, name))
     try:
-        inspect.signature(method).bind(*([] if is_bound else ["self"]), *arguments)
+        inspect.signature(method).bind(*(["self"] if is_unbound else []), *arguments)
     except (TypeError, ValueError):
         return False
     return True
-
-
-def _described(protocol: type) -> str:
-    methods = [(name, ", ".join(arguments)) for name, arguments in _methods(protocol)]
-    if [name for name, _ in methods] == ["__call__"]:
-        return f"a function of ({methods[0][1]})"
-    *others, last = [f"{name}({arguments})" for name, arguments in methods]
-    return f"a class with {', '.join(others)} and {last}" if others else f"a class with {last}"
 
 
 def package_root(path: Path) -> Path:
@@ -206,12 +198,7 @@ def make_importable(job_folder: str | Path) -> None:
 
 
 class _Imported(NamedTuple):
-    """File that `import_once` imported.
-
-    Attributes:
-        module: Module of the file.
-        beside: Modules that it imported from its own folder, by name.
-    """
+    """Module of a file, and the modules that it imported from its own folder, by name."""
 
     module: ModuleType
     beside: Mapping[str, ModuleType]
@@ -247,17 +234,6 @@ def import_once(where: str) -> ModuleType:
         if not where.endswith(".py"):
             return importlib.import_module(where)
         return _imported_from(Path(where)).module
-
-
-def _first_on_path(path: Path) -> None:
-    """Make the folder of a file that `import_once` imported the first place for its later imports.
-
-    Args:
-        path: Absolute path of the file.
-    """
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    sys.modules.update(_imported_from(path).beside)
 
 
 def _imported_from(path: Path) -> _Imported:

@@ -13,7 +13,7 @@ from flstream.job.code import find
 from flstream.job.fields import Allowed, Patterns, Real, Section, Whole
 from flstream.job.files import code_name
 from flstream.job.problems import Problem, RefusedValueError, given
-from flstream.job.typed import Sections, TypedSection, TypedSpec
+from flstream.job.typed import TypedSection, TypedSpec
 
 
 class CodecTraits(NamedTuple):
@@ -143,13 +143,10 @@ BUILT_IN: Mapping[str, type[CodecArgs]] = {
 class CodecSection(TypedSection):
     """A codec, with its arguments."""
 
+    sections = BUILT_IN
+
     type: Annotated[str, *code_name("Class", BUILT_IN.keys)]
     """The codec: cast, int8, int4, topk, ternary, delta, shuffle, zstd, or a class of yours."""
-
-    @classmethod
-    def built_in(cls) -> Sections:
-        """Return the sections of the arguments of the built-in codecs."""
-        return BUILT_IN
 
 
 class CodecSpec(TypedSpec):

@@ -34,18 +34,12 @@ from flstream.job.problems import (
 _ABSENT = object()
 
 
-class _Mistake(NamedTuple):
-    """An error of pydantic's, and its place in the job file.
+class _Place(NamedTuple):
+    """Key that an error is of, with the schema of its values and of the section around it.
 
-    Attributes:
-        detail: The error.
-        key: Dotted name of the key.
-        schema: JSON schema of its values; None for an unknown key.
-        around: JSON schema of the section around it.
-        written: Value as the file gives it, or else the default.
+    An unknown key has no schema. The value is as the file gives it, or else the default.
     """
 
-    detail: ErrorDetails
     key: str
     schema: Schema | None
     around: Schema
@@ -62,15 +56,15 @@ def explain(error: ValidationError, model: Any, values: Any) -> list[Problem]:
     """
     from flstream.job.job import Job
 
-    schema, by_key = schema_of(model), dict[str, list[_Mistake]]()
+    schema, by_key = schema_of(model), dict[str, tuple[_Place, list[ErrorDetails]]]()
     for detail in error.errors(include_url=False):
-        mistake = _located(detail, schema, values)
-        by_key.setdefault(mistake.key, []).append(mistake)
+        place = _located(detail, schema, values)
+        by_key.setdefault(place.key, (place, []))[1].append(detail)
     keys = keys_in(values) if model is Job and isinstance(values, Mapping) else {}
-    return [problem for mistakes in by_key.values() for problem in _problems(mistakes, keys)]
+    return [problem for mistakes in by_key.values() for problem in _problems(*mistakes, keys)]
 
 
-def _located(detail: ErrorDetails, schema: Schema | None, values: Any) -> _Mistake:
+def _located(detail: ErrorDetails, schema: Schema | None, values: Any) -> _Place:
     key, around, written = "", schema or {}, values
     for part in detail["loc"]:
         value, inner = _item(written, part), inside(schema or {}, part, written)
@@ -87,8 +81,7 @@ def _located(detail: ErrorDetails, schema: Schema | None, values: Any) -> _Mista
         else:
             key = join(key, f"[{part}]" if isinstance(part, int) else part)
         schema, around, written = inner, schema or {}, value
-    written = detail["input"] if written is _ABSENT else written
-    return _Mistake(detail, key, schema, around, written)
+    return _Place(key, schema, around, detail["input"] if written is _ABSENT else written)
 
 
 def _item(values: Any, part: int | str) -> Any:
@@ -98,43 +91,43 @@ def _item(values: Any, part: int | str) -> Any:
     return values[part] if is_there else _ABSENT
 
 
-def _problems(mistakes: Sequence[_Mistake], keys: Mapping[str, Key]) -> Iterator[Problem]:
+def _problems(
+    place: _Place, errors: Sequence[ErrorDetails], keys: Mapping[str, Key]
+) -> Iterator[Problem]:
     """Yield the problems of a key; of a union, each type has made a mistake of its own."""
-    first = mistakes[0]
-    errors = [mistake.detail.get("ctx", {}).get("error") for mistake in mistakes]
-    if refusals := [error for error in errors if isinstance(error, RefusedValueError)]:
+    key, schema, _, written = place
+    causes = [error.get("ctx", {}).get("error") for error in errors]
+    if refusals := [cause for cause in causes if isinstance(cause, RefusedValueError)]:
         for problem in refusals[0].problems:
-            written = value_at(first.written, problem.key) if problem.key else first.written
-            if written is None and problem.key in keys:
-                written = keys[problem.key].default
-            text = problem.given or given(written)
-            yield Problem(join(first.key, problem.key), text, problem.allowed, problem.hint)
-    elif first.detail["type"] == "extra_forbidden":
-        yield Problem(first.key, UNKNOWN, "", _question(first, keys))
-    elif first.detail["type"] == "missing":
-        yield Problem(first.key, MISSING, words(first.schema or {}))
+            value = value_at(written, problem.key) if problem.key else written
+            if value is None and problem.key in keys:
+                value = keys[problem.key].default
+            text = problem.given or given(value)
+            yield Problem(join(key, problem.key), text, problem.allowed, problem.hint)
+    elif errors[0]["type"] == "extra_forbidden":
+        yield Problem(key, UNKNOWN, "", _question(place, keys))
+    elif errors[0]["type"] == "missing":
+        yield Problem(key, MISSING, words(schema or {}))
     else:
-        hint = "; ".join(filter(None, dict.fromkeys(map(_hint, mistakes))))
-        yield Problem(first.key, given(first.written), words(first.schema or {}), hint)
+        hints = dict.fromkeys(_hint(error, written) for error in errors)
+        yield Problem(key, given(written), words(schema or {}), "; ".join(filter(None, hints)))
 
 
-def _question(mistake: _Mistake, keys: Iterable[str]) -> str:
+def _question(place: _Place, keys: Iterable[str]) -> str:
     """Return a question that suggests the nearest key, of the job or beside an unknown one."""
-    above = mistake.key.rpartition(".")[0]
-    own = mistake.around.get("properties", {})
-    if near := nearest_keys(mistake.key, [*keys, *(join(above, name) for name in own)]):
+    above, own = place.key.rpartition(".")[0], place.around.get("properties", {})
+    if near := nearest_keys(place.key, [*keys, *(join(above, name) for name in own)]):
         return f"did you mean {' or '.join(near)}?"
     return f"there are {', '.join(own)}" if own else "leave it out"
 
 
-def _hint(mistake: _Mistake) -> str:
-    detail = mistake.detail
-    match detail["type"]:
+def _hint(error: ErrorDetails, written: Any) -> str:
+    match error["type"]:
         case "value_error":
-            return str(detail["ctx"]["error"])
+            return str(error["ctx"]["error"])
         case "literal_error":
-            names = re.findall("'([^']*)'", detail["ctx"]["expected"])
-            return did_you_mean(str(mistake.written).lower(), names) if len(names) > 1 else ""
+            names = re.findall("'([^']*)'", error["ctx"]["expected"])
+            return did_you_mean(str(written).lower(), names) if len(names) > 1 else ""
         case "string_pattern_mismatch":
-            return hint_of_name(mistake.written)
+            return hint_of_name(written)
     return ""

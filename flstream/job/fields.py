@@ -218,6 +218,9 @@ Seconds = Annotated[
 Pattern = Annotated[str, AfterValidator(_compiles)]
 """A regular expression."""
 
+NOT_EMPTY = Field(min_length=1)
+"""Refuses an empty list like a missing one."""
+
 Patterns = Annotated[
     list[Pattern],
     Allowed('a list of regular expressions, such as ["first", "second"]', ("array",)),
@@ -225,22 +228,18 @@ Patterns = Annotated[
 """A list of regular expressions."""
 
 SomePatterns = Annotated[
-    list[Pattern],
-    Field(min_length=1),
+    Patterns,
+    NOT_EMPTY,
     Allowed('a list of regular expressions, at least 1, such as ["first", "second"]', ("array",)),
 ]
 """A list of regular expressions that is not empty."""
 
-NOT_EMPTY = Field(min_length=1)
-"""Refuses an empty list like a missing one."""
-
 EACH_ONCE = AfterValidator(_refuse_twice)
 """Refuses a list in which a name comes twice."""
 
-FREE_ARGS = "a section of keys and plain values"
-"""Description of `FreeArgs`."""
+_FREE_ARGS = "a section of keys and plain values"
 
-FreeArgs = Annotated[dict[str, Any], AfterValidator(sound), Allowed(FREE_ARGS, ("object",))]
+FreeArgs = Annotated[dict[str, Any], AfterValidator(sound), Allowed(_FREE_ARGS, ("object",))]
 """Arguments of the user's code: plain values under keys of any name.
 
 Values stay as HOCON gives them: `256 MiB` and `10 s` are texts, for the code to read.
@@ -248,7 +247,7 @@ Values stay as HOCON gives them: `256 MiB` and `10 s` are texts, for the code to
 
 CodeArgs = Annotated[
     FreeArgs | Annotated[str, AfterValidator(_splits)],
-    Allowed(f"{FREE_ARGS}, or the words of a command line as one text", ("object", "string")),
+    Allowed(f"{_FREE_ARGS}, or the words of a command line as one text", ("object", "string")),
 ]
 """Arguments of a script or a learner: a section, or the words of a command line as one text."""
 

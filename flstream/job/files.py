@@ -1,10 +1,11 @@
 """Annotated types of keys that name files and Python code; the code is compiled, never imported."""
 
+import csv
 import importlib.util
 import os
 import re
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import CodeType
@@ -128,17 +129,36 @@ def _compiled(path: Path) -> CodeType:
     raise must_be("Python that parses", hint)
 
 
-def check_installed(value: str, module: str, install: str) -> None:
-    """Refuse a value that needs a library which is not installed.
+def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the cells of each row by column, after a text that names the file and the line.
 
     Args:
-        value: The value.
-        module: Top-level module of the library.
-        install: Shell command that installs it.
+        path: Path of the file; its first line names the columns.
 
     Raises:
-        RefusedValueError: It is not installed.
+        ValueError: There is a mistake in it; the message names the file, and the line.
     """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            head = [cell.strip() for cell in next(reader, [])]
+            if len(set(head)) < len(head) or not head:
+                columns = ", ".join(head) or "missing"
+                raise ValueError(f"{path}, line 1: the columns are {columns}; name each once")
+            for row in reader:
+                where = f"{path}, line {reader.line_num}:"
+                cells = [cell.strip() for cell in row]
+                if any(cells) and len(cells) != len(head):
+                    raise ValueError(f"{where} {len(cells)} columns instead of {len(head)}")
+                if any(cells):
+                    yield where, dict(zip(head, cells, strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"{path} cannot be read: {reason}") from error
+
+
+def check_installed(value: str, module: str, install: str) -> None:
+    """Refuse a value that needs a module which is not installed, and name what installs it."""
     if importlib.util.find_spec(module) is None:
         missing = f"given {value}, and there is no module {module}"
         raise RefusedValueError(Problem("", missing, "", f"install it: {install}"))

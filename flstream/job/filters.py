@@ -91,13 +91,10 @@ BUILT_IN: Sections = {
 class FilterSection(TypedSection):
     """A filter, with its arguments."""
 
+    sections = BUILT_IN
+
     type: Annotated[str, *code_name("Class", BUILT_IN.keys)]
     """The filter: percentile_privacy, svt_privacy, exclude_vars, gaussian, or a class of yours."""
-
-    @classmethod
-    def built_in(cls) -> Sections:
-        """Return the sections of the arguments of the built-in filters."""
-        return BUILT_IN
 
 
 class FilterSpec(TypedSpec):

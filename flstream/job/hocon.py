@@ -57,10 +57,6 @@ class Hocon:
     """Names of `${X}` that nothing sets, by the key whose value has them."""
 
 
-class _UnreadableError(Exception):
-    """A file that cannot be read as HOCON; the message says why."""
-
-
 class _CycleError(ConfigException):  # type: ignore[misc]
     """A value needs itself."""
 
@@ -150,8 +146,8 @@ def _noting_failures(hocon: Hocon) -> Iterator[None]:
     except RecursionError:
         hocon.complete = False
         hocon.problems.append(Problem("", "its braces are nested too deeply; close them earlier"))
-    except (_UnreadableError, ConfigException, ImportError, ValueError) as error:
-        kind = "" if isinstance(error, _UnreadableError | ConfigException) else type(error).__name__
+    except (ConfigException, ImportError, ValueError) as error:
+        kind = "" if isinstance(error, ConfigException) else type(error).__name__
         hocon.complete = False
         hocon.problems.append(Problem("", f"{kind}: {error}".removeprefix(": ")))
 
@@ -166,16 +162,16 @@ class _Parser:
     def parse_path(self, path: Path) -> Any:
         """Parse a file; leave `${...}` unresolved."""
         if path in self._open:
-            raise _UnreadableError(f"{path} includes itself")
+            raise ConfigException(f"{path} includes itself")
         try:
             if path.stat().st_size > _MOST_BYTES:
                 more = f"more than {format_bytes(_MOST_BYTES)}, which no job file has"
-                raise _UnreadableError(f"{path} has {more}; check the path")
+                raise ConfigException(f"{path} has {more}; check the path")
             text = path.read_text(encoding="utf-8-sig")
         except OSError as error:
-            raise _UnreadableError(f"{path} cannot be read: {error.strerror}") from None
+            raise ConfigException(f"{path} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError as error:
-            raise _UnreadableError(f"{path} is not UTF-8 text (byte {error.start})") from None
+            raise ConfigException(f"{path} is not UTF-8 text (byte {error.start})") from None
         if not self._hocon.yaml and (yaml := _YAML.search(text)):
             self._hocon.yaml = shortened(yaml[1].strip(), _MOST_QUOTED)
         self._open.append(path)
@@ -194,9 +190,9 @@ class _Parser:
             line = shortened(error.line.strip(), _MOST_QUOTED)
             near = f" near `{line}`" if line else ""
             place = f"line {error.lineno}{near}{where}"
-            raise _UnreadableError(f"syntax error at or just before {place}") from None
+            raise ConfigException(f"syntax error at or just before {place}") from None
         if not isinstance(tree, ConfigTree):
-            raise _UnreadableError("the file holds a list; write key = value lines")
+            raise ConfigException("the file holds a list; write key = value lines")
         return tree
 
     def parse_file(self, filename: str, **_options: Any) -> Any:

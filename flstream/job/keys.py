@@ -109,13 +109,7 @@ def keys_in(values: Mapping[str, Any]) -> dict[str, Key]:
 
 
 def keys_of(schema: Schema, values: Any = None, above: str = "") -> Iterator[Key]:
-    """Yield the keys of a section and of the sections in it, in the order of definition.
-
-    Args:
-        schema: JSON schema of the section.
-        values: Values of the section as a job file gives them, which say the types in it.
-        above: Dotted name of the section.
-    """
+    """Yield the keys of a section and of the sections in it, whose types its values say."""
     for name, field in schema["properties"].items():
         key, written = join(above, name), value_at(values, name)
         sections = written if key == WORKFLOW and isinstance(written, list) else [written]
@@ -136,12 +130,9 @@ def section_at(schema: Schema, name: str, values: Any = None) -> Schema | None:
 
 
 def inside(schema: Schema, part: int | str, values: Any) -> Schema | None:
-    """Return the schema of what lies at a part of a value; None for nothing.
+    """Return the schema of what lies at a key or an index of a value; None for nothing.
 
-    Args:
-        schema: JSON schema of the value.
-        part: Name of a key, or an index.
-        values: The value as a job file gives it, which says the types of arguments in it.
+    The value, as a job file gives it, says the types of arguments in it.
     """
     properties = schema.get("properties", {})
     if part == "args" and "allOf" in schema:
@@ -194,8 +185,8 @@ def words(schema: Schema) -> str:
     if options := schema.get("anyOf") or schema.get("oneOf"):
         inner = (words(option) for option in options if option.get("type") != "null")
         return ", or ".join(dict.fromkeys(inner))
-    if names := choices(schema):
-        return f"{'one of ' if len(names) > 1 else ''}{', '.join(names)}"
+    if names := schema.get("enum", [schema["const"]] if "const" in schema else []):
+        return f"{'one of ' if len(names) > 1 else ''}{', '.join(map(str, names))}"
     if properties := schema.get("properties"):
         fixed = {
             name: f" = {inner['const']}" for name, inner in properties.items() if "const" in inner
@@ -213,22 +204,11 @@ def words(schema: Schema) -> str:
     return f"{kind} {' and '.join(map(' '.join, ends.items()))}".rstrip()
 
 
-def choices(schema: Schema) -> list[str]:
-    """Return the words that a JSON schema lists."""
-    named = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    inner = [name for option in schema.get("anyOf", ()) for name in choices(option)]
-    return [*map(str, named), *inner]
-
-
 def nearest_keys(unknown: str, keys: Iterable[str]) -> tuple[str, ...]:
     """Return the keys or sections that an unknown key was most likely meant to be.
 
     In order: the same name in another section, a longer name that contains it anywhere
     (`chunk_size`), a near name in the same section, a near name anywhere.
-
-    Args:
-        unknown: Dotted name of the unknown key.
-        keys: Dotted names of the job's keys.
     """
     section, _, name = unknown.rpartition(".")
     keys = [*keys]

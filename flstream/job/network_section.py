@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import NormalDist
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -24,10 +24,9 @@ from pydantic import (
 )
 
 from flstream.errors import UsageError
-from flstream.job.csv_rows import csv_rows
 from flstream.job.explain import explain
 from flstream.job.fields import Allowed, Real, Section, read_number
-from flstream.job.files import existing_path
+from flstream.job.files import csv_rows, existing_path
 from flstream.job.link import NetworkLink, TracePoint
 from flstream.job.problems import Problem, RefusedValueError, must_be
 from flstream.job.site_names import site_of
@@ -148,24 +147,18 @@ class _UniformLoss(Uniform):
     high: _Loss
 
 
-_DrawnRate = Annotated[
-    Annotated[_Rate, Tag("value")]
-    | Annotated[_LognormalRate, Tag("lognormal")]
-    | Annotated[_UniformRate, Tag("uniform")],
+Number = TypeVar("Number")
+Normal = TypeVar("Normal")
+Even = TypeVar("Even")
+_Drawn = Annotated[
+    Annotated[Number, Tag("value")]
+    | Annotated[Normal, Tag("lognormal")]
+    | Annotated[Even, Tag("uniform")],
     Discriminator(_kind),
 ]
-_DrawnDelay = Annotated[
-    Annotated[_Delay, Tag("value")]
-    | Annotated[_LognormalDelay, Tag("lognormal")]
-    | Annotated[_UniformDelay, Tag("uniform")],
-    Discriminator(_kind),
-]
-_DrawnLoss = Annotated[
-    Annotated[_Loss, Tag("value")]
-    | Annotated[_LognormalLoss, Tag("lognormal")]
-    | Annotated[_UniformLoss, Tag("uniform")],
-    Discriminator(_kind),
-]
+_DrawnRate = _Drawn[_Rate, _LognormalRate, _UniformRate]
+_DrawnDelay = _Drawn[_Delay, _LognormalDelay, _UniformDelay]
+_DrawnLoss = _Drawn[_Loss, _LognormalLoss, _UniformLoss]
 
 
 class LinkSection(Section):

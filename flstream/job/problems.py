@@ -45,11 +45,6 @@ class RefusedValueError(ValueError):
     """
 
     def __init__(self, *problems: Problem) -> None:
-        """Create the error.
-
-        Args:
-            problems: Mistakes in the value.
-        """
         self.problems = problems
         super().__init__(*problems)
 
@@ -59,15 +54,14 @@ class RefusedValueError(ValueError):
 
 
 class JobError(UsageError):
-    """A job file cannot be used: every mistake found in it, in one message."""
+    """A job file cannot be used: every mistake found in it, in one message.
+
+    Args:
+        path: Path of the job file, or the name of another source of the job.
+        problems: Mistakes found in it.
+    """
 
     def __init__(self, path: Path | str, problems: Iterable[Problem]) -> None:
-        """Create the error.
-
-        Args:
-            path: Path of the job file, or the name of another source of the job.
-            problems: Mistakes found in it.
-        """
         self.path = path
         self.problems = tuple(problems)
         super().__init__(path, self.problems)
@@ -82,12 +76,7 @@ class JobError(UsageError):
 
 
 def must_be(allowed: str, hint: str = "") -> RefusedValueError:
-    """Return the refusal of a value of the right type that is not allowed.
-
-    Args:
-        allowed: Description of allowed values, to follow "must be".
-        hint: Suggestion of a next step.
-    """
+    """Return the refusal of a value of the right type that is not allowed."""
     return RefusedValueError(Problem("", "", allowed, hint))
 
 

@@ -87,12 +87,9 @@ def _sections(schema: Schema, above: str) -> Iterator[str]:
 
 
 def _kinds(schema: Schema, key: str, common: Schema) -> Iterator[str]:
-    """Yield the lines of the arguments of each built-in type of a section, or of items of a list.
+    """Yield the lines of each built-in type's arguments, but for those that every type has.
 
-    Args:
-        schema: JSON schema of the section.
-        key: Dotted name of the section; empty for an item of a list.
-        common: Arguments that every type has.
+    The key is the dotted name of the section; it is empty for an item of a list.
     """
     for case in schema.get("allOf", ()):
         kind = case["if"]["properties"]["type"]["const"]

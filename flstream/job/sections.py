@@ -183,16 +183,13 @@ OPTIMIZERS: Sections = {
 class ServerOptimizerSection(TypedSection):
     """Optimiser of the server, which steps along the aggregate's difference from the model."""
 
+    sections = OPTIMIZERS
+
     type: Literal["none", "fedavgm", "fedadagrad", "fedadam", "fedyogi"] = "none"
     """The optimiser: none takes the aggregate as it is, or fedavgm, fedadagrad, fedadam, fedyogi.
 
     Integers and bools always take the aggregate.
     """
-
-    @classmethod
-    def built_in(cls) -> Sections:
-        """Return the sections of the arguments of the optimizers."""
-        return OPTIMIZERS
 
 
 class StreamingSection(Section):

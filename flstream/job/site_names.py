@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticKnownError
 
-from flstream.job.csv_rows import csv_rows
 from flstream.job.fields import (
     EACH_ONCE,
     NOT_EMPTY,
@@ -16,6 +15,7 @@ from flstream.job.fields import (
     Real,
     folder_of,
 )
+from flstream.job.files import csv_rows
 from flstream.job.problems import Problem, RefusedValueError, did_you_mean, hint_of_name
 
 # What a cell means as it does in a section; all others are texts.

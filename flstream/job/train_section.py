@@ -2,17 +2,56 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from flstream.job.bodies import OptimizerState
-from flstream.job.command import CommandLine
-from flstream.job.fields import CodeArgs, Section
+from flstream.job.fields import Allowed, CodeArgs, Section, folder_of
 from flstream.job.files import Modules, ScriptFile, code_name
 from flstream.job.keys import schema_of, words
-from flstream.job.problems import MISSING, Problem, RefusedValueError
+from flstream.job.problems import MISSING, Problem, RefusedValueError, must_be
+
+
+def _command(text: str, info: ValidationInfo) -> str:
+    """Return a command whose first word is a program that there is; a path becomes absolute."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise must_be("quoted as on a shell", str(error)) from error
+    if not words:
+        raise ValueError("")  # the words of the type say all
+    first, *others = words
+    if "/" in first:
+        path = os.path.abspath(folder_of(info) / first)
+        if not os.access(path, os.X_OK) or os.path.isdir(path):
+            raise ValueError(f"there is no program {path}")
+        return text if path == first else shlex.join([path, *others])
+    if _program_path(first) is None:
+        where = f"{Path(sys.executable).parent} or on PATH"
+        raise ValueError(f"there is no program {first} in {where}; install it")
+    return text
+
+
+def _program_path(name: str) -> str | None:
+    """Return the path of a program, first of this interpreter's environment; None for none."""
+    if name in ("python", "python3"):
+        return sys.executable
+    if "/" in name:
+        return name
+    return shutil.which(name, path=os.path.dirname(sys.executable)) or shutil.which(name)
+
+
+_CommandLine = Annotated[
+    str,
+    AfterValidator(_command),
+    Allowed("a launcher and its options, such as torchrun --nproc_per_node=2"),
+]
 
 
 class TrainSection(Section):
@@ -31,7 +70,7 @@ class TrainSection(Section):
     beside the job file, or an installed one.
     """
 
-    command: CommandLine | None = None
+    command: _CommandLine | None = None
     """The launcher that starts the script's processes, such as `torchrun --nproc_per_node=2`.
 
     Null runs the script in the site's own process. Rank 0 has the tasks and the model, and the
@@ -82,6 +121,14 @@ class TrainSection(Section):
             allowed = f"{words(schema_of(ScriptFile))}, unless train.learner is given"
             raise RefusedValueError(Problem("script", MISSING, allowed))
         return self
+
+    @property
+    def command_words(self) -> list[str] | None:
+        """Words of the command, with the path of its program (its name if there is none)."""
+        if self.command is None:
+            return None
+        first, *others = shlex.split(self.command)
+        return [_program_path(first) or first, *others]
 
     @property
     def source(self) -> Path | None:

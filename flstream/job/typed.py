@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
+from flstream.job.explain import explain
 from flstream.job.fields import PlainValue, Section
 from flstream.job.problems import RefusedValueError
 from flstream.job.values import render_value
@@ -46,10 +47,13 @@ class TypedSection(Section):
     type: str
     args: SerializeAsAny[Section] = Field(default_factory=Section, validate_default=True)
 
+    sections: ClassVar[Sections] = {}
+    """Sections of the arguments of the built-in types, by type."""
+
     @classmethod
     def built_in(cls) -> Sections:
         """Return the sections of the arguments of the built-in types, by type."""
-        raise NotImplementedError
+        return cls.sections
 
     @classmethod
     def section_of(cls, kind: str) -> AnySection:
@@ -73,8 +77,6 @@ class TypedSection(Section):
             return section.model_validate(value, context=info.context)
         except ValidationError as error:
             # Only here is it known which section of the user's own code they are of.
-            from flstream.job.explain import explain
-
             raise RefusedValueError(*explain(error, section, value)) from None
 
     @property
@@ -104,12 +106,9 @@ class TypedSection(Section):
 
 @dataclass(frozen=True)
 class TypedSpec:
-    """A type with all of its arguments, which a section gives and workers are sent.
+    """A type with all of its arguments by name, which a section gives and workers are sent.
 
-    Attributes:
-        section: Class of the section.
-        type: Name of a built-in, or the absolute place of a class of the user's own.
-        args: All of its arguments, by name.
+    A class of the user's own is named by its absolute place.
     """
 
     section: ClassVar[type[TypedSection]]

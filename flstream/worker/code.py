@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flstream.job.command import command_words
 from flstream.job.train_section import TrainSection
 
 
@@ -57,8 +56,7 @@ def train_code(train: TrainSection) -> TrainCode:
         assert not isinstance(train.args, str)  # refused for a learner
         return LearnerCode(train.learner, train.args)
     assert train.script is not None  # a job file with neither is refused
-    command = None if train.command is None else command_words(train.command)
-    return ScriptCode(train.script, train.args, command)
+    return ScriptCode(train.script, train.args, train.command_words)
 
 
 def command_line(args: Mapping[str, Any]) -> list[str]:
