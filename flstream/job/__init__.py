@@ -1,29 +1,20 @@
 """The job file: HOCON read into a typed, immutable `Job`, or refused with all its mistakes."""
 
 from flstream.job.clients_section import ClientsSection
-from flstream.job.fields import Section
 from flstream.job.job import Job
-from flstream.job.keys import Key, job_keys, job_schema
+from flstream.job.keys import job_keys, job_schema
 from flstream.job.load import load_job, make_job
 from flstream.job.problems import JobError, Problem
-from flstream.job.sections import AggregationSection, ModelSection, StreamingSection
-from flstream.job.stage import Stage
-from flstream.job.train_section import TrainSection
+from flstream.job.sections import ModelSection
 from flstream.job.values import render_job, render_values
 from flstream.job.workflow_args import WorkflowArgs
 
 __all__ = [
-    "AggregationSection",
     "ClientsSection",
     "Job",
     "JobError",
-    "Key",
     "ModelSection",
     "Problem",
-    "Section",
-    "Stage",
-    "StreamingSection",
-    "TrainSection",
     "WorkflowArgs",
     "job_keys",
     "job_schema",

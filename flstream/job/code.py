@@ -230,6 +230,8 @@ def import_once(where: str) -> ModuleType:
     Raises:
         Exception: Whatever the imported code raises.
     """
+    if where in sys.modules:
+        return sys.modules[where]
     with redirect_stdout(sys.stderr):
         if not where.endswith(".py"):
             return importlib.import_module(where)

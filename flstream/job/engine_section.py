@@ -5,16 +5,12 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from flstream.job.fields import Allowed, Flag, FreeArgs, Real, Seconds, Section, Whole
-from flstream.job.files import check_installed
+from flstream.job.files import needs
 
 Engine = Literal["local", "inline", "ray"]
 """What workers come from."""
 
-
-def _is_installed(name: str) -> str:
-    if name == "ray":
-        check_installed(name, "ray", "pip install 'flstream[ray]'")
-    return name
+_NEEDED = {"ray": ("ray", "pip install 'flstream[ray]'")}
 
 
 def _with_port(address: str) -> str:
@@ -34,7 +30,7 @@ _Head = Annotated[
 class EngineSection(Section):
     """Machines of the workers, whose kind changes no bit of a model."""
 
-    type: Annotated[Engine, AfterValidator(_is_installed)] = "local"
+    type: Annotated[Engine, needs(_NEEDED.get)] = "local"
     """Where workers run: local (this machine), inline, or ray (the nodes of a Ray cluster).
 
     With inline, all is in one process, one site after another: for `breakpoint()` in training code,

@@ -96,8 +96,6 @@ def _read_size(value: Any) -> int:
 def _chunk_size(size: int) -> int:
     if size % 16:
         raise ValueError(f"nearest: {size - size % 16} or {size - size % 16 + 16}")
-    if size > 1 << 30:
-        raise ValueError("")  # the words of the type say all
     return size
 
 
@@ -109,9 +107,7 @@ def _read_seconds(value: Any) -> float:
     try:
         seconds = units.parse_seconds(value)
     except ValueError:
-        seconds = 0.0
-    if seconds == 0:
-        raise ValueError("")  # the words of the type say all
+        raise ValueError("") from None  # the words of the type say all
     if seconds > _MOST_SECONDS:
         raise ValueError(f"{_MOST_SECONDS} s is most")
     return seconds
@@ -200,6 +196,7 @@ Bytes = Annotated[int, *_SIZE, Allowed("a size", ("string", "integer"))]
 ChunkSize = Annotated[
     int,
     *_SIZE,
+    Field(le=1 << 30),
     AfterValidator(_chunk_size),
     Allowed(
         "0 (streaming off) or a multiple of 16 bytes from 16 B to 1 GiB", ("string", "integer")
@@ -210,6 +207,7 @@ ChunkSize = Annotated[
 Seconds = Annotated[
     float,
     BeforeValidator(_read_seconds),
+    Field(gt=0),
     PlainSerializer(units.format_seconds_exact, when_used="json"),
     Allowed(f"{units.DURATION_ALLOWED}, longer than 0", ("string", "number")),
 ]

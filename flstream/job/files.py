@@ -157,11 +157,21 @@ def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         raise ValueError(f"{path} cannot be read: {reason}") from error
 
 
-def check_installed(value: str, module: str, install: str) -> None:
-    """Refuse a value that needs a module which is not installed, and name what installs it."""
-    if importlib.util.find_spec(module) is None:
-        missing = f"given {value}, and there is no module {module}"
-        raise RefusedValueError(Problem("", missing, "", f"install it: {install}"))
+def needs(modules: Callable[[str], tuple[str, str] | None]) -> AfterValidator:
+    """Return the annotation of a name that is refused unless a module is installed.
+
+    Args:
+        modules: Function from the name to its module and what installs that; None for no module.
+    """
+
+    def check(name: str) -> str:
+        module, install = modules(name) or ("", "")
+        if module and importlib.util.find_spec(module) is None:
+            missing = f"given {name}, and there is no module {module}"
+            raise RefusedValueError(Problem("", missing, "", f"install it: {install}"))
+        return name
+
+    return AfterValidator(check)
 
 
 def _is_module(name: str) -> str:

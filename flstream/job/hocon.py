@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from glob import glob
-from itertools import pairwise
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -255,51 +255,38 @@ class _Parser:
 
 
 def _put(hocon: Hocon, root: Any, key: str, value: Any) -> None:
-    """Put an override in place of what a file has there."""
-    place = _steps(root, key)
-    if isinstance(place, Problem):
-        hocon.problems.append(place)
-        return
+    """Put an override in place of what a file has there; `up[0].type` is in an item of a list."""
     new: type[Any] = ConfigTree if isinstance(root, ConfigTree) else dict  # resolved already
-    for part, following in pairwise(place):
-        child = root[part] if isinstance(root, list) else dict.get(root, part)
-        if not isinstance(child, dict | list):
-            root[part] = section = new()
+    before, parts = "", key.split(".")
+    for part, following in zip_longest(parts, parts[1:]):
+        step: Any
+        step, index = split_index(part)
+        child, place, allowed = dict.get(root, step), join(before, step), ""
+        before = join(before, part)
+        if isinstance(child, list) and (index is not None or following):
+            if index is None or index >= len(child):
+                allowed = f"one of {place}[0] to {place}[{len(child) - 1}], since {place} is a list"
+            else:
+                root, step, child = child, index, child[index]
+        elif index or (index is not None and step != "workflow"):  # which may be one section
+            allowed = f"{place}, since it is not a list"
+        if allowed:
+            hocon.problems.append(Problem(key, f"{before} is given", allowed))
+            return
+        if following is None:
+            break
+        if not isinstance(child, dict):
+            root[step] = section = new()
             if isinstance(child, str) and following == "args":  # the name of a type alone
                 section["type"] = child
             if isinstance(child, ConfigValues):  # joined with one more section
-                root[part] = ConfigValues([*child.tokens, section], child._instring, child._loc)
-                root[part].overridden_value = child.overridden_value
+                root[step] = ConfigValues([*child.tokens, section], child._instring, child._loc)
+                root[step].overridden_value = child.overridden_value
             child = section
         root = child
     if isinstance(value, ConfigValues):
-        before = root[place[-1]] if isinstance(root, list) else dict.get(root, place[-1])
-        value.overridden_value, value.replaces = before, True
-    root[place[-1]] = value
-
-
-def _steps(root: Any, key: str) -> list[Any] | Problem:
-    """Return the names and indices that lead to a key: `up[0].type` has "up", 0 and "type"."""
-    steps: list[Any] = []
-    node, before, parts = root, "", key.split(".")
-    for number, part in enumerate(parts, 1):
-        name, index = split_index(part)
-        node = dict.get(node, name) if isinstance(node, dict) else None
-        place, allowed = join(before, name), ""
-        steps.append(name)
-        if isinstance(node, list):
-            is_missing = index >= len(node) if index is not None else number < len(parts)
-            if is_missing:
-                allowed = f"one of {place}[0] to {place}[{len(node) - 1}], since {place} is a list"
-            elif index is not None:
-                steps.append(index)
-                node = node[index]
-        elif index or (index is not None and name != "workflow"):  # which may be one section
-            allowed = f"{place}, since it is not a list"
-        before = join(before, part)
-        if allowed:
-            return Problem(key, f"{before} is given", allowed)
-    return steps
+        value.overridden_value, value.replaces = child, True
+    root[step] = value
 
 
 class _Resolver:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from flstream.job.fields import Count, Real, Section
-from flstream.job.files import check_installed
+from flstream.job.files import needs
 
 if TYPE_CHECKING:
     from flstream.job.clients_section import ClientsSection
 
 EPSILON = "epsilon"
 """Name that stands in ``stop_when`` for the privacy that a job has spent."""
+
+
+_NEEDED = {"central": ("dp_accounting", "pip install 'flstream[privacy]'")}
 
 
 class ClippingSection(Section):
@@ -50,7 +53,7 @@ class PrivacySection(Section):
     bools keep their values.
     """
 
-    type: Literal["none", "central"] = "none"
+    type: Annotated[Literal["none", "central"], needs(_NEEDED.get)] = "none"
     """Whether the mean of the updates is made private: none, or central, as it is folded.
 
     central clips each update, and adds Gaussian noise to the mean of their differences from the
@@ -90,13 +93,6 @@ class PrivacySection(Section):
 
     population: Count | None = None
     """How many sites the accountant takes cohorts to be drawn from; null is `clients.count`."""
-
-    @field_validator("type")
-    @classmethod
-    def _with_its_extra(cls, value: str) -> str:
-        if value != "none":
-            check_installed(value, "dp_accounting", "pip install 'flstream[privacy]'")
-        return value
 
     @property
     def is_on(self) -> bool:

@@ -4,10 +4,10 @@ import importlib
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from flstream.job.fields import FreeArgs, Section
-from flstream.job.files import check_installed, code_name
+from flstream.job.files import code_name, needs
 from flstream.job.typed import short_name
 
 RUN = "global"
@@ -21,18 +21,14 @@ def built_ins() -> Mapping[str, str]:
     return registry
 
 
-def _is_installed(name: str) -> str:
-    if name in built_ins():
-        check_installed(name, name, "pip install 'flstream[tracking]'")
-    return name
+def _needed(name: str) -> tuple[str, str] | None:
+    return (name, "pip install 'flstream[tracking]'") if name in built_ins() else None
 
 
 class TrackingSection(Section):
     """Tracker of the run's numbers and text, beside its own files."""
 
-    type: Annotated[str, *code_name("Class", built_ins), AfterValidator(_is_installed)] | None = (
-        None
-    )
+    type: Annotated[str, *code_name("Class", built_ins), needs(_needed)] | None = None
     """The tracker: tensorboard, mlflow, or a class of your own beside the job file; null is none.
 
     In the run directory, tensorboard writes event files, and mlflow a store, `mlflow/mlflow.db`;

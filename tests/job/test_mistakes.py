@@ -265,7 +265,7 @@ def test_a_mistake_is_named_by_its_key_with_what_may_stand_there(
 
 
 def test_models_are_mapped_on_one_machine_alone(mistakes, monkeypatch):
-    monkeypatch.setattr(engine_section, "check_installed", lambda *_: None)
+    monkeypatch.setitem(engine_section._NEEDED, "ray", ("json", ""))
     [problem] = mistakes("streaming.mode = map, engine.type = ray")
     assert problem.key == "engine.type"
     assert "set streaming.mode = pull" in str(problem)
