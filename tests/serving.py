@@ -18,7 +18,7 @@ from flstream.runs.state_versions import StateVersion
 from flstream.streaming.download import RemoteSource, download
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
-from flstream.streaming.settings import DEFAULT_LIMITS, StreamSettings
+from flstream.streaming.settings import StreamSettings
 from flstream.telemetry.events import SERVER
 from flstream.transport.channel import Channel
 from flstream.transport.messages import MessageChannel
@@ -221,7 +221,7 @@ class Serving:
         control: MessageChannel[ToWorker] = MessageChannel(end.control, SERVER, ToWorker)
         with (
             DownloadService() as service,
-            closing(Peers(end.peers, service, DEFAULT_LIMITS)) as peers,
+            closing(Peers(self._info, end.peers, service)) as peers,
         ):
             service.attach(Channel(end.up, SERVER), SERVER)
             down = Receiver(Channel(end.down, SERVER), SERVER)

@@ -157,15 +157,59 @@ def write_site_model(
     return writer.digests()[MAIN]
 
 
-def kept_update(path: Path, update: UpdateSource, rule: AggregationRule) -> UpdateSource:
-    """An update whose model was written, as it is to be folded.
+class FoldKeeper:
+    """Keeps the models of one fold's updates, each before it is folded.
 
-    It is read from the file where that has the same bytes, so that a worker has to send it once.
+    Should the run be cut off before the fold is on record, the fold is done again, and with it
+    this.
 
     Args:
-        path: The file.
-        update: The update.
+        path_of: Returns where the model of a site lies.
+        base: The model that the sites started from.
         rule: How updates are combined.
+        check: Called now and then; raises to end the work.
+
+    Attributes:
+        digests: By site, the digest of its model, of those that were kept so far.
     """
-    is_same = update.params_type == "FULL" and not update.partial and not rule.bodies
-    return replace(update, open=lambda: FileSource(path)) if is_same else update
+
+    def __init__(
+        self,
+        path_of: Callable[[str], Path],
+        base: Source,
+        rule: AggregationRule,
+        check: Callable[[], None],
+    ) -> None:
+        self.digests: dict[str, str] = {}
+        self._path_of = path_of
+        self._base = base
+        self._rule = rule
+        self._check = check
+        self._kept: dict[str, UpdateSource] = {}
+
+    def keep(self, update: UpdateSource, step: int) -> UpdateSource:
+        """Keep the model of an update.
+
+        Args:
+            update: The update.
+            step: Bytes that are written at a time.
+
+        Returns:
+            The update as it is to be folded: read from the file, where that has the same bytes, so
+            that a worker has to send it once.
+
+        Raises:
+            UpdateRefusedError: It does not fit the model, or is not finite.
+            CheckpointError: The disk does not take it.
+        """
+        if update.site in self._kept:
+            return self._kept[update.site]
+        path = self._path_of(update.site)
+        digest = write_site_model(
+            path, update.base or self._base, update, self._rule, step, self._check
+        )
+        self.digests[update.site] = digest
+        if update.params_type == "FULL" and not update.partial and not self._rule.bodies:
+            update = replace(update, open=lambda: FileSource(path))
+        self._kept[update.site] = update
+        return update

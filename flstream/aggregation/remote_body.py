@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from flstream.aggregation.update import naming
-from flstream.errors import FlstreamError
+from flstream.errors import FlstreamError, UpdateRefusedError
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
 from flstream.model.source import Source
@@ -27,7 +27,7 @@ class RemoteBody:
         settings: How it is streamed.
         base: The model that it was trained from, for what is the same in it; None for none.
         check: Called with its layout before all of it is fetched at once, which a whole message is;
-            raises :class:`UpdateRefusedError` if it does not fit.
+            returns why it does not fit the model, or None.
         decoder_for: Makes what gives encoded frames back; None to have them as they are.
     """
 
@@ -38,7 +38,7 @@ class RemoteBody:
         token: bytes,
         settings: StreamSettings,
         base: Source | None,
-        check: Callable[[Layout], None],
+        check: Callable[[Layout], str | None],
         decoder_for: DecoderFor | None = None,
     ) -> None:
         self._site = site
@@ -80,7 +80,8 @@ class RemoteBody:
             if settings.chunk_size == 0:
                 # As the old way does: every update whole, in this process's memory, until all of
                 # them have been folded.
-                self._check(remote.layout)
+                if difference := self._check(remote.layout):
+                    raise UpdateRefusedError(self._site, f"does not fit the model: {difference}")
                 whole = memoryview(bytearray(remote.layout.nbytes))
                 if whole:
                     remote.read(0, len(whole), whole)

@@ -55,11 +55,10 @@ def serve(worker: Worker, task: Task, path: Path) -> None:
     (site,) = task.sites
     add(source, site.index + 1)
     # Opened anew: a source is not to change after it was opened.
-    with worker.offering(task.effect, FileSource(path)) as ref:
-        update = OfferedUpdate(ref.token)
-        answer = SiteAnswer(site.site, 1.0, {}, has_params=True, update=update)
-        worker.send(Answered(task.effect, [answer]))
-        outcome = ref.wait()
+    ref = worker.offer(FileSource(path))
+    answer = SiteAnswer(site.site, 1.0, {}, has_params=True, update=OfferedUpdate(ref.token))
+    worker.send(Answered(task.effect, [answer]))
+    outcome = ref.wait()
     if not outcome.ok:
         raise StreamingError(f"the update of round {task.round} was not used: {outcome.reason}")
     path.unlink()

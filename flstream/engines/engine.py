@@ -18,8 +18,7 @@ class WorkerSockets(NamedTuple):
         control: Socket for control messages, in both directions.
         down: Socket for models, sent by the server's download service.
         up: Socket for updates, sent by the worker's download service.
-        peers: Socket for what concerns other workers: connections to them, which come as file
-            descriptors, what is offered to them, and folds.
+        peers: Socket for what concerns other workers: what is offered to them, and folds.
     """
 
     control: socket.socket

@@ -6,23 +6,25 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
-from flstream.aggregation.adoption import adopting, is_adopted_whole
+from flstream.aggregation.adoption import FoldKeeper, adopting, is_adopted_whole
 from flstream.aggregation.ahead import WriteBehind
 from flstream.aggregation.optimizers import ServerOptimizer
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import SimulationError, UpdateRefusedError
+from flstream.model.joined import MAIN
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.context import ServerContext
 from flstream.server.failures import brief, site_failed
 from flstream.server.folding import FoldProgress, UpdateFold
-from flstream.server.last_models import FoldKeeper, LastModels
+from flstream.server.last_models import LastModels
 from flstream.server.model_store import ModelStore
 from flstream.server.pooled_worker import SiteLost
 from flstream.server.program_view import Model
@@ -90,6 +92,9 @@ class CohortFold:
         last: Keeps the last models of the sites; None where nobody collects them.
 
     Attributes:
+        context, store, trainer, model, cohort, optimizer: As given.
+        rule: How the updates of this cohort are combined.
+        update_fold: Folds those updates that are sound.
         progress: Tells how far the fold is.
     """
 
@@ -107,22 +112,22 @@ class CohortFold:
         counts_alike: bool = False,
         last: LastModels | None = None,
     ) -> None:
-        self._context = context
-        self._store = store
-        self._trainer = trainer
-        self._cohort = cohort
-        self._model = model
+        self.context = context
+        self.store = store
+        self.trainer = trainer
+        self.cohort = cohort
+        self.model = model
         self._adopts = adopts
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._base = store.joined(model)
         self._refused: dict[str, str] = {}
         self.progress = FoldProgress(context, self._base.layout.nbytes)
         rule = replace(rule, counts_alike=counts_alike, bodies=store.bodies(model))
         self._keeper: FoldKeeper | None = None
         if last is not None:
-            self._keeper = FoldKeeper(last, self._base, rule, self.progress.check)
-        self._rule = replace(adopting(rule) if adopts else rule, fold_rules=cohort.rules)
-        self._fold = self._fold_into(None)
+            self._keeper = FoldKeeper(last.path, self._base, rule, self.progress.check)
+        self.rule = replace(adopting(rule) if adopts else rule, fold_rules=cohort.rules)
+        self.update_fold = self._fold_into(None)
         # The task under way whose updates are added up as they come, and how far that is.
         self._run: TaskRun | None = None
         self._group = 0
@@ -130,11 +135,11 @@ class CohortFold:
 
     def train(self, training: SiteTraining) -> TaskRun:
         """Have the sites of a training train, and fold what can be folded already."""
-        run, plan = self._trainer.begin(training, is_read=False)
+        run, plan = self.trainer.begin(training, is_read=False)
         self._run = run
         if plan.group:
-            path = self._trainer.files(training).folder / "sum.safetensors"
-            self._fold = self._fold_into(PartialSum(path, self._base, self._rule))
+            path = self.trainer.files(training).folder / "sum.safetensors"
+            self.update_fold = self._fold_into(PartialSum(path, self._base, self.rule))
             self._group = plan.group
         for _ in run.progress():
             self._add_ready()
@@ -151,18 +156,18 @@ class CohortFold:
             SimulationError: Too few updates are sound; the message names the others.
         """
         began = time.monotonic()
-        updates = self._fold.add(self.left(), self.refuse)
+        updates = self.update_fold.add(self.left(), self.refuse)
         if (whole := self._adopted_whole(updates, round_number)) is not None:
-            self._fold.take([whole])  # it was checked as it came
-            outcome = self.outcome(self._fold, whole.digest)
-            record = self._store.link(self._model, round_number, whole.path, whole.digest)
+            self.update_fold.take([whole])  # it was checked as it came
+            outcome = self.outcome(whole.digest)
+            record = self.store.link(self.model, round_number, whole.path, {MAIN: whole.digest})
             return FoldedModel(outcome, record, 0.0, time.monotonic() - began, is_link=True)
-        with self._store.writing(self._model, round_number, optimizer=self._optimizer) as draft:
+        with self.store.writing(self.model, round_number, optimizer=self.optimizer) as draft:
             with closing(WriteBehind(draft.target.layout, draft.target.write)) as sink:
-                walk = self._fold.walk(sink, draft.optimization)
-                _, digest = self._fold.fold_sound(updates, walk, self.refuse)
-            outcome, folded = self.outcome(self._fold, digest), time.monotonic()
-            record = self._store.finish(draft.finish, round_number, digest)
+                walk = self.update_fold.walk(sink, draft.optimization)
+                _, digest = self.update_fold.fold_sound(updates, walk, self.refuse)
+            outcome, folded = self.outcome(digest), time.monotonic()
+            record = self.store.finish(partial(draft.finish, digest), round_number)
         checkpoint = time.monotonic() - folded
         return FoldedModel(outcome, record, folded - began, checkpoint)
 
@@ -174,24 +179,21 @@ class CohortFold:
             return None
         (update,) = updates
         is_file = isinstance(update, DurableUpdate) and update.form.codec is None
-        is_alike = self._context.model_codecs.lossy is None and update.body.layout == (
+        is_alike = self.context.model_codecs.lossy is None and update.body.layout == (
             self._base.layout
         )
-        (training,) = self._cohort.trainings
+        (training,) = self.cohort.trainings
         if not (is_file and is_alike and training.round == round_number):
             return None
         assert isinstance(update, DurableUpdate)
-        is_whole = is_adopted_whole(self._base.layout, update.source(1), self._rule)
+        is_whole = is_adopted_whole(self._base.layout, update.source(1), self.rule)
         return update if is_whole else None
 
-    def new_fold(self) -> UpdateFold:
-        """Return a fold of all the updates at once."""
-        return self._fold_into(None)
-
-    def outcome(self, fold: UpdateFold, digest: str) -> FoldOutcome:
-        """What came of a fold, given the model's digest."""
+    def outcome(self, digest: str) -> FoldOutcome:
+        """What came of the fold, given the model's digest."""
+        fold = self.update_fold
         unchanged = fold.unchanged
-        if self._adopts and digest != self._model.digest:
+        if self._adopts and digest != self.model.digest:
             unchanged = []  # it was copied, and not compared
         kept = {} if self._keeper is None else self._keeper.digests
         return FoldOutcome(fold.answers, self._refused, fold.cost, unchanged, kept, fold.clipped)
@@ -203,25 +205,25 @@ class CohortFold:
             SimulationError: Too few are left; the message names the others.
         """
         left: list[CollectedUpdate] = []
-        done = {answer.site for answer in self._fold.answers} | self._refused.keys()
-        for training in self._cohort.trainings:
+        done = {answer.site for answer in self.update_fold.answers} | self._refused.keys()
+        for training in self.cohort.trainings:
             members = [
                 (place, site)
-                for place, (each, site) in enumerate(self._cohort.members)
+                for place, (each, site) in enumerate(self.cohort.members)
                 if each is training and site not in done
             ]
-            if training is self._cohort.unread:
+            if training is self.cohort.unread:
                 lost = [site for _, site in members if site not in training.bodies]
-                failures = self._trainer.train_again(training, lost) if lost else {}
+                failures = self.trainer.train_again(training, lost) if lost else {}
                 for site, reason in failures.items():
                     self._leave_out(SiteLost(site, reason))
                 members = [each for each in members if each[1] not in failures]
                 updates = [training.bodies[site] for _, site in members]
             else:
-                updates = list(self._trainer.updates(training, [site for _, site in members]))
+                updates = list(self.trainer.updates(training, [site for _, site in members]))
             for update, (place, _) in zip(updates, members, strict=True):
                 update.place = place
-                is_other = training.base.version != self._model.version
+                is_other = training.base.version != self.model.version
                 update.base = update.form.model if is_other else None
             left += updates
         left.sort(key=lambda update: update.place)
@@ -247,16 +249,16 @@ class CohortFold:
         is_full = settled - self._done >= 2 * self._group
         if len(updates) >= self._group or is_full:
             self._done = settled
-            self._fold.add(updates, self.refuse)
+            self.update_fold.add(updates, self.refuse)
             for update in updates:
                 if update.answer.site in results:
                     results[update.answer.site] = None
             run.folded(settled)
 
     def _fold_into(self, sums: PartialSum | None) -> UpdateFold:
-        budget = self._context.job.aggregation.memory_budget
+        budget = self.context.job.aggregation.memory_budget
         keep = None if self._keeper is None else self._keeper.keep
-        how = self._base, self._rule, budget, self.progress, sums, keep
+        how = self._base, self.rule, budget, self.progress, sums, keep
         return UpdateFold(*how, adopts=self._adopts)
 
     def refuse(self, error: UpdateRefusedError) -> None:
@@ -265,7 +267,7 @@ class CohortFold:
         Raises:
             SimulationError: Too few are left; the message names the others.
         """
-        self._leave_out(SiteLost.by(error.site, self._context.pool.explain(error)))
+        self._leave_out(SiteLost.by(error.site, self.context.pool.explain(error)))
 
     def _leave_out(self, lost: SiteLost) -> None:
         if self._run is not None:
@@ -273,12 +275,12 @@ class CohortFold:
             return
         site, reason, code = lost
         self._refused[site] = reason = brief(reason)
-        for training in self._cohort.trainings_of(site):
-            if training is self._cohort.unread:  # else what it has left counts already
+        for training in self.cohort.trainings_of(site):
+            if training is self.cohort.unread:  # else what it has left counts already
                 before = training.tasks[site].state
                 with suppress(SimulationError):  # a later task of the site does the rest
-                    folder = self._context.run.site(site)
+                    folder = self.context.run.site(site)
                     discard_site_state_after(folder, training.number - 1, before)
-            self._context.emit(site_failed(training.round, site, reason, code))
+            self.context.emit(site_failed(training.round, site, reason, code))
             training.bodies.pop(site, None)
             training.collector.fail(site, reason)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from msgspec.structs import replace
 
@@ -13,7 +12,7 @@ from flstream.errors import WorkflowError
 from flstream.runs.site_scores import columns_of
 from flstream.server.arguments import check_aggregators, check_bodies, check_model, fold_rules
 from flstream.server.cohort import FoldedUpdates
-from flstream.server.cohort_fold import CohortFold
+from flstream.server.cohort_fold import CohortFold, FoldedModel
 from flstream.server.effects import Done, Effect
 from flstream.server.last_models import LastModels
 from flstream.server.peer_fold import PeerFold
@@ -103,12 +102,7 @@ class ModelEffects:
             )
         if at is not None:
             self._check_place(cohort, at)
-        new_fold = (
-            partial(self._new_fold, model, cohort)
-            if at is None
-            else partial(self._fold_at, model, cohort, at)
-        )
-        return self._once("fold", model, cohort, new_fold, at)
+        return self._once("fold", model, cohort, at=at)
 
     def adopt(self, updates: Sequence[Update]) -> Model:
         """Make one site's update the next model; see :meth:`flstream.server.run.Run.adopt`."""
@@ -132,9 +126,7 @@ class ModelEffects:
                 f"run.adopt() was given an update of a model with the body {beside[0]!r} beside "
                 "it, of which a site sends a part of the fold alone; use run.fold()"
             )
-        return self._once(
-            "adopt", model, cohort, partial(self._new_fold, model, cohort, adopts=True)
-        )
+        return self._once("adopt", model, cohort)
 
     def _check_place(self, cohort: FoldedUpdates, at: Sequence[str]) -> None:
         """Refuse sites that cannot fold what they were given."""
@@ -171,7 +163,7 @@ class ModelEffects:
         name: str,
         model: Model,
         cohort: FoldedUpdates,
-        new_fold: Callable[[], CohortFold | PeerFold],
+        *,
         at: Sequence[str] | None = None,
     ) -> Model:
         """Fold updates into the next model, which is durable on return, unless that is done."""
@@ -186,13 +178,27 @@ class ModelEffects:
         state = self._state
 
         def do(number: int) -> Done:
-            return self._make(number, model, cohort, new_fold())
+            last = self._kept_models()
+            if at is None:
+                fold = self._new_fold(model, cohort, last, adopts=name == "adopt")
+                return self._make(number, model, cohort, fold, fold.make)
+            for training in cohort.trainings:
+                training.at = at
+            fold = self._new_fold(model, cohort, None)
+            return self._make(number, model, cohort, fold, PeerFold(fold, at, last).make)
 
         request = f"{name}(model {model.version}, {cohort.request})"
         done = state.journal.once(name, state.round, request, arguments, do, FoldResult)
         return self._take(done, model, cohort)
 
-    def _new_fold(self, model: Model, cohort: FoldedUpdates, *, adopts: bool = False) -> CohortFold:
+    def _new_fold(
+        self,
+        model: Model,
+        cohort: FoldedUpdates,
+        last: LastModels | None,
+        *,
+        adopts: bool = False,
+    ) -> CohortFold:
         state = self._state
         context, store, private = state.context, state.store, state.private
         job, rule = context.job, context.rule
@@ -209,15 +215,8 @@ class ModelEffects:
             adopts=adopts,
             optimizer=None if adopts else stage_optimizer(job, state.stage),
             counts_alike=job.stages[state.stage].args.server_step is not None,
-            last=self._kept_models(),
+            last=last,
         )
-
-    def _fold_at(self, model: Model, cohort: FoldedUpdates, at: Sequence[str]) -> PeerFold:
-        state = self._state
-        for training in cohort.trainings:
-            training.at = at
-        last = self._kept_models()
-        return PeerFold(state.context, state.store, state.trainer, model, cohort, at, last)
 
     def _kept_models(self) -> LastModels | None:
         """What keeps the models that sites send; None where no workflow from here on needs them."""
@@ -225,7 +224,12 @@ class ModelEffects:
         return self._state.last if any(each.collects_models for each in stages) else None
 
     def _make(
-        self, number: int, model: Model, cohort: FoldedUpdates, fold: CohortFold | PeerFold
+        self,
+        number: int,
+        model: Model,
+        cohort: FoldedUpdates,
+        fold: CohortFold,
+        make: Callable[[int], FoldedModel],
     ) -> Done:
         state = self._state
         context, store, private = state.context, state.store, state.private
@@ -234,7 +238,7 @@ class ModelEffects:
         if (training := cohort.unread) is not None:
             trained = training.result = self._trainings.perform(training, number, fold)
             state.asked.record(trained.asks)
-        made = fold.make(state.round)
+        made = make(state.round)
         outcome = made.outcome
         result = FoldResult(
             weights=_weights_by_site(outcome.answers),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 from flstream.codecs.lossy import LossyCodec
@@ -18,7 +17,7 @@ from flstream.streaming.coding import EncoderFor
 from flstream.streaming.download import MOST_EAGER_BYTES
 from flstream.streaming.refs import Delivery, Ref
 from flstream.worker.messages import LAYOUT
-from flstream.worker.peer_messages import Offered, OfferModel, PeerDone, Withdraw
+from flstream.worker.peer_messages import Offer, Offered
 
 
 def is_worth_mapping(nbytes: int) -> bool:
@@ -52,31 +51,19 @@ def hint_at_pull(
     )
 
 
-class ModelHosts(NamedTuple):
-    """Sites whose workers offer a model.
-
-    Attributes:
-        digest: Digest of the model.
-        sites: Names of the sites, in the order in which they are asked.
-    """
-
-    digest: str
-    sites: Sequence[str]
-
-
 class ModelOffer(NamedTuple):
     """An offer of a model to one worker.
 
     Attributes:
         token: Token of the model.
-        host: Name of the worker's process that offers it; empty for the server.
+        host: The offer of another worker; None where it is the server's.
         delivery: What the worker was sent so far; nothing is known of what a peer sends.
         is_mapped: Whether the worker is to map the model's checkpoint.
         layout: Token of the model's layout, where what is offered is its encoded form; else empty.
     """
 
     token: bytes
-    host: str
+    host: Offered | None
     delivery: Delivery
     is_mapped: bool = False
     layout: bytes = b""
@@ -113,19 +100,19 @@ def offers_by_server(
         ref = service.offer(sent, [worker.receiver], encoder=encoder)
         refs.append(ref)
         delivery = ref.deliveries[worker.receiver]
-        yield ModelOffer(ref.token, "", delivery, is_mapped(context, sent), layout)
+        yield ModelOffer(ref.token, None, delivery, is_mapped(context, sent), layout)
     finally:
         for each in refs:
             each.abort("the task is over")
 
 
 def offers_by_peers(
-    context: ServerContext, model: FileSource, worker: WorkerHandle, hosts: ModelHosts
+    context: ServerContext, model: FileSource, worker: WorkerHandle, hosts: Sequence[str]
 ) -> Generator[ModelOffer]:
-    """Have workers offer a model to another, one after another until one has delivered it.
+    """Offers of a model by workers to another, one after another until one has delivered it.
 
-    The next one takes its turn when the iterator goes on; closing it withdraws the offer. Any
-    worker can open the file, so the last one that is asked is the receiving one itself.
+    The next one takes its turn when the iterator goes on. Any worker can open the file, so the last
+    one that is asked is the receiving one itself.
 
     Args:
         context: The server, which reads nothing of the model.
@@ -134,20 +121,13 @@ def offers_by_peers(
         hosts: Sites whose workers are asked first.
     """
     pool = context.pool
-    names = [*(context.worker_of(site) for site in hosts.sites), *pool.names]
-    for name in [each for each in dict.fromkeys(names) if each != worker.name] + [worker.name]:
-        host = worker if name == worker.name else pool.living(name)
-        if host is None:
-            continue
+    names = dict.fromkeys([*map(context.worker_of, hosts), *pool.names])
+    living = [pool.living(name) for name in names if name != worker.name]
+    for host in [*filter(None, living), worker]:
         try:
-            peer = host.peers.serve(worker.peers)
-            token = host.peers.ask(OfferModel(str(model.path), hosts.digest, peer), Offered).token
+            offered = host.peers.ask(Offer(worker.name, str(model.path)), Offered)
         except AbortedError:
             raise
         except StreamingError:
             continue  # it has just died
-        try:
-            yield ModelOffer(token, host.receiver, Delivery())
-        finally:
-            with suppress(StreamingError):
-                host.peers.ask(Withdraw(token, "the task is over"), PeerDone)
+        yield ModelOffer(offered.token, offered, Delivery())

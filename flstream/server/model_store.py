@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from flstream.aggregation.optimizers import Optimization, ServerOptimizer
+from flstream.aggregation.optimizers import ServerOptimizer
 from flstream.codecs.frames import encoder_for
 from flstream.codecs.lossy import LossyCodec
-from flstream.codecs.rounded_writer import RoundedWriter
 from flstream.errors import CheckpointError, SimulationError
-from flstream.model.checkpoint import FileSink, FileSource
+from flstream.model.checkpoint import FileSource
 from flstream.model.descriptors import sync_directory
-from flstream.model.joined import MAIN, SplitWriter, join_bodies, zeros_beside
+from flstream.model.joined import MAIN, join_bodies, zeros_beside
 from flstream.model.layout import Layout
 from flstream.model.order import ORDER
 from flstream.model.source import Source
+from flstream.runs.model_draft import ModelDraft, model_draft
 from flstream.runs.model_files import OPTIMIZER, bodies_beside, body_file
 from flstream.runs.retention import Retention
 from flstream.runs.small_files import unused_name
 from flstream.server.context import ServerContext
-from flstream.server.model_offers import ModelHosts
 from flstream.server.program_view import Model
-from flstream.server.stored_model import (
-    DraftFiles,
-    ModelDraft,
-    StoredModel,
-    opened,
-    verify,
-)
+from flstream.server.stored_model import StoredModel, opened, verify
 from flstream.streaming.coding import EncoderFor
 from flstream.telemetry.events import ModelRecord, ModelWritten, Warned
 
@@ -187,13 +180,13 @@ class ModelStore:
         layout = source.layout if lossy is None else lossy.encoded(source.layout)
         return encoder_for(codec, layout, bases)
 
-    def hosts(self, model: Model) -> ModelHosts | None:
-        """The site whose worker offers a model; None where the server does.
+    def hosts(self, model: Model) -> Sequence[str]:
+        """The site whose worker offers a model; none where the server does.
 
         A worker has a file on offer, and no bodies beside it.
         """
         host = "" if self.bodies(model) else self._models[model.version].host
-        return ModelHosts(model.digest, [host]) if host else None
+        return [host] if host else []
 
     def round_of(self, effect: int) -> int | None:
         """The round of the model that an effect has made; None if it has made none."""
@@ -217,10 +210,9 @@ class ModelStore:
         step = sum(each.record.round == round_number for each in self._models)
         return len(self._models), step
 
-    @contextmanager
     def writing(
         self, base: Model, round_number: int, *, optimizer: ServerOptimizer | None
-    ) -> Iterator[ModelDraft]:
+    ) -> AbstractContextManager[ModelDraft]:
         """Write the next model of a round.
 
         Args:
@@ -232,45 +224,42 @@ class ModelStore:
             CheckpointError: The disk does not take it.
             SimulationError: A file of somebody else has its name, and cannot be moved away.
         """
-        files = self.prepare(base, round_number, optimizes=optimizer is not None)
-        layout = self.source(base).layout
-        with ExitStack() as stack:
-            sink = stack.enter_context(FileSink(files.path, layout, files.metadata))
-            beside = {
-                body: stack.enter_context(FileSink(body_file(files.path, body), source.layout))
-                for body, source in self._beside(base).items()
-            }
-            optimization = None
-            if optimizer is not None:
-                before = None if files.state_in is None else FileSource(files.state_in)
-                state_layout = optimizer.state_layout(layout, self._context.rule)
-                out = stack.enter_context(FileSink(files.state_out, state_layout))
-                optimization = Optimization(optimizer, before, out)
-            lossy = self._context.model_codecs.lossy
-            rounded = None if lossy is None else RoundedWriter(sink, lossy)
-            main = rounded or sink
-            target = SplitWriter({MAIN: main, **beside}) if beside else main
-            yield ModelDraft(sink, beside, target, optimization, rounded)
+        path = self.prepare(base, round_number)
+        beside = {body: source.layout for body, source in self._beside(base).items()}
+        return model_draft(
+            path,
+            {MAIN: self.source(base).layout, **beside},
+            self.metadata(base, round_number),
+            self._context.rule,
+            optimizer,
+            None if optimizer is None else self.state_of(base),
+            self._context.model_codecs.lossy,
+        )
 
-    def link(self, base: Model, round_number: int, file: Path, digest: str) -> ModelRecord:
+    def link(
+        self, base: Model, round_number: int, file: Path, digests: Mapping[str, str]
+    ) -> ModelRecord:
         """Make a durable file the next model of a round, under a second name.
 
         Args:
-            base: The model that it was trained from.
+            base: The model that it is made from.
             round_number: Its round.
-            file: The file, with the metadata of such a model.
-            digest: Digest of its body.
+            file: The file, with the metadata of such a model; the optimizer's state lies beside it.
+            digests: Digest of its body, under an empty name, and of that of the optimizer's state
+                by its name, if there is one.
 
         Raises:
             SimulationError: A file of somebody else has its name, and cannot be moved away.
         """
-        path = self.prepare(base, round_number, optimizes=False).path
+        path = self.prepare(base, round_number)
 
         def make_durable() -> dict[str, str]:
+            if OPTIMIZER in digests:  # before the model, with which it is looked for
+                self._run.publish(body_file(file, OPTIMIZER), body_file(path, OPTIMIZER))
             self._run.publish(file, path)
-            return {}
+            return dict(digests)
 
-        return self.finish(make_durable, round_number, digest)
+        return self.finish(make_durable, round_number)
 
     def metadata(self, base: Model, round_number: int) -> dict[str, str]:
         """Strings of the header of a model of a round that is made from another one."""
@@ -279,17 +268,15 @@ class ModelStore:
             metadata[ORDER] = order
         return metadata
 
-    def prepare(self, base: Model, round_number: int, *, optimizes: bool) -> DraftFiles:
-        """Make room for the files of a round's next model.
+    def prepare(self, base: Model, round_number: int) -> Path:
+        """Make room for the files of a round's next model, and return the path of the model.
 
         Args:
             base: The model that it is made from.
             round_number: Its round.
-            optimizes: Whether the server optimizer makes a step.
 
         Raises:
             SimulationError: A file of somebody else has its name, and cannot be moved away.
-            UnsoundModelError: The model, or the state beside it, is damaged or gone.
         """
         bodies = self.bodies(base)
         _, step = self.next_record(round_number)
@@ -297,18 +284,14 @@ class ModelStore:
         if (round_number, step) not in self._written:
             for each in (path, *(body_file(path, body) for body in (OPTIMIZER, *bodies))):
                 self._set_aside(each)
-        metadata = self.metadata(base, round_number)
-        return DraftFiles(path, metadata, self._state_of(base) if optimizes else None)
+        return path
 
-    def finish(
-        self, make_durable: Callable[[], dict[str, str]], round_number: int, digest: str
-    ) -> ModelRecord:
+    def finish(self, make_durable: Callable[[], dict[str, str]], round_number: int) -> ModelRecord:
         """Make a model that was written durable, and return what the journal is to say of it.
 
         Args:
-            make_durable: Does so: see :meth:`flstream.server.stored_model.ModelDraft.finish`.
+            make_durable: Does so: see :meth:`flstream.runs.model_draft.ModelDraft.finish`.
             round_number: Its round.
-            digest: Its digest, unless ``make_durable`` returns another.
         """
         version, step = self.next_record(round_number)
         # Whoever resumes the run is to know whose the file is, even if nothing else is said of it.
@@ -316,7 +299,7 @@ class ModelStore:
         self._written.add((round_number, step))
         self._made_here.add(version)
         beside = make_durable()
-        digest, state = beside.pop(MAIN, digest), beside.pop(OPTIMIZER, "")
+        digest, state = beside.pop(MAIN), beside.pop(OPTIMIZER, "")
         return ModelRecord(round_number, version, step, digest, state, beside)
 
     def hold(self, round_number: int, versions: Iterable[int]) -> None:
@@ -424,8 +407,12 @@ class ModelStore:
         beside = [body_file(name, body) for body in bodies_beside(record) for name in names]
         return [*beside, *reversed(names)]
 
-    def _state_of(self, model: Model) -> Path | None:
-        """Where the server optimizer's state beside a model lies, verified once; None for none."""
+    def state_of(self, model: Model) -> Path | None:
+        """Where the server optimizer's state beside a model lies, verified once; None for none.
+
+        Raises:
+            UnsoundModelError: It is damaged or gone.
+        """
         stored = self._models[model.version]
         if not stored.record.optimizer_state:
             return None

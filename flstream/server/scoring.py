@@ -15,7 +15,6 @@ from flstream.model.order import ORDER
 from flstream.runs.site_scores import columns_of
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
-from flstream.server.model_offers import ModelHosts
 from flstream.server.program_view import Model, SiteModel
 from flstream.server.run_state import RunState
 from flstream.server.task_plan import plan_task
@@ -134,7 +133,7 @@ class Scoring:
             ResumeRefusedError: One has failed for want of its state.
         """
         began = time.monotonic()
-        hosts = self._store.hosts(model) if isinstance(model, Model) else None
+        hosts = self._store.hosts(model) if isinstance(model, Model) else ()
         meta = pack_values(_meta_of(owner))
         run = self._ask(model, source, tasks, task, hosts, is_due=False, meta=meta)
         for site, answer in run.in_order.items():
@@ -164,7 +163,7 @@ class Scoring:
         source: FileSource,
         tasks: Mapping[str, SiteTask],
         task: ScoringTask,
-        hosts: ModelHosts | None,
+        hosts: Sequence[str],
         *,
         is_due: bool = True,
         meta: bytes = b"",

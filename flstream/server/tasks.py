@@ -16,7 +16,7 @@ from flstream.model.checkpoint import FileSource
 from flstream.model.source import Source
 from flstream.server.collector import START_KEY, UNLIMITED, TaskWaits
 from flstream.server.context import ServerContext
-from flstream.server.model_offers import ModelHosts, ModelOffer, offers_by_peers, offers_by_server
+from flstream.server.model_offers import ModelOffer, offers_by_peers, offers_by_server
 from flstream.server.pooled_worker import Report, SiteLost
 from flstream.server.site_queue import SiteBatch
 from flstream.server.worker_handle import TIMEOUT_KEY, WorkerHandle
@@ -54,7 +54,7 @@ class TaskSpec:
         meta: Payload message of the values sent along; empty for none.
         order: Order in which training code is to find the tensors; empty for the layout's.
         bodies: Names of the bodies that travel with the model, joined with it into one.
-        hosts: Sites whose workers offer the model, the first that lives; None for the server.
+        hosts: Sites whose workers offer the model, the first that lives; none for the server.
         folder: Folder in which workers write updates as files; empty for none.
         is_inline: Whether updates travel in the answers.
         waits: How long there may be nothing from the sites.
@@ -77,7 +77,7 @@ class TaskSpec:
     meta: bytes = b""
     order: str = ""
     bodies: Sequence[str] = ()
-    hosts: ModelHosts | None = None
+    hosts: Sequence[str] = ()
     folder: str = ""
     is_inline: bool = False
     waits: TaskWaits = UNLIMITED
@@ -97,7 +97,7 @@ class TaskSpec:
 
     def offers(self, context: ServerContext, worker: WorkerHandle) -> Generator[ModelOffer]:
         """Offers of the model to a worker, to be closed once its task is over."""
-        if self.hosts is None:
+        if not self.hosts:
             return offers_by_server(context, self.model, worker, self.encoder, self.lossy)
         assert isinstance(self.model, FileSource)
         return offers_by_peers(context, self.model, worker, self.hosts)

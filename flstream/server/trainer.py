@@ -14,7 +14,6 @@ from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import UNLIMITED, ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.disk import check_round
-from flstream.server.model_offers import ModelHosts
 from flstream.server.model_store import ModelStore
 from flstream.server.stored_model import UnsoundModelError
 from flstream.server.task_plan import TaskPlan, plan_disk, plan_task
@@ -266,7 +265,8 @@ class Trainer:
             meta=training.meta,
             order=self._store.source(training.base).metadata.get(ORDER, ""),
             bodies=bodies,
-            hosts=self._hosts(training),
+            # Those that are to fold offer the model, if none has made it.
+            hosts=self._store.hosts(training.base) or training.at,
             # Where a site folds, workers write the updates of shared ones themselves.
             folder=str(context.run.updates(training.number)) if is_written else "",
             is_inline=plan.is_inline,
@@ -277,10 +277,3 @@ class Trainer:
             # What a workflow reads is sound: it may choose weights by who has sent something.
             is_checked=is_read and context.rule.on_nonfinite == "reject",
         )
-
-    def _hosts(self, training: SiteTraining) -> ModelHosts | None:
-        """Sites whose workers offer the model; those that are to fold do, if none has made it."""
-        made_at = self._store.hosts(training.base)
-        if made_at is None and training.at:
-            return ModelHosts(training.base.digest, training.at)
-        return made_at

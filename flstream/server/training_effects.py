@@ -18,7 +18,6 @@ from flstream.server.cohort_fold import CohortFold
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
 from flstream.server.effects import Done
-from flstream.server.peer_fold import PeerFold
 from flstream.server.program_view import Model, Update, Updates
 from flstream.server.run_state import RunState
 from flstream.server.site_tasks import with_states
@@ -247,7 +246,7 @@ class TrainingEffects:
         self.take(training, done.result, done.number)
 
     def perform(
-        self, training: SiteTraining, number: int, fold: CohortFold | PeerFold | None = None
+        self, training: SiteTraining, number: int, fold: CohortFold | None = None
     ) -> TrainResult:
         """Do a training: give its sites the task, and wait for their answers.
 

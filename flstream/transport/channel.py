@@ -208,15 +208,13 @@ class Channel:
         data = fcntl.ioctl(self.fileno(), what, bytes(4))
         return int(struct.unpack("i", data)[0])
 
-    def send(
-        self, views: Sequence[memoryview], deadline: Deadline, descriptors: Sequence[int] = ()
-    ) -> None:
+    def send(self, views: Sequence[memoryview], deadline: Deadline) -> None:
         """Send everything, waiting for the peer to make room."""
         buffers = [view for view in views if len(view)]
         while buffers:
-            count = self.send_some(buffers, descriptors)
+            count = self.send_some(buffers)
             if count:
-                buffers, descriptors = advance(buffers, count), ()
+                buffers = advance(buffers, count)
             elif not self.wait(deadline, events=select.POLLOUT):
                 raise DeadlineError(f"{self.peer} did not take a message in the time it was given")
 

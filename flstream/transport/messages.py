@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -42,18 +41,12 @@ class MessageChannel(Generic[MessageT]):
         """Whether something can be received, or the end is there, after ``seconds`` at most."""
         return self._channel.wait(Deadline(seconds))
 
-    def send(
-        self,
-        *messages: msgspec.Struct,
-        timeout: float | None = PATIENCE,
-        descriptors: Sequence[int] = (),
-    ) -> None:
+    def send(self, *messages: msgspec.Struct, timeout: float | None = PATIENCE) -> None:
         """Send messages, all at once.
 
         Args:
             messages: The messages.
             timeout: Seconds for the peer to make room; None is without limit.
-            descriptors: A file that is handed over with the first of them.
 
         Raises:
             StreamingError: The peer is gone, or takes nothing within ``timeout`` seconds.
@@ -62,7 +55,7 @@ class MessageChannel(Generic[MessageT]):
         framed = b"".join(
             len(payload).to_bytes(_LENGTH_BYTES, "little") + payload for payload in payloads
         )
-        self._channel.send([memoryview(framed)], Deadline(timeout), descriptors)
+        self._channel.send([memoryview(framed)], Deadline(timeout))
 
     def receive(self, timeout: float | None = None, abort: AbortSignal | None = None) -> MessageT:
         """Wait for a message, and return it.
@@ -86,10 +79,6 @@ class MessageChannel(Generic[MessageT]):
             return self._decoder.decode(payload)
         except UNREADABLE as error:
             raise ProtocolError(f"{peer} sent an unreadable message: {error}") from error
-
-    def take_descriptor(self) -> int:
-        """Return the descriptor that came with the last message: see :class:`Channel`."""
-        return self._channel.take_descriptor()
 
     def close(self) -> None:
         """Close the channel."""

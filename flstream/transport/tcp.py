@@ -1,5 +1,7 @@
 """TCP channels between processes that share a key, which both sides prove to have.
 
+Processes of one machine may use a Unix socket in their place, by the same proof.
+
 The side that dialled proves first, so that whoever has no key learns nothing but a random number.
 Neither proof can be used again: each covers a number that the other side has just drawn. It keeps
 strangers out. What is sent later is neither hidden nor signed: the digests of the protocol find
@@ -12,7 +14,6 @@ import errno
 import hashlib
 import hmac
 import ipaddress
-import os
 import secrets
 import socket
 import struct
@@ -37,6 +38,9 @@ AUTHENTICATION_SECONDS = 5.0
 
 MOST_PENDING = 64
 """Connections that may be about to prove themselves; beyond that, the oldest one goes."""
+
+UNIX = "unix:"
+"""Address of a Unix socket that has a name in no folder; the kernel adds the name."""
 
 KEY_BYTES = PROOF_BYTES = NONCE_BYTES = 32
 _MOST_PORT = 65_535
@@ -112,6 +116,7 @@ class TcpListener:
 
     Args:
         address: Address to bind, ``HOST:PORT``; port 0 is a free one. Not all addresses at once.
+            Or :data:`UNIX`, for processes of this machine.
         on_connection: Called with each channel to a process that has proven itself, one after
             another; it may not take long.
         run: What both sides are part of; a key of one run opens no other.
@@ -135,20 +140,12 @@ class TcpListener:
         # Guards the two above, and calls one after another, which may admit and dismiss.
         self._lock = threading.RLock()
         self._is_closed = False
-        where = _host_and_port(address)
         try:
-            family, _, _, _, bound = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0]
-            if ipaddress.ip_address(bound[0]).is_unspecified:
-                raise UsageError(
-                    f"{address} stands for every address of this machine; name the one under which "
-                    "the others reach it"
-                )
-            self._socket = socket.create_server(bound[:2], family=family, backlog=MOST_PENDING)
+            self._socket = _listening(address)
         except (OSError, UnicodeError) as error:  # a name that is too long
             flaw = error.strerror if isinstance(error, OSError) else "it is no name of a host"
             raise UsageError(f"{address} cannot be listened on: {flaw}") from error
-        host, port = self._socket.getsockname()[:2]
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = _text_of(self._socket.getsockname())
         self._thread = threading.Thread(target=self._accept_all, name="tcp-listener", daemon=True)
         self._thread.start()
 
@@ -192,11 +189,6 @@ class TcpListener:
             self._socket.shutdown(socket.SHUT_RDWR)  # which ends the waiting for connections
         self._thread.join()
 
-    def abandon(self) -> None:
-        """Close the descriptor alone, in a forked child, which would keep the address in use."""
-        if self._socket.fileno() >= 0:
-            os.close(self._socket.detach())
-
     def __enter__(self) -> Self:
         return self
 
@@ -207,7 +199,7 @@ class TcpListener:
         with self._socket:
             while not self._is_closed:
                 try:
-                    channel = Channel(self._socket.accept()[0], "a stranger", beats=True)
+                    channel = _channel(self._socket.accept()[0], "a stranger")
                 except OSError as error:
                     if error.errno in _NO_ROOM:
                         self._make_room(0)
@@ -281,7 +273,7 @@ def dial(
     """Connect to a listener, and prove to each other that both have the key.
 
     Args:
-        address: Address of the listener, ``HOST:PORT``.
+        address: Address of the listener.
         token: The key that admits this process.
         peer: Name of the process at the other end, for messages.
         role: What this process is to be there.
@@ -291,15 +283,15 @@ def dial(
         UsageError: The address is none.
         ChannelClosedError: Nobody listens there, or who does has not the key.
     """
-    host_and_port, name = _host_and_port(address), f"{peer} at {address}"
+    name = f"{peer} at {address}"
     try:
-        sock = socket.create_connection(host_and_port, AUTHENTICATION_SECONDS)
+        sock = _connected(address)
     except (OSError, UnicodeError) as error:
         flaw = getattr(error, "strerror", None) or error
         raise ChannelClosedError(
             f"{name} cannot be reached: {flaw}; is it up, and is this its address?"
         ) from error
-    channel, deadline = Channel(sock, name, beats=True), Deadline(AUTHENTICATION_SECONDS)
+    channel, deadline = _channel(sock, name), Deadline(AUTHENTICATION_SECONDS)
     nonce = secrets.token_bytes(NONCE_BYTES)
     greeting = _GREETING.pack(_MAGIC, _VERSION, role.encode(), token.id, nonce)
     answer, theirs = bytearray(NONCE_BYTES), bytearray(PROOF_BYTES)
@@ -323,8 +315,50 @@ def dial(
     return channel
 
 
+def _listening(address: str) -> socket.socket:
+    """Return a socket that listens."""
+    if address == UNIX:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.bind("")  # of the abstract names, the kernel takes a free one
+        sock.listen(MOST_PENDING)
+        return sock
+    host, port = _host_and_port(address)
+    family, _, _, _, bound = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    if ipaddress.ip_address(bound[0]).is_unspecified:
+        raise UsageError(
+            f"{address} stands for every address of this machine; name the one under which the "
+            "others reach it"
+        )
+    return socket.create_server(bound[:2], family=family, backlog=MOST_PENDING)
+
+
+def _connected(address: str) -> socket.socket:
+    """Return a socket that is connected to a listener's."""
+    if not address.startswith(UNIX):
+        return socket.create_connection(_host_and_port(address), AUTHENTICATION_SECONDS)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(AUTHENTICATION_SECONDS)
+    try:
+        sock.connect("\0" + address.removeprefix(UNIX))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _channel(sock: socket.socket, peer: str) -> Channel:
+    return Channel(sock, peer, beats=sock.family != socket.AF_UNIX)
+
+
 def _host_and_port(address: str) -> tuple[str, int]:
     host, colon, port = str(address).rpartition(":")
     if not colon or host in ("", "*") or not port.isdecimal() or int(port) > _MOST_PORT:
         raise UsageError(f"{address!r} is no address; give HOST:PORT, such as 127.0.0.1:7707")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _text_of(name: bytes | tuple[str, int]) -> str:
+    if isinstance(name, bytes):
+        return UNIX + name[1:].decode()
+    host, port = name[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -68,9 +68,9 @@ def _offer(
     if codecs.frames is not None:
         bases = {} if kept is None else {task.model: kept}
         encoder = encoder_for(codecs.frames, update.layout, bases)
-    with worker.offering(answered.effect, update, encoder) as ref:
-        worker.send(_with(answered, OfferedUpdate(ref.token)))
-        outcome = ref.wait()
+    ref = worker.offer(update, encoder)
+    worker.send(_with(answered, OfferedUpdate(ref.token)))
+    outcome = ref.wait()
     if not outcome.ok:
         print(
             f"flstream: the update of round {task.round} was not used ({answered.sites[0].site}): "

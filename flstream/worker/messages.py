@@ -28,6 +28,7 @@ import msgspec
 
 from flstream.runs.state_versions import StateVersion
 from flstream.telemetry.events import Transfer
+from flstream.worker.peer_messages import Offered
 
 TaskKind = Literal["train", "evaluate", "submit_model"]
 
@@ -83,7 +84,7 @@ class Task(msgspec.Struct, tag=True, frozen=True):
             :mod:`flstream.model.order`.
         joined: Names of the bodies that are joined with the model into one, and with the update
             that is to be sent; see :mod:`flstream.model.joined`.
-        host: Name of the peer that offers the bodies; empty for the server.
+        host: The peer's offer of the model; None where the server offers it.
         folder: Folder in which the worker writes the update as a file; empty for none.
         inline: Most bytes of an update that travels in the answer; 0 where none does.
         mapped: Whether the descriptor of the model's checkpoint was handed over, so that the model
@@ -101,7 +102,7 @@ class Task(msgspec.Struct, tag=True, frozen=True):
     meta: bytes = b""
     order: str = ""
     joined: list[str] = []
-    host: str = ""
+    host: Offered | None = None
     folder: str = ""
     inline: int = 0
     model: str = ""

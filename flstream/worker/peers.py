@@ -1,145 +1,121 @@
-"""A worker's end of what the server has workers do with each other: connect, offer, fold.
+"""A worker's end of what the server has workers do with each other: offer, connect, fold.
 
 A thread of its own takes the server's requests, since the training code has the main thread: an
-update is offered, and others are folded, while the site that trained waits in ``send``.
+update is fetched, and others are folded, while the site that trained waits in ``send``.
 """
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
-from contextlib import suppress
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 
+from flstream.aggregation.adoption import FoldKeeper
+from flstream.aggregation.ahead import WriteBehind
+from flstream.aggregation.remote_body import RemoteBody
+from flstream.aggregation.update import UpdateSource, naming
+from flstream.aggregation.walk import fold_updates
+from flstream.codecs.chain import chain_of
+from flstream.codecs.update_form import UpdateForm
 from flstream.errors import ChannelClosedError, FlstreamError, RefusedError, StreamingError
 from flstream.model.checkpoint import FileSource
+from flstream.model.joined import MAIN
 from flstream.model.source import Source
+from flstream.runs.model_draft import model_draft
 from flstream.streaming.receiver import Receiver
-from flstream.streaming.refs import Ref
 from flstream.streaming.service import DownloadService
-from flstream.streaming.settings import Limits
+from flstream.streaming.settings import limits_for, limits_for_updates
 from flstream.telemetry.events import SERVER
 from flstream.transport.channel import Channel
 from flstream.transport.link import LinkRelay
 from flstream.transport.messages import MessageChannel
-from flstream.transport.tcp import Admission, StartToken, TcpListener, dial
-from flstream.worker.peer_fold import WorkerFold
+from flstream.transport.tcp import UNIX, Admission, StartToken, TcpListener, dial
 from flstream.worker.peer_messages import (
-    Dial,
+    Folded,
+    Folding,
     FoldTask,
-    Keep,
-    Listen,
-    Listening,
+    Offer,
     Offered,
-    OfferModel,
-    OfferUpdate,
-    PeerDone,
     PeerFailed,
     PeerReply,
     PeerRequest,
-    Reach,
-    Serve,
-    Withdraw,
+    UpdatePlace,
 )
+from flstream.worker.worker_info import WorkerInfo
 
-
-@dataclass
-class HeldUpdate:
-    """An update that waits in this process until it is settled.
-
-    Attributes:
-        source: Its body.
-        refs: What peers were offered of it, by token.
-    """
-
-    source: Source
-    refs: dict[bytes, Ref] = field(default_factory=dict)
+# Seconds between reports of how far a fold is.
+_REPORT_SECONDS = 0.1
 
 
 class Peers:
     """The peers of a worker, and what it does for them.
 
     Args:
+        info: Facts about the worker.
         sock: The worker's end of the socket for the server's requests.
-        service: Offers bodies to peers.
-        limits: What a peer may cause.
+        service: Has the updates on offer to the server; offers models to peers.
         relay: Emulates the link of the worker's site; None where none is emulated.
-        worker: Name of the worker, which reaches itself without a link.
+
+    Attributes:
+        info: As given.
     """
 
     def __init__(
         self,
+        info: WorkerInfo,
         sock: socket.socket,
         service: DownloadService,
-        limits: Limits,
         relay: LinkRelay | None = None,
-        worker: str = "",
     ) -> None:
+        self.info = info
         self._socket = sock
         self._service = service
-        self._limits = limits
         self._relay = relay
-        self._worker = worker
         self._channel: MessageChannel[PeerRequest] = MessageChannel(sock, SERVER, PeerRequest)
-        self._receivers: dict[str, Receiver] = {}
-        # The channels to peers, which a forked child must not keep open.
-        self._channels: dict[str, Channel] = {}
         self._listener: TcpListener | None = None
-        self._held: dict[int, HeldUpdate] = {}
-        self._models: dict[bytes, Ref] = {}
-        # The model that was offered or made last: its header was read, its digests are known.
-        self._newest: tuple[str, FileSource] | None = None
-        self._fold: WorkerFold | None = None
+        self._numbers = count(1)
+        # Names under which each peer was offered a model last.
+        self._receivers: dict[str, str] = {}
         self._thread = threading.Thread(target=self._serve, name="peers", daemon=True)
         self._thread.start()
 
-    def receiver(self, peer: str) -> Receiver:
-        """The receiving side of the channel to a peer.
+    def dial(self, offered: Offered, role: str = "receiver") -> Receiver:
+        """Connect to a peer for a body that it offers.
+
+        Args:
+            offered: The offer.
+            role: ``server`` for an update, which is fetched in the place of the server.
 
         Raises:
-            RefusedError: There is no such channel.
+            StreamingError: The peer cannot be reached.
         """
-        try:
-            return self._receivers[peer]
-        except KeyError as error:
-            raise RefusedError(f"there is no connection to {peer}") from error
+        channel = dial(offered.address, StartToken(offered.key), offered.peer, role)
+        channel = self._linked(channel, f"{offered.peer} {next(self._numbers)}")
+        return Receiver(channel, offered.peer, limits=limits_for(self.info.streaming))
 
-    def held(self, effect: int) -> Source:
-        """The update of an effect's task that waits here.
+    def own_update(self, token: bytes) -> Source:
+        """The update of this worker that is on offer to the server.
 
         Raises:
-            RefusedError: There is none.
+            RefusedError: It is not any more.
         """
-        return self._held_update(effect).source
-
-    def hold(self, effect: int, source: Source) -> None:
-        """Have an update at hand for peers, until :meth:`release`."""
-        self._held[effect] = HeldUpdate(source)
-
-    def release(self, effect: int) -> None:
-        """Offer an update to no peer any more: its owner may do with the memory what it likes."""
-        held = self._held.pop(effect, None)
-        if held is not None:
-            for ref in list(held.refs.values()):
-                ref.abort("the update is settled")
-
-    def abandon(self) -> None:
-        """Close the descriptors of the sockets to peers, in a forked child that inherited them."""
-        for each in self._channels.values():
-            if each.fileno() >= 0:
-                os.close(each.detach().detach())
-        if self._listener is not None:
-            self._listener.abandon()
+        ref = self._service.ref(token, SERVER)
+        source = None if ref is None else ref.source
+        if source is None:
+            raise RefusedError("the update is not on offer any more")
+        return source
 
     def close(self) -> None:
         """End the thread, and what it is doing."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
-        for each in self._channels.values():
-            each.close()
         if self._listener is not None:
             self._listener.close()
 
@@ -154,120 +130,127 @@ class Peers:
             # Whatever has ended this, the server is to see at once that nothing more will come.
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
-            self._end_fold()
 
     def _answer(self, request: PeerRequest) -> PeerReply:
         try:
-            return self._meet(request)
+            match request:
+                case Offer():
+                    return self._offer(request)
+                case FoldTask():
+                    return _Fold(request, self, self._channel.send).make()
         except ChannelClosedError:
-            raise  # of the server, or of a peer that the next request tells of
+            raise  # of the server, which is gone
         except FlstreamError as error:
-            return PeerFailed(type(error).__name__, str(error))
+            return PeerFailed(type(error).__name__, [*map(str, error.args)])
 
-    def _meet(self, request: PeerRequest) -> PeerReply:
-        match request:
-            case Serve(peer):
-                channel = Channel(self._received(), peer)
-                self._service.attach(self._linked(channel, peer, peer), receiver=peer)
-                return PeerDone()
-            case Reach(peer):
-                self._add(peer, Channel(self._received(), _worker_of(peer)))
-                return PeerDone()
-            case Listen(peer):
-                return self._listen_for(peer)
-            case Dial(peer, address, key):
-                self._add(peer, dial(address, StartToken(key), _worker_of(peer)))
-                return PeerDone()
-            case OfferUpdate(effect, peer):
-                return self._offer_update(effect, peer)
-            case OfferModel():
-                return self._offer_model(request)
-            case Withdraw(token, reason):
-                self._withdraw(token, reason)
-                return PeerDone()
-            case FoldTask():
-                self._end_fold()
-                self._fold = WorkerFold(request, self, self._channel.send)
-                return self._fold.walk()
-            case Keep():
-                return self._keep()
-
-    def _received(self) -> socket.socket:
-        return socket.socket(fileno=self._channel.take_descriptor())
-
-    def _listen_for(self, peer: str) -> Listening:
+    def _offer(self, request: Offer) -> Offered:
         if self._listener is None:
             # Where the server reaches this node, other nodes do.
-            host = self._socket.getsockname()[0]
-            self._listener = TcpListener(f"[{host}]:0", self._serve_peer)
-        key = self._listener.admit(peer).key
-        return Listening(self._listener.address, key)
+            is_local = self._socket.family == socket.AF_UNIX
+            address = UNIX if is_local else f"[{self._socket.getsockname()[0]}]:0"
+            self._listener = TcpListener(address, self._attach)
+        name = f"{request.peer} {next(self._numbers)}"
+        token, role = request.token, SERVER
+        if request.path:
+            model = FileSource(Path(request.path))
+            self._service.detach(self._receivers.pop(request.peer, name))  # of an earlier task
+            self._receivers[request.peer] = name
+            token, role = self._service.offer(model, [name]).token, "receiver"
+        key = self._listener.admit(name, role).key
+        return Offered(self.info.name, self._listener.address, key, token)
 
-    def _serve_peer(self, channel: Channel, admission: Admission) -> None:
+    def _attach(self, channel: Channel, admission: Admission) -> None:
+        """Serve a peer under a name of its own, or in the place of the server."""
+        token, name, role = admission
         assert self._listener is not None
-        self._listener.dismiss(admission.token)  # a token is of use once
-        peer = admission.name
-        self._service.attach(self._linked(channel, peer, peer), receiver=peer)
+        self._listener.dismiss(token)  # a key is of use once
+        receiver = SERVER if role == SERVER else name
+        self._service.attach(self._linked(channel, name), receiver=receiver)
 
-    def _is_emulated(self, process: str) -> bool:
-        return self._relay is not None and _worker_of(process) != self._worker
-
-    def _linked(self, channel: Channel, process: str, peer: str) -> Channel:
-        """Return a channel to another worker's process over the link of this worker's site."""
-        if self._relay is None or not self._is_emulated(process):
+    def _linked(self, channel: Channel, name: str) -> Channel:
+        """Return a channel to another worker over the link of this worker's site."""
+        peer = name.rpartition(" ")[0]
+        if self._relay is None or peer == self.info.name:
             return channel
-        return self._relay.channel(channel.detach(), peer, _worker_of(process))
-
-    def _add(self, peer: str, channel: Channel) -> None:
-        channel = self._linked(channel, peer, _worker_of(peer))
-        for name in list(self._channels):  # an earlier process of that worker
-            if _worker_of(name) == _worker_of(peer):
-                self._receivers.pop(name, None)
-                self._channels.pop(name).close()
-        self._channels[peer] = channel
-        self._receivers[peer] = Receiver(channel, _worker_of(peer), limits=self._limits)
-
-    def _offer_update(self, effect: int, peer: str) -> Offered:
-        held = self._held_update(effect)
-        for earlier in list(held.refs.values()):
-            # Of a fold that was given up: what is left of it is not to be sent any more.
-            earlier.abort("the fold is done again")
-        held.refs.clear()
-        ref = self._service.offer(held.source, [peer])
-        held.refs[ref.token] = ref
-        return Offered(ref.token)
-
-    def _offer_model(self, request: OfferModel) -> Offered:
-        if self._newest is None or self._newest[0] != request.digest:
-            self._newest = request.digest, FileSource(Path(request.path))
-        ref = self._service.offer(self._newest[1], [request.peer])
-        self._models[ref.token] = ref
-        return Offered(ref.token)
-
-    def _held_update(self, effect: int) -> HeldUpdate:
-        held = self._held.get(effect)
-        if held is None:
-            raise RefusedError(f"the update of effect {effect} is not held here any more")
-        return held
-
-    def _withdraw(self, token: bytes, reason: str) -> None:
-        if (ref := self._models.pop(token, None)) is not None:
-            ref.abort(reason)
-
-    def _keep(self) -> PeerReply:
-        fold = self._fold
-        if fold is None:
-            raise RefusedError("no model was folded here that could be kept")
-        kept, digest, source = fold.keep()
-        self._newest, self._fold = (digest, source), None
-        return kept
-
-    def _end_fold(self) -> None:
-        fold, self._fold = self._fold, None
-        if fold is not None:
-            fold.close()
+        return self._relay.channel(channel.detach(), peer, name)
 
 
-def _worker_of(process: str) -> str:
-    """Return the name of the worker that a process is of."""
-    return process.rpartition("/")[0]
+class _Fold:
+    """The walk that a server would do, fed by peers."""
+
+    def __init__(self, task: FoldTask, peers: Peers, report: Callable[[Folding], None]) -> None:
+        self._task = task
+        self._peers = peers
+        self._report = report
+        self._reported = time.monotonic()
+        self._base = FileSource(Path(task.base))
+        self._form = UpdateForm(self._base, chain_of(peers.info.codecs_up))
+        self._unchanged = {place.site for place in task.updates}
+        self._remotes: dict[str, RemoteBody] = {}
+        self._connections = ExitStack()
+
+    def make(self) -> Folded:
+        """Fold the updates into the next model, which is durable on return; a failure leaves none.
+
+        Raises:
+            UpdateRefusedError: An update is of no use.
+            FlstreamError: The model cannot be made, or the server is gone.
+        """
+        task, base = self._task, self._base
+        state = None if task.state is None else Path(task.state)
+        lossy = chain_of(self._peers.info.codecs_down).lossy
+        path, layouts, how = Path(task.path), {MAIN: base.layout}, (task.rule, task.optimizer)
+        drafting = model_draft(path, layouts, task.metadata, *how, state, lossy)
+        check = partial(self._on_range, 0)
+        keeper = FoldKeeper(lambda site: Path(task.last[site]), base, task.rule, check)
+        with self._connections, drafting as draft:
+            sources = [self._source(place) for place in task.updates]
+            for index, source in enumerate(sources if task.last else ()):
+                sources[index] = keeper.keep(source, task.step)
+                self._report(Folding(0, dict(keeper.digests)))
+            with closing(WriteBehind(draft.target.layout, draft.target.write)) as sink:
+                walk = sink, task.step, self._on_range, draft.optimization
+                digest = fold_updates(base, sources, task.rule, *walk)
+            costs = {site: remote.cost for site, remote in self._remotes.items()}
+            began = time.monotonic()
+            digests = draft.finish(digest)
+        return Folded(digests, list(self._unchanged), costs, time.monotonic() - began)
+
+    def _source(self, place: UpdatePlace) -> UpdateSource:
+        """An update as the walk reads it."""
+        site, kind, where = place.site, place.params_type, place.where
+        remote: RemoteBody | None = None
+        opened: Callable[[], Source]
+        if isinstance(where, str):
+            opened = partial(FileSource, Path(where))
+        elif where.peer == self._peers.info.name:
+            opened = partial(self._peers.own_update, where.token)
+        else:
+            remote = self._remotes[site] = self._remote(place, where)
+            opened = partial(remote.open, self._task.step)
+        source = UpdateSource(
+            site,
+            lambda: self._form.decoded(opened(), kind),
+            place.weight,
+            kind,
+            place.partial,
+            partial(self._unchanged.discard, site),
+        )
+        return source if remote is None else replace(source, confirm=remote.confirm)
+
+    def _remote(self, place: UpdatePlace, offered: Offered) -> RemoteBody:
+        """An update in another process, which is fetched in the server's place."""
+        with naming(place.site, StreamingError):
+            receiver = self._connections.enter_context(self._peers.dial(offered, SERVER))
+        receiver.limits = limits_for_updates(self._base.layout, 1)
+        same = self._base if place.params_type == "FULL" else None
+        check = partial(self._form.difference, partial=place.partial)
+        # Sites send each other frames as they are.
+        settings = self._peers.info.streaming
+        return RemoteBody(place.site, receiver, offered.token, settings, same, check)
+
+    def _on_range(self, done: int) -> None:
+        now = time.monotonic()
+        if now - self._reported >= _REPORT_SECONDS:
+            self._reported = now
+            self._report(Folding(done))

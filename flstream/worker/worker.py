@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ from flstream.worker.messages import (
     ToWorker,
 )
 from flstream.worker.model_form import ModelForm
+from flstream.worker.peer_messages import Offered
 from flstream.worker.peers import Peers
 from flstream.worker.worker_info import WorkerInfo
 
@@ -65,7 +66,7 @@ class Worker:
         control: Channel for messages to and from the server.
         down: Receiver of the server's models.
         service: Download service that offers updates to the server.
-        peers: Other workers, which may offer models and be offered updates.
+        peers: Other workers, which may offer models and fetch updates.
         selection: Function that selects the tensors to send to the server; None for all.
         enter: Function called with the name of each site whose part of a task begins, and with None
             when the task is over.
@@ -97,6 +98,8 @@ class Worker:
         self._down = down
         self._service = service
         self._peers = peers
+        # The connection to the peer that offers the model under way.
+        self._host = ExitStack()
         self._is_ready = False
         self._stopped = False
         # Seconds that it takes to fetch the last one again.
@@ -169,13 +172,15 @@ class Worker:
         """Send a message to the server."""
         self._control.send(message)
 
-    def open(self, bodies: Mapping[str, bytes], host: str = "") -> tuple[RemoteSource, ModelForm]:
+    def open(
+        self, bodies: Mapping[str, bytes], host: Offered | None = None
+    ) -> tuple[RemoteSource, ModelForm]:
         """Open a model that is on offer, which is to be downloaded next.
 
         Args:
             bodies: Token of each body on offer, by its name: the model's, and the layout's where
                 the model comes encoded.
-            host: Name of the peer that offers it; empty for the server.
+            host: The peer's offer of it; None where it is the server's.
 
         Returns:
             What is sent, and the form in which that is the model.
@@ -184,9 +189,9 @@ class Worker:
             StreamingError: It cannot be opened.
         """
         receiver = self._down
-        if host:
-            receiver = self._peers.receiver(host)
-            receiver.limits = self._down.limits
+        if host is not None:
+            self._host.close()  # of an attempt that failed
+            receiver = self._host.enter_context(self._peers.dial(host))
         streaming = self.info.streaming
         frames, lossy = self.model_codecs.frames, self.model_codecs.lossy
         form = ModelForm(None, None)
@@ -204,6 +209,7 @@ class Worker:
 
     def received(self, effect: int, cost: Transfer) -> None:
         """Let the server know that the model of a task has arrived, and what that cost."""
+        self._host.close()
         self._has_received = True
         self._fetching = cost.seconds if self.info.streaming.reuse else 0.0
         self.send(Progress(effect, "received", cost=cost))
@@ -252,22 +258,14 @@ class Worker:
             raise RefusedError("the run is over")
         return message
 
-    @contextmanager
-    def offering(
-        self, effect: int, source: Source, encoder: EncoderFor | None = None
-    ) -> Iterator[Ref]:
-        """Offer an update to the server, and to the peers that the server names meanwhile.
+    def offer(self, source: Source, encoder: EncoderFor | None = None) -> Ref:
+        """Offer an update to the server, in whose place a peer may fetch it.
 
         Args:
-            effect: Number of the effect whose task it answers.
-            source: Body of the update, which must not change as long as the block lasts.
+            source: Body of the update, which must not change until the ref has settled.
             encoder: What makes its frames smaller for the server; None for nothing.
 
-        Yields:
+        Returns:
             The ref, which settles once the update was used or rejected.
         """
-        self._peers.hold(effect, source)
-        try:
-            yield self._service.offer(source, [SERVER], encoder=encoder)
-        finally:
-            self._peers.release(effect)
+        return self._service.offer(source, [SERVER], encoder=encoder)

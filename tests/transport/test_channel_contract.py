@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
 from queue import Queue
 
 import msgspec
@@ -27,7 +28,7 @@ from flstream.job.link import NetworkLink
 from flstream.transport.channel import Channel, Deadline, Signal, pipe
 from flstream.transport.link import LinkRelay
 from flstream.transport.messages import MessageChannel
-from flstream.transport.tcp import TcpListener, dial
+from flstream.transport.tcp import UNIX, TcpListener, dial
 
 Ends = tuple[Channel, Channel]
 
@@ -41,10 +42,10 @@ def pipes(*, direct: bool = False) -> Iterator[Ends]:
 
 
 @contextmanager
-def tcp() -> Iterator[Ends]:
+def tcp(address: str = "127.0.0.1:0") -> Iterator[Ends]:
     """The ends of an authenticated connection, once each has the other's proof."""
     accepted: Queue[Channel] = Queue()
-    with TcpListener("127.0.0.1:0", lambda channel, _: accepted.put(channel)) as listener:
+    with TcpListener(address, lambda channel, _: accepted.put(channel)) as listener:
         site = dial(listener.address, listener.admit("site-1"), "server")
         server = accepted.get(timeout=10)
     with closing(server), closing(site):
@@ -67,6 +68,7 @@ def linked() -> Iterator[Ends]:
 CHANNELS: dict[str, Callable[[], AbstractContextManager[Ends]]] = {
     "pipe": pipes,
     "tcp": tcp,
+    "unix": partial(tcp, UNIX),
     "link": linked,
 }
 every_channel = pytest.mark.parametrize("connect", CHANNELS.values(), ids=CHANNELS)
@@ -205,7 +207,7 @@ def test_a_file_is_handed_over_with_a_message(direct_ends, tmp_path):
     server, site = direct_ends
     (tmp_path / "file").write_bytes(b"content")
     with (tmp_path / "file").open("rb") as file:
-        server.send([memoryview(b"here")], Deadline(5), [file.fileno()])
+        server.send_some([memoryview(b"here")], [file.fileno()])
     assert receive(site, 4) == b"here"
     fd = site.take_descriptor()
     assert os.pread(fd, 100, 0) == b"content"
@@ -219,7 +221,7 @@ def test_files_that_nobody_takes_are_closed(direct_ends):
     server, site = direct_ends
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
-        server.send([memoryview(b"x")], Deadline(5), [server.fileno()])
+        server.send_some([memoryview(b"x")], [server.fileno()])
         receive(site, 1)
     assert len(os.listdir("/proc/self/fd")) <= before + 1
     site.close()

@@ -4,22 +4,22 @@ import errno
 import os
 import socket
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from queue import Queue
 
 import pytest
 
 from flstream.errors import ChannelClosedError, UsageError
 from flstream.transport import tcp
-from flstream.transport.tcp import StartToken, TcpListener, dial
+from flstream.transport.tcp import UNIX, StartToken, TcpListener, dial
 
 
 class Listening:
     """A listener, and who it has let in."""
 
-    def __init__(self):
+    def __init__(self, address="127.0.0.1:0"):
         self.accepted = Queue()
-        self.listener = TcpListener("127.0.0.1:0", lambda *both: self.accepted.put(both))
+        self.listener = TcpListener(address, lambda *both: self.accepted.put(both))
         self.address = self.listener.address
         self.token = self.listener.admit("site-1")
 
@@ -44,18 +44,32 @@ class Listening:
         return who, near, far
 
 
-@pytest.fixture
-def listening():
-    listening = Listening()
+@contextmanager
+def listening_at(address):
+    listening = Listening(address)
     yield listening
     listening.listener.close()
     while not listening.accepted.empty():
         listening.accepted.get()[0].close()
 
 
+@pytest.fixture
+def listening():
+    with listening_at("127.0.0.1:0") as listening:
+        yield listening
+
+
+@pytest.fixture(params=["127.0.0.1:0", UNIX])
+def anywhere(request):
+    """A listener on TCP, and one on a Unix socket."""
+    with listening_at(request.param) as listening:
+        yield listening
+
+
 def test_a_key_lets_its_process_in_by_its_name_as_often_as_it_comes_until_it_is_dismissed(
-    listening,
+    anywhere,
 ):
+    listening = anywhere
     other = listening.listener.admit("site-2", role="agent")
     keys = (listening.token, "receiver", "site-1"), (other, "agent", "site-2")
     for token, role, name in 2 * keys:
@@ -72,12 +86,12 @@ def test_a_key_lets_its_process_in_by_its_name_as_often_as_it_comes_until_it_is_
     [(StartToken.new(), "receiver", ""), (None, "agent", ""), (None, "receiver", "yesterday")],
     ids=["another key", "another role", "another run"],
 )
-def test_who_has_not_the_key_is_closed_and_counted_and_never_handed_on(listening, token, role, run):
-    token = token or listening.token
-    with pytest.raises(ChannelClosedError, match=r"server at 127\.0\.0\.1:\d+ closed the connect"):
-        dial(listening.address, token, "server", role, run)
-    assert listening.listener.strangers == 1
-    assert listening.accepted.empty()
+def test_who_has_not_the_key_is_closed_and_counted_and_never_handed_on(anywhere, token, role, run):
+    token = token or anywhere.token
+    with pytest.raises(ChannelClosedError, match=f"server at {anywhere.address} closed the connec"):
+        dial(anywhere.address, token, "server", role, run)
+    assert anywhere.listener.strangers == 1
+    assert anywhere.accepted.empty()
 
 
 def test_a_listener_without_the_key_is_found_out(listening):
@@ -170,12 +184,12 @@ def test_an_address_that_cannot_be_bound_is_refused(address, sentence):
         TcpListener(address, lambda *_: None)
 
 
-def test_nobody_at_an_address_is_an_error_that_names_it(listening):
-    listening.listener.close()
-    with pytest.raises(ChannelClosedError, match=rf"server at {listening.address} cannot be reach"):
-        dial(listening.address, listening.token, "server")
+def test_nobody_at_an_address_is_an_error_that_names_it(anywhere):
+    anywhere.listener.close()
+    with pytest.raises(ChannelClosedError, match=rf"server at {anywhere.address} cannot be reach"):
+        dial(anywhere.address, anywhere.token, "server")
     with pytest.raises(UsageError, match="is no address"):
-        dial("nowhere", listening.token, "server")
+        dial("nowhere", anywhere.token, "server")
 
 
 def test_a_token_comes_back_from_its_text_and_does_not_show_in_logs():

@@ -53,18 +53,45 @@ DIES_FOLDING = """
 import os
 import pathlib
 import signal
-import flstream.worker.peer_fold as peer_fold
+import flstream.worker.peers as peers
 
 
-def die(fold, done, report=peer_fold.WorkerFold._done):
-    mark = pathlib.Path(fold._task.path).parents[2] / "died"
-    if "round-0002" in fold._task.path and done and not mark.exists():
+def make(fold, made=peers._Fold.make):
+    path, report = pathlib.Path(fold._task.path), fold._report
+    mark = path.parents[3] / "died"
+
+    def die(folding):
+        if path.name == "round-0002.safetensors" and folding.done and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        report(folding)
+
+    fold._report = die
+    return made(fold)
+
+
+peers._REPORT_SECONDS = 0.0
+peers._Fold.make = make
+"""
+
+
+# The worker that offers the model of the first round is out of reach for the peer that comes first.
+HANGS_UP = """
+import pathlib
+import flstream.worker.peers as peers
+
+
+def attach(self, channel, admission, attached=peers.Peers._attach):
+    run = pathlib.Path(self.info.sites_folder).parent
+    model, mark = run / "checkpoints" / "round-0001.safetensors", run / "hung-up"
+    if admission.role == "receiver" and model.exists() and not mark.exists():
         mark.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    report(fold, done)
+        channel.close()
+    else:
+        attached(self, channel, admission)
 
 
-peer_fold.WorkerFold._done = die
+peers.Peers._attach = attach
 """
 
 
@@ -102,6 +129,12 @@ def test_a_site_that_is_lost_while_it_folds_trains_again_and_another_folds(jobs,
     again = {site: [1, 2, 3] for site in run.summary.memory.clients} | {lost: [1, 2, 2, 3]}
     assert {site: trained(run, site) for site in again} == again
     assert of_kind(run, RoundFinished)[1].aggregator != lost
+
+
+def test_a_model_that_its_worker_does_not_deliver_comes_from_another(jobs, fedavg):
+    run = jobs.run(HANGS_UP + noisy(), *HOW, "workflow.type=swarm")
+    assert (run.directory.path / "hung-up").exists()
+    assert results(run) == fedavg
 
 
 @pytest.mark.nightly

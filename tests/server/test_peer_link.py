@@ -6,17 +6,17 @@ from contextlib import closing
 import pytest
 
 from flstream.errors import DeadlineError, StreamingError
-from flstream.server.worker_handle import PeerLink
+from flstream.server.peer_link import PeerLink
 from flstream.transport.channel import Signal
-from flstream.worker.peer_messages import Offered, OfferModel
+from flstream.worker.peer_messages import Offer, Offered
 
 
 def test_after_an_answer_that_comes_too_late_nothing_more_is_asked():
     # It would pass for the answer to the next request.
     ours, worker = socket.socketpair()
-    request = OfferModel("round-0001.safetensors", "0" * 32, "site-2/1")
+    request = Offer("site-2", "round-0001.safetensors")
     with ours, worker, closing(Signal()) as abort:
-        link = PeerLink(ours, "site-1", "site-1/1", abort)
+        link = PeerLink(ours, "site-1", abort)
         assert link.is_open
         for error in (DeadlineError, StreamingError):
             with pytest.raises(error):
