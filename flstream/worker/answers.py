@@ -137,6 +137,30 @@ def check_kinds(update: Layout, layout: Layout | None) -> None:
             )
 
 
+def check_size(update: Layout, layout: Layout | None, most: int) -> None:
+    """Refuse an update that is larger than the model, where it is made.
+
+    Args:
+        update: Layout of the update.
+        layout: Layout of the received model; None if it was not received.
+        most: Bytes of the model.
+
+    Raises:
+        ClientError: The message names a tensor that is not the model's, if there is one.
+    """
+    if update.nbytes <= most:
+        return
+    known = update if layout is None else layout
+    strange = next((name for name in update.names if known.find(name) is None), None)
+    if strange is None:
+        flaw = f"it takes {update.nbytes} bytes, and the model {most}"
+    else:
+        flaw = f"tensor {strange!r} is not part of the model"
+    raise ClientError(
+        f"the update does not fit the model: {flaw}; send tensors of the received model alone"
+    )
+
+
 def clones(tensors: Params) -> Params:
     """Return copies of tensors by name; names of one tensor are names of one copy."""
     made: dict[int, Any] = {}

@@ -20,6 +20,7 @@ from flstream.model.source import Source
 from flstream.telemetry.halts import halt_at
 from flstream.worker.answers import (
     check_kinds,
+    check_size,
     clones,
     framework_of,
     inline,
@@ -318,11 +319,7 @@ class TaskExecution:
             update = encoded_update(codec, update, received, sent_as, site)
         in_answer = None
         if self.task.inline:
-            if whole.layout.nbytes > self.task.inline:
-                raise ClientError(
-                    f"the update does not fit the model: it takes {whole.layout.nbytes} bytes, and "
-                    f"the model {self.task.inline}; send tensors of the received model alone"
-                )
+            check_size(whole.layout, joint, self.task.inline)
             in_answer = inline(update)
         state = site.state.keep()
         answer = structs.replace(
