@@ -173,9 +173,17 @@ def clones(tensors: Params) -> Params:
     return {name: made[id(value)] for name, value in tensors.items()}
 
 
-def inline(update: Source) -> InlineUpdate:
-    """Return a copy of an update that travels in its site's answer."""
-    layout, digest = update.layout, BodyDigest(update.layout)
+def inline(update: Source, received: Layout | None = None) -> InlineUpdate:
+    """Return a copy of an update that travels in its site's answer.
+
+    Args:
+        update: The update.
+        received: Layout of the received model, whose header is encoded once for all sites.
+    """
+    layout = update.layout
+    if received is not None and layout == received:
+        layout = received
+    digest = BodyDigest(layout)
     body = bytearray(layout.nbytes)
     if body:
         update.read(0, len(body), memoryview(body))

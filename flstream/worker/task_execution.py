@@ -320,7 +320,7 @@ class TaskExecution:
         in_answer = None
         if self.task.inline:
             check_size(whole.layout, joint, self.task.inline)
-            in_answer = inline(update)
+            in_answer = inline(update, joint)
         state = site.state.keep()
         answer = structs.replace(
             answer,
