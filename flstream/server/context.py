@@ -10,10 +10,8 @@ from flstream.codecs.chain import CodecChain, chain_of
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.live_picture import LivePicture
-from flstream.server.stream_settings import stream_settings
 from flstream.server.worker_pool import WorkerPool
 from flstream.streaming.service import DownloadService
-from flstream.streaming.settings import StreamSettings
 from flstream.telemetry.events import Emit, Warned
 from flstream.transport.channel import AbortSignal
 
@@ -70,8 +68,3 @@ class ServerContext:
     def model_codecs(self) -> CodecChain:
         """What encodes models on their way to sites."""
         return chain_of(self.job.streaming.codecs.of_models)
-
-    @property
-    def model_settings(self) -> StreamSettings:
-        """How models are streamed to the sites."""
-        return stream_settings(self.job, self.job.train.exchange_format)

@@ -253,7 +253,7 @@ class TaskRun:
                 return files.take(answer, place)
             case OfferedUpdate(token):
                 settings = stream_settings(self._context.job, answer.framework)
-                worker.up.limits = limits_for_updates(self._spec.model.layout, 1)
+                worker.up.limits = limits_for_updates(self._spec.model.layout)
                 collection = UpdateCollection(worker, token, settings, form)
                 if files is not None:
                     return files.fetch(answer, collection)

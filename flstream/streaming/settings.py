@@ -109,13 +109,13 @@ def limits_for(settings: StreamSettings) -> Limits:
     )
 
 
-def limits_for_updates(model: Layout, sites: int) -> Limits:
-    """Limits of what a worker may answer with: little more than a model for each of its sites.
+def limits_for_updates(model: Layout) -> Limits:
+    """Limits of the update that a worker may offer: little more than a model.
 
     An update that does not fit the model is to be refused by the name of a tensor, so it may be
     larger.
     """
     return Limits(
-        layout_bytes=max(DEFAULT_LIMITS.layout_bytes, 2 * sites * len(model.plain_header)),
-        layout_tensors=max(DEFAULT_LIMITS.layout_tensors, 2 * sites * len(model.tensors)),
+        layout_bytes=max(DEFAULT_LIMITS.layout_bytes, 2 * len(model.plain_header)),
+        layout_tensors=max(DEFAULT_LIMITS.layout_tensors, 2 * len(model.tensors)),
     )

@@ -242,7 +242,7 @@ class _Fold:
         """An update in another process, which is fetched in the server's place."""
         with naming(place.site, StreamingError):
             receiver = self._connections.enter_context(self._peers.dial(offered, SERVER))
-        receiver.limits = limits_for_updates(self._base.layout, 1)
+        receiver.limits = limits_for_updates(self._base.layout)
         same = self._base if place.params_type == "FULL" else None
         check = partial(self._form.difference, partial=place.partial)
         # Sites send each other frames as they are.
