@@ -367,31 +367,11 @@ class RunDirectory:
         named = [(path, ModelFile.parse(path.name)) for path in paths]
         return [(path, file) for path, file in named if file is not None and not path.is_dir()]
 
-    def name_round(self, number: int, file: Path) -> Path | None:
-        """Give the last model of a round the round's name as well, with what lies beside it.
-
-        Args:
-            number: The round.
-            file: The model, or a body beside it, under its step's name.
-
-        Returns:
-            A file of somebody else that has the name; None where there is none.
-
-        Raises:
-            OSError: It cannot be given.
-        """
+    def round_name(self, file: Path) -> Path:
+        """The name of a round for its last model, or a body beside that, which has a step's."""
         own = ModelFile.parse(file.name)
         assert own is not None
-        path = self.checkpoints / ModelFile(number, None, own.body).name
-        if is_same_file(file, path):
-            return None
-        if os.path.lexists(path):
-            return path
-        try:
-            os.link(file, path)
-        except OSError:  # not every file system has hard links
-            file.rename(path)
-        return None
+        return self.checkpoints / own._replace(step=None).name
 
     def publish(self, checkpoint: Path, name: Path) -> None:
         """Give a model's file a second name, such as :attr:`final_model`.
@@ -442,3 +422,15 @@ def is_same_file(one: Path, other: Path) -> bool:
         return os.path.samestat(os.lstat(one), os.lstat(other))
     except OSError:
         return False
+
+
+def link_or_rename(file: Path, name: Path) -> None:
+    """Give a file a second name, or a new one where the file system has no hard links.
+
+    Raises:
+        OSError: It cannot be given.
+    """
+    try:
+        os.link(file, name)
+    except OSError:
+        file.rename(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -21,6 +21,7 @@ from flstream.model.source import Source
 from flstream.runs.model_draft import ModelDraft, model_draft
 from flstream.runs.model_files import OPTIMIZER, bodies_beside, body_file
 from flstream.runs.retention import Retention
+from flstream.runs.run_directory import is_same_file, link_or_rename
 from flstream.runs.small_files import unused_name
 from flstream.server.context import ServerContext
 from flstream.server.program_view import Model
@@ -322,26 +323,26 @@ class ModelStore:
         self._held = {number: held for number, held in self._held.items() if number >= oldest}
         used = {*in_use, *self._handles.keys(), self.newest.record.version}
         used = used.union(*self._held.values())
-        kept = used | set(best)
-        last = self.newest.record.round
-        present, self._present = self._present, []
+        if self.retention.keep != "all":
+            self._remove_all_but(used | set(best))
+        # Open, a file that was removed would take its disk still.
+        for version in self._opened - used:
+            self._models[version].close()
+            self._opened.discard(version)
+
+    def _remove_all_but(self, kept: Container[int]) -> None:
+        """Remove the models of versions that are not kept, but for the last rounds' last ones."""
+        last, present, self._present = self.newest.record.round, self._present, []
         for stored in present:
-            record = stored.record
-            is_last = self._is_last(record)
-            stays = self.retention.keep == "all" or (
-                is_last and self.retention.is_kept(record.round, last)
-            )
-            if stays or record.version in kept:
+            record, is_last = stored.record, self._is_last(stored.record)
+            is_recent = is_last and self.retention.is_kept(record.round, last)
+            if is_recent or record.version in kept:
                 self._present.append(stored)
                 continue
             is_gone, warnings = self.retention.remove(self._files_of(record, is_last=is_last))
             if not is_gone:
                 self._present.append(stored)
             self._context.emit(*(Warned(message=message) for message in warnings))
-        # Open, a file that was removed would take its disk still.
-        for version in self._opened - used:
-            self._models[version].close()
-            self._opened.discard(version)
 
     def name_round(self, number: int) -> None:
         """Give the last model of a round that has ended the round's name, too.
@@ -358,20 +359,26 @@ class ModelStore:
             return
         model = self._run.step_checkpoint(number, stored.record.step)
         beside = [body_file(model, body) for body in bodies_beside(stored.record)]
-        files = [path for path in (*beside, model) if path.is_file()]
+        is_named = False
         try:
-            for path in files:
-                other = self._run.name_round(number, path)
-                if other is not None and stored.record.version in self._made_here:
-                    self._set_aside(other)
-                    self._run.name_round(number, path)
-            sync_directory(self._run.checkpoints)
+            for path in [path for path in (*beside, model) if path.is_file()]:
+                name = self._run.round_name(path)
+                if is_same_file(path, name):
+                    continue
+                if os.path.lexists(name):
+                    if stored.record.version not in self._made_here:
+                        continue
+                    self._set_aside(name)
+                link_or_rename(path, name)
+                is_named = True
+            if is_named:
+                sync_directory(self._run.checkpoints)
         except OSError as error:
             raise SimulationError(
                 f"the last model of round {number} cannot be given its name: {error}; put that "
                 "right, and go on with --resume"
             ) from error
-        if files and not model.is_file():  # the file system has no hard links
+        if is_named and not model.is_file():  # the file system has no hard links
             stored.close()
 
     def superseded_bytes(self, last: int) -> int:
