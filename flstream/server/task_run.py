@@ -42,7 +42,7 @@ _CHECKED_BYTES = 1 << 20
 
 
 class SiteResult(NamedTuple):
-    """What came of a task at a site.
+    """A site's result in a task.
 
     Attributes:
         answer: What the site answered.
@@ -107,7 +107,7 @@ class TaskRun:
 
     @property
     def unsettled(self) -> Sequence[str]:
-        """The sites of which it is not known yet what becomes of them."""
+        """Sites that have neither answered nor failed, in the cohort's order."""
         return [site for site in self._spec.cohort if not self.collector.is_settled(site)]
 
     @property
@@ -118,7 +118,7 @@ class TaskRun:
         }
 
     def activities(self) -> list[WorkerActivity]:
-        """What the workers do that have the task."""
+        """Activities of the workers that have the task."""
         return self._report.activities()
 
     @property
@@ -132,7 +132,7 @@ class TaskRun:
         return {site: self.answers[site] for site in self._spec.cohort if site in self.answers}
 
     def progress(self) -> Iterator[None]:
-        """Give the task to workers, until it is known of every site what becomes of it.
+        """Give the task to workers until every site has answered or failed.
 
         Yields:
             Whenever results have come, or a site has failed.
@@ -160,7 +160,7 @@ class TaskRun:
             self._context.hint("pull", hint)
 
     def folded(self, count: int) -> None:
-        """Let workers go on with sites further ahead: the first ``count`` need no room any more."""
+        """Release the room of the first ``count`` sites: workers take sites further ahead."""
         self._queue.fold(count)
 
     def fail(
@@ -199,7 +199,7 @@ class TaskRun:
         return self._context.pool.free_first(-(-len(cohort) // self._plan.sites))
 
     def perform(self, worker: WorkerHandle, sites: SiteBatch, report: Report) -> None:
-        """Have a worker do the task for some sites, and get their updates; on a pool's thread.
+        """Run the task for some sites on a worker, and collect their updates; on a pool's thread.
 
         A site whose update is of no use has failed; its worker is as good as before.
         """

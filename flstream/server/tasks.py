@@ -236,10 +236,10 @@ def _next_offer(offers: Generator[ModelOffer]) -> ModelOffer:
     return offer
 
 
-def _check(spec: TaskSpec, answer: Answered, due: set[str]) -> None:
+def _check(spec: TaskSpec, answer: Answered, sites: set[str]) -> None:
     if answer.effect != spec.effect:
         raise WorkerLostError(f"it answered task {answer.effect}, which it was not given")
-    if {each.site for each in answer.sites} != due or len(answer.sites) != len(due):
+    if {each.site for each in answer.sites} != sites or len(answer.sites) != len(sites):
         raise WorkerLostError("it answered for sites that it was not asked for")
     for each in answer.sites:  # what it runs may have had a hand in that
         if not is_weight(each.weight):

@@ -134,7 +134,7 @@ class Trainer:
         return [training.bodies[site] for site in sites]
 
     def train_again(self, training: SiteTraining, lost: Sequence[str]) -> Mapping[str, str]:
-        """Have sites train again whose updates were lost with their workers in a fold.
+        """Repeat the trainings of sites whose updates were lost with their workers in a fold.
 
         Such a task is the same as before: its model, its seeds, and the state that its sites begin
         with; what it leaves in their state is on disk already.
@@ -183,7 +183,7 @@ class Trainer:
             self._unsynced.pop(training.number, None)
 
     def settle(self, cohort: FoldedUpdates, round_number: int, oldest: int) -> None:
-        """Let go of updates that are part of a model that is durable.
+        """Release the updates of a durable model.
 
         Args:
             cohort: The updates.

@@ -234,7 +234,7 @@ class TrainingEffects:
 
     @uncatchable
     def do(self, training: SiteTraining) -> None:
-        """Do a training now, as its updates are read: an effect of its own."""
+        """Run a training whose updates are read now, as an effect of its own."""
         done = self._state.journal.once(
             "train",
             training.round,
@@ -248,7 +248,7 @@ class TrainingEffects:
     def perform(
         self, training: SiteTraining, number: int, fold: CohortFold | None = None
     ) -> TrainResult:
-        """Do a training: give its sites the task, and wait for their answers.
+        """Run a training: give its sites the task, and wait for their answers.
 
         Args:
             training: One that is not done.

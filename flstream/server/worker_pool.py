@@ -211,16 +211,18 @@ class WorkerPool:
             future.add_done_callback(lambda future: events.put(_Ended(future)))
         return self._events_of(events, len(tasks))
 
-    def _events_of(self, events: SimpleQueue[PoolEvent], left: int) -> Iterator[PoolEvent | None]:
+    def _events_of(
+        self, events: SimpleQueue[PoolEvent], running: int
+    ) -> Iterator[PoolEvent | None]:
         report_at = monotonic() + REPORT_SECONDS
         try:
-            while left:
+            while running:
                 with suppress(Empty):
                     with waiting():
                         event = events.get(timeout=max(report_at - monotonic(), 0.0))
                     if isinstance(event, _Ended):
                         event.future.result()
-                        left -= 1
+                        running -= 1
                     else:
                         yield event
                 if monotonic() >= report_at:
@@ -230,7 +232,7 @@ class WorkerPool:
             # A thread may have ended because of the signal before this one checked it.
             self._check_abort()
         finally:
-            if left:
+            if running:
                 for worker in self._workers.values():
                     worker.end()
 

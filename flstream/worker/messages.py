@@ -1,4 +1,4 @@
-"""The messages between the server and a worker: a task, and what came of it.
+"""Messages between the server and a worker: tasks, progress and answers.
 
 They travel on a channel of their own, beside the two that carry bodies::
 
@@ -182,7 +182,7 @@ class WrittenUpdate(msgspec.Struct, tag=True, frozen=True):
 
 
 class SiteAnswer(msgspec.Struct, frozen=True):
-    """What a site answers.
+    """Answer of one site to a task.
 
     Attributes:
         site: Name of the site.

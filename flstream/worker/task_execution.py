@@ -201,7 +201,7 @@ class TaskExecution:
         return self._personal.names
 
     def before_keeping(self, action: Callable[[], None]) -> None:
-        """Do something once the current site has answered, before its files are kept."""
+        """Register an action for when the current site has answered, before its files are kept."""
         self._before_keeping.append(action)
 
     def send_beside(self, bodies: Mapping[str, Params]) -> None:
@@ -267,7 +267,7 @@ class TaskExecution:
             self._deliver(None)
 
     def _reported(self, model: FLModel, site: SiteWork) -> SiteAnswer:
-        """What an answer has beside its tensors."""
+        """The answer without its tensors: weight, metrics and meta."""
         joined = self._model.joined
         # Before the answer's values are read, which may be those that were received.
         unread = self._unread()

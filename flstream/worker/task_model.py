@@ -181,7 +181,7 @@ class TaskModel:
         )
 
     def _take(self, layout: Layout) -> None:
-        """Take the layout of what has arrived, and check what is to be done with the model."""
+        """Take the layout of the received body, and check filters and selection against it."""
         joined = self._note(layout)
         if self._worker.selection is not None:
             self.selected = self._worker.selection(joined.model)
@@ -297,7 +297,7 @@ class TaskModel:
 
 
 def _same_for_all_attempts(sink_for: Callable[[Layout], BodyT]) -> Callable[[Layout], BodyT]:
-    """Have later attempts to fetch a model use the memory of the first: it is there once."""
+    """Return a function that gives every attempt to fetch a model the memory of the first."""
     sinks: list[BodyT] = []
 
     def first(layout: Layout) -> BodyT:

@@ -108,12 +108,12 @@ class Worker:
 
     @cached_property
     def update_codecs(self) -> CodecChain:
-        """What encodes updates."""
+        """Codecs of updates."""
         return chain_of(self.info.codecs_up)
 
     @cached_property
     def model_codecs(self) -> CodecChain:
-        """What encodes received models."""
+        """Codecs of received models."""
         return chain_of(self.info.codecs_down)
 
     @property
@@ -135,7 +135,7 @@ class Worker:
             self.send(Ready(os.getpid(), idle, list(others)))
 
     def expect_imports(self) -> None:
-        """Let the next :meth:`ready` report again, as training code is yet to be imported."""
+        """Report again at the next :meth:`ready`, since training code is yet to be imported."""
         self._is_ready = False
 
     def next_task(self, timeout: float | None = None) -> Task | None:
@@ -208,7 +208,7 @@ class Worker:
         return remote, form
 
     def received(self, effect: int, cost: Transfer) -> None:
-        """Let the server know that the model of a task has arrived, and what that cost."""
+        """Report to the server that the model of a task has arrived, and its cost."""
         self._host.close()
         self._has_received = True
         self._fetching = cost.seconds if self.info.streaming.reuse else 0.0
