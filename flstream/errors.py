@@ -120,6 +120,10 @@ class WorkflowError(FlstreamError):
     """A workflow asked for something that cannot be done; the message names the effect."""
 
 
+class MisfitError(WorkflowError):
+    """A workflow does what another key of its job rules out; the message names the key."""
+
+
 class ReplayMismatchError(WorkflowError):
     """A workflow asked for another effect on replay than it did before; the message names both."""
 

@@ -15,10 +15,11 @@ from flstream.aggregation.regions import not_finite
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.update import Reading, UpdateSource
 from flstream.aggregation.walk import OnRange, fold_updates
+from flstream.job.bodies import MAIN
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.digests import BodyDigest
 from flstream.model.dtypes import FLOATS, SCALES, first_not_finite, load, numbers_in
-from flstream.model.joined import MAIN, SplitWriter, part_layout
+from flstream.model.joined import SplitWriter, part_layout
 from flstream.model.layout import Layout
 from flstream.model.source import Scratch, Sink, Source
 

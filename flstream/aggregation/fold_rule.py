@@ -1,13 +1,16 @@
-"""How a workflow has the updates of one body combined, where it is not as the job says."""
+"""How a workflow has updates combined, where it is not as the job says."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from flstream.errors import WorkflowError
+
+if TYPE_CHECKING:
+    from flstream.aggregation.elements import Array
 
 Base = Literal["own", "zero"]
 _BASES: tuple[Base, ...] = ("own", "zero")
@@ -99,6 +102,50 @@ class FoldRule:
             is_list = isinstance(weights, Sequence)
             weights = [float(weight) for weight in weights] if is_list else float(weights)
         return [weights, self.normalise, float(self.scale), self.base]
+
+
+class ServerStep:
+    """A step of the server's along the aggregate's difference from the model, for floats.
+
+    A workflow passes one of its own to ``run.fold(step=...)``: a frozen dataclass derived from
+    this, whose fields are plain values.
+
+    Attributes:
+        moments: Names of the values that are kept for each number from fold to fold, in a file
+            beside the model.
+        counts_alike: Whether each update has the same weight in the aggregate.
+    """
+
+    moments: Sequence[str] = ()
+    counts_alike: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the step, for messages."""
+        return type(self).__name__
+
+    def plain(self) -> list[Any]:
+        """The step as the arguments of an effect have it."""
+        fields: Any = self
+        return [self.name, asdict(fields)]
+
+    def initial(self, moment: str) -> float:
+        """Return the value of a moment before the first fold."""
+        return 0.0
+
+    def step(self, difference: Array, moments: dict[str, Array], updates: int) -> Array:
+        """Make a step.
+
+        Args:
+            difference: float64 aggregate minus model, shape ``(n,)``; may be overwritten.
+            moments: float64 moments before the fold by name, shape ``(n,)`` each; overwritten by
+                those after it, or replaced.
+            updates: Number of updates in the aggregate.
+
+        Returns:
+            Float64 values to be added to the model, shape ``(n,)``.
+        """
+        raise NotImplementedError(f"{self.name} has no method step")
 
 
 def _is_number(value: Any) -> bool:

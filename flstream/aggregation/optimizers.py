@@ -1,35 +1,33 @@
 """Server optimizers: the aggregate's difference from the model is taken as a gradient.
 
 FedAvgM is of Hsu et al. 2019 (arXiv:1909.06335); FedAdagrad, FedAdam and FedYogi are algorithm 2 of
-Reddi et al. 2021 (arXiv:2003.00295). As there, none corrects a bias of its first rounds. FedDyn's
-step is of algorithm 1 of Acar et al. 2021 (arXiv:2111.04263); its momentum is -h / alpha there.
+Reddi et al. 2021 (arXiv:2003.00295). As there, none corrects a bias of its first rounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from flstream.aggregation.elements import SMALL_BLOCK, Array, blocks
+from flstream.aggregation.fold_rule import ServerStep
 from flstream.aggregation.regions import Region
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.side_layout import SideLayout
 from flstream.errors import CheckpointError
-from flstream.job import Job
 from flstream.job.sections import ServerOptimizerSection
 from flstream.model.dtypes import FLOATS, load, numbers_in, store
 from flstream.model.layout import Layout
 from flstream.model.source import Scratch, Sink, Source, view_of
 
-OptimizerType = Literal["fedavgm", "fedadagrad", "fedadam", "fedyogi", "feddyn"]
-Moment = Literal["momentum", "second_moment"]
+OptimizerType = Literal["fedavgm", "fedadagrad", "fedadam", "fedyogi"]
 
 
 @dataclass(frozen=True)
-class ServerOptimizer:
+class ServerOptimizer(ServerStep):
     """An optimizer that moves the model along the aggregate's difference from it.
 
     Attributes:
@@ -38,7 +36,6 @@ class ServerOptimizer:
         beta_1: Share of the momentum kept in a round, from 0 to below 1.
         beta_2: Share of the second moment kept in a round, from 0 to below 1; FedAdagrad keeps all.
         tau: Degree of adaptivity, above 0: the smaller, the more adaptive.
-        sites: Number of the job's sites, for FedDyn alone.
     """
 
     type: OptimizerType
@@ -46,46 +43,24 @@ class ServerOptimizer:
     beta_1: float
     beta_2: float = 0.99
     tau: float = 0.001
-    sites: int = 1
 
     @property
-    def moments(self) -> tuple[Moment, ...]:
+    def name(self) -> str:
+        """Name of the algorithm."""
+        return self.type
+
+    @property
+    def moments(self) -> Sequence[str]:  # type: ignore[override]
         """Names of the values that are kept for each number from round to round."""
-        momentum: tuple[Moment, ...] = ("momentum",) if self.beta_1 else ()
-        return momentum if self.type in ("fedavgm", "feddyn") else (*momentum, "second_moment")
+        momentum = ("momentum",) if self.beta_1 else ()
+        return momentum if self.type == "fedavgm" else (*momentum, "second_moment")
 
-    def state_layout(self, model: Layout, rule: AggregationRule) -> Layout:
-        """Return the layout of the state, which belongs to the floats that a rule aggregates."""
-        return self.side_layout(model, rule.selected(model)).layout
-
-    def side_layout(self, model: Layout, selected: Collection[str]) -> SideLayout:
-        """Return the places of the state: of F64 and C64 in their own type, else in F32."""
-        floats = [s for s in model.tensors if s.name in selected and s.dtype in FLOATS]
-        kept_as = {"F64": "F64", "C64": "C64"}
-        return SideLayout(
-            model,
-            ((m, s, kept_as.get(s.dtype, "F32")) for m in self.moments for s in floats),
-        )
-
-    def initial(self, moment: Moment) -> float:
+    def initial(self, moment: str) -> float:
         """Return the value of a moment before the first round."""
         return 0.0 if moment == "momentum" else self.tau**2
 
-    def step(self, difference: Array, moments: dict[Moment, Array], updates: int = 1) -> Array:
-        """Make a step.
-
-        Args:
-            difference: float64 aggregate minus model; overwritten.
-            moments: float64 moments before the round by name; overwritten by those after it.
-            updates: Number of updates in the aggregate.
-
-        Returns:
-            Float64 values to be added to the model.
-        """
-        if self.type == "feddyn":
-            moments["momentum"] += updates / self.sites * difference
-            difference += moments["momentum"]
-            return difference
+    def step(self, difference: Array, moments: dict[str, Array], updates: int = 1) -> Array:
+        """Make a step; see :class:`ServerStep`."""
         if self.type != "fedavgm":
             difference *= 1 - self.beta_1
         momentum = difference
@@ -115,24 +90,23 @@ def optimizer_for(section: ServerOptimizerSection) -> ServerOptimizer | None:
     return ServerOptimizer(section.type, **section.args.model_dump())
 
 
-def stage_optimizer(job: Job, stage: int) -> ServerOptimizer | None:
-    """Make the server optimizer of one of a job's workflows, which may have a step of its own.
+def state_layout(moments: Sequence[str], model: Layout, rule: AggregationRule) -> Layout:
+    """Return the layout of a step's state, which belongs to the floats that a rule aggregates."""
+    return _side_layout(moments, model, rule.selected(model)).layout
 
-    Args:
-        job: The job.
-        stage: Place of the workflow among those of the job, from 0.
-    """
-    if job.stages[stage].args.server_step is None:
-        return optimizer_for(job.server_optimizer)
-    # Its momentum is kept whole; the other settings are those of other optimizers.
-    return ServerOptimizer("feddyn", 1.0, 1.0, 0.0, 1.0, job.clients.count)
+
+def _side_layout(moments: Sequence[str], model: Layout, selected: Collection[str]) -> SideLayout:
+    """Return the places of the state: of F64 and C64 in their own type, else in F32."""
+    floats = [s for s in model.tensors if s.name in selected and s.dtype in FLOATS]
+    kept_as = {"F64": "F64", "C64": "C64"}
+    return SideLayout(model, ((m, s, kept_as.get(s.dtype, "F32")) for m in moments for s in floats))
 
 
 class Optimization(NamedTuple):
-    """An optimizer and its state in one round.
+    """A server's step and its state in one round.
 
     Attributes:
-        optimizer: The optimizer.
+        optimizer: The step.
         state_in: State after the round before; None in the first round.
         state_out: Sink of the state after this round. As with the model, the caller makes it
             durable.
@@ -140,7 +114,7 @@ class Optimization(NamedTuple):
         before.
     """
 
-    optimizer: ServerOptimizer
+    optimizer: ServerStep
     state_in: Source | None
     state_out: Sink
 
@@ -163,13 +137,13 @@ class OptimizerWalk:
     ) -> None:
         self._updates = updates
         self._optimizer, self._in, self._out = optimization
-        self._side_layout = self._optimizer.side_layout(model, selected)
+        self._side_layout = _side_layout(self._optimizer.moments, model, selected)
         self._scratch = Scratch()
         if self._in is not None:
             difference = self._side_layout.layout.difference(self._in.layout)
             if difference:
                 raise CheckpointError(
-                    f"the state of the server optimizer {self._optimizer.type} does not fit the "
+                    f"the state of the server optimizer {self._optimizer.name} does not fit the "
                     f"job: {difference}; go on with the round's own, or start a new run"
                 )
 
@@ -194,7 +168,7 @@ class OptimizerWalk:
                 place = self._side_layout.place(moment, region, part)
                 self._write(place, self._read(moment, place, part.stop - part.start))
 
-    def _read(self, moment: Moment, place: tuple[str, int, int], numbers: int) -> Array:
+    def _read(self, moment: str, place: tuple[str, int, int], numbers: int) -> Array:
         block = np.full(numbers, self._optimizer.initial(moment))
         if self._in is not None:
             dtype, start, stop = place

@@ -15,8 +15,8 @@ from flstream.aggregation.elements import Array, block_room
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.update import UpdateSource
 from flstream.errors import AggregationError, UpdateRefusedError
+from flstream.job.bodies import MAIN
 from flstream.model.dtypes import BY_CODE, FLOATS, SCALES, first_not_finite, load, numbers_in, unit
-from flstream.model.joined import MAIN
 from flstream.model.layout import Layout, TypeRun
 from flstream.model.source import Scratch, Source, view_of
 

@@ -12,10 +12,11 @@ from flstream.aggregation.private import GaussianMechanism
 from flstream.aggregation.update import UpdateSource
 from flstream.errors import AggregationError, UsageError
 from flstream.job.aggregation_method import CHOOSING, is_own
+from flstream.job.bodies import MAIN
 from flstream.job.code import find
 from flstream.job.sections import AggregationSection
 from flstream.model.dtypes import FLOATS
-from flstream.model.joined import MAIN, body_of, own_name
+from flstream.model.joined import body_of, own_name
 from flstream.model.layout import Layout
 
 # Products with values, and sums of a million of them, stay normal numbers of float64.

@@ -3,6 +3,9 @@
 import re
 from typing import Literal
 
+MAIN = ""
+"""Name of the model's own body, whose tensors keep their names."""
+
 OptimizerState = Literal["reset", "local"]
 """What an optimizer begins a training with: a new state, or its site's last one."""
 
@@ -22,9 +25,10 @@ CONTROL = "control"
 """SCAFFOLD's control variates: those of the server, and a site's part of the next ones."""
 
 RESERVED_NAMES = frozenset(
-    {"optimizer", "num_examples", "partial", "personal", "site_name", "task"}
+    {"at", "num_examples", "optimizer", "partial", "personal", "rule", "site_name", "step", "task"}
 )
-"""Names that a body may not have: a file's, or a value's in the ``meta`` of models and answers."""
+"""Names that a body may not have: a file's, a value's in the ``meta`` of models and answers, or an
+argument's of ``run.fold``."""
 
 _NAME = re.compile(r"[a-z_]+")
 

@@ -121,40 +121,11 @@ def _workflows(job: Job) -> Iterator[Problem]:
 def _workflow(job: Job, stage: Stage, section: str) -> Iterator[Problem]:
     """Yield the rules of one workflow beside the job's other sections."""
     args, first = stage.args, stage_with_key_metric(job.stages)
-    clients, rules, codecs = job.clients, job.aggregation, job.streaming.codecs
     hint, one = "the best round is that of all workflows", workflow_name(job.stages.index(first), 2)
     for key in ("key_metric", "key_metric_mode") if stage.has_rounds else ():
         expected = getattr(first.args, key)
         if getattr(args, key) != expected:
             yield Problem(f"{section}.args.{key}", "", f"{expected}, as in {one}", hint)
-    if args.server_step is not None:
-        allowed = f"left out in {stage.name}"
-        hint = "its own step counts every site alike, and is the server's"
-        if rules.method != "mean":
-            yield Problem("aggregation.method", "", allowed, hint)
-        if rules.weights:
-            yield Problem("aggregation.weights", "", allowed, hint)
-        if job.server_optimizer.type != "none":
-            yield Problem("server_optimizer.type", "", allowed, hint)
-    if job.privacy.is_on:
-        allowed = "fedavg, or a workflow of your own that folds, where privacy.type is central"
-        if not stage.is_own and not args.only_folds:
-            yield Problem(f"{section}.type", "", allowed)
-    if args.bodies:
-        beside = f"in {stage.name}, which sends tensors beside the model"
-        if job.filters.up or job.filters.down:
-            yield Problem("filters", "", f"left out {beside}")
-        if codecs.of_updates.is_lossy:
-            yield Problem("streaming.codecs.up", "", f"without a loss {beside}")
-        if codecs.of_models.is_lossy:
-            yield Problem("streaming.codecs.down", "", f"without a loss {beside}")
-        allowed = f"{' or '.join(WEIGHTED)} in {stage.name}, of which further tensors are summed"
-        if rules.method not in WEIGHTED:
-            yield Problem("aggregation.method", "", allowed)
-    if args.folds_at_sites:
-        allowed = f"{clients.count} where links are emulated in {stage.name}, whose sites fold"
-        if job.network.is_on and clients.workers < clients.count:
-            yield Problem("clients.parallel", "", allowed)
 
 
 def _aggregation(job: Job) -> Iterator[Problem]:

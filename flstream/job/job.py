@@ -217,11 +217,6 @@ class Job(Section):
         """Whether sites keep a model as they received it, since it is needed after training."""
         return self.filters.keep_models or self.streaming.codecs.keep_models
 
-    @property
-    def collects_models(self) -> bool:
-        """Whether a workflow collects the models of the sites."""
-        return any(stage.collects_models for stage in self.stages)
-
     def __eq__(self, other: object) -> bool:
         """Compare the keys of two jobs, but not their folders."""
         return isinstance(other, Job) and self.__dict__ == other.__dict__

@@ -138,7 +138,7 @@ class Stage(TypedSection):
 
     @property
     def collects_models(self) -> bool:
-        """Whether the workflow collects the sites' models."""
+        """Whether the workflow declares that it collects the sites' models."""
         return find_workflow(self.type).args.collects_models
 
     def load_program(self) -> Callable[[Any], Any]:

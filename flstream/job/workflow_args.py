@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from flstream.job.clients_section import ClientsSection
 
 
-ServerStep = Literal["feddyn"]
-"""A step of the server's that belongs to a workflow, in the place of a server optimizer."""
-
-
 class WorkflowArgs(Section):
     """Arguments of the workflow. Every workflow has these four.
 
@@ -26,17 +22,12 @@ class WorkflowArgs(Section):
     decorator takes any others, as they are written; one of (run) alone takes no others.
     """
 
-    bodies: ClassVar[Sequence[str]] = ()
-    """Names of the bodies that travel and are folded with the model, for what is foretold."""
-
     has_rounds: ClassVar[bool] = True
     """Whether the workflow trains in rounds, so that `rounds` counts for it."""
 
     collects_models: ClassVar[bool] = False
-    """Whether it collects the sites' models with `run.collect`, so that the last ones are kept."""
-
-    server_step: ClassVar[ServerStep | None] = None
-    """A step of the server's own in place of a server optimizer; None for none."""
+    """Whether a workflow of your own calls `run.collect`, for which the last model of each site is
+    kept from the first round of the run on. Those that come with flstream need not say so."""
 
     evaluate: Literal["auto", "task", "received"] = "auto"
     """What scores a model: tasks of their own, or metrics that come with updates.
@@ -58,12 +49,6 @@ class WorkflowArgs(Section):
 
     key_metric_mode: Literal["max", "min"] = "max"
     """Whether the best value of the key metric is the largest or the smallest."""
-
-    only_folds: ClassVar[bool] = False
-    """Whether nothing but plain folds brings sites' updates into models, as privacy needs it."""
-
-    folds_at_sites: ClassVar[bool] = False
-    """Whether updates go from site to site, which needs a worker each where links are emulated."""
 
     def check_clients(self, clients: ClientsSection) -> Iterator[Problem]:
         """Yield the problems of these arguments for a job with these clients.

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from flstream.errors import LayoutError
+from flstream.job.bodies import MAIN
 from flstream.model.composed import ComposedSource, Segments
 from flstream.model.digests import BodyDigest
 from flstream.model.dtypes import FLOATS
@@ -20,8 +21,6 @@ from flstream.model.source import Source
 SEPARATOR = "::"
 """Text between the name of a body and that of its tensor."""
 
-MAIN = ""
-"""Name of the model's own body, whose tensors keep their names."""
 
 ValueT = TypeVar("ValueT")
 

@@ -7,13 +7,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from flstream.aggregation.optimizers import Optimization, ServerOptimizer
+from flstream.aggregation.fold_rule import ServerStep
+from flstream.aggregation.optimizers import Optimization, state_layout
 from flstream.aggregation.rules import AggregationRule
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.rounded_writer import RoundedWriter
+from flstream.job.bodies import MAIN
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.digests import body_digest
-from flstream.model.joined import MAIN, SplitWriter, WritesRanges
+from flstream.model.joined import SplitWriter, WritesRanges
 from flstream.model.layout import Layout
 from flstream.runs.model_files import OPTIMIZER, body_file
 
@@ -72,7 +74,7 @@ def model_draft(
     layouts: Mapping[str, Layout],
     metadata: Mapping[str, str],
     rule: AggregationRule,
-    optimizer: ServerOptimizer | None,
+    optimizer: ServerStep | None,
     state: Path | None,
     lossy: LossyCodec | None,
 ) -> Iterator[ModelDraft]:
@@ -100,8 +102,8 @@ def model_draft(
         }
         if optimizer is not None:
             state_in = None if state is None else FileSource(state)
-            state_layout = optimizer.state_layout(layout, rule)
-            out = stack.enter_context(FileSink(body_file(path, OPTIMIZER), state_layout))
+            beside_it = state_layout(optimizer.moments, layout, rule)
+            out = stack.enter_context(FileSink(body_file(path, OPTIMIZER), beside_it))
             optimization = Optimization(optimizer, state_in, out)
         rounded = None if lossy is None else RoundedWriter(sink, lossy)
         main = rounded or sink

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
-from flstream.aggregation.fold_rule import FoldRule
-from flstream.aggregation.rules import AggregationRule
-from flstream.errors import WorkflowError
-from flstream.job.bodies import RESERVED_NAMES, is_body_name
-from flstream.model.joined import MAIN
-from flstream.server.program_view import Model, SiteModel
+from flstream.aggregation.fold_rule import FoldRule, ServerStep
+from flstream.errors import MisfitError, WorkflowError
+from flstream.job import Job
+from flstream.job.aggregation_method import WEIGHTED
+from flstream.job.bodies import MAIN, RESERVED_NAMES, is_body_name
+from flstream.server.cohort import FoldedUpdates
+from flstream.server.program_view import Model, SiteModel, Update
 
 
 def check_model(method: str, model: object) -> None:
@@ -65,21 +67,6 @@ def check_scored(model: object, *, counts: bool) -> None:
     )
 
 
-def check_aggregators(sites: object) -> None:
-    """Refuse what is no list of sites, of which one is to fold.
-
-    Raises:
-        WorkflowError: The message has what it is.
-    """
-    if isinstance(sites, str) or not isinstance(sites, Sequence):
-        raise WorkflowError(f"run.fold() was given at={sites!r}; give it a list of sites' names")
-    if not sites:
-        raise WorkflowError(
-            "run.fold() was given no site to fold at; those that may fold are asked no more "
-            "(clients.suspend_after), so name others, or leave out at"
-        )
-
-
 def check_training(sites: object, min_updates: Any, timeout: Any) -> None:
     """Refuse arguments of a training that are of the wrong kind, or out of range.
 
@@ -126,14 +113,16 @@ def check_idle(method: str, sites: Iterable[str], in_flight: Container[str]) -> 
         )
 
 
-def check_bodies(bodies: Mapping[str, object]) -> None:
+def check_bodies(job: Job, bodies: Mapping[str, object]) -> None:
     """Refuse bodies that a model cannot have beside it.
 
     Args:
+        job: The job.
         bodies: What each is to begin with, by name.
 
     Raises:
         WorkflowError: The message names the body and its value.
+        MisfitError: Filters, or a codec with a loss, would change them on their way.
     """
     for name, value in bodies.items():
         if not is_body_name(name):
@@ -146,10 +135,131 @@ def check_bodies(bodies: Mapping[str, object]) -> None:
                 f"run.initial_model({name}={value!r}): a body beside a model begins with zeros; "
                 f'write {name}="zeros"'
             )
+    codecs = job.streaming.codecs
+    for key, is_set, what in (
+        ("filters", bool(job.filters.up or job.filters.down), "filters"),
+        ("streaming.codecs.up", codecs.of_updates.is_lossy, "a codec with a loss"),
+        ("streaming.codecs.down", codecs.of_models.is_lossy, "a codec with a loss"),
+    ):
+        if bodies and is_set:
+            raise MisfitError(
+                f"run.initial_model() was given the body {next(iter(bodies))!r} beside the model, "
+                f"and {key} has {what}, which know the tensors of a model alone; leave out {key}"
+            )
+
+
+def check_fold(
+    job: Job, cohort: FoldedUpdates, step: ServerStep | None, at: Sequence[str] | None
+) -> None:
+    """Refuse a fold that the job's other keys rule out, or whose arguments rule out each other.
+
+    Args:
+        job: The job.
+        cohort: The updates, with the rules that they are under.
+        step: The server's step of the workflow's own; None without one.
+        at: Sites of which one is to fold; None for the server.
+
+    Raises:
+        WorkflowError: The message says what is in the way.
+        MisfitError: It is a key of the job, which the message names.
+    """
+    if step is not None:
+        _check_step(job, step)
+    if job.privacy.is_on:
+        if cohort.rules:
+            what = "rules, and privacy.type is central, which knows what a site can do to a mean"
+            raise MisfitError(f"run.fold() was given {what} alone; set privacy.type = none")
+        if cohort.twice is not None:
+            raise MisfitError(
+                f"run.fold() was given two updates of {cohort.twice}, and privacy.type is central, "
+                "which limits what a site adds by one; fold one of them, or set privacy.type = none"
+            )
+    if at is None:
+        return
+    if isinstance(at, str) or not isinstance(at, Sequence):
+        raise WorkflowError(f"run.fold() was given at={at!r}; give it a list of sites' names")
+    if not at:
+        raise WorkflowError(
+            "run.fold() was given no site to fold at; those that may fold are asked no more "
+            "(clients.suspend_after), so name others, or leave out at"
+        )
+    if cohort.twice is not None:
+        raise WorkflowError(
+            f"run.fold() was given at, and two updates of {cohort.twice}, which the server's "
+            "process alone folds together; leave one of the two out"
+        )
+    if step is not None or cohort.rules:
+        raise WorkflowError(
+            f"run.fold() was given at, and {'rules' if step is None else 'a step'}, which is for "
+            "the server's process alone; leave out one of the two"
+        )
+    if job.privacy.is_on:
+        raise MisfitError(
+            "run.fold() was given at, and privacy.type is central, whose noise the server adds; "
+            "set privacy.type = none"
+        )
+    if job.network.is_on and job.clients.workers < job.clients.count:
+        raise MisfitError(
+            "run.fold() was given at, and links are emulated (network), where each site that folds "
+            f"needs a worker of its own; set clients.parallel = {job.clients.count}"
+        )
+
+
+def _check_step(job: Job, step: object) -> None:
+    if not (isinstance(step, ServerStep) and is_dataclass(step)):
+        raise WorkflowError(
+            f"run.fold() was given a {type(step).__name__} as step; give it an object of a frozen "
+            "dataclass that is derived from flstream.workflows.ServerStep"
+        )
+    for key, is_set in (
+        ("aggregation.method", job.aggregation.method != "mean"),
+        ("aggregation.weights", bool(job.aggregation.weights)),
+        ("server_optimizer.type", job.server_optimizer.type != "none"),
+        ("privacy.type", job.privacy.is_on),
+    ):
+        if is_set:
+            raise MisfitError(
+                f"run.fold() was given the step {step.name}, which is made from the plain mean of "
+                f"the updates and takes the place of an optimizer; leave out {key}"
+            )
+
+
+def check_adopted(job: Job, updates: Sequence[Update]) -> list[Update]:
+    """Return the update of one site that is to become the next model.
+
+    Raises:
+        WorkflowError: There is not exactly one.
+        MisfitError: The job is private.
+    """
+    found = list(updates)
+    if len(found) != 1:
+        raise WorkflowError(
+            f"run.adopt() takes the update of one site, and was given {len(found)}; "
+            "use run.fold() for several, and skip the round where there is none"
+        )
+    does = "run.adopt() makes an update the next model as it is"
+    check_not_private(job, does, "run.fold()")
+    return found
+
+
+def check_not_private(job: Job, does: str, instead: str) -> None:
+    """Refuse what would tell of single sites where the job is private.
+
+    Args:
+        job: The job.
+        does: The call and what it does, as a clause.
+        instead: Call that does it in a private job; empty for none.
+
+    Raises:
+        MisfitError: The job is private.
+    """
+    if job.privacy.is_on:
+        advice = f"use {instead}, or set" if instead else "set"
+        raise MisfitError(f"{does}, and privacy.type is central; {advice} privacy.type = none")
 
 
 def fold_rules(
-    aggregation: AggregationRule,
+    job: Job,
     bodies: Sequence[str],
     rule: object,
     rules: Mapping[str, object],
@@ -157,13 +267,14 @@ def fold_rules(
     """The rules of a fold by name of the body; that of the model has the empty name.
 
     Args:
-        aggregation: The job's way to combine updates.
+        job: The job.
         bodies: Names of the bodies beside the model.
         rule: The rule of the model; None for the job's way.
         rules: Those of the bodies beside it, by name.
 
     Raises:
-        WorkflowError: One is no rule, of no body, or missing; or the job's way is not the mean.
+        WorkflowError: One is no rule, of no body, or missing.
+        MisfitError: The job's way to combine updates is not the mean, or has weights of its own.
     """
     found: dict[str, FoldRule] = {}
     for body, given in {**({} if rule is None else {MAIN: rule}), **rules}.items():
@@ -184,13 +295,14 @@ def fold_rules(
             f"run.fold() has no rule for the body {missing[0]!r} beside the model; give it "
             f"{missing[0]}=FoldRule(...)"
         )
-    if found and aggregation.holds_ranges:
-        raise WorkflowError(
+    aggregation = job.aggregation
+    if found and aggregation.method not in WEIGHTED:
+        raise MisfitError(
             "run.fold() was given rules, which are sums, and aggregation.method is "
-            f"{aggregation.method}; set it to mean"
+            f"{aggregation.method}; set it to {' or '.join(WEIGHTED)}"
         )
-    if MAIN in found and found[MAIN].weights is not None and aggregation.factors:
-        raise WorkflowError(
+    if MAIN in found and found[MAIN].weights is not None and aggregation.weights:
+        raise MisfitError(
             "run.fold() was given a rule with weights, and aggregation.weights has others; leave "
             "out one of the two"
         )

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.errors import WorkflowError
-from flstream.model.joined import MAIN
+from flstream.job.bodies import MAIN
 from flstream.server.program_view import Model, Update, Updates
-from flstream.server.training import SiteTraining
 from flstream.text import brief_names
+
+if TYPE_CHECKING:
+    from flstream.server.training import SiteTraining
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import msgspec
 
 from flstream.aggregation.adoption import FoldKeeper, adopting, is_adopted_whole
 from flstream.aggregation.ahead import WriteBehind
-from flstream.aggregation.optimizers import ServerOptimizer
+from flstream.aggregation.fold_rule import ServerStep
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import SimulationError, UpdateRefusedError
-from flstream.model.joined import MAIN
+from flstream.job.bodies import MAIN
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
@@ -88,7 +88,6 @@ class CohortFold:
         rule: How the updates are combined.
         adopts: Whether the one update becomes the next model as it is.
         optimizer: The server optimizer that makes a step; None for none.
-        counts_alike: Whether every update has the same weight.
         last: Keeps the last models of the sites; None where nobody collects them.
 
     Attributes:
@@ -108,8 +107,7 @@ class CohortFold:
         rule: AggregationRule,
         *,
         adopts: bool,
-        optimizer: ServerOptimizer | None = None,
-        counts_alike: bool = False,
+        optimizer: ServerStep | None = None,
         last: LastModels | None = None,
     ) -> None:
         self.context = context
@@ -122,6 +120,7 @@ class CohortFold:
         self._base = store.joined(model)
         self._refused: dict[str, str] = {}
         self.progress = FoldProgress(context, self._base.layout.nbytes)
+        counts_alike = optimizer is not None and optimizer.counts_alike
         rule = replace(rule, counts_alike=counts_alike, bodies=store.bodies(model))
         self._keeper: FoldKeeper | None = None
         if last is not None:

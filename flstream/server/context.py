@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -10,6 +11,7 @@ from flstream.codecs.chain import CodecChain, chain_of
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.live_picture import LivePicture
+from flstream.server.program_view import ProgramOutline
 from flstream.server.worker_pool import WorkerPool
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import Emit, Warned
@@ -28,6 +30,7 @@ class ServerContext:
         rule: How updates are folded.
         emit: Takes every event.
         abort: Set once the run is to stop.
+        programs: What each of the job's workflows does in its first round, as a dry run shows.
         hints: Names of the hints that this process has given.
     """
 
@@ -38,6 +41,7 @@ class ServerContext:
     rule: AggregationRule
     emit: Emit
     abort: AbortSignal
+    programs: Sequence[ProgramOutline]
     hints: set[str] = field(default_factory=set)
 
     def hint(self, name: str, message: str) -> None:

@@ -6,11 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from flstream.aggregation.fold_rule import FoldRule
-from flstream.aggregation.optimizers import stage_optimizer
+from flstream.aggregation.fold_rule import FoldRule, ServerStep
+from flstream.aggregation.optimizers import optimizer_for
 from flstream.errors import WorkflowError
 from flstream.runs.site_scores import columns_of
-from flstream.server.arguments import check_aggregators, check_bodies, check_model, fold_rules
+from flstream.server.arguments import (
+    check_adopted,
+    check_bodies,
+    check_fold,
+    check_model,
+    fold_rules,
+)
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.cohort_fold import CohortFold, FoldedModel
 from flstream.server.effects import Done, Effect
@@ -72,7 +78,7 @@ class ModelEffects:
             version: Version of the model.
             bodies: What the bodies beside it are to be, by name.
         """
-        check_bodies(bodies)
+        check_bodies(self._state.context.job, bodies)
         return self._state.store.begin(version, list(bodies))
 
     def fold(
@@ -82,43 +88,31 @@ class ModelEffects:
         rule: FoldRule | None,
         bodies: Mapping[str, FoldRule],
         at: Sequence[str] | None,
+        step: ServerStep | None,
     ) -> Model:
         """Fold updates into the next model; see :meth:`flstream.server.run.Run.fold`."""
         state = self._state
+        job = state.context.job
         check_model("fold", model)
         state.check_round("fold")
-        rules = fold_rules(state.context.rule, state.store.bodies(model), rule, bodies)
+        rules = fold_rules(job, state.store.bodies(model), rule, bodies)
         cohort = FoldedUpdates.of(updates).under(rules)
         cohort.check_base(model)
-        if cohort.rules and state.private is not None:
-            raise WorkflowError(
-                "run.fold() was given rules, and privacy.type is central, which knows what a site "
-                "can do to a mean alone; leave them out, or set privacy.type = none"
-            )
-        if cohort.twice is not None and state.private is not None:
-            raise WorkflowError(
-                f"run.fold() was given two updates of {cohort.twice}, and privacy.type is central, "
-                "which limits what a site adds by one; fold one of them, or set privacy.type = none"
-            )
+        check_fold(job, cohort, step, at)
         if at is not None:
-            self._check_place(cohort, at)
-        return self._once("fold", model, cohort, at=at)
+            state.check_sites("fold", at)
+            if in_flight := self._trainings.started.in_flight:
+                raise WorkflowError(
+                    f"run.fold() was given at, and the training of {next(iter(in_flight))} is in "
+                    "flight; take its answer from run.next() first, or leave out at"
+                )
+        return self._once("fold", model, cohort, at=at, step=step)
 
     def adopt(self, updates: Sequence[Update]) -> Model:
         """Make one site's update the next model; see :meth:`flstream.server.run.Run.adopt`."""
         state = self._state
         state.check_round("adopt")
-        found = list(updates)
-        if len(found) != 1:
-            raise WorkflowError(
-                f"run.adopt() takes the update of one site, and was given {len(found)}; "
-                "use run.fold() for several, and skip the round where there is none"
-            )
-        if state.private is not None:
-            raise WorkflowError(
-                "run.adopt() makes an update the next model as it is, and privacy.type is central; "
-                "use run.fold(), or set privacy.type = none"
-            )
+        found = check_adopted(state.context.job, updates)
         cohort = FoldedUpdates.of(found, "adopt")
         model = found[0].base
         if beside := state.store.bodies(model):
@@ -128,36 +122,6 @@ class ModelEffects:
             )
         return self._once("adopt", model, cohort)
 
-    def _check_place(self, cohort: FoldedUpdates, at: Sequence[str]) -> None:
-        """Refuse sites that cannot fold what they were given."""
-        check_aggregators(at)
-        self._state.check_sites("fold", at)
-        if in_flight := self._trainings.started.in_flight:
-            raise WorkflowError(
-                f"run.fold() was given at, and the training of {next(iter(in_flight))} is in "
-                "flight; take its answer from run.next() first, or leave out at"
-            )
-        if cohort.twice is not None:
-            raise WorkflowError(
-                f"run.fold() was given at, and two updates of {cohort.twice}, which the server's "
-                "process alone folds together; leave one of the two out"
-            )
-        if self._state.private is not None:
-            raise WorkflowError(
-                "run.fold() was given at, and privacy.type is central, whose noise the server "
-                "adds; leave it out, or set privacy.type = none"
-            )
-        state = self._state
-        if (step := state.context.job.stages[state.stage].args.server_step) is not None:
-            raise WorkflowError(
-                f"run.fold() was given at, and the step of {step} is the server's; leave it out"
-            )
-        if cohort.rules:
-            raise WorkflowError(
-                "run.fold() was given both rules and at; rules are applied in the server's "
-                "process alone, so leave out one of the two"
-            )
-
     def _once(
         self,
         name: str,
@@ -165,6 +129,7 @@ class ModelEffects:
         cohort: FoldedUpdates,
         *,
         at: Sequence[str] | None = None,
+        step: ServerStep | None = None,
     ) -> Model:
         """Fold updates into the next model, which is durable on return, unless that is done."""
         arguments: dict[str, object] = {
@@ -175,12 +140,14 @@ class ModelEffects:
             arguments["rules"] = {body: rule.plain() for body, rule in cohort.rules.items()}
         if at is not None:
             arguments["at"] = list(at)
+        if step is not None:
+            arguments["step"] = step.plain()
         state = self._state
 
         def do(number: int) -> Done:
             last = self._kept_models()
             if at is None:
-                fold = self._new_fold(model, cohort, last, adopts=name == "adopt")
+                fold = self._new_fold(model, cohort, last, step, adopts=name == "adopt")
                 return self._make(number, model, cohort, fold, fold.make)
             for training in cohort.trainings:
                 training.at = at
@@ -196,6 +163,7 @@ class ModelEffects:
         model: Model,
         cohort: FoldedUpdates,
         last: LastModels | None,
+        step: ServerStep | None = None,
         *,
         adopts: bool = False,
     ) -> CohortFold:
@@ -213,15 +181,14 @@ class ModelEffects:
             cohort,
             rule,
             adopts=adopts,
-            optimizer=None if adopts else stage_optimizer(job, state.stage),
-            counts_alike=job.stages[state.stage].args.server_step is not None,
+            optimizer=None if adopts else step or optimizer_for(job.server_optimizer),
             last=last,
         )
 
     def _kept_models(self) -> LastModels | None:
         """What keeps the models that sites send; None where no workflow from here on needs them."""
-        stages = self._state.context.job.stages[self._state.stage :]
-        return self._state.last if any(each.collects_models for each in stages) else None
+        programs = self._state.context.programs[self._state.stage :]
+        return self._state.last if any(each.collected for each in programs) else None
 
     def _make(
         self,

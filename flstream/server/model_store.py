@@ -8,13 +8,14 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from flstream.aggregation.optimizers import ServerOptimizer
+from flstream.aggregation.fold_rule import ServerStep
 from flstream.codecs.frames import encoder_for
 from flstream.codecs.lossy import LossyCodec
 from flstream.errors import CheckpointError, SimulationError
+from flstream.job.bodies import MAIN
 from flstream.model.checkpoint import FileSource
 from flstream.model.descriptors import sync_directory
-from flstream.model.joined import MAIN, join_bodies, zeros_beside
+from flstream.model.joined import join_bodies, zeros_beside
 from flstream.model.layout import Layout
 from flstream.model.order import ORDER
 from flstream.model.source import Source
@@ -212,7 +213,7 @@ class ModelStore:
         return len(self._models), step
 
     def writing(
-        self, base: Model, round_number: int, *, optimizer: ServerOptimizer | None
+        self, base: Model, round_number: int, *, optimizer: ServerStep | None
     ) -> AbstractContextManager[ModelDraft]:
         """Write the next model of a round.
 

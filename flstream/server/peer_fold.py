@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from flstream.aggregation.optimizers import ServerOptimizer
 from flstream.aggregation.update import UpdateSource, naming
 from flstream.errors import (
     AbortedError,
@@ -21,7 +22,7 @@ from flstream.errors import (
     StreamingError,
     WorkerLostError,
 )
-from flstream.model.joined import MAIN
+from flstream.job.bodies import MAIN
 from flstream.server.cohort_fold import CohortFold, FoldedModel
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.collector import PROGRESS_KEY
@@ -130,6 +131,7 @@ class PeerFold:
         """
         store, model, last = self._fold.store, self._fold.model, self._last
         base, optimizer = store.source(model), self._fold.optimizer
+        assert optimizer is None or isinstance(optimizer, ServerOptimizer)
         state = None if optimizer is None else store.state_of(model)
         task = FoldTask(
             base=str(base.path),

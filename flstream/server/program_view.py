@@ -8,6 +8,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
+import msgspec
+
 if TYPE_CHECKING:
     from flstream.server.training import SiteTraining
 
@@ -141,6 +143,8 @@ class Updates(Sequence[Update]):
         return f"<updates of effect {training.number}>"
 
 
+_LONGEST_PATTERN = 8  # of effects that are told as one
+
 Failures = Mapping[str, str]
 """By site, the reason why it is left out."""
 
@@ -223,3 +227,56 @@ class SiteScores(Mapping[str, Mapping[str, float]]):
 
     def __repr__(self) -> str:
         return f"<scores of {', '.join(self._metrics) or 'no site'}>"
+
+
+class ProgramOutline(msgspec.Struct):
+    """Effects of a workflow in its first round, and after its rounds.
+
+    Attributes:
+        name: Name of the workflow.
+        effects: The effects in words, such as ``train 4 sites``.
+        trained: How many sites train.
+        scored: How many sites score a model of ``run.score``.
+        collected: How many sites send a model of their own.
+        reads: Whether it reads updates before they are folded, which then wait in files.
+        bodies: Names of the bodies that it begins with beside its model.
+        moments: Names of the values that its own step of the server keeps for each number.
+        misfit: Sentence on a key of the job that rules out what it does; empty for none.
+        flaw: Why the program could not be run to its end without doing anything; empty if it was.
+    """
+
+    name: str
+    effects: list[str] = []
+    trained: int = 0
+    scored: int = 0
+    collected: int = 0
+    reads: bool = False
+    bodies: list[str] = []
+    moments: list[str] = []
+    misfit: str = ""
+    flaw: str = ""
+
+    def __str__(self) -> str:
+        if self.flaw:
+            taken = "taken for one that trains, folds and evaluates"
+            return f"{self.name}, {taken}: a dry run has no answers to go by ({self.flaw})"
+        return f"{self.name}: {', '.join(_repeated(self.effects)) or 'nothing'}"
+
+
+def _repeated(effects: Sequence[str]) -> Iterator[str]:
+    """Effects in words, those that are repeated in brackets with how often."""
+    place = 0
+    while place < len(effects):
+        length, times = 1, 1
+        for size in range(1, _LONGEST_PATTERN + 1):
+            pattern, repeats = effects[place : place + size], 1
+            while effects[place + repeats * size : place + (repeats + 1) * size] == pattern:
+                repeats += 1
+            if repeats > 1 and repeats * size > length * times:
+                length, times = size, repeats
+        pattern = effects[place : place + length]
+        text = ", ".join(pattern)
+        if times > 1:
+            text = f"{times} x ({text})" if length > 1 else f"{times} x {text}"
+        yield text
+        place += length * times

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from flstream.aggregation.fold_rule import FoldRule
+from flstream.aggregation.fold_rule import FoldRule, ServerStep
 from flstream.errors import WorkflowError
 from flstream.server.collector import ResultCollector, TaskWaits
 from flstream.server.program_view import (
@@ -307,6 +307,7 @@ class Run:
         rule: FoldRule | None = None,
         *,
         at: Sequence[str] | None = None,
+        step: ServerStep | None = None,
         **bodies: FoldRule,
     ) -> Model:
         """Fold updates into the next model: the job's aggregation, then its server optimizer.
@@ -322,14 +323,16 @@ class Run:
             at: Sites, in whose order one is chosen to fold: the first that lives, fed by the
                 others. The server then reads no tensor of what was passed unread. None folds in the
                 server's process. The bits are the same.
+            step: A step of the server's from the mean of the updates, in place of the job's server
+                optimizer; None for that.
             bodies: Rules of the bodies beside the model, by name.
 
         Raises:
             WorkflowError: There are no updates, one has failed or was trained from another model, a
                 body beside the model has no rule, or ``aggregation.method`` is not the mean, which
-                rules need; or ``at`` names no site, or stands beside rules.
+                rules and a step need; or ``at`` names no site, or stands beside rules or a step.
         """
-        return self._effects.models.fold(model, updates, rule, bodies, at)
+        return self._effects.models.fold(model, updates, rule, bodies, at, step)
 
     def limit_waiting(self, *, start: float | None = None, progress: float | None = None) -> None:
         """Set how long sites may be silent in the tasks and folds of this workflow, from now on.

@@ -15,6 +15,7 @@ from flstream.errors import WorkflowError
 from flstream.runs.site_scores import by_site
 from flstream.server.arguments import (
     check_name,
+    check_not_private,
     check_scored,
     check_sites_and_timeout,
     check_values,
@@ -87,6 +88,7 @@ class SiteEffects:
                 f"run.collect() was given {name!r}; what it collects is 'submit_model'"
             )
         state = self._state
+        check_not_private(state.context.job, "run.collect() takes models of single sites", "")
         base = state.store.handle(state.store.newest.record.version)
         arguments = {
             "name": name,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from flstream.aggregation.optimizers import stage_optimizer
+from flstream.aggregation.optimizers import optimizer_for, state_layout
 from flstream.aggregation.rules import rule_for
 from flstream.errors import UsageError
 from flstream.job import Job
 from flstream.model.layout import Layout
 from flstream.server.disk import DiskPlan
+from flstream.server.program_view import ProgramOutline
 
 # Of models up to here, a worker trains several sites in one task, and their updates come in the
 # answer: the largest model, the largest sum of a task's updates, the largest sum of a cohort's.
@@ -88,17 +90,25 @@ def plan_task(
 _RESIDUALS = 6
 
 
-def plan_disk(job: Job, layout: Layout, cohort: int, plan: TaskPlan | None = None) -> DiskPlan:
+def plan_disk(
+    job: Job,
+    layout: Layout,
+    cohort: int,
+    programs: Sequence[ProgramOutline],
+    plan: TaskPlan | None = None,
+) -> DiskPlan:
     """Plan the disk space of a run.
 
     Args:
         job: The job.
         layout: Layout of its model.
         cohort: Number of sites that train in a round.
+        programs: What its workflows do.
         plan: Plan of their task; None for that of a task whose updates are folded as they come.
     """
     rule = rule_for(job.aggregation)
-    optimizers = [stage_optimizer(job, stage) for stage in range(len(job.stages))]
+    optimizer = optimizer_for(job.server_optimizer)
+    moments = [each.moments for each in (optimizer, *programs) if each is not None]
     if plan is None:
         plan = plan_task(job, layout, cohort, is_ranked=rule.is_ranked)
     waiting = cohort if plan.in_files else 0
@@ -106,9 +116,9 @@ def plan_disk(job: Job, layout: Layout, cohort: int, plan: TaskPlan | None = Non
     if plan.group:
         waiting = 2 * plan.group
         sums = 8 * sum(spec.elements for spec in layout.tensors)
-    states = [each.state_layout(layout, rule).nbytes for each in optimizers if each is not None]
+    states = [state_layout(each, layout, rule).nbytes for each in moments]
     # Each site's, and the one that takes the place of an earlier one.
-    of_sites = job.clients.count + 1 if job.collects_models else 0
+    of_sites = job.clients.count + 1 if any(each.collected for each in programs) else 0
     return DiskPlan(
         job.planned_rounds,
         job.checkpoints.keep,

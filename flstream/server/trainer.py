@@ -64,7 +64,7 @@ class Trainer:
         base, number = self._store.joined(training.base), training.round
         training.collector.check_size()
         check_round(
-            plan_disk(context.job, base.layout, len(cohort), plan),
+            plan_disk(context.job, base.layout, len(cohort), context.programs, plan),
             context.run.path,
             number,
             present=self._store.present_bytes(number) + self._kept_bytes(),
@@ -222,7 +222,7 @@ class Trainer:
     def _kept_bytes(self) -> int:
         """Bytes of the sites' last models, whose places the next ones take."""
         job, run = self._context.job, self._context.run
-        if not job.collects_models:
+        if not any(program.collected for program in self._context.programs):
             return 0
         paths = [run.last_model(site) for site in job.clients.site_names]
         return sum(path.stat().st_size for path in paths if path.is_file())

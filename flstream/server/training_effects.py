@@ -10,6 +10,7 @@ from flstream.errors import WorkflowError
 from flstream.server.arguments import (
     check_idle,
     check_model,
+    check_not_private,
     check_sites_and_timeout,
     check_training,
     check_values,
@@ -106,11 +107,7 @@ class TrainingEffects:
                 f"run.start() was given {site}, which failed too often and is asked no more "
                 "(clients.suspend_after); choose from run.idle"
             )
-        if state.private is not None:
-            raise WorkflowError(
-                "run.start() was called, and privacy.type is central, which counts rounds of drawn "
-                "sites; use run.train(), or set privacy.type = none"
-            )
+        check_not_private(state.context.job, "run.start() was called for one site", "run.train()")
         collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
             f"train {site}", [site], 0
         )

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
-
-from flstream.aggregation.rules import rule_for
+from flstream.aggregation.fold_rule import ServerStep
 from flstream.engines.processes import ProcessHost
-from flstream.errors import DeadlineError, FlstreamError, WorkflowError
-from flstream.job import Job
+from flstream.errors import DeadlineError, FlstreamError, MisfitError, WorkflowError
+from flstream.job import Job, JobError, Problem
+from flstream.job.checks import workflow_name
 from flstream.job.stage import Stage
 from flstream.runs.stopping import EarlyStopping
-from flstream.server.arguments import check_bodies, check_idle, check_model, check_name, fold_rules
-from flstream.server.asked_kinds import AskedKinds
+from flstream.server.arguments import (
+    check_adopted,
+    check_bodies,
+    check_fold,
+    check_idle,
+    check_model,
+    check_name,
+    check_not_private,
+    fold_rules,
+)
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.program_view import (
     Model,
+    ProgramOutline,
     SiteModel,
     SiteModels,
     SiteScores,
@@ -34,35 +42,6 @@ from flstream.text import shortened
 
 _SECONDS = 10.0  # for the program of one workflow, with its imports
 _MOST_EFFECTS = 10_000
-_LONGEST_PATTERN = 8
-
-
-class ProgramOutline(msgspec.Struct):
-    """Effects of a workflow in its first round, and after its rounds.
-
-    Attributes:
-        name: Name of the workflow.
-        effects: The effects in words, such as ``train 4 sites``.
-        trained: How many sites train.
-        scored: How many sites score a model of ``run.score``.
-        collected: How many sites send a model of their own.
-        reads: Whether it reads updates before they are folded, which then wait in files.
-        flaw: Why the program could not be run to its end without doing anything; empty if it was.
-    """
-
-    name: str
-    effects: list[str] = []
-    trained: int = 0
-    scored: int = 0
-    collected: int = 0
-    reads: bool = False
-    flaw: str = ""
-
-    def __str__(self) -> str:
-        if self.flaw:
-            taken = "taken for one that trains, folds and evaluates"
-            return f"{self.name}, {taken}: a dry run has no answers to go by ({self.flaw})"
-        return f"{self.name}: {', '.join(_repeated(self.effects)) or 'nothing'}"
 
 
 class _Metrics(dict[str, float]):
@@ -105,15 +84,12 @@ class _DryEffects:
         self.in_flight: dict[str, Model] = {}
         self._versions = count(1)
         self._every = stage.args.evaluate_every
-        self._rule = rule_for(job.aggregation)
-        self._bodies: list[str] = []
+        self._job = job
         names = job.clients.site_names
-        kinds = AskedKinds()
-        kinds.source = stage.args.evaluate
         self.state = SimpleNamespace(
             context=SimpleNamespace(job=job),
             sites=list(names),
-            evaluators=kinds.evaluators(names),
+            evaluators=[] if stage.args.evaluate == "received" else list(names),
             scores=SimpleNamespace(best=None, best_version=None),
             trainer=SimpleNamespace(waits=None),
             private=None,
@@ -130,8 +106,8 @@ class _DryEffects:
         )
 
     def begin(self, version: int, bodies: Mapping[str, object]) -> Model:
-        check_bodies(bodies)
-        self._bodies = list(bodies)
+        check_bodies(self._job, bodies)
+        self.outline.bodies = list(bodies)
         return Model(self.state.round, version, "")
 
     def ask(self, model: Model, sites: Sequence[str], *_: object, **values: object) -> Updates:
@@ -146,6 +122,7 @@ class _DryEffects:
 
     def start(self, site: str, model: Model, *_: object) -> None:
         check_model("start", model)
+        check_not_private(self._job, "run.start() was called for one site", "run.train()")
         self.state.check_sites("start", [site])
         check_idle("start", [site], self.in_flight)
         self._add("start")
@@ -165,18 +142,22 @@ class _DryEffects:
         updates: Sequence[Update],
         rule: object,
         bodies: Mapping[str, object],
-        at: object,
+        at: Sequence[str] | None,
+        step: ServerStep | None,
     ) -> Model:
         check_model("fold", model)
-        rules = fold_rules(self._rule, self._bodies, rule, bodies)
+        rules = fold_rules(self._job, self.outline.bodies, rule, bodies)
         cohort = FoldedUpdates.of(updates).under(rules)
         cohort.check_base(model)
+        check_fold(self._job, cohort, step, at)
+        if step is not None:
+            self.outline.moments = list({*self.outline.moments, *step.moments})
         self._settle(cohort)
         self._add("fold" if at is None else "fold at a site")
         return self._next_model()
 
     def adopt(self, updates: Sequence[Update]) -> Model:
-        self._settle(FoldedUpdates.of(updates, "adopt"))
+        self._settle(FoldedUpdates.of(check_adopted(self._job, updates), "adopt"))
         self._add("adopt")
         return self._next_model()
 
@@ -185,6 +166,7 @@ class _DryEffects:
         return _Metrics()
 
     def collect(self, name: str, sites: Sequence[str], timeout: object) -> SiteModels:
+        check_not_private(self._job, "run.collect() takes models of single sites", "")
         self._add(f"collect from {_counted(sites)}")
         self.outline.collected += len(sites)
         return SiteModels({site: SiteModel(site, "", 0) for site in sites})
@@ -220,24 +202,46 @@ class _DryEffects:
             raise WorkflowError(f"its first round has more than {_MOST_EFFECTS:,} effects")
 
 
-def outline_programs(job: Job, host: ProcessHost) -> list[ProgramOutline]:
-    """Run the workflows of a job dry, each in a process that may end, or go on for ever.
+def outline_programs(job: Job, host: ProcessHost | None = None) -> list[ProgramOutline]:
+    """Run the workflows of a job dry.
 
     Args:
         job: The job.
-        host: Host of the processes.
+        host: Host of a process for each workflow of the user's own, which may end, go on for ever,
+            or leave something behind; None to take it as it declares itself, and not to call it.
+
+    Raises:
+        JobError: A key of the job rules out what a workflow does.
     """
-    outlines, target = [], f"{__name__}:{outline_of.__name__}"
+    outlines, problems = list[ProgramOutline](), list[Problem]()
     for place, stage in enumerate(job.stages):
-        call = ProcessCall[ProgramOutline](host, "dry-run", ProgramOutline, target, job, place)
-        try:
-            outlines.append(result_of(call, seconds=_SECONDS))
-        except DeadlineError:
-            flaw = f"it went on for more than {_SECONDS:g} s"
-            outlines.append(ProgramOutline(stage.name, flaw=flaw))
-        except NoAnswerError as error:
-            outlines.append(ProgramOutline(stage.name, flaw=f"its process {error}"))
+        if not stage.is_own:
+            outline = outline_of(job, place)
+        elif host is not None:
+            outline = _outline_apart(job, place, host)
+        else:
+            collected = job.clients.count if stage.collects_models else 0
+            outline = ProgramOutline(stage.name, collected=collected)
+        outlines.append(outline)
+        if outline.misfit:
+            key = f"{workflow_name(place, len(job.stages))}.type"
+            problems.append(Problem(key, f"{stage.name}: {outline.misfit}"))
+    if problems:
+        raise JobError(f"the job {job.name}", problems)
     return outlines
+
+
+def _outline_apart(job: Job, place: int, host: ProcessHost) -> ProgramOutline:
+    """Run a workflow of the user's own dry, in a process."""
+    target = f"{__name__}:{outline_of.__name__}"
+    call = ProcessCall[ProgramOutline](host, "dry-run", ProgramOutline, target, job, place)
+    try:
+        return result_of(call, seconds=_SECONDS)
+    except DeadlineError:
+        flaw = f"it went on for more than {_SECONDS:g} s"
+    except NoAnswerError as error:
+        flaw = f"its process {error}"
+    return ProgramOutline(job.stages[place].name, flaw=flaw)
 
 
 def outline_of(job: Job, place: int = 0) -> ProgramOutline:
@@ -252,6 +256,7 @@ def outline_of(job: Job, place: int = 0) -> ProgramOutline:
     """
     stage = job.stages[place]
     recorder: Any = _DryEffects(job, stage)
+    outline: ProgramOutline = recorder.outline
     run = Run(recorder, stage.args, EarlyStopping(job), 0, is_last_stage=True)
     run._last_round = 1
     try:
@@ -259,31 +264,12 @@ def outline_of(job: Job, place: int = 0) -> ProgramOutline:
     except BaseException as error:  # what an effect refuses with is no Exception
         is_own = isinstance(error, FlstreamError | EffectFailedError)
         text = str(error) if is_own else f"{type(error).__name__}: {error}".rstrip(": ")
-        return ProgramOutline(stage.name, flaw=shortened(text, 300))
-    if recorder.pending:
-        flaw = f"{recorder.pending[0]} was neither read nor folded"
-        return ProgramOutline(stage.name, flaw=flaw)
-    outline: ProgramOutline = recorder.outline
+        outline.flaw = shortened(text, 300)
+        if isinstance(recorder.state.failure, MisfitError):
+            outline.misfit = text
+    if recorder.pending and not outline.flaw:
+        outline.flaw = f"{recorder.pending[0]} was neither read nor folded"
     return outline
-
-
-def _repeated(effects: Sequence[str]) -> Iterator[str]:
-    """Effects in words, those that are repeated in brackets with how often."""
-    place = 0
-    while place < len(effects):
-        length, times = 1, 1
-        for size in range(1, _LONGEST_PATTERN + 1):
-            pattern, repeats = effects[place : place + size], 1
-            while effects[place + repeats * size : place + (repeats + 1) * size] == pattern:
-                repeats += 1
-            if repeats > 1 and repeats * size > length * times:
-                length, times = size, repeats
-        pattern = effects[place : place + length]
-        text = ", ".join(pattern)
-        if times > 1:
-            text = f"{times} x ({text})" if length > 1 else f"{times} x {text}"
-        yield text
-        place += length * times
 
 
 def _counted(sites: Sequence[str]) -> str:

@@ -20,12 +20,13 @@ from flstream.aggregation.accountant import Accounting, epsilon
 from flstream.aggregation.rules import rule_for
 from flstream.filters.chain import remaining
 from flstream.job import Job
-from flstream.model.joined import MAIN, joint_layout, zeros_beside
+from flstream.job.bodies import MAIN
+from flstream.model.joined import joint_layout, zeros_beside
 from flstream.model.layout import Layout
 from flstream.server.disk import free_bytes
+from flstream.server.program_view import ProgramOutline
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import plan_disk, plan_task
-from flstream.simulation.dry_run import ProgramOutline
 from flstream.units import format_bytes
 
 # Private memory, as measured with jobs/: of the launcher (52 MiB) and two other processes than
@@ -139,7 +140,7 @@ def forecast(
     """
     workers, cohort = job.clients.workers, job.clients.cohort_size
     imports = imports or Imports()
-    bodies = job.stages[0].args.bodies
+    bodies = [] if not programs else programs[0].bodies
     beside = {name: zeros_beside(layout).layout for name in bodies}
     whole = joint_layout({MAIN: layout, **beside}) if bodies else layout
     update_bytes = _update_bytes(job, layout) + whole.nbytes - layout.nbytes
@@ -161,7 +162,7 @@ def forecast(
     task = None
     if programs and programs[0].reads:
         task = plan_task(job, whole, trained, is_read=True)
-    plan = plan_disk(job, whole, trained or cohort, task)
+    plan = plan_disk(job, whole, trained or cohort, programs, task)
     checkpoint = plan.model + plan.optimizer_state
     passing = sum(item.size for item in plan.of_a_round) - checkpoint
     return Forecast(
@@ -220,7 +221,7 @@ def lacks(job: Job, layout: Layout, need: Forecast, available: Available) -> Ite
     if flaw is not None:
         yield Lack(f"{folder} cannot be written: {flaw}", "name another --run-dir")
     elif disk is not None and need.disk_bytes > disk:
-        plan = plan_disk(job, layout, job.clients.cohort_size)
+        plan = plan_disk(job, layout, job.clients.cohort_size, need.programs)
         # The initial model, the best one, and the next one are there beside those that are kept.
         keep = min(plan.lasts(disk - plan.model) - 1, job.planned_rounds)
         change = "make room, or name another --run-dir"

@@ -91,6 +91,9 @@ def simulate(
     Raises:
         UsageError: The engine cannot be used as the job asks for; nothing is left of the run.
     """
+    # Which a job has imported that has a workflow.
+    from flstream.simulation.dry_run import outline_programs
+
     began = time.monotonic()
     run.write(run.job_files, render_files(job))
     run.write(run.job_file, render_job(job))
@@ -117,13 +120,16 @@ def simulate(
                     stack.enter_context(host)
                     if problems := own_code_problems(job, host, stop):
                         raise JobError(f"the job {job.name}", problems)
+                    programs = outline_programs(job)
                     events, theirs = socket.socketpair()
                     stack.enter_context(events)
                     # Inline, the server has the launcher's host, as it is a thread of it.
                     own = (host,) if is_inline else ()
                     # It is the end of the server only if no copy of its end is open here.
                     with theirs:
-                        server = host.start(SERVER, _SERVER_PROCESS, job, run, theirs, resume, *own)
+                        server = host.start(
+                            SERVER, _SERVER_PROCESS, job, run, theirs, resume, programs, *own
+                        )
                     if not is_inline:  # of which the server is a part
                         sampler.watch(LAUNCHER, os.getpid())
                         sampler.watch(f"{LAUNCHER}/{FORK_SERVER}", host.fork_server_pid or 0)

@@ -32,6 +32,7 @@ from flstream.runs.resume import ResumePoint
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.context import ServerContext
 from flstream.server.play import Replay, play, prepare
+from flstream.server.program_view import ProgramOutline
 from flstream.server.stream_settings import stream_settings
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_pool import WorkerPool
@@ -146,6 +147,7 @@ def server_main(
     run: RunDirectory,
     launcher: socket.socket,
     resume: ResumePoint | None,
+    programs: Sequence[ProgramOutline],
     inline_host: ProcessHost | None = None,
 ) -> None:
     """The process: run the job to its end, however it ends.
@@ -157,6 +159,7 @@ def server_main(
         run: Its run directory.
         launcher: Where events go; the launcher closes its way here to stop the run.
         resume: Where the run goes on; None if it begins.
+        programs: What its workflows do in their first rounds.
         inline_host: Host of the threads that stand for the other processes; None forks them.
     """
     ignore_interrupts()
@@ -168,7 +171,7 @@ def server_main(
         if inline_host is None:  # which is the launcher's otherwise
             stack.enter_context(closing(host))
         reporter = Reporter(stack.enter_context(EventLog(run.events)), channel)
-        outcome = _run(job, run, host, reporter, abort, resume)
+        outcome = _run(job, run, host, reporter, abort, resume, programs)
         if isinstance(outcome, RunRefused):  # of which nothing is left
             reporter.emit(outcome)
             return
@@ -183,6 +186,7 @@ def _run(
     reporter: Reporter,
     abort: StopRequest,
     resume: ResumePoint | None,
+    programs: Sequence[ProgramOutline],
 ) -> RunFinished | RunRefused:
     engine: Engine | None = None
     try:
@@ -217,7 +221,7 @@ def _run(
             stack.enter_context(closing(pool))
             stack.callback(engine.close)  # before the pool, which waits for starts under way
             rule = rule_for(job.aggregation)
-            context = ServerContext(job, run, pool, service, rule, reporter.emit, abort)
+            context = ServerContext(job, run, pool, service, rule, reporter.emit, abort, programs)
             prepare(context)
             initial = replay.initial
             if initial is None:

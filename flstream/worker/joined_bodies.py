@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flstream.errors import ClientError
+from flstream.job.bodies import MAIN
 from flstream.model.copy import copy
-from flstream.model.joined import MAIN, ZeroSource, joint_name, part_layout, split
+from flstream.model.joined import ZeroSource, joint_name, part_layout, split
 from flstream.model.layout import Layout
 from flstream.model.memory import Framework, MemoryBody, Params
 from flstream.worker.watched import WatchedValues

@@ -24,8 +24,8 @@ from flstream.aggregation.walk import fold_updates
 from flstream.codecs.chain import chain_of
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import ChannelClosedError, FlstreamError, RefusedError, StreamingError
+from flstream.job.bodies import MAIN
 from flstream.model.checkpoint import FileSource
-from flstream.model.joined import MAIN
 from flstream.model.source import Source
 from flstream.runs.model_draft import model_draft
 from flstream.streaming.receiver import Receiver

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from flstream.aggregation.fold_rule import ServerStep
 from flstream.job.workflow_args import DEFINITION, WorkflowArgs
 from flstream.server.run import (
     FoldRule,
@@ -24,6 +25,7 @@ __all__ = [
     "FoldRule",
     "Model",
     "Run",
+    "ServerStep",
     "SiteModel",
     "SiteModels",
     "SiteScores",

@@ -24,7 +24,6 @@ class CrossSiteArgs(WorkflowArgs):
     """Arguments of cross_site."""
 
     has_rounds: ClassVar[bool] = False
-    collects_models: ClassVar[bool] = True
 
     participating_sites: SiteList | None = None
     """The sites that submit models and score them; null is all."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -12,8 +12,6 @@ from flstream.workflows import Model, Run, WorkflowArgs, workflow
 
 class FedAvgArgs(WorkflowArgs):
     """Arguments of fedavg."""
-
-    only_folds: ClassVar[bool] = True
 
     fedprox_mu: Annotated[Real, Field(ge=0)] = 0.0
     """How strongly sites are drawn to the global model while they train (mu of FedProx); 0 is not.

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from flstream.job.fields import Real
-from flstream.job.workflow_args import ServerStep
-from flstream.workflows import Model, Run, WorkflowArgs, workflow
+from flstream.workflows import Model, Run, ServerStep, WorkflowArgs, workflow
+
+if TYPE_CHECKING:
+    from flstream.aggregation.elements import Array
 
 
 class FedDynArgs(WorkflowArgs):
     """Arguments of feddyn."""
-
-    server_step: ClassVar[ServerStep | None] = "feddyn"
 
     feddyn_alpha: Annotated[Real, Field(gt=0)] = 0.1
     """How strongly sites are regularised (alpha of the paper).
@@ -23,16 +24,34 @@ class FedDynArgs(WorkflowArgs):
     """
 
 
+@dataclass(frozen=True)
+class FedDynStep(ServerStep):
+    """The server's part of algorithm 1: ``h -= alpha / m * sum(theta_k - theta)`` over ``m`` sites.
+
+    The next model is ``mean(theta_k) - h / alpha``. What is kept is ``-h / alpha``: alpha cancels
+    out.
+
+    Attributes:
+        sites: Number of all sites, m of the paper.
+    """
+
+    sites: int
+    moments = ("momentum",)
+    counts_alike = True
+
+    def step(self, difference: Array, moments: dict[str, Array], updates: int) -> Array:
+        """Make a step; see :class:`ServerStep`."""
+        moments["momentum"] += updates / self.sites * difference
+        difference += moments["momentum"]
+        return difference
+
+
 @workflow("feddyn", FedDynArgs)
 def feddyn(run: Run, args: FedDynArgs) -> Model:
-    """Average models whose sites correct for the drift of their own losses (algorithm 1).
-
-    A fold is the server's step: h -= alpha / m * sum(theta_k - theta), where m counts all sites,
-    and the next model is mean(theta_k) - h / alpha, in which every site counts alike.
-    """
-    model = run.initial_model()
+    """Average models whose sites correct for the drift of their own losses (algorithm 1)."""
+    model, step = run.initial_model(), FedDynStep(len(run.all_sites))
     for number in run.rounds():
         updates = run.train(model, run.sample(number), meta={"feddyn_alpha": args.feddyn_alpha})
-        model = run.fold(model, updates)
+        model = run.fold(model, updates, step=step)
         run.evaluate(model)
     return model

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
-
-from flstream.workflows import FoldRule, Model, Run, WorkflowArgs, workflow
+from flstream.workflows import FoldRule, Model, Run, workflow
 
 
-class ScaffoldArgs(WorkflowArgs):
-    """Arguments of scaffold."""
-
-    bodies: ClassVar[Sequence[str]] = ("control",)
-
-
-@workflow("scaffold", ScaffoldArgs)
-def scaffold(run: Run, args: ScaffoldArgs) -> Model:
+@workflow("scaffold")
+def scaffold(run: Run) -> Model:
     """Average updates whose drift towards their sites' own data is taken out by control variates.
 
     The global control is the mean of those of all sites, of which sampled ones change theirs.

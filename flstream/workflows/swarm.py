@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from flstream.job.fields import Seconds
 from flstream.job.problems import Problem
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 class SwarmArgs(WorkflowArgs):
     """Arguments of swarm."""
-
-    folds_at_sites: ClassVar[bool] = True
 
     aggregators: SiteList | None = None
     """The sites of which one is drawn in each round to fold the updates; null is all of them.

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from support import FrontToBack, tensor, tensors_of
 
-from flstream.aggregation.optimizers import Optimization
+from flstream.aggregation.optimizers import Optimization, state_layout
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
@@ -68,7 +68,7 @@ def fold(base: State, updates, rule=None, **how) -> dict[str, torch.Tensor]:
 def step_of(optimizer, base: State, updates, state=None, rule=None, step=1 << 20):
     """The next model that a server optimizer makes, and its state."""
     layout = MemoryBody.of(base).layout
-    out = MemorySink(optimizer.state_layout(layout, rule or AggregationRule()))
+    out = MemorySink(state_layout(optimizer.moments, layout, rule or AggregationRule()))
     optimization = Optimization(optimizer, state, out)
     return fold(base, updates, rule, step=step, optimization=optimization), out
 

@@ -159,18 +159,11 @@ ROWS = [
     ("network.up " + DRAWN + "1 Mbit, sigma = -1 }", "network.up.sigma", "a number of at least 0"),
     ("network.sites.ward.up " + DRAWN + "x, sigma = 1 }", "network.sites.ward.up.median", "a rate"),
     ("network.traces = lnks.csv", "network.traces", "the path of an existing .csv file"),
-    (
-        "workflow.type = swarm, clients.parallel = 2, network.up = 1 Mbit",
-        "clients.parallel",
-        "must be 8 where links are emulated in swarm",
-    ),
     ("streaming.mode = map, network.up = 10 Mbit", "network", "set streaming.mode = pull"),
     # Privacy.
     (PRIVATE + "aggregation.method = median", "aggregation.method", "must be mean where"),
     (PRIVATE + "aggregation.weights.site-1 = 2", "aggregation.weights", "given {"),
     (PRIVATE + "aggregation.clip_norm = 1", "aggregation.clip_norm", "must be null where"),
-    (PRIVATE + "workflow.type = cyclic", "workflow.type", "must be fedavg, or a"),
-    (PRIVATE + "workflow = [{}, { type = cyclic }]", "workflow[1].type", "must be fedavg"),
     (PRIVATE + "privacy.noise_multiplier = 0", "privacy.noise_multiplier", "must be a number"),
     (PRIVATE + "privacy.noise_cohort_size = 11", "privacy.population", "given 8; must be at least"),
     (PRIVATE + "privacy.delta = 1", "privacy.delta", "a number above 0 and below 1"),
@@ -217,12 +210,6 @@ ROWS = [
     ("workflow.type = fedavgg", "workflow.type", "did you mean fedavg?"),
     ("workflow { type = swarm, args.aggregator = 3 }", "workflow.args.aggregator", "mean aggregat"),
     ("workflow { type = ditto, args.mu = 1 }", "workflow.args.mu", "key_metric_mode, ditto_lambda"),
-    ("workflow.type = feddyn, aggregation.method = median", "aggregation.method", "must be left o"),
-    (
-        "workflow.type = feddyn, server_optimizer.type = fedadam",
-        "server_optimizer.type",
-        "must be left out in feddyn",
-    ),
     ("workflow.type = fedper", "workflow.args.personal", "missing; must be a list of regular"),
     ('workflow { type = fedper, args.personal = ["("] }', "workflow.args.personal", "given"),
     (

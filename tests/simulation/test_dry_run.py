@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from flstream.engines.processes import ProcessHost
-from flstream.job import load_job
+from flstream.job import JobError, load_job
 from flstream.server.run import Run
 from flstream.simulation import dry_run as module
 from flstream.simulation.dry_run import outline_of, outline_programs
 from flstream.simulation.forecast import forecast, plain_layout
 from flstream.workflows.registry import BUILT_IN
 
+PRIVATE = ("privacy.type=central", "privacy.noise_multiplier=1", "clients.per_round=2")
 DIGITS = Path(__file__).parents[2] / "jobs" / "digits" / "job.conf"
 
 
@@ -52,6 +53,34 @@ def test_only_those_are_counted_that_a_round_asks_and_each_workflow_of_a_list_ha
     first, second = outlines("clients.per_round=2", "workflow=[{type=fedavg}, {type=cross_site}]")
     assert (first.trained, first.scored, first.collected) == (2, 0, 0)
     assert (second.trained, second.scored, second.collected) == (0, 5 * 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["workflow.type=feddyn", "aggregation.method=median"], "leave out aggregation.method"),
+        (["workflow.type=feddyn", "server_optimizer.type=fedadam"], "leave out server_optimizer"),
+        (["workflow.type=scaffold", "aggregation.method=median"], "which are sums, and aggregatio"),
+        (["workflow.type=scaffold", "filters.up=[percentile_privacy]"], "leave out filters"),
+        (
+            ["workflow.type=scaffold", "streaming.codecs.down=[int8]"],
+            "leave out streaming.codecs",
+        ),
+        (
+            ["workflow.type=swarm", "clients.parallel=2", "network.up=1 Mbit"],
+            "set clients.parallel = 4",
+        ),
+        ([*PRIVATE, "workflow.type=feddyn"], "leave out privacy.type"),
+        ([*PRIVATE, "workflow=[{}, {type=cyclic}]"], "workflow[1].type: cyclic: run.adopt() makes"),
+        ([*PRIVATE, "workflow=[{}, {type=cross_site}]"], "run.collect() takes models of single s"),
+    ],
+)
+def test_a_key_that_rules_out_what_a_workflow_does_is_refused_before_it_begins(settings, sentence):
+    job = load_job(DIGITS, ["clients.count=4", *settings])
+    with pytest.raises(JobError) as refused:
+        outline_programs(job)
+    assert sentence in str(refused.value)
+    assert "workflow" in refused.value.problems[0].key
 
 
 EVERYTHING = """

@@ -144,3 +144,53 @@ def test_an_update_that_is_read_is_sound_and_one_that_is_not_has_failed_its_trai
     [failed] = resumed.summary.failures
     assert "'w'" in failed.reason
     assert trained(resumed, "site-2") == [1, 2]
+
+
+STEPS = """
+from dataclasses import dataclass
+
+from flstream.workflows import ServerStep
+
+
+@dataclass(frozen=True)
+class Momentum(ServerStep):
+    beta: float
+    moments = ("momentum",)
+
+    def step(self, difference, moments, updates):
+        moments["momentum"] *= self.beta
+        moments["momentum"] += difference
+        return 1.0 * moments["momentum"]
+
+
+def flow(run):
+    model, beta = run.initial_model(), float((HERE / "beta").read_text())
+    for number in run.rounds():
+        updates = run.train(model, run.sites)
+        if number == 2:
+            break_off()
+            refused(run, CALLS, model=model, updates=updates, Momentum=Momentum)
+        model = run.fold(model, updates, step=Momentum(beta))
+    return model
+"""
+REFUSED_STEPS = {
+    "run.fold(model, updates, step=Momentum)": "was given a type as step; give it an object of",
+    "run.fold(model, updates, step=Momentum(0.9), at=['site-1'])": "a step, which is for",
+}
+
+
+def test_a_workflow_may_have_a_step_of_the_servers_own_which_a_resume_goes_on_with(flows):
+    text = STEPS.replace("CALLS", str(list(REFUSED_STEPS)))
+    (flows.jobs.folder / "beta").write_text("0.9")
+    due = flows.jobs.run(noisy(), QUIET, "server_optimizer.type=fedavgm")
+    run = flows.resume(flows.broken(text, QUIET), text, QUIET)
+    assert run.summary.model.digest == finished(due).summary.model.digest
+    for line, sentence in zip(flows.seen(), REFUSED_STEPS.values(), strict=True):
+        assert sentence in line
+    cut = flows.broken(text, QUIET)
+    (flows.jobs.folder / "beta").write_text("0.8")
+    again = flows.jobs.go_on(cut, noisy(), flows.write(text), QUIET)
+    assert "effect 1 of the workflow was fold(" in again.summary.error
+    assert "leave out server_optimizer.type" in flows.fail(
+        text, QUIET, "server_optimizer.type=fedadam"
+    )

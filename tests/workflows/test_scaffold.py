@@ -7,8 +7,6 @@ from run_fixtures import Jobs
 from safetensors.numpy import load_file
 from training_scripts import plain
 
-from flstream.job import JobError
-
 SITES, SIZE, STEPS, RATE = 3, 4, 20, 0.05
 
 MODEL = f"""
@@ -118,16 +116,3 @@ def test_an_answer_without_a_control_fails_its_site_by_name(jobs: Jobs):
     run = jobs.run(OURS.replace("meta=meta", "meta={}"), *HOW, model=MODEL)
     assert run.summary.status == "failed"
     assert "the answer has no tensors in meta['control']" in run.summary.error
-
-
-@pytest.mark.parametrize(
-    ("setting", "sentence"),
-    [
-        ("aggregation.method=median", "in scaffold, of which further tensors are summed"),
-        ("filters.up=[percentile_privacy]", "left out in scaffold, which sends tensors beside"),
-        ("streaming.codecs.down=[int8]", "without a loss in scaffold"),
-    ],
-)
-def test_what_does_not_go_with_it_is_refused(jobs: Jobs, setting, sentence):
-    with pytest.raises(JobError, match=sentence):
-        jobs.make(OURS, *HOW, setting, model=MODEL)

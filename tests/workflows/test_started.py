@@ -160,7 +160,7 @@ def test_a_private_job_starts_nothing_and_takes_one_update_of_a_site(flows):
     flows.finish(text, QUIET, *private, script=adding({}))
     sentences = flows.sentences()
     assert (
-        "privacy.type is central, which counts rounds" in sentences["run.start('site-1', model)"][0]
+        "and privacy.type is central; use run.train()" in sentences["run.start('site-1', model)"][0]
     )
     assert "was given two updates of site-1, and" in sentences["run.fold(model, two)"][0]
 
