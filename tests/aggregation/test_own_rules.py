@@ -10,7 +10,7 @@ import torch
 from folding import MemorySink, fold, sent
 
 from flstream.aggregation.fold_rule import FoldRule
-from flstream.aggregation.optimizers import Optimization, ServerOptimizer
+from flstream.aggregation.optimizers import Optimization, ServerOptimizer, state_layout
 from flstream.aggregation.own_rule import OwnRule
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import AggregationError, LayoutError, WorkflowError
@@ -76,7 +76,7 @@ def test_clipping_and_the_server_optimizer_are_for_the_model_alone():
     assert not torch.equal(found["a"], free["a"])
     optimizer = ServerOptimizer("fedavgm", 0.5, 0.9, 0.99, 1e-3)
     body = MemoryBody.of({name: base[name] for name in (*WIDTHS, "count")})
-    state = MemorySink(optimizer.state_layout(body.layout, AggregationRule()))
+    state = MemorySink(state_layout(optimizer.moments, body.layout, AggregationRule()))
     moved = fold(base, UPDATES, RULE, optimization=Optimization(optimizer, None, state))
     assert torch.equal(moved["control::a"], free["control::a"])
     torch.testing.assert_close(moved["a"], base["a"] + 0.5 * (free["a"] - base["a"]))

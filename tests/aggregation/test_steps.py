@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nightly_cases import first_and_nightly
 from support import FOLDED, entries, tensor
 
-from flstream.aggregation.optimizers import Optimization, ServerOptimizer
+from flstream.aggregation.optimizers import Optimization, ServerOptimizer, state_layout
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import plan_step
@@ -141,7 +141,7 @@ def test_and_those_of_an_optimiser_and_of_a_partial_sum(tmp_path, code):
     updates, step = folder.updates(4), folder.plan(rule, 3, budget)
     for kind in ("fedavgm", "fedyogi"):
         optimizer = ServerOptimizer(kind, 0.1, 0.9, 0.99, 1e-3)
-        layout = optimizer.state_layout(folder.base.layout, rule)
+        layout = state_layout(optimizer.moments, folder.base.layout, rule)
         with FileSink(tmp_path / "state", layout) as state:
             optimization = Optimization(optimizer, None, state)
             assert folder.peak(rule, updates[:3], step, optimization) <= budget
