@@ -190,8 +190,7 @@ class ModelCollection:
         )
         files = UpdateFiles(context.run.updates(effect), spec.form)
         run = TaskRun(context, spec, plan, collector, files if plan.in_files else None)
-        for _ in run.progress():
-            pass
+        run.run()
         self._trainer.check_states(tasks, collector.failures)
         digests = {}
         for site, update in run.updates.items():

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from time import monotonic
 from typing import Generic, NamedTuple, TypeVar
 
 from flstream.errors import SimulationError
-from flstream.text import MOST_QUOTED, shortened
+from flstream.text import MOST_QUOTED, brief_names, shortened
+from flstream.units import format_seconds
 
 AnswerT = TypeVar("AnswerT")
 
@@ -34,6 +35,32 @@ class TaskWaits(NamedTuple):
 
     start: float | None = None
     progress: float | None = None
+
+    def expecting(
+        self, events: Iterator[bool], task: str, number: int, sites: Callable[[], Sequence[str]]
+    ) -> Iterator[bool]:
+        """Pass on a pool's events, and give the run up if there is none for too long.
+
+        Args:
+            events: True after each event, and False now and then.
+            task: The task in words.
+            number: Its round.
+            sites: Function that returns the sites that are waited for.
+
+        Raises:
+            SimulationError: The message names them.
+        """
+        moved = monotonic()
+        for has_moved in events:
+            if has_moved:
+                moved = monotonic()
+            elif self.progress is not None and monotonic() - moved > self.progress:
+                raise SimulationError(
+                    f"nothing came of the {task} of round {number} for "
+                    f"{format_seconds(self.progress)} ({PROGRESS_KEY}); "
+                    f"{brief_names(sites())} did not answer: see their logs, or allow more"
+                )
+            yield has_moved
 
 
 UNLIMITED = TaskWaits()

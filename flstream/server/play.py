@@ -81,11 +81,13 @@ def prepare(context: ServerContext) -> None:
     names = context.pool.names
     least = min(context.job.clients.min_updates or len(names), len(names))
     collector: ResultCollector[None] = ResultCollector("begin", names, least)
-    for event in context.pool.prepare():
-        if isinstance(event, SiteLost):
-            name, reason, code = event
-            context.emit(site_failed(0, name, reason, code))
-            collector.fail(name, brief(reason))
+
+    def lose(lost: SiteLost) -> None:
+        name, reason, code = lost
+        context.emit(site_failed(0, name, reason, code))
+        collector.fail(name, brief(reason))
+
+    context.pool.prepare(lose)
 
 
 def play(context: ServerContext, initial: str, replay: Replay) -> None:

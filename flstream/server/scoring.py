@@ -192,8 +192,7 @@ class Scoring:
         )
         plan = plan_task(context.job, source.layout, len(sites))
         run = TaskRun(context, spec, plan, collector)
-        for _ in run.progress():
-            pass
+        run.run()
         self._trainer.check_states(tasks, collector.failures)
         is_expected = is_due and self._asked.source == "auto"
         unaware = [

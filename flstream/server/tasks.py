@@ -1,39 +1,27 @@
-"""Tasks: what the server asks of a worker, and what it accepts as the answer."""
+"""Tasks: what the server asks of a worker."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from time import monotonic
-from typing import NamedTuple
 
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.update_form import UpdateForm
-from flstream.errors import ChannelClosedError, WorkerLostError
 from flstream.model.checkpoint import FileSource
 from flstream.model.source import Source
-from flstream.server.collector import START_KEY, UNLIMITED, TaskWaits
+from flstream.server.collector import UNLIMITED, TaskWaits
 from flstream.server.context import ServerContext
 from flstream.server.model_offers import ModelOffer, offers_by_peers, offers_by_server
-from flstream.server.pooled_worker import Report, SiteLost
 from flstream.server.site_queue import SiteBatch
-from flstream.server.worker_handle import TIMEOUT_KEY, WorkerHandle
+from flstream.server.worker_handle import WorkerHandle
 from flstream.streaming.coding import EncoderFor
-from flstream.streaming.refs import Delivery
-from flstream.telemetry.events import Transfer
 from flstream.worker.messages import (
     LAYOUT,
     MODEL,
-    Answered,
-    Failed,
-    Progress,
     SiteTask,
     Task,
     TaskKind,
 )
-from flstream.worker.weight import is_weight
 
 
 @dataclass(frozen=True)
@@ -125,125 +113,3 @@ class TaskSpec:
             inline=max(self.model.layout.nbytes, 1) if self.is_inline else 0,
             mapped=offer.is_mapped,
         )
-
-
-@dataclass
-class Turn:
-    """The progress of a worker through the sites of its task. Any thread may look.
-
-    Attributes:
-        begun: Number of sites whose turn has begun.
-        since: When the last of these turns began, in seconds since the epoch.
-    """
-
-    begun: int
-    since: float
-
-
-class TaskGiven(NamedTuple):
-    """A worker was given the task for some sites, and is fetching the model."""
-
-    worker: str
-    sites: SiteBatch
-    delivery: Delivery
-    turn: Turn
-
-
-class ModelArrived(NamedTuple):
-    """A worker has the model, for the sites of its task.
-
-    Attributes:
-        worker: Name of the worker.
-        sites: The sites.
-        cost: Cost of the model's way.
-    """
-
-    worker: str
-    sites: SiteBatch
-    cost: Transfer
-
-
-class WorkerGone(NamedTuple):
-    """A worker was lost with the task; its sites have failed, or the task is given again."""
-
-    worker: str
-
-
-def ask(
-    context: ServerContext, spec: TaskSpec, worker: WorkerHandle, sites: SiteBatch, report: Report
-) -> Answered:
-    """Give a worker the task for some sites, and wait for the answer.
-
-    Raises:
-        WorkerLostError: The worker ended, died, took too long or answered something else.
-        AbortedError: The run is being stopped.
-    """
-    began = monotonic()
-    offers = spec.offers(context, worker)
-    deadline, key = began + spec.seconds, TIMEOUT_KEY
-    if spec.waits.start is not None and spec.waits.start < spec.seconds:
-        deadline, key = began + spec.waits.start, START_KEY
-    at_work = sites[0] if len(sites) == 1 else None
-    turn = Turn(0, time.time())
-    acknowledged = False
-    try:
-        offer = _next_offer(offers)
-        # A worker that has just ended has most likely said why, and that is still to be received.
-        with suppress(ChannelClosedError):
-            worker.control.send(spec.message(offer, sites))
-        report(TaskGiven(worker.name, sites, offer.delivery, turn))
-        failed: set[str] = set()
-        while True:
-            message = worker.next_message(deadline, f"answer its {spec.kind} task", key)
-            match message:
-                case Progress(spec.effect, "taken"):
-                    if not acknowledged:
-                        deadline, key = began + spec.seconds, TIMEOUT_KEY
-                    acknowledged = True
-                case Progress(spec.effect, "host lost") if spec.hosts:
-                    offer = _next_offer(offers)
-                    with suppress(ChannelClosedError):
-                        worker.control.send(spec.message(offer, sites))
-                case Progress(_, "turn", site) if site in sites:
-                    # Each has as long as if it were alone.
-                    at_work, deadline = site, monotonic() + spec.seconds
-                    turn.begun, turn.since = turn.begun + 1, time.time()
-                case Progress(spec.effect, "received", cost=cost):
-                    report(ModelArrived(worker.name, sites, cost))
-                case Failed(site, _, reason, code) if site in sites and site not in failed:
-                    failed.add(site)
-                    report(SiteLost(site, reason, code), site)
-                case Failed(reason=reason, exit_code=code):
-                    raise WorkerLostError(reason, exit_code=code)
-                case Answered():
-                    _check(spec, message, {*sites} - failed)
-                    return message
-                case _:
-                    raise WorkerLostError(f"it sent {type(message).__name__}, out of turn")
-    except WorkerLostError as error:
-        error.site = at_work
-        error.is_acknowledged = acknowledged
-        report(WorkerGone(worker.name))
-        raise
-    finally:
-        offers.close()
-
-
-def _next_offer(offers: Generator[ModelOffer]) -> ModelOffer:
-    offer = next(offers, None)
-    if offer is None:
-        raise WorkerLostError("it received the model from no other worker, nor from the file")
-    return offer
-
-
-def _check(spec: TaskSpec, answer: Answered, sites: set[str]) -> None:
-    if answer.effect != spec.effect:
-        raise WorkerLostError(f"it answered task {answer.effect}, which it was not given")
-    if {each.site for each in answer.sites} != sites or len(answer.sites) != len(sites):
-        raise WorkerLostError("it answered for sites that it was not asked for")
-    for each in answer.sites:  # what it runs may have had a hand in that
-        if not is_weight(each.weight):
-            raise WorkerLostError(f"it gave the update of {each.site} the weight {each.weight:g}")
-    for each in answer.sites if spec.has_updates else ():
-        if each.update is None and (each.has_params or spec.kind == "train"):
-            raise WorkerLostError(f"it answered a {spec.kind} task without a model")

@@ -150,8 +150,7 @@ class Trainer:
         spec = self._spec(training, plan, tasks, keeps_state=False)
         files = self.files(training) if plan.in_files else None
         run = TaskRun(self._context, spec, plan, collector, files)
-        for _ in run.progress():
-            pass
+        run.run()
         training.bodies |= run.updates
         self.check_states(tasks, collector.failures)
         return collector.failures

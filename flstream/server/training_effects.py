@@ -267,8 +267,7 @@ class TrainingEffects:
             run = fold.train(training)
         else:
             run, _ = trainer.begin(training, is_read=True)
-            for _ in run.progress():
-                pass
+            run.run()
         return self._result(training, run, run.cost, in_files=fold is None)
 
     def _result(
