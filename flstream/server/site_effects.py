@@ -21,7 +21,6 @@ from flstream.server.arguments import (
     check_values,
 )
 from flstream.server.collecting import CollectResult, ModelCollection
-from flstream.server.effects import Done
 from flstream.server.program_view import Model, SiteModel, SiteModels, SiteScores
 from flstream.server.run_state import RunState
 from flstream.server.scoring import ScoreResult, Scoring, ScoringTask
@@ -70,7 +69,7 @@ class SiteEffects:
             state.round,
             request,
             arguments,
-            lambda number: Done(self._scoring.evaluate(model, tasks, number, message)),
+            lambda number: (self._scoring.evaluate(model, tasks, number, message), None),
             ScoreResult,
             is_provisional=is_provisional,
         ).result
@@ -99,12 +98,11 @@ class SiteEffects:
         request = f"collect({name}, {brief_names(sites)})"
         tasks = state.tasks.new("submit_model", sites, state.round)
 
-        def do(number: int) -> Done:
+        def do(number: int) -> tuple[CollectResult, None]:
             asked = state.asked.submitters(sites) if not state.context.job.filters.up else []
             of_asked = {site: tasks[site] for site in asked}
-            return Done(
-                self._collection.collect(number, state.round, base, sites, of_asked, seconds)
-            )
+            found = self._collection.collect(number, state.round, base, sites, of_asked, seconds)
+            return found, None
 
         done = state.journal.once("collect", state.round, request, arguments, do, CollectResult)
         state.note_failures(done.result.failed)
@@ -141,7 +139,7 @@ class SiteEffects:
         request = f"score({named}, {brief_names(sites)})"
         tasks = state.tasks.new("evaluate", sites, of_round)
 
-        def do(number: int) -> Done:
+        def do(number: int) -> tuple[ScoreResult, None]:
             if isinstance(model, SiteModel):
                 source = self._collection.source(model)
             else:
@@ -150,7 +148,7 @@ class SiteEffects:
             if counts:
                 least = min(state.context.job.clients.min_updates or len(sites), len(sites))
             task = ScoringTask(f"score the {named}", number, of_round, least, seconds)
-            return Done(self._scoring.score(model, source, tasks, task, owner, counts=counts))
+            return self._scoring.score(model, source, tasks, task, owner, counts=counts), None
 
         result = state.journal.once(
             "score", state.round, request, arguments, do, ScoreResult
@@ -181,7 +179,7 @@ class SiteEffects:
         run = self._state.context.run
         file = run.path / place
 
-        def write(_: int = 0) -> Done:
+        def write(_: int = 0) -> tuple[None, None]:
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -190,7 +188,7 @@ class SiteEffects:
                     f"{error.strerror}; give it another one"
                 ) from error
             run.write(file, text)
-            return Done(None)
+            return None, None
 
         self._state.journal.once(
             "write_json", self._state.round, f"write_json({path})", arguments, write, NoneType

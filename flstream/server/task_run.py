@@ -52,8 +52,8 @@ from flstream.worker.messages import (
     SiteAnswer,
     TaskKind,
     WrittenUpdate,
+    is_weight,
 )
-from flstream.worker.weight import is_weight
 
 # Bytes of an update that are checked at a time.
 _CHECKED_BYTES = 1 << 20

@@ -18,7 +18,6 @@ from flstream.server.arguments import (
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
-from flstream.server.effects import Done
 from flstream.server.program_view import Model, Update, Updates
 from flstream.server.run_state import RunState
 from flstream.server.site_tasks import with_states
@@ -117,7 +116,7 @@ class TrainingEffects:
             training.round,
             training.request,
             training.arguments,
-            lambda _: Done(model.version),
+            lambda _: (model.version, None),
             int,
         )
         training.number = started.number
@@ -138,12 +137,12 @@ class TrainingEffects:
                 f"run.next() was called with no training in flight, so no answer can come; {hint}"
             )
 
-        def do(_: int) -> Done:
+        def do(_: int) -> tuple[NextResult, None]:
             began = time.monotonic()
             training, run = self.started.first()
             cost = TaskCost(work=time.monotonic() - began, down=run.down)
             result = self._result(training, run, cost)
-            return Done(NextResult(training.number, result))
+            return NextResult(training.number, result), None
 
         numbers = [training.number for training in in_flight.values()]
         done = state.journal.once("next", state.round, "next()", numbers, do, NextResult).result
@@ -237,7 +236,7 @@ class TrainingEffects:
             training.round,
             training.request,
             training.arguments,
-            lambda number: Done(self.perform(training, number)),
+            lambda number: (self.perform(training, number), None),
             TrainResult,
         )
         self.take(training, done.result, done.number)
