@@ -25,7 +25,6 @@ from flstream.server.cohort import FoldedUpdates
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.context import ServerContext
 from flstream.server.failures import brief, site_failed
-from flstream.server.last_models import LastModels
 from flstream.server.model_store import ModelStore
 from flstream.server.pooled_worker import SiteLost
 from flstream.server.program_view import Model
@@ -54,7 +53,7 @@ class CohortFold:
         rule: How the updates are combined.
         adopts: Whether the one update becomes the next model as it is.
         optimizer: The server's step; None for none.
-        last: Keeps the last models of the sites; None where nobody collects them.
+        keeps_last: Whether the last models of the sites are kept, as somebody collects them.
 
     Attributes:
         context, store, trainer, model, cohort, optimizer: As given.
@@ -81,7 +80,7 @@ class CohortFold:
         *,
         adopts: bool,
         optimizer: ServerStep | None = None,
-        last: LastModels | None = None,
+        keeps_last: bool = False,
     ) -> None:
         self.context = context
         self.store = store
@@ -103,8 +102,8 @@ class CohortFold:
         counts_alike = optimizer is not None and optimizer.counts_alike
         rule = replace(rule, counts_alike=counts_alike, bodies=store.bodies(model))
         self._keeper: FoldKeeper | None = None
-        if last is not None:
-            self._keeper = FoldKeeper(last.path, self._base, rule, self._check)
+        if keeps_last:
+            self._keeper = FoldKeeper(context.run.last_model, self._base, rule, self._check)
             self.kept = self._keeper.digests
         self.rule = replace(adopting(rule) if adopts else rule, fold_rules=cohort.rules)
         # Sites whose updates come from their processes as they are folded.

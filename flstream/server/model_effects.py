@@ -22,7 +22,6 @@ from flstream.server.arguments import (
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.effects import Effect
-from flstream.server.last_models import LastModels
 from flstream.server.peer_fold import fold_at
 from flstream.server.program_view import Model, Update
 from flstream.server.round_totals import FoldResult
@@ -148,14 +147,14 @@ class ModelEffects:
         state = self._state
 
         def do(number: int) -> tuple[FoldResult, ModelRecord]:
-            last = self._kept_models()
+            keeps_last = state.keeps_last_models
             if at is None:
-                fold = self._new_fold(model, cohort, last, step, adopts=name == "adopt")
+                fold = self._new_fold(model, cohort, keeps_last, step, adopts=name == "adopt")
                 return self._make(number, fold, fold.make)
             for training in cohort.trainings:
                 training.at = at
-            fold = self._new_fold(model, cohort, None)
-            return self._make(number, fold, partial(fold_at, fold, at, last))
+            fold = self._new_fold(model, cohort, False)
+            return self._make(number, fold, partial(fold_at, fold, at, keeps_last))
 
         request = f"{name}(model {model.version}, {cohort.request})"
         done = state.journal.once(name, state.round, request, arguments, do, FoldResult)
@@ -165,7 +164,7 @@ class ModelEffects:
         self,
         model: Model,
         cohort: FoldedUpdates,
-        last: LastModels | None,
+        keeps_last: bool,
         step: ServerStep | None = None,
         *,
         adopts: bool = False,
@@ -185,13 +184,8 @@ class ModelEffects:
             rule,
             adopts=adopts,
             optimizer=None if adopts else step or optimizer_for(job.server_optimizer),
-            last=last,
+            keeps_last=keeps_last,
         )
-
-    def _kept_models(self) -> LastModels | None:
-        """What keeps the models that sites send; None where no workflow from here on needs them."""
-        programs = self._state.context.programs[self._state.stage :]
-        return self._state.last if any(each.collected for each in programs) else None
 
     def _make(
         self, number: int, fold: CohortFold, make: Callable[[int], ModelRecord]
@@ -242,7 +236,7 @@ class ModelEffects:
         assert model is not None
         state = self._state
         handle = state.store.add(model, number, is_verified=is_new, host=result.at)
-        state.last.add(result.kept, number)
+        state.last_models |= {site: (digest, number) for site, digest in result.kept.items()}
         if state.private is not None and result.privacy is not None:
             state.private.take(result.privacy, state.round)
         if (training := cohort.unread) is not None:

@@ -27,7 +27,6 @@ from flstream.errors import (
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.collector import PROGRESS_KEY
-from flstream.server.last_models import LastModels
 from flstream.server.update_files import UpdateFile
 from flstream.server.worker_handle import WorkerHandle
 from flstream.telemetry.events import ModelRecord, Transfer, Warned
@@ -38,7 +37,7 @@ from flstream.worker.peer_messages import Folded, Folding, FoldTask, Offer
 
 
 def fold_at(
-    fold: CohortFold, at: Sequence[str], last: LastModels | None, round_number: int
+    fold: CohortFold, at: Sequence[str], keeps_last: bool, round_number: int
 ) -> ModelRecord:
     """Fold a cohort's updates in the process of a site into the next model, which is durable.
 
@@ -47,7 +46,7 @@ def fold_at(
     Args:
         fold: The cohort, and the server that coordinates the fold.
         at: Sites, of which the first that lives folds.
-        last: Where the sites' last models are kept; None where nobody collects them.
+        keeps_last: Whether the last models of the sites are kept, as somebody collects them.
         round_number: The model's round.
 
     Raises:
@@ -62,7 +61,7 @@ def fold_at(
             training.bodies = {
                 site: update
                 for site, update in training.bodies.items()
-                if not isinstance(update, RemoteUpdate) or update.collection.worker.lives
+                if not isinstance(update, RemoteUpdate) or update.worker.lives
             }
         updates = fold.left()
         # Before a worker is started for it, another site folds whose worker is there.
@@ -73,7 +72,7 @@ def fold_at(
             folder = fold.trainer.files(fold.cohort.trainings[0]).folder / "next"
             path = folder / context.run.checkpoint(round_number).name
             by_site = {update.answer.site: update for update in updates}
-            walk = partial(_walk, fold, last, worker, path, round_number, by_site)
+            walk = partial(_walk, fold, keeps_last, worker, path, round_number, by_site)
             _, folded = fold.fold_sound(updates, walk)
             fold.cost += sum(folded.costs.values(), start=Transfer())
             linked = time.monotonic()
@@ -98,7 +97,7 @@ def fold_at(
 
 def _walk(
     fold: CohortFold,
-    last: LastModels | None,
+    keeps_last: bool,
     worker: WorkerHandle,
     path: Path,
     round_number: int,
@@ -126,7 +125,7 @@ def _walk(
         optimizer=optimizer,
         state=None if state is None else str(state),
         step=step,
-        last={} if last is None else {site: str(last.path(site)) for site in by_site},
+        last={site: str(fold.context.run.last_model(site)) for site in by_site if keeps_last},
     )
 
     def note(folding: Folding) -> None:
@@ -160,6 +159,6 @@ def _placed(
     if isinstance(update, UpdateFile):
         return answer, str(update.path)
     assert isinstance(update, RemoteUpdate)
-    offer = Offer(worker.name, token=update.collection.token)
+    offer = Offer(worker.name, token=update.token)
     with naming(source.site, StreamingError):
-        return answer, update.collection.worker.peers.ask(offer, Offered)
+        return answer, update.worker.peers.ask(offer, Offered)

@@ -386,7 +386,7 @@ class Run:
         is_last = self._is_last_stage and model.round == self._last_round
         if not (is_regular or is_last):
             return None
-        return self._effects.sites.evaluate(model, meta, is_provisional=not is_regular)
+        return self._effects.scoring.evaluate(model, meta, is_provisional=not is_regular)
 
     @uncatchable
     def collect(self, name: str, sites: Sequence[str], timeout: float | None = None) -> SiteModels:
@@ -408,7 +408,7 @@ class Run:
         Raises:
             WorkflowError: A name is none of the job's sites, or the kind is another one.
         """
-        return self._effects.sites.collect(name, sites, timeout)
+        return self._effects.collection.collect(name, sites, timeout)
 
     @uncatchable
     def score(
@@ -436,7 +436,7 @@ class Run:
         Raises:
             WorkflowError: A name is none of the job's sites, or the model is none of the run.
         """
-        return self._effects.sites.score(model, sites, timeout, owner, counts=counts)
+        return self._effects.scoring.score(model, sites, timeout, owner, counts=counts)
 
     @uncatchable
     def write_json(self, path: str, value: object) -> None:
@@ -451,7 +451,7 @@ class Run:
         Raises:
             WorkflowError: JSON cannot hold the value, or the path is another one.
         """
-        self._effects.sites.write_json(path, value)
+        self._effects.write_json(path, value)
 
     @uncatchable
     def log(self, key: str, value: float) -> None:

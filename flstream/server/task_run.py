@@ -24,7 +24,6 @@ from flstream.runs.site_states import discard_site_state_after
 from flstream.server.collected_updates import (
     CollectedUpdate,
     RemoteUpdate,
-    UpdateCollection,
     update_in_answer,
 )
 from flstream.server.collector import START_KEY, ResultCollector
@@ -359,10 +358,8 @@ class TaskRun:
             case OfferedUpdate(token):
                 settings = stream_settings(self._context.job, answer.framework)
                 worker.up.limits = limits_for_updates(self._spec.model.layout)
-                collection = UpdateCollection(worker, token, settings, form)
-                if files is not None:
-                    return files.fetch(answer, collection)
-                return RemoteUpdate(answer, collection)
+                remote = RemoteUpdate(answer, worker, token, settings, form)
+                return remote if files is None else files.fetch(remote)
         raise AssertionError("an answer without an update was refused")
 
     def _give(self, turn: WorkerTurn) -> None:

@@ -16,7 +16,7 @@ from flstream.model.digests import BodyDigest, body_digest
 from flstream.model.layout import Layout
 from flstream.runs.small_files import sync_file
 from flstream.runs.sound_models import file_flaw
-from flstream.server.collected_updates import CollectedUpdate, UpdateCollection, check_fits
+from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate, check_fits
 from flstream.server.training import UpdateRecord
 from flstream.streaming.download import RemoteSource, download
 from flstream.telemetry.events import Transfer
@@ -89,19 +89,18 @@ class UpdateFiles:
         self._metadata = dict(metadata)
         self._durable = durable
 
-    def fetch(self, answer: SiteAnswer, collection: UpdateCollection) -> UpdateFile:
+    def fetch(self, update: RemoteUpdate) -> UpdateFile:
         """Fetch an update into a file, whole or not at all; safe to call from several threads.
 
         Args:
-            answer: The site's answer.
-            collection: The task's updates, with the connection to their worker.
+            update: The update, which is in its worker.
 
         Raises:
             UpdateRefusedError: Its layout does not fit the model's.
             CheckpointError: A file cannot be written.
             FlstreamError: It did not arrive.
         """
-        path = self._path(answer.site)
+        answer, settings, path = update.answer, update.settings, self._path(update.answer.site)
 
         def sink_for(layout: Layout) -> FileSink:
             check_fits(answer, layout, self._form)
@@ -111,17 +110,14 @@ class UpdateFiles:
 
         # The sink exists before its bytes do, and must not outlive a download that fails.
         with ExitStack() as stack:
-            receiver, token, settings = collection.worker.up, collection.token, collection.settings
-            base = collection.base_of(answer)
-            decoder = collection.form.decoder_for
             remote = RemoteSource(
-                receiver,
-                token,
+                update.worker.up,
+                update.token,
                 settings,
-                digests=settings.reuse and base is not None,
-                decoder_for=decoder,
+                digests=settings.reuse and update.same is not None,
+                decoder_for=update.form.decoder_for,
             )
-            download(remote, sink_for, finish=FileSink.finish, held=lambda _: base)
+            download(remote, sink_for, finish=FileSink.finish, held=lambda _: update.same)
         digest = body_digest(FileSource(path))
         return UpdateFile(answer, path, digest, remote.cost, self._form)
 

@@ -80,7 +80,7 @@ class _DryEffects:
         self.outline = ProgramOutline(stage.name)
         # Trainings that were neither read nor folded.
         self.pending: list[_DryTraining] = []
-        self.trainings = self.models = self.sites = self
+        self.trainings = self.models = self.scoring = self.collection = self
         self.in_flight: dict[str, Model] = {}
         self._versions = count(1)
         self._every = stage.args.evaluate_every
