@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from flstream.aggregation.fold_rule import FoldRule, ServerStep
 from flstream.errors import WorkflowError
+from flstream.server.arguments import check_model, check_name
 from flstream.server.collector import ResultCollector, TaskWaits
 from flstream.server.program_view import (
     BestModel,
@@ -212,7 +213,7 @@ class Run:
         Args:
             name: What it is for; generators of different names have nothing in common.
         """
-        self._state.check_name("random", name)
+        check_name("random", name)
         generator = self._generators.get(name)
         if generator is None:
             stage, seed = self._state.stage, self._state.context.job.seed
@@ -378,7 +379,7 @@ class Run:
         Returns:
             The mean of each metric, weighted by the sites' own weights; None where none is due.
         """
-        self._state.check_model("evaluate", model)
+        check_model("evaluate", model)
         every = self._args.evaluate_every
         if not every or not model.round or not self._state.evaluators:
             return None
@@ -468,5 +469,5 @@ class Run:
                 f"run.log({key!r}) was given a {type(value).__name__} that is no float: {error}; "
                 "give it a number"
             ) from error
-        self._state.check_name("log", key)
+        check_name("log", key)
         self._state.emit_live(SiteLog(round=self._state.round, site="", key=key, value=number))

@@ -8,7 +8,7 @@ from types import FrameType
 
 from flstream.errors import FlstreamError, WorkflowError
 from flstream.runs.stopping import EarlyStopping
-from flstream.server.arguments import check_model, check_name, check_sites_and_timeout
+from flstream.server.arguments import check_sites_and_timeout
 from flstream.server.asked_kinds import AskedKinds
 from flstream.server.collector import UNLIMITED
 from flstream.server.context import ServerContext
@@ -171,14 +171,6 @@ class RunState:
     def keeps_last_models(self) -> bool:
         """Whether the last model of each site is kept: a workflow from here on collects them."""
         return any(program.collected for program in self.context.programs[self.stage :])
-
-    def check_name(self, method: str, name: object) -> None:
-        """Refuse what is no name."""
-        check_name(method, name)
-
-    def check_model(self, method: str, model: object) -> None:
-        """Refuse what is no model of the run."""
-        check_model(method, model)
 
     def check_round(self, method: str) -> None:
         """Refuse what a workflow does before its first round.

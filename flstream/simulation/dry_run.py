@@ -20,7 +20,6 @@ from flstream.server.arguments import (
     check_fold,
     check_idle,
     check_model,
-    check_name,
     check_not_private,
     fold_rules,
 )
@@ -101,8 +100,6 @@ class _DryEffects:
             hold_models=lambda: None,
             emit_live=lambda *events: None,
             check_sites=lambda method, sites: check_sites(method, sites, names),
-            check_model=check_model,
-            check_name=check_name,
         )
 
     def begin(self, version: int, bodies: Mapping[str, object]) -> Model:
