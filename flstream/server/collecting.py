@@ -26,7 +26,7 @@ from flstream.server.tasks import TaskSpec
 from flstream.server.update_files import UpdateFiles
 from flstream.telemetry.events import ModelsCollected
 from flstream.text import brief_names
-from flstream.worker.messages import SUBMIT_MODEL, SiteTask
+from flstream.worker.messages import SUBMIT_MODEL, SiteTask, Task
 from flstream.worker.meta import pack_values
 
 _NONE_SENT = "it has sent no model that became part of another"
@@ -195,19 +195,17 @@ class ModelCollection:
             buffered=1,
         )
         plan = plan_task(context.job, source.layout, len(sites))
-        spec = TaskSpec(
-            kind=SUBMIT_MODEL,
-            effect=effect,
-            round=self._state.round,
-            total_rounds=context.job.planned_rounds,
-            model=source,
-            sites=tasks,
-            form=UpdateForm(source, name=base.digest),
-            seconds=seconds,
+        task = Task(
+            SUBMIT_MODEL,
+            effect,
+            self._state.round,
+            context.job.planned_rounds,
             keeps_state=False,
             meta=pack_values(_ASKED_FOR, None),
-            is_inline=plan.is_inline,
+            inline=plan.inline_bytes(source.layout),
         )
+        form = UpdateForm(source, name=base.digest)
+        spec = TaskSpec(task, model=source, sites=tasks, form=form, seconds=seconds)
         files = UpdateFiles(context.run.updates(effect), spec.form)
         run = TaskRun(context, spec, plan, collector, files if plan.in_files else None)
         run.run()

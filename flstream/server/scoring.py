@@ -24,7 +24,7 @@ from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
 from flstream.telemetry.events import Evaluated, ModelScored, Warned
 from flstream.text import brief_names
-from flstream.worker.messages import EVALUATE, SiteAnswer, SiteTask
+from flstream.worker.messages import EVALUATE, SiteAnswer, SiteTask, Task
 from flstream.worker.meta import pack_values
 
 _TRAINS_TO_EVALUATE = (
@@ -187,22 +187,18 @@ class ScoringEffects:
         meta: bytes,
     ) -> TaskSpec:
         context, store = self._state.context, self._state.store
+        total, order = context.job.planned_rounds, source.metadata.get(ORDER, "")
         lossy, hosts = None, list[str]()
         if isinstance(model, Model):  # a site's is not rounded, and the server's to offer
             lossy, hosts = context.model_codecs.lossy, list(store.hosts(model))
         return TaskSpec(
-            kind="evaluate",
-            effect=effect,
-            round=number,
-            total_rounds=context.job.planned_rounds,
+            Task("evaluate", effect, number, total, meta=meta, order=order),
             model=source,
             sites=tasks,
             form=UpdateForm(source, name=model.digest),
             encoder=store.encoder(model.digest, source, lossy),
             lossy=lossy,
             seconds=seconds,
-            meta=meta,
-            order=source.metadata.get(ORDER, ""),
             hosts=hosts,
             waits=self._state.trainer.waits,
         )

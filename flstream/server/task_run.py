@@ -173,19 +173,19 @@ class TaskRun:
     def progress(self) -> Iterator[None]:
         """Do what :meth:`run` does, and yield whenever something has happened."""
         spec, began = self._spec, time.monotonic()
-        self._picture.begin(_AT_WORK[spec.kind], spec.round, len(spec.cohort), self.activities)
+        self._picture.begin(_AT_WORK[spec.kind], spec.task.round, len(spec.cohort), self.activities)
         workers = self._workers()
         if workers:
             events = self._context.pool.perform(self._queue, self, workers)
             for has_moved in spec.waits.expecting(
-                events, f"{spec.kind} task", spec.round, self._unsettled
+                events, f"{spec.kind} task", spec.task.round, self._unsettled
             ):
                 self._picture.emit_snapshot(at_once=not has_moved)
                 self._leave_late()
                 yield
         assert self.collector.settled == len(spec.cohort)
         self.cost = self._cost(began, len(workers))
-        hint = hint_at_pull(self._context, spec.round, spec.model.layout.nbytes, self._copied)
+        hint = hint_at_pull(self._context, spec.task.round, spec.model.layout.nbytes, self._copied)
         if hint is not None:
             self._context.hint("pull", hint)
 
@@ -218,10 +218,10 @@ class TaskRun:
         """
         spec, context = self._spec, self._context
         # A later task does the rest: a late one's process may be ending, or its state on its way.
-        if spec.kind == "train" and spec.keeps_state and not late:
+        if spec.kind == "train" and spec.task.keeps_state and not late:
             with suppress(SimulationError):
                 discard_site_state_after(
-                    context.run.site(site), spec.effect - 1, spec.sites[site].state
+                    context.run.site(site), spec.task.effect - 1, spec.sites[site].state
                 )
         reason = brief(reason)
         self._picture.failed()
@@ -232,7 +232,7 @@ class TaskRun:
             turn.failures += 1
         if late:
             self.late.append(site)
-        context.emit(site_failed(spec.round, site, reason, exit_code, late=late))
+        context.emit(site_failed(spec.task.round, site, reason, exit_code, late=late))
         self.answers.pop(site, None)
         self.collector.fail(site, reason)
 
@@ -298,11 +298,11 @@ class TaskRun:
             while True:
                 message = worker.next_message(deadline, f"answer its {spec.kind} task", key)
                 match message:
-                    case Progress(spec.effect, "taken"):
+                    case Progress(spec.task.effect, "taken"):
                         if not acknowledged:
                             deadline, key = began + spec.seconds, TIMEOUT_KEY
                         acknowledged = True
-                    case Progress(spec.effect, "host lost") if spec.hosts:
+                    case Progress(spec.task.effect, "host lost") if spec.hosts:
                         offer = _next_offer(offers)
                         with suppress(ChannelClosedError):
                             worker.control.send(spec.message(offer, sites))
@@ -310,7 +310,7 @@ class TaskRun:
                         # Each has as long as if it were alone.
                         at_work, deadline = site, monotonic() + spec.seconds
                         turn.begun, turn.since = turn.begun + 1, time.time()
-                    case Progress(spec.effect, "received", cost=cost):
+                    case Progress(spec.task.effect, "received", cost=cost):
                         report(partial(self._arrive, turn, cost))
                     case Failed(site, _, reason, code) if site in sites and site not in failed:
                         failed.add(site)
@@ -379,7 +379,7 @@ class TaskRun:
     def _tell(self, turn: WorkerTurn) -> None:
         # A worker is done with many small sites in a moment: an event for each would cost more.
         if len(turn.sites) == 1:
-            (site,), number = turn.sites, self._spec.round
+            (site,), number = turn.sites, self._spec.task.round
             self._context.emit(SitePhaseChanged(round=number, site=site, state=turn.state))
 
     def _deliver(self, results: Sequence[_Result], seconds: float) -> None:
@@ -401,7 +401,7 @@ class TaskRun:
                 self._tell(turn)
             taken.append(answer)
         if taken and self._spec.has_updates:
-            number = self._spec.round
+            number = self._spec.task.round
             self._context.emit(
                 *(
                     SiteUpdate(
@@ -452,7 +452,7 @@ def _next_offer(offers: Generator[ModelOffer]) -> ModelOffer:
 
 
 def _check(spec: TaskSpec, answer: Answered, sites: set[str]) -> None:
-    if answer.effect != spec.effect:
+    if answer.effect != spec.task.effect:
         raise WorkerLostError(f"it answered task {answer.effect}, which it was not given")
     if {each.site for each in answer.sites} != sites or len(answer.sites) != len(sites):
         raise WorkerLostError("it answered for sites that it was not asked for")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.update_form import UpdateForm
 from flstream.model.checkpoint import FileSource
@@ -29,22 +31,12 @@ class TaskSpec:
     """One task for the sites of a cohort.
 
     Attributes:
-        kind: What the sites do.
-        effect: Number of the workflow's effect that asks for it.
-        round: Number of the round, from 1; of an evaluation, that of the model.
-        total_rounds: Rounds of the job.
+        task: What each worker is given, without the sites and the offer of the model.
         model: The model that the sites receive.
         sites: Each site's own part, in the order in which updates are folded.
         form: The form in which updates come.
         seconds: How long a site may take.
-        keeps_state: Whether what the sites leave in their state is kept.
-        oldest: Number of the earliest effect that the run may go back to.
-        meta: Payload message of the values sent along; empty for none.
-        order: Order in which training code is to find the tensors; empty for the layout's.
-        bodies: Names of the bodies that travel with the model, joined with it into one.
         hosts: Sites whose workers offer the model, the first that lives; none for the server.
-        folder: Folder in which workers write updates as files; empty for none.
-        is_inline: Whether updates travel in the answers.
         waits: How long there may be nothing from the sites.
         encoder: What makes frames of the model smaller; None for nothing.
         lossy: What encodes the model before that, which is rounded to what it leaves; None for
@@ -52,26 +44,21 @@ class TaskSpec:
         is_checked: Whether updates are checked to be finite as they come, and not in the fold.
     """
 
-    kind: TaskKind
-    effect: int
-    round: int
-    total_rounds: int
+    task: Task
     model: Source
     sites: Mapping[str, SiteTask]
     form: UpdateForm
     seconds: float
-    keeps_state: bool = True
-    oldest: int = 0
-    meta: bytes = b""
-    order: str = ""
-    bodies: Sequence[str] = ()
     hosts: Sequence[str] = ()
-    folder: str = ""
-    is_inline: bool = False
     waits: TaskWaits = UNLIMITED
     encoder: EncoderFor | None = None
     lossy: LossyCodec | None = None
     is_checked: bool = False
+
+    @property
+    def kind(self) -> TaskKind:
+        """What the sites do."""
+        return self.task.kind
 
     @property
     def has_updates(self) -> bool:
@@ -95,21 +82,11 @@ class TaskSpec:
         bodies = {MODEL: offer.token}
         if offer.layout:
             bodies[LAYOUT] = offer.layout
-        return Task(
-            kind=self.kind,
-            effect=self.effect,
-            round=self.round,
-            total_rounds=self.total_rounds,
+        return replace(
+            self.task,
             bodies=bodies,
             model=self.form.name,
             sites=[self.sites[site] for site in sites],
-            keeps_state=self.keeps_state,
-            oldest=self.oldest,
-            meta=self.meta,
-            order=self.order,
-            joined=list(self.bodies),
             host=offer.host,
-            folder=self.folder,
-            inline=max(self.model.layout.nbytes, 1) if self.is_inline else 0,
             mapped=offer.is_mapped,
         )

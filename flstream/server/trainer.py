@@ -22,7 +22,7 @@ from flstream.server.tasks import TaskSpec
 from flstream.server.training import SiteTraining, UpdateRecord, UpdateWait
 from flstream.server.update_files import UpdateFiles
 from flstream.telemetry.events import RoundStarted
-from flstream.worker.messages import SiteTask
+from flstream.worker.messages import SiteTask, Task
 
 
 class Trainer:
@@ -251,24 +251,27 @@ class Trainer:
         sites = training.tasks if tasks is None else tasks
         lossy = context.model_codecs.lossy
         is_written = bool(training.at) and plan.in_files
-        return TaskSpec(
-            kind="train",
-            effect=training.number,
-            round=training.round,
-            total_rounds=context.job.planned_rounds,
-            model=source,
-            sites=sites,
-            seconds=training.seconds,
+        task = Task(
+            "train",
+            training.number,
+            training.round,
+            context.job.planned_rounds,
             keeps_state=keeps_state,
             oldest=training.oldest,
             meta=training.meta,
             order=self._store.source(training.base).metadata.get(ORDER, ""),
-            bodies=bodies,
-            # Those that are to fold offer the model, if none has made it.
-            hosts=self._store.hosts(training.base) or training.at,
+            joined=list(bodies),
             # Where a site folds, workers write the updates of shared ones themselves.
             folder=str(context.run.updates(training.number)) if is_written else "",
-            is_inline=plan.is_inline,
+            inline=plan.inline_bytes(source.layout),
+        )
+        return TaskSpec(
+            task,
+            model=source,
+            sites=sites,
+            seconds=training.seconds,
+            # Those that are to fold offer the model, if none has made it.
+            hosts=self._store.hosts(training.base) or training.at,
             waits=self.waits,
             form=self._form(training),
             encoder=self._store.encoder(training.base.digest, source, lossy),

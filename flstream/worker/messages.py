@@ -122,8 +122,8 @@ class Task(msgspec.Struct, tag=True, frozen=True):
     effect: int
     round: int
     total_rounds: int
-    bodies: dict[str, bytes]
-    sites: list[SiteTask]
+    bodies: dict[str, bytes] = {}
+    sites: list[SiteTask] = []
     keeps_state: bool = True
     oldest: int = 0
     meta: bytes = b""

@@ -25,6 +25,7 @@ from flstream.worker.messages import (
     Progress,
     SiteAnswer,
     SiteTask,
+    Task,
 )
 
 LAYOUT = Layout.of([("w", "F32", (4,))])
@@ -32,10 +33,7 @@ SECONDS = 10.0
 SITES = tuple(f"site-{number}" for number in range(1, 6))
 MODEL_BODY = BufferSource(LAYOUT, memoryview(bytes(LAYOUT.nbytes)))
 TASK = TaskSpec(
-    "train",
-    3,
-    2,
-    9,
+    Task("train", 3, 2, 9),
     MODEL_BODY,
     {site: SiteTask(site, 0, 7) for site in SITES},
     UpdateForm(MODEL_BODY),
