@@ -184,9 +184,7 @@ class ModelCollection:
         if not tasks:
             return {}, {}
         context, source, sites = self._context, self._state.store.source(base), list(tasks)
-        collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
-            "submit their models", sites, 0
-        )
+        collector = ResultCollector("submit their models", sites, 0)
         step = plan_step(
             source.layout,
             adopting(context.rule),

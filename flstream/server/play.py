@@ -87,7 +87,7 @@ def prepare(context: ServerContext) -> None:
     """
     names = context.pool.names
     least = min(context.job.clients.min_updates or len(names), len(names))
-    collector: ResultCollector[None] = ResultCollector("begin", names, least)
+    collector = ResultCollector("begin", names, least)
 
     def lose(lost: SiteLost) -> None:
         name, reason, code = lost

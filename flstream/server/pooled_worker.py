@@ -159,28 +159,16 @@ class PooledWorker:
             CheckpointError: An update's file could not be written.
             AbortedError: The run is being stopped.
         """
-        try:
-            handle = self.ready_handle()
-        except WorkerLostError as lost:
-            error = self.lose(lost)
-            if not self.own:
-                # The sites have not failed: another worker takes them.
-                queue.give_back(batch)
-                if not self._is_ending:
-                    self._count_failed_start(error)
-            elif self._is_repeatable(error):
-                self._note_loss(error)
-                queue.give_back(batch)
-            else:
-                put(partial(task.lose, SiteLost.by(batch[0], error)))
-            return
         settled: set[str] = set()
 
         def report(event: Event, *sites: str) -> None:
             settled.update(sites)
             put(event)
 
+        is_ready = False
         try:
+            handle = self.ready_handle()
+            is_ready = True
             task.perform(handle, batch, report)
             self._lost_in_a_row = 0
         except (AbortedError, CheckpointError, SimulationError):
@@ -188,11 +176,17 @@ class PooledWorker:
         except FlstreamError as failure:
             error = self.lose(failure)
             left = [site for site in batch if site not in settled]
-            if self._is_repeatable(error):
+            if not is_ready and not self.own:
+                # The sites have not failed: another worker takes them.
+                queue.give_back(left)
+                if not self._is_ending:
+                    self._count_failed_start(error)
+            elif self._is_repeatable(error):
                 self._note_loss(error)
                 queue.give_back(left)
             else:
-                self._lost_in_a_row = 0
+                if is_ready:
+                    self._lost_in_a_row = 0
                 for site in _culprits(queue, batch, left, error):
                     put(partial(task.lose, SiteLost.by(site, error)))
 

@@ -173,7 +173,7 @@ class Run:
             least = min(least, len(drawn))
         else:
             drawn = sample_sites(sites, clients.cohort_size, self._state.context.job.seed, number)
-        ResultCollector[None](f"train round {number}", drawn, least).check_size()
+        ResultCollector(f"train round {number}", drawn, least).check_size()
         return drawn
 
     def order(self, number: int, order: SiteOrder | Sequence[str]) -> list[str]:

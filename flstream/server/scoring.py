@@ -14,7 +14,6 @@ from flstream.model.checkpoint import FileSource
 from flstream.model.order import ORDER
 from flstream.runs.site_scores import by_site, columns_of
 from flstream.server.arguments import check_name, check_scored, check_values
-from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collecting import ModelCollection
 from flstream.server.collector import ResultCollector
 from flstream.server.program_view import Model, SiteModel, SiteScores
@@ -82,7 +81,7 @@ class ScoringEffects:
             began, source = time.monotonic(), state.store.source(model)
             what = f"evaluate the model of round {model.round}"
             least = min(clients.min_updates or len(tasks), len(tasks))
-            collector = ResultCollector[CollectedUpdate | None](what, sites, least)
+            collector = ResultCollector(what, sites, least)
             spec = self._spec(
                 model, source, tasks, number, model.round, clients.round_timeout, message
             )
@@ -143,7 +142,7 @@ class ScoringEffects:
             least = 0
             if counts:
                 least = min(state.context.job.clients.min_updates or len(sites), len(sites))
-            collector = ResultCollector[CollectedUpdate | None](f"score the {named}", sites, least)
+            collector = ResultCollector(f"score the {named}", sites, least)
             began, meta = time.monotonic(), pack_values(_meta_of(owner))
             spec = self._spec(model, source, tasks, number, of_round, seconds, meta)
             run = self._ask(spec, collector, is_due=False)
@@ -206,7 +205,7 @@ class ScoringEffects:
     def _ask(
         self,
         spec: TaskSpec,
-        collector: ResultCollector[CollectedUpdate | None],
+        collector: ResultCollector,
         *,
         is_due: bool = True,
     ) -> TaskRun:

@@ -122,7 +122,7 @@ class TaskRun:
         context: ServerContext,
         spec: TaskSpec,
         plan: TaskPlan,
-        collector: ResultCollector[CollectedUpdate | None],
+        collector: ResultCollector,
         files: UpdateFiles | None = None,
     ) -> None:
         self.collector = collector

@@ -143,9 +143,7 @@ class Trainer:
             By site the reason why one could not be made again.
         """
         tasks = {site: training.tasks[site] for site in lost}
-        collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
-            f"train round {training.round} again", lost, 0
-        )
+        collector = ResultCollector(f"train round {training.round} again", lost, 0)
         plan = self._plan(training)
         spec = self._spec(training, plan, tasks, keeps_state=False)
         files = self.files(training) if plan.in_files else None

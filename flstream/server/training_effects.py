@@ -16,7 +16,6 @@ from flstream.server.arguments import (
     check_values,
 )
 from flstream.server.cohort_fold import CohortFold
-from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
 from flstream.server.program_view import Model, Update, Updates
 from flstream.server.run_state import RunState
@@ -70,7 +69,7 @@ class TrainingEffects:
                 f"run.train() was given no site that is still asked in round {state.round}; "
                 "give it at least one of run.sites, or min_updates=0"
             )
-        collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
+        collector = ResultCollector(
             f"train round {state.round}",
             names,
             min(least, len(names)),
@@ -107,9 +106,7 @@ class TrainingEffects:
                 "(clients.suspend_after); choose from run.idle"
             )
         check_not_private(state.context.job, "run.start() was called for one site", "run.train()")
-        collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
-            f"train {site}", [site], 0
-        )
+        collector = ResultCollector(f"train {site}", [site], 0)
         training = self._training("start", model, collector, timeout, meta, optimizer_params)
         started = state.journal.once(
             "start",
@@ -158,7 +155,7 @@ class TrainingEffects:
         self,
         method: Literal["train", "start"],
         model: Model,
-        collector: ResultCollector[CollectedUpdate | None],
+        collector: ResultCollector,
         timeout: float | None,
         meta: Mapping[str, Any] | None,
         optimizer_params: Mapping[str, Any] | None,
