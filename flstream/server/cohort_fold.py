@@ -31,7 +31,7 @@ from flstream.server.program_view import Model
 from flstream.server.task_run import TaskRun
 from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining
-from flstream.server.update_files import DurableUpdate
+from flstream.server.update_files import UpdateFile
 from flstream.telemetry.events import ModelRecord, Transfer
 from flstream.worker.messages import SiteAnswer
 
@@ -242,19 +242,19 @@ class CohortFold:
 
     def _adopted_whole(
         self, updates: Sequence[CollectedUpdate], round_number: int
-    ) -> DurableUpdate | None:
+    ) -> UpdateFile | None:
         """The one update that becomes the next model as its file is; None where it does not."""
         if not self._adopts or self._keeper is not None or len(updates) != 1:
             return None
         (update,) = updates
-        is_file = isinstance(update, DurableUpdate) and update.form.codec is None
+        is_file = isinstance(update, UpdateFile) and update.stays and update.form.codec is None
         is_alike = self.context.model_codecs.lossy is None and update.body.layout == (
             self._base.layout
         )
         (training,) = self.cohort.trainings
         if not (is_file and is_alike and training.round == round_number):
             return None
-        assert isinstance(update, DurableUpdate)
+        assert isinstance(update, UpdateFile)
         is_whole = is_adopted_whole(self._base.layout, update.source(1), self.rule)
         return update if is_whole else None
 

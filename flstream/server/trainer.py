@@ -89,11 +89,10 @@ class Trainer:
     def keep(self, training: SiteTraining) -> Mapping[str, UpdateRecord]:
         """Keep the updates of a training in their files; return the record of each by site."""
         files = self.files(training, durable=not training.is_started)
-        kept = files.keep(training.bodies)
-        training.bodies.update(kept)
-        if kept and training.is_started:
-            self._unsynced[training.number] = files, list(kept)
-        return {site: update.record for site, update in kept.items()}
+        records = files.keep(training.bodies)
+        if records and training.is_started:
+            self._unsynced[training.number] = files, list(records)
+        return records
 
     def keep_files(self, training: SiteTraining, round_number: int) -> None:
         """Keep the files of a training's updates as long as the workflow refers to one of them.

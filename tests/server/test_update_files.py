@@ -65,7 +65,7 @@ def fetched(update_files, offering):
     updates = {
         site: update_files.fetch(remote(answer(site), worker, offer().token)) for site in sites
     }
-    return {site: update.record for site, update in update_files.keep(updates).items()}
+    return update_files.keep(updates)
 
 
 def files(update_files):
