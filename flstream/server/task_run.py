@@ -256,16 +256,16 @@ class TaskRun:
             return
         if self._spec.kind == "train":
             self._copied[answer.sites[0].site] = answer.copied
-        plain = [each for each in answer.sites if not (each.has_params and self._spec.has_updates)]
-        if plain:
-            results: list[_Result] = [(each, None) for each in plain]
-            report(partial(self._deliver, results, 0.0), *(each.site for each in plain))
-        if len(plain) == len(answer.sites):
-            return
-        began, results = time.monotonic(), []
+        sent, others = list[SiteAnswer](), list[SiteAnswer]()
         for each in answer.sites:
-            if each in plain:
-                continue
+            (sent if each.has_params and self._spec.has_updates else others).append(each)
+        if others:
+            plain: list[_Result] = [(each, None) for each in others]
+            report(partial(self._deliver, plain, 0.0), *(each.site for each in others))
+        if not sent:
+            return
+        began, results = time.monotonic(), list[_Result]()
+        for each in sent:
             try:
                 update = self._collect(worker, each)
                 self._expect_sound(update)
