@@ -3,81 +3,46 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import TypeVar
 
 import msgspec
 
-from flstream.aggregation.adoption import FoldKeeper, adopting, is_adopted_whole
+from flstream.aggregation.adoption import FoldKeeper, adopt_update, adopting, is_adopted_whole
 from flstream.aggregation.ahead import WriteBehind
 from flstream.aggregation.fold_rule import ServerStep
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
-from flstream.errors import SimulationError, UpdateRefusedError
+from flstream.aggregation.steps import plan_step
+from flstream.aggregation.walk import fold_updates
+from flstream.errors import AbortedError, SimulationError, UpdateRefusedError
 from flstream.job.bodies import MAIN
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.context import ServerContext
 from flstream.server.failures import brief, site_failed
-from flstream.server.folding import FoldProgress, UpdateFold
-from flstream.server.last_models import LastModels
 from flstream.server.model_store import ModelStore
 from flstream.server.pooled_worker import SiteLost
 from flstream.server.program_view import Model
 from flstream.server.task_run import TaskRun
 from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining
-from flstream.server.update_files import DurableUpdate
+from flstream.server.update_files import UpdateFile
 from flstream.telemetry.events import ModelRecord, Transfer
 from flstream.worker.messages import SiteAnswer
 
-
-class FoldOutcome(NamedTuple):
-    """What came of a fold beside the bytes of its model.
-
-    Attributes:
-        answers: What the sites answered whose updates are part of it, in order.
-        refused: By site, the reason why its update turned out to be of no use.
-        up: Cost of fetching the updates.
-        unchanged: Sites whose update is the model that they had received.
-        kept: By site, the digest of its last model, where that is kept.
-        clipped: Sites whose update was scaled down.
-    """
-
-    answers: Sequence[SiteAnswer]
-    refused: Mapping[str, str]
-    up: Transfer
-    unchanged: Sequence[str]
-    kept: Mapping[str, str]
-    clipped: Sequence[str] = ()
-
-
-class FoldedModel(NamedTuple):
-    """A model that was made, and is durable.
-
-    Attributes:
-        outcome: What came of the fold beside it.
-        record: What the journal says of it.
-        fold: Seconds of fetching and folding.
-        checkpoint: Seconds from then until it was durable.
-        at: Site in whose process it was made; empty for the server's.
-        is_link: Whether its file is that of the update which was adopted.
-    """
-
-    outcome: FoldOutcome
-    record: ModelRecord
-    fold: float
-    checkpoint: float
-    at: str = ""
-    is_link: bool = False
+ResultT = TypeVar("ResultT")
 
 
 class CohortFold:
     """Folds the updates of trainings into the next model.
+
+    A site whose update turns out to be of no use in the middle of a walk contributes nothing: the
+    walk is done again without it.
 
     Args:
         context: The server.
@@ -87,14 +52,21 @@ class CohortFold:
         cohort: The updates.
         rule: How the updates are combined.
         adopts: Whether the one update becomes the next model as it is.
-        optimizer: The server optimizer that makes a step; None for none.
-        last: Keeps the last models of the sites; None where nobody collects them.
+        optimizer: The server's step; None for none.
+        keeps_last: Whether the last models of the sites are kept, as somebody collects them.
 
     Attributes:
         context, store, trainer, model, cohort, optimizer: As given.
         rule: How the updates of this cohort are combined.
-        update_fold: Folds those updates that are sound.
-        progress: Tells how far the fold is.
+        answers: What the sites answered whose updates were folded, in order.
+        cost: Cost of fetching the updates that were folded.
+        unchanged: Sites whose update is the model that they had received.
+        clipped: Sites whose update was scaled down.
+        refused: By site, the reason why its update turned out to be of no use.
+        kept: By site, the digest of its last model, where that is kept.
+        at: Site in whose process the model was made; empty for the server's.
+        is_link: Whether the model's file is that of the update which was adopted.
+        checkpoint: Seconds from the end of the walk until the model was durable.
     """
 
     def __init__(
@@ -108,26 +80,36 @@ class CohortFold:
         *,
         adopts: bool,
         optimizer: ServerStep | None = None,
-        last: LastModels | None = None,
+        keeps_last: bool = False,
     ) -> None:
         self.context = context
         self.store = store
         self.trainer = trainer
         self.cohort = cohort
         self.model = model
-        self._adopts = adopts
         self.optimizer = optimizer
+        self.answers: list[SiteAnswer] = []
+        self.cost = Transfer()
+        self.unchanged: list[str] = []
+        self.clipped: list[str] = []
+        self.refused: dict[str, str] = {}
+        self.kept: dict[str, str] = {}
+        self.at = ""
+        self.is_link = False
+        self.checkpoint = 0.0
+        self._adopts = adopts
         self._base = store.joined(model)
-        self._refused: dict[str, str] = {}
-        self.progress = FoldProgress(context, self._base.layout.nbytes)
         counts_alike = optimizer is not None and optimizer.counts_alike
         rule = replace(rule, counts_alike=counts_alike, bodies=store.bodies(model))
         self._keeper: FoldKeeper | None = None
-        if last is not None:
-            self._keeper = FoldKeeper(last.path, self._base, rule, self.progress.check)
+        if keeps_last:
+            self._keeper = FoldKeeper(context.run.last_model, self._base, rule, self._check)
+            self.kept = self._keeper.digests
         self.rule = replace(adopting(rule) if adopts else rule, fold_rules=cohort.rules)
-        self.update_fold = self._fold_into(None)
+        # Sites whose updates come from their processes as they are folded.
+        self._remote_sites: Sequence[str] = ()
         # The task under way whose updates are added up as they come, and how far that is.
+        self._sums: PartialSum | None = None
         self._run: TaskRun | None = None
         self._group = 0
         self._done = 0
@@ -138,14 +120,14 @@ class CohortFold:
         self._run = run
         if plan.group:
             path = self.trainer.files(training).folder / "sum.safetensors"
-            self.update_fold = self._fold_into(PartialSum(path, self._base, self.rule))
+            self._sums = PartialSum(path, self._base, self.rule)
             self._group = plan.group
         for _ in run.progress():
             self._add_ready()
         self._run = None
         return run
 
-    def make(self, round_number: int) -> FoldedModel:
+    def make(self, round_number: int) -> ModelRecord:
         """Fold what is not part of a sum yet, and write the next model, durably.
 
         Args:
@@ -154,48 +136,73 @@ class CohortFold:
         Raises:
             SimulationError: Too few updates are sound; the message names the others.
         """
-        began = time.monotonic()
-        updates = self.update_fold.add(self.left(), self.refuse)
+        began, updates = time.monotonic(), self.left()
+        if self._sums is not None:
+            self._add(self._sums, updates)
+            updates = ()
         if (whole := self._adopted_whole(updates, round_number)) is not None:
-            self.update_fold.take([whole])  # it was checked as it came
-            outcome = self.outcome(whole.digest)
+            self._take([whole])  # it was checked as it came
             record = self.store.link(self.model, round_number, whole.path, {MAIN: whole.digest})
-            return FoldedModel(outcome, record, 0.0, time.monotonic() - began, is_link=True)
+            self.is_link, self.checkpoint = True, time.monotonic() - began
+            self._note_digest(whole.digest)
+            return record
+        walk = adopt_update if self._adopts else partial(fold_updates, earlier=self._sums)
         with self.store.writing(self.model, round_number, optimizer=self.optimizer) as draft:
             with closing(WriteBehind(draft.target.layout, draft.target.write)) as sink:
-                walk = self.update_fold.walk(sink, draft.optimization)
-                _, digest = self.update_fold.fold_sound(updates, walk, self.refuse)
-            outcome, folded = self.outcome(digest), time.monotonic()
+                walk = partial(walk, self._base, rule=self.rule, sink=sink, on_range=self.progress)
+                _, digest = self.fold_sound(updates, partial(walk, optimization=draft.optimization))
+            self._note_digest(digest)
+            folded = time.monotonic()
             record = self.store.finish(partial(draft.finish, digest), round_number)
-        checkpoint = time.monotonic() - folded
-        return FoldedModel(outcome, record, folded - began, checkpoint)
+        self.checkpoint = time.monotonic() - folded
+        return record
 
-    def _adopted_whole(
-        self, updates: Sequence[CollectedUpdate], round_number: int
-    ) -> DurableUpdate | None:
-        """The one update that becomes the next model as its file is; None where it does not."""
-        if not self._adopts or self._keeper is not None or len(updates) != 1:
-            return None
-        (update,) = updates
-        is_file = isinstance(update, DurableUpdate) and update.form.codec is None
-        is_alike = self.context.model_codecs.lossy is None and update.body.layout == (
-            self._base.layout
-        )
-        (training,) = self.cohort.trainings
-        if not (is_file and is_alike and training.round == round_number):
-            return None
-        assert isinstance(update, DurableUpdate)
-        is_whole = is_adopted_whole(self._base.layout, update.source(1), self.rule)
-        return update if is_whole else None
+    def fold_sound(
+        self, collected: Sequence[CollectedUpdate], fold: Callable[..., ResultT]
+    ) -> tuple[Sequence[CollectedUpdate], ResultT]:
+        """Fold those updates that are sound.
 
-    def outcome(self, digest: str) -> FoldOutcome:
-        """What came of the fold, given the model's digest."""
-        fold = self.update_fold
-        unchanged = fold.unchanged
-        if self._adopts and digest != self.model.digest:
-            unchanged = []  # it was copied, and not compared
-        kept = {} if self._keeper is None else self._keeper.digests
-        return FoldOutcome(fold.answers, self._refused, fold.cost, unchanged, kept, fold.clipped)
+        Args:
+            collected: The updates, in order.
+            fold: Folds ``updates`` a ``step`` at a time; raises :class:`UpdateRefusedError` for one
+                that is of no use, and is then called again without it.
+
+        Returns:
+            The sound updates, and what the fold has returned.
+
+        Raises:
+            SimulationError: Too few are left; the message names the others.
+        """
+        sound = list(collected)
+        step = self._step(sound)
+        while True:
+            try:
+                sources = [each.source(step) for each in sound]
+                if self._keeper is not None:
+                    last = {each.site: each for each in sources}
+                    sources = [
+                        self._keeper.keep(each, step) if each is last[each.site] else each
+                        for each in sources
+                    ]
+                made = fold(updates=[self.rule.weighted(each) for each in sources], step=step)
+            except UpdateRefusedError as error:
+                for refused in [each for each in sound if each.answer.site == error.site]:
+                    sound.remove(refused)
+                    refused.release(str(error))
+                self._leave_out(SiteLost.by(error.site, self.context.pool.explain(error)))
+            else:
+                break
+        self._take(sound)
+        return sound, made
+
+    def progress(self, done: int) -> None:
+        """Tell how many bytes of the model are done.
+
+        Raises:
+            AbortedError: The run is to stop.
+        """
+        self._check()
+        self.context.picture.fold(done, self._base.layout.nbytes, self._remote_sites)
 
     def left(self) -> Sequence[CollectedUpdate]:
         """The updates that are not part of a sum yet, in order; lost ones are made again.
@@ -204,7 +211,7 @@ class CohortFold:
             SimulationError: Too few are left; the message names the others.
         """
         left: list[CollectedUpdate] = []
-        done = {answer.site for answer in self.update_fold.answers} | self._refused.keys()
+        done = {answer.site for answer in self.answers} | self.refused.keys()
         for training in self.cohort.trainings:
             members = [
                 (place, site)
@@ -230,15 +237,62 @@ class CohortFold:
             # Multiplied by a weight and divided by it again, a float64 need not be what it was.
             for update in left:
                 update.answer = msgspec.structs.replace(update.answer, weight=1.0)
-        self.progress.remote_sites = [
-            each.answer.site for each in left if isinstance(each, RemoteUpdate)
-        ]
+        self._remote_sites = [each.answer.site for each in left if isinstance(each, RemoteUpdate)]
         return left
+
+    def _adopted_whole(
+        self, updates: Sequence[CollectedUpdate], round_number: int
+    ) -> UpdateFile | None:
+        """The one update that becomes the next model as its file is; None where it does not."""
+        if not self._adopts or self._keeper is not None or len(updates) != 1:
+            return None
+        (update,) = updates
+        is_file = isinstance(update, UpdateFile) and update.stays and update.form.codec is None
+        is_alike = self.context.model_codecs.lossy is None and update.body.layout == (
+            self._base.layout
+        )
+        (training,) = self.cohort.trainings
+        if not (is_file and is_alike and training.round == round_number):
+            return None
+        assert isinstance(update, UpdateFile)
+        is_whole = is_adopted_whole(self._base.layout, update.source(1), self.rule)
+        return update if is_whole else None
+
+    def _note_digest(self, digest: str) -> None:
+        if self._adopts and digest != self.model.digest:
+            self.unchanged.clear()  # it was copied, and not compared
+
+    def _take(self, updates: Sequence[CollectedUpdate]) -> None:
+        """Take note of updates that are part of the model."""
+        self.unchanged += [each.answer.site for each in updates if not each.has_changed]
+        self.clipped += [each.answer.site for each in updates if each.is_clipped]
+        self.answers += [each.answer for each in updates]
+        self.cost = sum((each.cost for each in updates), start=self.cost)
+
+    def _step(self, updates: Sequence[CollectedUpdate]) -> int:
+        other_models = {id(each.base) for each in updates if each.base is not None}
+        return plan_step(
+            self._base.layout,
+            self.rule,
+            updates=len(updates),
+            memory_budget=self.context.job.aggregation.memory_budget,
+            buffered=sum(each.is_buffered for each in updates) + len(other_models),
+            summing=self._sums is not None,
+        )
+
+    def _check(self) -> None:
+        if self.context.abort.is_set():
+            raise AbortedError("the run was stopped")
+
+    def _add(self, sums: PartialSum, updates: Sequence[CollectedUpdate]) -> None:
+        """Add the next updates to the sum, and let go of them."""
+        for update in self.fold_sound(updates, partial(sums.add, on_range=self.progress))[0]:
+            update.release()
 
     def _add_ready(self) -> None:
         """Add to the sum what has come in without a gap, a group at a time."""
         run = self._run
-        if not self._group or run is None:
+        if self._sums is None or run is None:
             return
         collector = run.collector
         settled, results = collector.settled, collector.answers
@@ -248,32 +302,23 @@ class CohortFold:
         is_full = settled - self._done >= 2 * self._group
         if len(updates) >= self._group or is_full:
             self._done = settled
-            self.update_fold.add(updates, self.refuse)
+            self._add(self._sums, updates)
             for update in updates:
                 if update.answer.site in results:
                     results[update.answer.site] = None
             run.folded(settled)
 
-    def _fold_into(self, sums: PartialSum | None) -> UpdateFold:
-        budget = self.context.job.aggregation.memory_budget
-        keep = None if self._keeper is None else self._keeper.keep
-        how = self._base, self.rule, budget, self.progress, sums, keep
-        return UpdateFold(*how, adopts=self._adopts)
-
-    def refuse(self, error: UpdateRefusedError) -> None:
+    def _leave_out(self, lost: SiteLost) -> None:
         """Leave out a site whose update has turned out to be of no use.
 
         Raises:
             SimulationError: Too few are left; the message names the others.
         """
-        self._leave_out(SiteLost.by(error.site, self.context.pool.explain(error)))
-
-    def _leave_out(self, lost: SiteLost) -> None:
         if self._run is not None:
             self._run.fail(*lost)
             return
         site, reason, code = lost
-        self._refused[site] = reason = brief(reason)
+        self.refused[site] = reason = brief(reason)
         for training in self.cohort.trainings_of(site):
             if training is self.cohort.unread:  # else what it has left counts already
                 before = training.tasks[site].state

@@ -7,7 +7,6 @@ is fetched at once into a file, or it is tiny and came in the answer, and the wo
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import NamedTuple
 
 from flstream.aggregation.remote_body import RemoteBody
 from flstream.aggregation.update import UpdateSource
@@ -21,26 +20,6 @@ from flstream.server.worker_handle import WorkerHandle
 from flstream.streaming.settings import StreamSettings
 from flstream.telemetry.events import Transfer
 from flstream.worker.messages import InlineUpdate, SiteAnswer
-
-
-class UpdateCollection(NamedTuple):
-    """Where updates are on offer, and how they are fetched.
-
-    Attributes:
-        worker: The worker that offers them.
-        token: Token of their body.
-        settings: How it is streamed.
-        form: The model that they were trained from, and how they are encoded.
-    """
-
-    worker: WorkerHandle
-    token: bytes
-    settings: StreamSettings
-    form: UpdateForm
-
-    def base_of(self, answer: SiteAnswer) -> Source | None:
-        """Return the model if an update may have some of its bytes; None if it has differences."""
-        return self.form.model if answer.params_type == "FULL" else None
 
 
 class CollectedUpdate:
@@ -138,20 +117,41 @@ class RemoteUpdate(CollectedUpdate):
     """A site's update that is still in its worker.
 
     It is fetched each time a walk reads it.
+
+    Args:
+        answer: What the site answered beside it.
+        worker: The worker that offers it.
+        token: Token of its body.
+        settings: How it is streamed.
+        form: The model that it was trained from, and how it is encoded.
+
+    Attributes:
+        worker, token, settings: As given.
+        same: The model, if the update may have some of its bytes; None if it has differences.
     """
 
-    def __init__(self, answer: SiteAnswer, collection: UpdateCollection) -> None:
+    def __init__(
+        self,
+        answer: SiteAnswer,
+        worker: WorkerHandle,
+        token: bytes,
+        settings: StreamSettings,
+        form: UpdateForm,
+    ) -> None:
         self.answer = answer
-        self.collection = collection
-        worker, token, settings, form = collection
+        self.worker = worker
+        self.token = token
+        self.settings = settings
         self.form = form
+        self.same = form.model if answer.params_type == "FULL" else None
 
         def check(layout: Layout) -> None:
             check_fits(answer, layout, form)
 
-        same = collection.base_of(answer)
         decoder = form.decoder_for
-        self._remote = RemoteBody(answer.site, worker.up, token, settings, same, check, decoder)
+        self._remote = RemoteBody(
+            answer.site, worker.up, token, settings, self.same, check, decoder
+        )
 
     @property
     def cost(self) -> Transfer:

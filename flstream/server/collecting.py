@@ -1,11 +1,10 @@
-"""Collecting: each site's own model, as a file that the server can offer to the others."""
+"""The effect that collects models: of each site its own, as a file that the server can offer."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 
@@ -15,23 +14,26 @@ from flstream.codecs.update_form import UpdateForm
 from flstream.errors import AbortedError, UpdateRefusedError, WorkflowError
 from flstream.model.checkpoint import FileSource
 from flstream.runs.small_files import temporary_of
+from flstream.server.arguments import check_not_private
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
-from flstream.server.context import ServerContext
-from flstream.server.last_models import LastModels
-from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model, SiteModel, SiteModels
-from flstream.server.stored_model import opened, verify
+from flstream.server.run_state import RunState
+from flstream.server.stored_model import opened
 from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
-from flstream.server.trainer import Trainer
 from flstream.server.update_files import UpdateFiles
 from flstream.telemetry.events import ModelsCollected
-from flstream.worker.messages import SUBMIT_MODEL, SiteTask
+from flstream.text import brief_names
+from flstream.worker.messages import SUBMIT_MODEL, SiteTask, Task
 from flstream.worker.meta import pack_values
 
 _NONE_SENT = "it has sent no model that became part of another"
+_NONE_KEPT = (
+    "its code submits none, and the last ones were not kept, since the workflow does not say that "
+    "it collects them (collects_models in its section)"
+)
 # What NVFlare's scripts look at to know which of their models is meant.
 _ASKED_FOR = {"submit_model_name": "best_model"}
 
@@ -51,33 +53,59 @@ class CollectResult(msgspec.Struct, frozen=True):
 
 
 class ModelCollection:
-    """Collects the models of sites, and finds them again.
+    """Collects the models of sites, which may be replayed, and finds them again.
 
     A site's model lies in ``cross_site/models``. Where the training code submits none of its own,
     it is a second name of the last model that the site sent, and takes no disk.
 
     Args:
-        context: The server.
-        store: The models of the run.
-        trainer: Knows which workers still hold updates.
-        last: The last model that each site has sent.
+        state: The state of the run.
     """
 
-    def __init__(
-        self, context: ServerContext, store: ModelStore, trainer: Trainer, last: LastModels
-    ) -> None:
-        self._context = context
-        self._store = store
-        self._trainer = trainer
-        self._last = last
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self._context = state.context
         # By site: the model that was collected last, and its file once that was verified.
         self._newest: dict[str, SiteModel] = {}
         self._sources: dict[str, FileSource] = {}
 
-    def collect(
+    def collect(self, name: str, sites: Sequence[str], timeout: float | None) -> SiteModels:
+        """Collect the models of sites; see :meth:`flstream.server.run.Run.collect`."""
+        state = self._state
+        sites, seconds = state.asked_sites("collect", sites, timeout)
+        if name != "submit_model":
+            raise WorkflowError(
+                f"run.collect() was given {name!r}; what it collects is 'submit_model'"
+            )
+        check_not_private(self._context.job, "run.collect() takes models of single sites", "")
+        base = state.store.handle(state.store.newest.record.version)
+        arguments = {
+            "name": name,
+            "base": [base.version, base.digest],
+            "sites": sites,
+            "timeout": seconds,
+        }
+        request = f"collect({name}, {brief_names(sites)})"
+        tasks = state.tasks.new("submit_model", sites, state.round)
+
+        def do(number: int) -> tuple[CollectResult, None]:
+            asked = state.asked.submitters(sites) if not self._context.job.filters.up else []
+            of_asked = {site: tasks[site] for site in asked}
+            return self._collected(number, base, sites, of_asked, seconds), None
+
+        done = state.journal.once("collect", state.round, request, arguments, do, CollectResult)
+        result = done.result
+        state.note_failures(result.failed)
+        state.settle_failures()
+        models = {
+            site: SiteModel(site, digest, done.number) for site, digest in result.models.items()
+        }
+        self._newest |= models
+        return SiteModels(models, result.failures)
+
+    def _collected(
         self,
         effect: int,
-        round_number: int,
         base: Model,
         sites: Sequence[str],
         tasks: Mapping[str, SiteTask],
@@ -87,7 +115,6 @@ class ModelCollection:
 
         Args:
             effect: Number of the effect.
-            round_number: The current round.
             base: The newest model of the run, whose layout theirs have.
             sites: The sites, in order.
             tasks: The parts of those that may know of the task.
@@ -96,32 +123,27 @@ class ModelCollection:
         Raises:
             UnsoundModelError: The last model of a site is damaged or gone.
         """
-        began = time.monotonic()
+        began, last = time.monotonic(), self._state.last_models
         self._sources.clear()
-        submitted, failures = self._submitted(effect, round_number, base, tasks, seconds)
+        submitted, failures = self._submitted(effect, base, tasks, seconds)
         failed, models = list(failures), {}
+        none = _NONE_SENT if self._state.keeps_last_models else _NONE_KEPT
         for site in sites:
             if site in submitted:
                 models[site] = submitted[site]
-            elif site in self._last.digests and site not in failures:
-                models[site] = self._last_of(site)
+            elif site in last and site not in failures:
+                models[site] = self._name_last(site, *last[site])
             else:
-                failures.setdefault(site, _NONE_SENT)
+                failures.setdefault(site, none)
         self._context.emit(
             ModelsCollected(
-                round=round_number,
+                round=self._state.round,
                 sites=list(models),
                 failures=failures,
                 seconds=time.monotonic() - began,
             )
         )
         return CollectResult(models, failures, failed)
-
-    def found(self, result: CollectResult, effect: int) -> SiteModels:
-        """The models of an effect on record."""
-        models = {site: SiteModel(site, digest, effect) for site, digest in result.models.items()}
-        self._newest |= models
-        return SiteModels(models, result.failures)
 
     def source(self, model: SiteModel) -> FileSource:
         """The file of a model, verified once and kept open.
@@ -138,16 +160,15 @@ class ModelCollection:
             )
         if model.site not in self._sources:
             path = self._context.run.site_model(model.site)
-            self._sources[model.site] = _verified(path, model.digest, model.effect)
+            self._sources[model.site] = opened(model.effect, path, model.digest)
         return self._sources[model.site]
 
-    def _last_of(self, site: str) -> str:
+    def _name_last(self, site: str, digest: str, effect: int) -> str:
         """Give the last model of a site its second name, and return its digest."""
-        run, path = self._context.run, self._last.path(site)
-        digest = self._last.digests[site]
+        run = self._context.run
+        path, target = run.last_model(site), run.site_model(site)
         temporary_of(path).unlink(missing_ok=True)  # a fold that was cut off has left it
-        _verified(path, digest, self._last.effects[site])
-        target = run.site_model(site)
+        opened(effect, path, digest)
         target.parent.mkdir(parents=True, exist_ok=True)
         run.publish(path, target)
         return digest
@@ -155,7 +176,6 @@ class ModelCollection:
     def _submitted(
         self,
         effect: int,
-        round_number: int,
         base: Model,
         tasks: Mapping[str, SiteTask],
         seconds: float,
@@ -163,10 +183,8 @@ class ModelCollection:
         """Ask sites for models of their own; return the digests and the failures, by site."""
         if not tasks:
             return {}, {}
-        context, source, sites = self._context, self._store.source(base), list(tasks)
-        collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
-            "submit their models", sites, 0
-        )
+        context, source, sites = self._context, self._state.store.source(base), list(tasks)
+        collector = ResultCollector("submit their models", sites, 0)
         step = plan_step(
             source.layout,
             adopting(context.rule),
@@ -175,24 +193,21 @@ class ModelCollection:
             buffered=1,
         )
         plan = plan_task(context.job, source.layout, len(sites))
-        spec = TaskSpec(
-            kind=SUBMIT_MODEL,
-            effect=effect,
-            round=round_number,
-            total_rounds=context.job.planned_rounds,
-            model=source,
-            sites=tasks,
-            form=UpdateForm(source, name=base.digest),
-            seconds=seconds,
+        task = Task(
+            SUBMIT_MODEL,
+            effect,
+            self._state.round,
+            context.job.planned_rounds,
             keeps_state=False,
             meta=pack_values(_ASKED_FOR, None),
-            is_inline=plan.is_inline,
+            inline=plan.inline_bytes(source.layout),
         )
+        form = UpdateForm(source, name=base.digest)
+        spec = TaskSpec(task, model=source, sites=tasks, form=form, seconds=seconds)
         files = UpdateFiles(context.run.updates(effect), spec.form)
         run = TaskRun(context, spec, plan, collector, files if plan.in_files else None)
-        for _ in run.progress():
-            pass
-        self._trainer.check_states(tasks, collector.failures)
+        run.run()
+        self._state.trainer.check_states(tasks, collector.failures)
         digests = {}
         for site, update in run.updates.items():
             try:
@@ -217,10 +232,3 @@ class ModelCollection:
 
         path = context.run.site_model(site)
         return write_site_model(path, base, update.source(step), rule, step, check)
-
-
-def _verified(path: Path, digest: str, effect: int) -> FileSource:
-    """The file of a site's model, which is to have a digest going by the record of an effect."""
-    source = opened(effect, path)
-    verify(effect, source, digest)
-    return source

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from time import monotonic
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from flstream.errors import SimulationError
-from flstream.text import MOST_QUOTED, shortened
+from flstream.text import MOST_QUOTED, brief_names, shortened
+from flstream.units import format_seconds
 
-AnswerT = TypeVar("AnswerT")
+if TYPE_CHECKING:
+    from flstream.server.collected_updates import CollectedUpdate
 
 # Most failed sites that an error message lists with their reasons.
 _MOST_NAMED = 100
@@ -35,13 +37,39 @@ class TaskWaits(NamedTuple):
     start: float | None = None
     progress: float | None = None
 
+    def expecting(
+        self, events: Iterator[bool], task: str, number: int, sites: Callable[[], Sequence[str]]
+    ) -> Iterator[bool]:
+        """Pass on a pool's events, and give the run up if there is none for too long.
+
+        Args:
+            events: True after each event, and False now and then.
+            task: The task in words.
+            number: Its round.
+            sites: Function that returns the sites that are waited for.
+
+        Raises:
+            SimulationError: The message names them.
+        """
+        moved = monotonic()
+        for has_moved in events:
+            if has_moved:
+                moved = monotonic()
+            elif self.progress is not None and monotonic() - moved > self.progress:
+                raise SimulationError(
+                    f"nothing came of the {task} of round {number} for "
+                    f"{format_seconds(self.progress)} ({PROGRESS_KEY}); "
+                    f"{brief_names(sites())} did not answer: see their logs, or allow more"
+                )
+            yield has_moved
+
 
 UNLIMITED = TaskWaits()
 """As long as each site may take."""
 
 
 @dataclass
-class ResultCollector(Generic[AnswerT]):
+class ResultCollector:
     """Collector of the answers to one task.
 
     Attributes:
@@ -50,7 +78,7 @@ class ResultCollector(Generic[AnswerT]):
         least: Number of answers that the task needs.
         patience: Grace period in seconds for the other sites once ``least`` sites have answered;
             None to wait for all.
-        answers: Answers received, by site.
+        answers: Answers received, by site: its update, or None where it has sent none.
         failures: Reason for each site's failure, by site.
         spared: Sites whose tasks were cancelled before they were given.
     """
@@ -59,15 +87,15 @@ class ResultCollector(Generic[AnswerT]):
     cohort: Sequence[str]
     least: int
     patience: float | None = None
-    answers: dict[str, AnswerT] = field(default_factory=dict)
+    answers: dict[str, CollectedUpdate | None] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     spared: set[str] = field(default_factory=set)
     _enough_at: float | None = None
     _settled: int = 0
 
-    def answer(self, site: str, answer: AnswerT) -> None:
-        """Add a site's answer."""
-        self.answers[site] = answer
+    def answer(self, site: str, update: CollectedUpdate | None) -> None:
+        """Add a site's answer, with its update if it has sent one."""
+        self.answers[site] = update
         if self._enough_at is None and len(self.answers) >= self.least:
             self._enough_at = monotonic()
 
@@ -156,6 +184,6 @@ class ResultCollector(Generic[AnswerT]):
             )
 
     @property
-    def in_order(self) -> Mapping[str, AnswerT]:
+    def in_order(self) -> Mapping[str, CollectedUpdate | None]:
         """Answers by site, in the order of the cohort."""
         return {site: self.answers[site] for site in self.cohort if site in self.answers}

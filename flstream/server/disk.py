@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from flstream.errors import SimulationError
 from flstream.runs.retention import Keep
@@ -34,18 +33,6 @@ def free_bytes(folder: Path) -> int | None:
             "the run directory is there, then go on with --resume"
         ) from error
     return usage.f_bavail * usage.f_frsize if usage.f_blocks else None
-
-
-class DiskItem(NamedTuple):
-    """One item of a disk plan.
-
-    Attributes:
-        what: Description for messages.
-        size: Size in bytes.
-    """
-
-    what: str
-    size: int
 
 
 @dataclass(frozen=True)
@@ -76,22 +63,20 @@ class DiskPlan:
     site_models: int = 0
 
     @property
-    def of_a_round(self) -> list[DiskItem]:
-        """Items that a round writes before its model is durable and old files may be removed.
+    def of_a_round(self) -> dict[str, int]:
+        """Bytes by what a round writes before its model is durable and old files may be removed.
 
         Their sum is an upper bound: they are counted as if all existed at the same time.
         """
-        parts = [
-            DiskItem("the next model", self.model),
-            DiskItem("the server optimizer's state", self.optimizer_state),
-            DiskItem(_counted(self.updates, "update") + " in waiting", self.updates * self.model),
-            DiskItem("the sum of updates and its successor", 2 * self.partial_sum),
-            DiskItem("models as sites received them", self.received * self.model),
-            DiskItem(
-                _counted(self.site_models, "model") + " of sites", self.site_models * self.model
-            ),
-        ]
-        return [part for part in parts if part.size]
+        sizes = {
+            "the next model": self.model,
+            "the server optimizer's state": self.optimizer_state,
+            _counted(self.updates, "update") + " in waiting": self.updates * self.model,
+            "the sum of updates and its successor": 2 * self.partial_sum,
+            "models as sites received them": self.received * self.model,
+            _counted(self.site_models, "model") + " of sites": self.site_models * self.model,
+        }
+        return {what: size for what, size in sizes.items() if size}
 
     def lasts(self, room: int) -> int:
         """Number of rounds that fit into ``room`` bytes if each keeps its checkpoint."""
@@ -146,10 +131,10 @@ def check_round(
     """
     room = free(folder)
     parts = plan.of_a_round
-    need = sum(part.size for part in parts)
+    need = sum(parts.values())
     if room is None or need - present <= room:
         return
-    spelt = ", ".join(f"{part.what} {format_bytes(part.size)}" for part in parts)
+    spelt = ", ".join(f"{what} {format_bytes(size)}" for what, size in parts.items())
     there = f"; {format_bytes(present)} of it are there already" if present else ""
     raise SimulationError(
         f"round {round_number} needs {format_bytes(need)} of disk ({spelt}{there}), and "

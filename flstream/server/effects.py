@@ -16,18 +16,6 @@ from flstream.telemetry.halts import halt_at
 ResultT = TypeVar("ResultT")
 
 
-class Done(NamedTuple):
-    """An effect that was just done, and left durable files.
-
-    Attributes:
-        result: What came of it, of a type that msgspec can convert.
-        model: The model that it made; None if it made none.
-    """
-
-    result: object
-    model: ModelRecord | None = None
-
-
 class Effect(NamedTuple, Generic[ResultT]):
     """An effect that is done: what the program gets to see of it.
 
@@ -81,7 +69,7 @@ class EffectJournal:
         round_number: int,
         request: str,
         arguments: object,
-        do: Callable[[int], Done],
+        do: Callable[[int], tuple[object, ModelRecord | None]],
         result_type: type[ResultT],
         *,
         is_provisional: bool = False,
@@ -93,7 +81,8 @@ class EffectJournal:
             round_number: Round in which it was requested.
             request: Description of the request, for messages.
             arguments: All that decides what comes of it, as :func:`encode_exact` takes it.
-            do: Function that does the effect of this number, and leaves durable files.
+            do: Function that does the effect of this number, leaves durable files, and returns its
+                result, which msgspec can convert, with the model that it made; None for none.
             result_type: Type of its result.
             is_provisional: Whether it is an evaluation that is due only as its round is the last.
 
@@ -107,7 +96,7 @@ class EffectJournal:
             record = self._records[self.asked - 1]
             _check_same(record, kind, request, digest)
             return _effect(record, result_type, is_new=False)
-        done = do(self.asked)
+        result, model = do(self.asked)
         if kind not in UNSYNCED:
             self.before_sync()
         record = EffectDone(
@@ -117,8 +106,8 @@ class EffectJournal:
             request=request,
             arguments=digest,
             is_provisional=is_provisional,
-            model=done.model,
-            result=encode_result(done.result),
+            model=model,
+            result=encode_result(result),
         )
         halt_at("record")
         self._emit(record)

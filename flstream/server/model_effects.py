@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -18,16 +20,16 @@ from flstream.server.arguments import (
     fold_rules,
 )
 from flstream.server.cohort import FoldedUpdates
-from flstream.server.cohort_fold import CohortFold, FoldedModel
-from flstream.server.effects import Done, Effect
-from flstream.server.last_models import LastModels
-from flstream.server.peer_fold import PeerFold
+from flstream.server.cohort_fold import CohortFold
+from flstream.server.effects import Effect
+from flstream.server.peer_fold import fold_at
 from flstream.server.program_view import Model, Update
 from flstream.server.round_totals import FoldResult
 from flstream.server.run_state import RunState
 from flstream.server.scores import received_score
 from flstream.server.scoring import weighted_metrics
 from flstream.server.training_effects import TrainingEffects
+from flstream.telemetry.events import ModelRecord
 from flstream.text import brief_names
 from flstream.worker.messages import SiteAnswer
 
@@ -144,15 +146,15 @@ class ModelEffects:
             arguments["step"] = step.plain()
         state = self._state
 
-        def do(number: int) -> Done:
-            last = self._kept_models()
+        def do(number: int) -> tuple[FoldResult, ModelRecord]:
+            keeps_last = state.keeps_last_models
             if at is None:
-                fold = self._new_fold(model, cohort, last, step, adopts=name == "adopt")
-                return self._make(number, model, cohort, fold, fold.make)
+                fold = self._new_fold(model, cohort, keeps_last, step, adopts=name == "adopt")
+                return self._make(number, fold, fold.make)
             for training in cohort.trainings:
                 training.at = at
-            fold = self._new_fold(model, cohort, None)
-            return self._make(number, model, cohort, fold, PeerFold(fold, at, last).make)
+            fold = self._new_fold(model, cohort, False)
+            return self._make(number, fold, partial(fold_at, fold, at, keeps_last))
 
         request = f"{name}(model {model.version}, {cohort.request})"
         done = state.journal.once(name, state.round, request, arguments, do, FoldResult)
@@ -162,7 +164,7 @@ class ModelEffects:
         self,
         model: Model,
         cohort: FoldedUpdates,
-        last: LastModels | None,
+        keeps_last: bool,
         step: ServerStep | None = None,
         *,
         adopts: bool = False,
@@ -182,53 +184,42 @@ class ModelEffects:
             rule,
             adopts=adopts,
             optimizer=None if adopts else step or optimizer_for(job.server_optimizer),
-            last=last,
+            keeps_last=keeps_last,
         )
 
-    def _kept_models(self) -> LastModels | None:
-        """What keeps the models that sites send; None where no workflow from here on needs them."""
-        programs = self._state.context.programs[self._state.stage :]
-        return self._state.last if any(each.collected for each in programs) else None
-
     def _make(
-        self,
-        number: int,
-        model: Model,
-        cohort: FoldedUpdates,
-        fold: CohortFold,
-        make: Callable[[int], FoldedModel],
-    ) -> Done:
-        state = self._state
-        context, store, private = state.context, state.store, state.private
-        _, step = store.next_record(state.round)
-        trained = None
+        self, number: int, fold: CohortFold, make: Callable[[int], ModelRecord]
+    ) -> tuple[FoldResult, ModelRecord]:
+        state, cohort, trained = self._state, fold.cohort, None
+        context, private = state.context, state.private
+        _, step = state.store.next_record(state.round)
         if (training := cohort.unread) is not None:
             trained = training.result = self._trainings.perform(training, number, fold)
             state.asked.record(trained.asks)
-        made = make(state.round)
-        outcome = made.outcome
+        began = time.monotonic()
+        record = make(state.round)
         result = FoldResult(
-            weights=_weights_by_site(outcome.answers),
-            metrics=weighted_metrics(outcome.answers),
-            refused=dict(outcome.refused),
-            fold=made.fold,
-            checkpoint=made.checkpoint,
-            up=outcome.up,
+            weights=_weights_by_site(fold.answers),
+            metrics=weighted_metrics(fold.answers),
+            refused=fold.refused,
+            fold=time.monotonic() - began - fold.checkpoint,
+            checkpoint=fold.checkpoint,
+            up=fold.cost,
             updates=cohort.used,
-            kept=dict(outcome.kept),
-            at=made.at,
-            privacy=private.record(cohort, state.round, step, outcome) if private else None,
+            kept=fold.kept,
+            at=fold.at,
+            privacy=private.record(fold, state.round, step) if private else None,
             train=trained,
         )
-        if result.metrics and self._is_score(model, cohort):
+        if result.metrics and self._is_score(fold.model, cohort):
             # Before the record that makes it final, so that it counts as soon as that does.
-            found = {answer.site: answer.metrics for answer in outcome.answers}
+            found = {answer.site: answer.metrics for answer in fold.answers}
             columns = columns_of(context.job.clients.site_names, found)
-            context.emit(received_score(model, result.metrics, columns))
-        state.warn(self._unchanged.warnings(state.round, outcome.unchanged))
-        if not made.is_link:
+            context.emit(received_score(fold.model, result.metrics, columns))
+        state.warn(self._unchanged.warnings(state.round, fold.unchanged))
+        if not fold.is_link:
             state.trainer.folded(cohort)
-        return Done(result, made.record)
+        return result, record
 
     def _is_score(self, model: Model, cohort: FoldedUpdates) -> bool:
         """Whether metrics that come with updates are the score of the model they are folded into.
@@ -245,7 +236,7 @@ class ModelEffects:
         assert model is not None
         state = self._state
         handle = state.store.add(model, number, is_verified=is_new, host=result.at)
-        state.last.add(result.kept, number)
+        state.last_models |= {site: (digest, number) for site, digest in result.kept.items()}
         if state.private is not None and result.privacy is not None:
             state.private.take(result.privacy, state.round)
         if (training := cohort.unread) is not None:

@@ -26,7 +26,7 @@ from flstream.runs.run_directory import is_same_file, link_or_rename
 from flstream.runs.small_files import unused_name
 from flstream.server.context import ServerContext
 from flstream.server.program_view import Model
-from flstream.server.stored_model import StoredModel, opened, verify
+from flstream.server.stored_model import StoredModel, opened
 from flstream.streaming.coding import EncoderFor
 from flstream.telemetry.events import ModelRecord, ModelWritten, Warned
 
@@ -103,10 +103,9 @@ class ModelStore:
         """
         stored = self._models[model.version]
         if stored.source is None or not stored.is_verified:
-            source = opened(stored.effect, self.path(stored.record))
-            if not stored.is_verified:
-                verify(stored.effect, source, stored.record.digest)
-            stored.source, stored.is_verified = source, True
+            digest = "" if stored.is_verified else stored.record.digest
+            stored.source = opened(stored.effect, self.path(stored.record), digest)
+            stored.is_verified = True
             self._opened.add(model.version)
         return stored.source
 
@@ -154,10 +153,9 @@ class ModelStore:
 
     def _body(self, stored: StoredModel, name: str) -> FileSource:
         """Open a body beside a model, and verify it once."""
-        source = opened(stored.effect, body_file(self.path(stored.record), name))
-        if name not in stored.verified:
-            verify(stored.effect, source, bodies_beside(stored.record)[name])
-            stored.verified.add(name)
+        digest = "" if name in stored.verified else bodies_beside(stored.record)[name]
+        source = opened(stored.effect, body_file(self.path(stored.record), name), digest)
+        stored.verified.add(name)
         return source
 
     def encoder(

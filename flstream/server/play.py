@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from flstream.debugging import code_failed
@@ -13,18 +14,20 @@ from flstream.errors import (
 )
 from flstream.runs.site_states import state_bytes
 from flstream.runs.stopping import EarlyStopping
+from flstream.server.collecting import ModelCollection
 from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.disk import check_run
 from flstream.server.effects import EffectJournal
 from flstream.server.failures import brief, site_failed
+from flstream.server.json_files import write_json
 from flstream.server.model_effects import ModelEffects
 from flstream.server.model_store import ModelStore
 from flstream.server.pooled_worker import SiteLost
 from flstream.server.program_view import Model
 from flstream.server.run import Run
 from flstream.server.run_state import RunState
-from flstream.server.site_effects import SiteEffects
+from flstream.server.scoring import ScoringEffects
 from flstream.server.stored_model import UnsoundModelError
 from flstream.server.task_plan import plan_disk
 from flstream.server.training_effects import TrainingEffects
@@ -62,14 +65,18 @@ class RunEffects:
         state: As given.
         trainings: Trainings of sites.
         models: Folds and adoptions, which make models.
-        sites: Scores and models of sites.
+        scoring: Scores of models.
+        collection: Models of sites.
+        write_json: Writes a JSON file.
     """
 
     def __init__(self, state: RunState) -> None:
         self.state = state
         self.trainings = TrainingEffects(state)
         self.models = ModelEffects(state, self.trainings)
-        self.sites = SiteEffects(state)
+        self.collection = ModelCollection(state)
+        self.scoring = ScoringEffects(state, self.collection)
+        self.write_json = partial(write_json, state)
 
 
 def prepare(context: ServerContext) -> None:
@@ -80,12 +87,14 @@ def prepare(context: ServerContext) -> None:
     """
     names = context.pool.names
     least = min(context.job.clients.min_updates or len(names), len(names))
-    collector: ResultCollector[None] = ResultCollector("begin", names, least)
-    for event in context.pool.prepare():
-        if isinstance(event, SiteLost):
-            name, reason, code = event
-            context.emit(site_failed(0, name, reason, code))
-            collector.fail(name, brief(reason))
+    collector = ResultCollector("begin", names, least)
+
+    def lose(lost: SiteLost) -> None:
+        name, reason, code = lost
+        context.emit(site_failed(0, name, reason, code))
+        collector.fail(name, brief(reason))
+
+    context.pool.prepare(lose)
 
 
 def play(context: ServerContext, initial: str, replay: Replay) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import NamedTuple, Protocol
 
@@ -51,17 +52,17 @@ class SiteLost(NamedTuple):
         return cls(site, str(error), code)
 
 
-PoolEvent = object
-"""The loss of a site, or what a task's execution reports."""
+Event = Callable[[], object]
+"""Function that takes in what has happened, on the thread that makes decisions."""
 
-Put = Callable[[PoolEvent], None]
-"""Function that puts an event where the thread that makes decisions takes it."""
+Put = Callable[[Event], None]
+"""Function that puts an event where that thread takes it."""
 
 
 class Report(Protocol):
     """Function that passes an event to the thread that iterates over the pool's events."""
 
-    def __call__(self, event: PoolEvent, *settled: str) -> None:
+    def __call__(self, event: Event, *settled: str) -> None:
         """Report an event.
 
         Args:
@@ -71,10 +72,20 @@ class Report(Protocol):
         ...
 
 
-Perform = Callable[[WorkerHandle, SiteBatch, Report], None]
-"""Function that executes a task for a batch of sites on a worker, and reports each site's result.
+class PoolTask(Protocol):
+    """A task that workers perform for batches of sites."""
 
-It raises a :class:`~flstream.errors.FlstreamError` if the worker cannot be used any longer."""
+    def perform(self, worker: WorkerHandle, sites: SiteBatch, report: Report) -> None:
+        """Perform it for a batch of sites on a worker, and report each site's result.
+
+        Raises:
+            FlstreamError: The worker cannot be used any longer.
+        """
+        ...
+
+    def lose(self, lost: SiteLost) -> None:
+        """Take in that a site has failed with its worker, on the thread that makes decisions."""
+        ...
 
 
 class PooledWorker:
@@ -125,7 +136,7 @@ class PooledWorker:
         """Allow the worker to be started again after :meth:`end`."""
         self._is_ending = False
 
-    def prepare(self, put: Put) -> None:
+    def prepare(self, put: Put, lose: Callable[[SiteLost], None]) -> None:
         """Make the worker ready for its first task; start it anew as long as that may help."""
         while not self.abandoned and (self.handle is None or not self.handle.ready):
             try:
@@ -137,10 +148,10 @@ class PooledWorker:
                 elif self._is_repeatable(error):
                     self._note_loss(error)
                 else:
-                    put(SiteLost.by(self.name, error))
+                    put(partial(lose, SiteLost.by(self.name, error)))
                     return
 
-    def do(self, queue: SiteQueue, batch: SiteBatch, execute: Perform, put: Put) -> None:
+    def do(self, queue: SiteQueue, batch: SiteBatch, task: PoolTask, put: Put) -> None:
         """Do a task; if the process is lost, its sites have failed, or are put back in the queue.
 
         Raises:
@@ -148,42 +159,36 @@ class PooledWorker:
             CheckpointError: An update's file could not be written.
             AbortedError: The run is being stopped.
         """
-        try:
-            handle = self.ready_handle()
-        except WorkerLostError as lost:
-            error = self.lose(lost)
-            if not self.own:
-                # The sites have not failed: another worker takes them.
-                queue.give_back(batch)
-                if not self._is_ending:
-                    self._count_failed_start(error)
-            elif self._is_repeatable(error):
-                self._note_loss(error)
-                queue.give_back(batch)
-            else:
-                put(SiteLost.by(batch[0], error))
-            return
         settled: set[str] = set()
 
-        def report(event: PoolEvent, *sites: str) -> None:
+        def report(event: Event, *sites: str) -> None:
             settled.update(sites)
             put(event)
 
+        is_ready = False
         try:
-            execute(handle, batch, report)
+            handle = self.ready_handle()
+            is_ready = True
+            task.perform(handle, batch, report)
             self._lost_in_a_row = 0
         except (AbortedError, CheckpointError, SimulationError):
             raise  # not the worker's failure
         except FlstreamError as failure:
             error = self.lose(failure)
             left = [site for site in batch if site not in settled]
-            if self._is_repeatable(error):
+            if not is_ready and not self.own:
+                # The sites have not failed: another worker takes them.
+                queue.give_back(left)
+                if not self._is_ending:
+                    self._count_failed_start(error)
+            elif self._is_repeatable(error):
                 self._note_loss(error)
                 queue.give_back(left)
             else:
-                self._lost_in_a_row = 0
+                if is_ready:
+                    self._lost_in_a_row = 0
                 for site in _culprits(queue, batch, left, error):
-                    put(SiteLost.by(site, error))
+                    put(partial(task.lose, SiteLost.by(site, error)))
 
     def ready_handle(self) -> WorkerHandle:
         """Return the process, ready for a task; start one if there is none that is fit.

@@ -19,7 +19,7 @@ from flstream.model.dtypes import FLOATS
 from flstream.model.layout import Layout
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.cohort import FoldedUpdates
-from flstream.server.cohort_fold import FoldOutcome
+from flstream.server.cohort_fold import CohortFold
 from flstream.server.sampling import draw_sites, sample_sites
 from flstream.telemetry.events import PrivacySpent
 from flstream.text import brief_names
@@ -157,18 +157,15 @@ class PrivateFolds:
         noise = self._noise * self._clip_norm
         return rule.private(GaussianMechanism(self._clip_norm, self._cohort, noise, name))
 
-    def record(
-        self, cohort: FoldedUpdates, number: int, step: int, outcome: FoldOutcome
-    ) -> FoldPrivacy:
+    def record(self, fold: CohortFold, number: int, step: int) -> FoldPrivacy:
         """Return the record of a fold that is done.
 
         Args:
-            cohort: Updates that it was given.
+            fold: The fold.
             number: Number of the round.
             step: Number of models that the round has made before.
-            outcome: What came of it.
         """
-        received, clipped = len(outcome.answers), len(outcome.clipped)
+        cohort, received, clipped = fold.cohort, len(fold.answers), len(fold.clipped)
         drawn_from, folds = self._drawn_from(cohort, number), dict(self._folds)
         last_round, last_drawn_from = self._last
         if last_round == number and last_drawn_from != NOT_DRAWN:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import msgspec
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flstream.server.training import SiteTraining
 
 
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Model:
     """A model of the run: a file, never held in memory.
 
@@ -25,15 +26,9 @@ class Model:
         digest: Digest of its body, 32 hexadecimal digits.
     """
 
-    __slots__ = ("__weakref__", "digest", "round", "version")
-
-    def __init__(self, round_number: int, version: int, digest: str) -> None:
-        self.round = round_number
-        self.version = version
-        self.digest = digest
-
-    def __repr__(self) -> str:
-        return f"Model(round={self.round}, version={self.version}, digest={self.digest!r})"
+    round: int
+    version: int
+    digest: str
 
 
 class BestModel(NamedTuple):
@@ -145,12 +140,15 @@ class Updates(Sequence[Update]):
 
 _LONGEST_PATTERN = 8  # of effects that are told as one
 
+ValueT = TypeVar("ValueT")
+
 Failures = Mapping[str, str]
 """By site, the reason why it is left out."""
 
 NO_FAILURES: Failures = MappingProxyType({})
 
 
+@dataclass(frozen=True, eq=False)
 class SiteModel:
     """A model of one site: a file, never held in memory.
 
@@ -160,73 +158,35 @@ class SiteModel:
         effect: Number of the effect that collected it.
     """
 
-    __slots__ = ("digest", "effect", "site")
-
-    def __init__(self, site: str, digest: str, effect: int) -> None:
-        self.site = site
-        self.digest = digest
-        self.effect = effect
-
-    def __repr__(self) -> str:
-        return f"SiteModel(site={self.site!r}, digest={self.digest!r}, effect={self.effect})"
+    site: str
+    digest: str
+    effect: int
 
 
-class SiteModels(Mapping[str, SiteModel]):
-    """The models that were collected, by site, in the order in which the sites were given.
-
-    Args:
-        models: The models by site.
-        failures: By site, the reason why there is none.
+class _BySite(dict[str, ValueT]):
+    """Values by site, in the order in which the sites were given.
 
     Attributes:
-        failures: As given.
-    """
-
-    def __init__(self, models: Mapping[str, SiteModel], failures: Failures = NO_FAILURES) -> None:
-        self._models = dict(models)
-        self.failures = dict(failures)
-
-    def __getitem__(self, site: str) -> SiteModel:
-        return self._models[site]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._models)
-
-    def __len__(self) -> int:
-        return len(self._models)
-
-    def __repr__(self) -> str:
-        return f"<models of {', '.join(self._models) or 'no site'}>"
-
-
-class SiteScores(Mapping[str, Mapping[str, float]]):
-    """What each site has found of one model: its metrics by site, in the order given.
-
-    Args:
-        metrics: Metrics by site.
         failures: By site, the reason why it has none.
-
-    Attributes:
-        failures: As given.
     """
 
-    def __init__(
-        self, metrics: Mapping[str, Mapping[str, float]], failures: Failures = NO_FAILURES
-    ) -> None:
-        self._metrics = {site: dict(each) for site, each in metrics.items()}
+    def __init__(self, values: Mapping[str, ValueT], failures: Failures = NO_FAILURES) -> None:
+        super().__init__(values)
         self.failures = dict(failures)
 
-    def __getitem__(self, site: str) -> Mapping[str, float]:
-        return self._metrics[site]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._metrics)
-
-    def __len__(self) -> int:
-        return len(self._metrics)
+class SiteModels(_BySite[SiteModel]):
+    """The models that were collected, by site, in the order in which the sites were given."""
 
     def __repr__(self) -> str:
-        return f"<scores of {', '.join(self._metrics) or 'no site'}>"
+        return f"<models of {', '.join(self) or 'no site'}>"
+
+
+class SiteScores(_BySite[dict[str, float]]):
+    """What each site has found of one model: its metrics by site, in the order given."""
+
+    def __repr__(self) -> str:
+        return f"<scores of {', '.join(self) or 'no site'}>"
 
 
 class ProgramOutline(msgspec.Struct):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from flstream.aggregation.fold_rule import FoldRule, ServerStep
 from flstream.errors import WorkflowError
+from flstream.server.arguments import check_model, check_name
 from flstream.server.collector import ResultCollector, TaskWaits
 from flstream.server.program_view import (
     BestModel,
@@ -172,7 +173,7 @@ class Run:
             least = min(least, len(drawn))
         else:
             drawn = sample_sites(sites, clients.cohort_size, self._state.context.job.seed, number)
-        ResultCollector[None](f"train round {number}", drawn, least).check_size()
+        ResultCollector(f"train round {number}", drawn, least).check_size()
         return drawn
 
     def order(self, number: int, order: SiteOrder | Sequence[str]) -> list[str]:
@@ -212,7 +213,7 @@ class Run:
         Args:
             name: What it is for; generators of different names have nothing in common.
         """
-        self._state.check_name("random", name)
+        check_name("random", name)
         generator = self._generators.get(name)
         if generator is None:
             stage, seed = self._state.stage, self._state.context.job.seed
@@ -378,7 +379,7 @@ class Run:
         Returns:
             The mean of each metric, weighted by the sites' own weights; None where none is due.
         """
-        self._state.check_model("evaluate", model)
+        check_model("evaluate", model)
         every = self._args.evaluate_every
         if not every or not model.round or not self._state.evaluators:
             return None
@@ -386,7 +387,7 @@ class Run:
         is_last = self._is_last_stage and model.round == self._last_round
         if not (is_regular or is_last):
             return None
-        return self._effects.sites.evaluate(model, meta, is_provisional=not is_regular)
+        return self._effects.scoring.evaluate(model, meta, is_provisional=not is_regular)
 
     @uncatchable
     def collect(self, name: str, sites: Sequence[str], timeout: float | None = None) -> SiteModels:
@@ -408,7 +409,7 @@ class Run:
         Raises:
             WorkflowError: A name is none of the job's sites, or the kind is another one.
         """
-        return self._effects.sites.collect(name, sites, timeout)
+        return self._effects.collection.collect(name, sites, timeout)
 
     @uncatchable
     def score(
@@ -436,7 +437,7 @@ class Run:
         Raises:
             WorkflowError: A name is none of the job's sites, or the model is none of the run.
         """
-        return self._effects.sites.score(model, sites, timeout, owner, counts=counts)
+        return self._effects.scoring.score(model, sites, timeout, owner, counts=counts)
 
     @uncatchable
     def write_json(self, path: str, value: object) -> None:
@@ -451,7 +452,7 @@ class Run:
         Raises:
             WorkflowError: JSON cannot hold the value, or the path is another one.
         """
-        self._effects.sites.write_json(path, value)
+        self._effects.write_json(path, value)
 
     @uncatchable
     def log(self, key: str, value: float) -> None:
@@ -468,5 +469,5 @@ class Run:
                 f"run.log({key!r}) was given a {type(value).__name__} that is no float: {error}; "
                 "give it a number"
             ) from error
-        self._state.check_name("log", key)
+        check_name("log", key)
         self._state.emit_live(SiteLog(round=self._state.round, site="", key=key, value=number))

@@ -8,13 +8,12 @@ from types import FrameType
 
 from flstream.errors import FlstreamError, WorkflowError
 from flstream.runs.stopping import EarlyStopping
-from flstream.server.arguments import check_model, check_name
+from flstream.server.arguments import check_sites_and_timeout
 from flstream.server.asked_kinds import AskedKinds
 from flstream.server.collector import UNLIMITED
 from flstream.server.context import ServerContext
 from flstream.server.effects import EffectJournal
 from flstream.server.failures import FailureRecord
-from flstream.server.last_models import LastModels
 from flstream.server.model_store import ModelStore
 from flstream.server.privacy import PrivateFolds
 from flstream.server.round_totals import RoundTotals
@@ -48,7 +47,8 @@ class RunState:
         scores: What sites have found of models.
         asked: Kinds of task that the sites' code tells apart.
         sent: What its workflows have sent for training code to use.
-        last: The last model that each site has sent, where a workflow collects it.
+        last_models: By site, the digest of the last model that it has sent, and the number of the
+            fold that took it; where a workflow collects models.
         private: Makes folds private; None where the job is not.
         round: The current round, from 1; 0 before the first.
         stage: Place of the current workflow among those of the job, from 0.
@@ -67,7 +67,7 @@ class RunState:
         self.scores = Scores(job)
         self.asked = AskedKinds()
         self.sent = SentValues()
-        self.last = LastModels(context.run)
+        self.last_models: dict[str, tuple[str, int]] = {}
         self.private: PrivateFolds | None = None
         if job.privacy.is_on:
             self.private = PrivateFolds(job)
@@ -157,13 +157,20 @@ class RunState:
             self.store.name_round(self.round)
             self.emit_live(totals.finished(self.store.newest.record))
 
-    def check_name(self, method: str, name: object) -> None:
-        """Refuse what is no name."""
-        check_name(method, name)
+    def asked_sites(
+        self, method: str, sites: Sequence[str], timeout: float | None
+    ) -> tuple[list[str], float]:
+        """The sites of an effect that are still asked, and the seconds that each may take."""
+        check_sites_and_timeout(method, sites, timeout)
+        self.check_sites(method, sites)
+        asked, default = set(self.sites), self.context.job.clients.round_timeout
+        names = [site for site in sites if site in asked]
+        return names, default if timeout is None else float(timeout)
 
-    def check_model(self, method: str, model: object) -> None:
-        """Refuse what is no model of the run."""
-        check_model(method, model)
+    @property
+    def keeps_last_models(self) -> bool:
+        """Whether the last model of each site is kept: a workflow from here on collects them."""
+        return any(program.collected for program in self.context.programs[self.stage :])
 
     def check_round(self, method: str) -> None:
         """Refuse what a workflow does before its first round.

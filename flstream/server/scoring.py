@@ -1,27 +1,29 @@
-"""One evaluation: sites score a model, and what they find becomes one mean a metric."""
+"""The effects in which sites score a model: what they find becomes one mean a metric."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import msgspec
 
 from flstream.codecs.update_form import UpdateForm
 from flstream.model.checkpoint import FileSource
 from flstream.model.order import ORDER
-from flstream.runs.site_scores import columns_of
-from flstream.server.collected_updates import CollectedUpdate
+from flstream.runs.site_scores import by_site, columns_of
+from flstream.server.arguments import check_name, check_scored, check_values
+from flstream.server.collecting import ModelCollection
 from flstream.server.collector import ResultCollector
-from flstream.server.program_view import Model, SiteModel
+from flstream.server.program_view import Model, SiteModel, SiteScores
 from flstream.server.run_state import RunState
 from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
-from flstream.telemetry.events import Evaluated, ModelScored, Transfer, Warned
-from flstream.worker.messages import EVALUATE, SiteAnswer, SiteTask
+from flstream.telemetry.events import Evaluated, ModelScored, Warned
+from flstream.text import brief_names
+from flstream.worker.messages import EVALUATE, SiteAnswer, SiteTask, Task
 from flstream.worker.meta import pack_values
 
 _TRAINS_TO_EVALUATE = (
@@ -46,159 +48,183 @@ class ScoreResult(msgspec.Struct, frozen=True):
     sites: dict[str, list[float | None]] = {}
 
 
-class ScoringTask(NamedTuple):
-    """What the sites of one scoring have in common.
-
-    Attributes:
-        what: The task in words, for messages.
-        effect: Number of the effect; 0 for an evaluation that is none.
-        round: Number of the round of the model.
-        least: How many of them have to answer.
-        seconds: How long a site may take.
-    """
-
-    what: str
-    effect: int
-    round: int
-    least: int
-    seconds: float
-
-
-class Scoring:
-    """Has sites score models.
+class ScoringEffects:
+    """Has sites score models: does each effect that is new, and replays the others.
 
     Args:
         state: The state of the run.
+        collection: The models of sites.
     """
 
-    def __init__(self, state: RunState) -> None:
-        self._context = state.context
-        self._store = state.store
-        self._trainer = state.trainer
-        self._asked = state.asked
+    def __init__(self, state: RunState, collection: ModelCollection) -> None:
+        self._state = state
+        self._collection = collection
         self._has_warned = False
 
     def evaluate(
-        self,
-        model: Model,
-        tasks: Mapping[str, SiteTask],
-        effect: int,
-        meta: bytes,
-    ) -> ScoreResult:
-        """Ask sites to score a model of the run, and tell of it.
+        self, model: Model, meta: Mapping[str, Any] | None, *, is_provisional: bool
+    ) -> dict[str, float]:
+        """Have all sites score a model; see :meth:`flstream.server.run.Run.evaluate`.
 
         Args:
             model: The model.
-            tasks: Each site's own part, in order.
-            effect: Number of the effect.
-            meta: Payload message of the values sent along; empty for none.
-
-        Raises:
-            SimulationError: Too few sites are left; the message names the others.
-            ResumeRefusedError: One has failed for want of its state.
+            meta: Plain values that are sent along, by name.
+            is_provisional: Whether it is scored only because its round is the last: a run that is
+                resumed with more rounds does not know of it.
         """
-        began, source = time.monotonic(), self._store.source(model)
-        clients = self._context.job.clients
-        least = min(clients.min_updates or len(tasks), len(tasks))
-        what = f"evaluate the model of round {model.round}"
-        task = ScoringTask(what, effect, model.round, least, clients.round_timeout)
-        run = self._ask(model, source, tasks, task, self._store.hosts(model), meta=meta)
-        metrics = {site: answer.metrics for site, answer in run.in_order.items()}
-        result = self._result(run)
-        self._tell(model, result.metrics, metrics, run.down, time.monotonic() - began)
-        return result
+        check_values("evaluate", "meta", meta)
+        state, message = self._state, pack_values(meta, None) if meta else b""
+        sites, clients = state.evaluators, state.context.job.clients
+        tasks = state.tasks.new("evaluate", sites, model.round)
+
+        def do(number: int) -> tuple[ScoreResult, None]:
+            began, source = time.monotonic(), state.store.source(model)
+            what = f"evaluate the model of round {model.round}"
+            least = min(clients.min_updates or len(tasks), len(tasks))
+            collector = ResultCollector(what, sites, least)
+            spec = self._spec(
+                model, source, tasks, number, model.round, clients.round_timeout, message
+            )
+            run = self._ask(spec, collector)
+            result = self._result(run)
+            self._tell(model, result, run, began)
+            return result, None
+
+        result = state.journal.once(
+            "evaluate",
+            state.round,
+            f"evaluate(model {model.version})",
+            {"model": [model.version, model.digest], "sites": sites, "meta": message},
+            do,
+            ScoreResult,
+            is_provisional=is_provisional,
+        ).result
+        self._note(result)
+        state.warn(state.scores.add(model, result.metrics, is_provisional=is_provisional))
+        if state.journal.is_live:
+            state.retire_models()
+        return result.metrics
 
     def score(
         self,
         model: Model | SiteModel,
-        source: FileSource,
-        tasks: Mapping[str, SiteTask],
-        task: ScoringTask,
+        sites: Sequence[str],
+        timeout: float | None,
         owner: str,
         *,
         counts: bool,
-    ) -> ScoreResult:
-        """Ask sites to score a model, each for itself.
+    ) -> SiteScores:
+        """Have sites score a model; see :meth:`flstream.server.run.Run.score`."""
+        check_scored(model, counts=counts)
+        check_name("score", owner)
+        state = self._state
+        sites, seconds = state.asked_sites("score", sites, timeout)
+        if isinstance(model, SiteModel):
+            named, of_round = f"model of {model.site}", state.round
+            identity: list[object] = [model.site, model.effect, model.digest]
+        else:
+            named, of_round = f"model {model.version}", model.round
+            identity = [model.version, model.digest]
+        arguments = {
+            "model": identity,
+            "sites": sites,
+            "timeout": seconds,
+            "owner": owner,
+            "counts": counts,
+        }
+        tasks = state.tasks.new("evaluate", sites, of_round)
 
-        Args:
-            model: The model.
-            source: Its file.
-            tasks: Each site's own part, in order.
-            task: What they have in common.
-            owner: Whose model it is, for the sites and the record.
-            counts: Whether the mean is the score of a round of the run.
+        def do(number: int) -> tuple[ScoreResult, None]:
+            if isinstance(model, Model):
+                source = state.store.source(model)
+            else:
+                source = self._collection.source(model)
+            least = 0
+            if counts:
+                least = min(state.context.job.clients.min_updates or len(sites), len(sites))
+            collector = ResultCollector(f"score the {named}", sites, least)
+            began, meta = time.monotonic(), pack_values(_meta_of(owner))
+            spec = self._spec(model, source, tasks, number, of_round, seconds, meta)
+            run = self._ask(spec, collector, is_due=False)
+            for site, answer in run.in_order.items():
+                if not answer.metrics:
+                    run.fail(site, "it has answered an evaluation without metrics")
+            metrics = {site: answer.metrics for site, answer in run.in_order.items()}
+            result = self._result(run, columns_of(list(tasks), metrics))
+            if counts and isinstance(model, Model):
+                self._tell(model, result, run, began)
+                return result, None
+            state.context.emit(
+                ModelScored(
+                    round=of_round,
+                    owner=owner,
+                    sites=len(metrics),
+                    metrics=result.metrics,
+                    seconds=time.monotonic() - began,
+                    down=run.down,
+                )
+            )
+            return result, None
+
+        request = f"score({named}, {brief_names(sites)})"
+        result = state.journal.once(
+            "score", state.round, request, arguments, do, ScoreResult
+        ).result
+        self._note(result)
+        if counts and isinstance(model, Model):
+            state.warn(state.scores.add(model, result.metrics))
+        return SiteScores(by_site(sites, result.sites), result.failures)
+
+    def _spec(
+        self,
+        model: Model | SiteModel,
+        source: FileSource,
+        tasks: Mapping[str, SiteTask],
+        effect: int,
+        number: int,
+        seconds: float,
+        meta: bytes,
+    ) -> TaskSpec:
+        context, store = self._state.context, self._state.store
+        total, order = context.job.planned_rounds, source.metadata.get(ORDER, "")
+        lossy, hosts = None, list[str]()
+        if isinstance(model, Model):  # a site's is not rounded, and the server's to offer
+            lossy, hosts = context.model_codecs.lossy, list(store.hosts(model))
+        return TaskSpec(
+            Task("evaluate", effect, number, total, meta=meta, order=order),
+            model=source,
+            sites=tasks,
+            form=UpdateForm(source, name=model.digest),
+            encoder=store.encoder(model.digest, source, lossy),
+            lossy=lossy,
+            seconds=seconds,
+            hosts=hosts,
+            waits=self._state.trainer.waits,
+        )
+
+    def _ask(
+        self,
+        spec: TaskSpec,
+        collector: ResultCollector,
+        *,
+        is_due: bool = True,
+    ) -> TaskRun:
+        """Ask sites to score a model.
 
         Raises:
             SimulationError: Too few sites are left; the message names the others.
             ResumeRefusedError: One has failed for want of its state.
         """
-        began = time.monotonic()
-        hosts = self._store.hosts(model) if isinstance(model, Model) else ()
-        meta = pack_values(_meta_of(owner))
-        run = self._ask(model, source, tasks, task, hosts, is_due=False, meta=meta)
-        for site, answer in run.in_order.items():
-            if not answer.metrics:
-                run.fail(site, "it has answered an evaluation without metrics")
-        metrics = {site: answer.metrics for site, answer in run.in_order.items()}
-        result = self._result(run, columns_of(list(tasks), metrics))
-        seconds = time.monotonic() - began
-        if counts and isinstance(model, Model):
-            self._tell(model, result.metrics, metrics, run.down, seconds)
-        else:
-            self._context.emit(
-                ModelScored(
-                    round=task.round,
-                    owner=owner,
-                    sites=len(metrics),
-                    metrics=result.metrics,
-                    seconds=seconds,
-                    down=run.down,
-                )
-            )
-        return result
-
-    def _ask(
-        self,
-        model: Model | SiteModel,
-        source: FileSource,
-        tasks: Mapping[str, SiteTask],
-        task: ScoringTask,
-        hosts: Sequence[str],
-        *,
-        is_due: bool = True,
-        meta: bytes = b"",
-    ) -> TaskRun:
-        context, sites = self._context, list(tasks)
-        # What a site has made is not rounded.
-        lossy = context.model_codecs.lossy if isinstance(model, Model) else None
-        collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
-            task.what, sites, task.least
-        )
-        spec = TaskSpec(
-            kind="evaluate",
-            effect=task.effect,
-            round=task.round,
-            total_rounds=context.job.planned_rounds,
-            model=source,
-            sites=tasks,
-            form=UpdateForm(source, name=model.digest),
-            encoder=self._store.encoder(model.digest, source, lossy),
-            lossy=lossy,
-            seconds=task.seconds,
-            meta=meta,
-            order=source.metadata.get(ORDER, ""),
-            hosts=hosts,
-            waits=self._trainer.waits,
-        )
-        plan = plan_task(context.job, source.layout, len(sites))
+        state = self._state
+        context, asked = state.context, state.asked
+        plan = plan_task(context.job, spec.model.layout, len(spec.sites))
         run = TaskRun(context, spec, plan, collector)
-        for _ in run.progress():
-            pass
-        self._trainer.check_states(tasks, collector.failures)
-        is_expected = is_due and self._asked.source == "auto"
+        run.run()
+        state.trainer.check_states(spec.sites, collector.failures)
+        is_expected = is_due and asked.source == "auto"
         unaware = [
             site
-            for site, kinds in self._asked.first_kinds(run.answers.values()).items()
+            for site, kinds in asked.first_kinds(run.answers.values()).items()
             if is_expected and EVALUATE not in kinds
         ]
         trained = [site for site, each in run.answers.items() if each.has_params]
@@ -214,29 +240,31 @@ class Scoring:
         return ScoreResult(
             metrics=weighted_metrics(answers),
             failures=dict(run.collector.failures),
-            asks=self._asked.first_kinds(answers),
+            asks=self._state.asked.first_kinds(answers),
             sites=sites or {},
         )
 
-    def _tell(
-        self,
-        model: Model,
-        means: Mapping[str, float],
-        metrics: Mapping[str, Mapping[str, float]],
-        down: Transfer,
-        seconds: float,
-    ) -> None:
+    def _tell(self, model: Model, result: ScoreResult, run: TaskRun, began: float) -> None:
         """Tell of the score of a round: the mean of each metric, and what each site has found."""
-        self._context.emit(
+        context = self._state.context
+        metrics = {site: answer.metrics for site, answer in run.in_order.items()}
+        context.emit(
             Evaluated(
                 round=model.round,
-                metrics=means,
-                seconds=seconds,
-                down=down,
+                metrics=result.metrics,
+                seconds=time.monotonic() - began,
+                down=run.down,
                 version=model.version,
-                sites=columns_of(self._context.job.clients.site_names, metrics),
+                sites=columns_of(context.job.clients.site_names, metrics),
             )
         )
+
+    def _note(self, result: ScoreResult) -> None:
+        """Take in who failed in scoring a model, and what sites' code asked about."""
+        state = self._state
+        state.asked.record(result.asks)
+        state.note_failures(result.failures)
+        state.settle_failures()
 
 
 def _meta_of(owner: str) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator
 
@@ -10,8 +9,7 @@ from flstream.runs.site_states import discard_site_state_after
 from flstream.server.pooled_worker import Report, SiteLost
 from flstream.server.run_state import RunState
 from flstream.server.site_queue import SiteBatch, SiteQueue
-from flstream.server.task_run import ResultsDelivered, TaskRun, expect_progress
-from flstream.server.tasks import ModelArrived, TaskGiven, WorkerGone
+from flstream.server.task_run import TaskRun
 from flstream.server.training import SiteTraining
 from flstream.server.worker_handle import WorkerHandle
 from flstream.telemetry.events import WorkerActivity
@@ -40,7 +38,7 @@ class StartedTrainings:
         # Of those trainings that workers have been given.
         self._runs: dict[str, TaskRun] = {}
         self._over: deque[str] = deque()
-        self._events: Iterator[object] | None = None
+        self._events: Iterator[bool] | None = None
 
     def give(self) -> None:
         """Give workers the trainings that they have not been given yet, in order.
@@ -66,16 +64,15 @@ class StartedTrainings:
         """
         self.give()
         assert self._events is not None
-        picture, number = self._state.context.picture, self._state.round
+        state = self._state
+        picture, number, waits = state.context.picture, state.round, state.trainer.waits
         picture.begin("training", number, len(self.in_flight), self._activities)
-        moved = time.monotonic()
+        events = waits.expecting(self._events, "train task", number, lambda: list(self.in_flight))
         while not self._over:
-            event = next(self._events)
-            moved = moved if event is None else time.monotonic()
-            waits, names = self._state.trainer.waits, list(self.in_flight)
-            expect_progress(waits, time.monotonic() - moved, "train task", number, names)
-            self._take(event)
-            picture.emit_snapshot(at_once=event is None)
+            has_moved = next(events)
+            settled = [site for site, run in self._runs.items() if run.collector.is_settled(site)]
+            self._over.extend(site for site in settled if site not in self._over)
+            picture.emit_snapshot(at_once=not has_moved)
         site = self._over.popleft()
         return self.in_flight[site], self._runs.pop(site)
 
@@ -111,26 +108,15 @@ class StartedTrainings:
     def _begin(self, *, own: bool) -> None:
         pool = self._state.context.pool
         self._queue = SiteQueue([], own=own, is_open=True)
-        self._events = pool.perform(self._queue, self._perform, pool.names)
+        self._events = pool.perform(self._queue, self, pool.names)
 
-    def _perform(self, worker: WorkerHandle, sites: SiteBatch, report: Report) -> None:
+    def perform(self, worker: WorkerHandle, sites: SiteBatch, report: Report) -> None:
+        """Run the training of a site on a worker; on a pool's thread."""
         self._runs[sites[0]].perform(worker, sites, report)
 
-    def _take(self, event: object) -> None:
-        match event:
-            case TaskGiven(sites=(site,)) | ModelArrived(sites=(site,)) | SiteLost(site):
-                self._settle(site, event)
-            case ResultsDelivered([result]):
-                self._settle(result.answer.site, event)
-            case WorkerGone():
-                for run in self._runs.values():
-                    run.take(event)
-
-    def _settle(self, site: str, event: object) -> None:
-        run = self._runs[site]
-        run.take(event)
-        if run.collector.is_settled(site):
-            self._over.append(site)
+    def lose(self, lost: SiteLost) -> None:
+        """Take in that a site has failed."""
+        self._runs[lost.site].lose(lost)
 
     def _activities(self) -> list[WorkerActivity]:
         return [activity for run in self._runs.values() for activity in run.activities()]

@@ -61,23 +61,21 @@ class StoredModel:
         self.source = self.beside = self.joined = None
 
 
-def opened(effect: int, path: Path) -> FileSource:
+def opened(effect: int, path: Path, digest: str = "") -> FileSource:
     """Open a file of a model, which an effect has on record.
+
+    Args:
+        effect: Number of the effect.
+        path: The file.
+        digest: Digest that its body is to have, for which all of it is read; empty for any.
 
     Raises:
         UnsoundModelError: It is damaged or gone.
     """
     try:
-        return FileSource(path)
+        source = FileSource(path)
     except CheckpointError as error:
         raise UnsoundModelError(effect, str(error)) from error
-
-
-def verify(effect: int, source: FileSource, digest: str) -> None:
-    """Read a file of a model, whose body is to have a digest going by the record of an effect.
-
-    Raises:
-        UnsoundModelError: It has another one, or cannot be read.
-    """
-    if flaw := body_flaw(source, digest):
+    if digest and (flaw := body_flaw(source, digest)):
         raise UnsoundModelError(effect, flaw)
+    return source

@@ -39,6 +39,10 @@ class TaskPlan(NamedTuple):
     in_files: bool
     group: int
 
+    def inline_bytes(self, layout: Layout) -> int:
+        """Most bytes of an update of a model that travels in the answer; 0 where none does."""
+        return max(layout.nbytes, 1) if self.is_inline else 0
+
 
 def plan_task(
     job: Job,

@@ -3,66 +3,100 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+from typing import Literal
 
 import msgspec
 
 from flstream.aggregation.adoption import expect_sound
-from flstream.errors import AbortedError, SimulationError, UpdateRefusedError
+from flstream.errors import (
+    AbortedError,
+    ChannelClosedError,
+    SimulationError,
+    UpdateRefusedError,
+    WorkerLostError,
+)
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.collected_updates import (
     CollectedUpdate,
     RemoteUpdate,
-    UpdateCollection,
     update_in_answer,
 )
-from flstream.server.collector import PROGRESS_KEY, ResultCollector, TaskWaits
+from flstream.server.collector import START_KEY, ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.failures import brief, site_failed
-from flstream.server.model_offers import hint_at_pull
+from flstream.server.model_offers import ModelOffer, hint_at_pull
 from flstream.server.pooled_worker import Report, SiteLost
-from flstream.server.reporting import TaskReport
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan
-from flstream.server.tasks import ModelArrived, TaskGiven, TaskSpec, WorkerGone, ask
+from flstream.server.tasks import TaskSpec
 from flstream.server.training import TaskCost
 from flstream.server.update_files import UpdateFiles
-from flstream.server.worker_handle import WorkerHandle
+from flstream.server.worker_handle import TIMEOUT_KEY, WorkerHandle
+from flstream.streaming.refs import Delivery
 from flstream.streaming.settings import limits_for_updates
-from flstream.telemetry.events import SiteUpdate, Transfer, WorkerActivity
-from flstream.text import brief_names
-from flstream.units import format_seconds
-from flstream.worker.messages import InlineUpdate, OfferedUpdate, SiteAnswer, WrittenUpdate
+from flstream.telemetry.events import SitePhaseChanged, SiteUpdate, Transfer, WorkerActivity
+from flstream.worker.messages import (
+    SUBMIT_MODEL,
+    Answered,
+    Failed,
+    InlineUpdate,
+    OfferedUpdate,
+    Progress,
+    SiteAnswer,
+    TaskKind,
+    WrittenUpdate,
+    is_weight,
+)
 
 # Bytes of an update that are checked at a time.
 _CHECKED_BYTES = 1 << 20
 
 
-class SiteResult(NamedTuple):
-    """A site's result in a task.
+_Result = tuple[SiteAnswer, CollectedUpdate | None]  # no update where it is an evaluation
+_Working = Literal["training", "evaluating", "submitting"]
+_AT_WORK: dict[TaskKind, _Working] = {
+    "train": "training",
+    "evaluate": "evaluating",
+    "submit_model": "submitting",
+}
+
+
+@dataclass
+class WorkerTurn:
+    """The turn of a worker at a task, for one site after another. Any thread may look.
 
     Attributes:
-        answer: What the site answered.
-        update: Its update; None for an evaluation.
+        worker: Name of the worker.
+        sites: The sites.
+        delivery: What the worker was sent of the model so far.
+        state: What the worker does.
+        since: When it began with that, or with its current site, in seconds since the epoch.
+        begun: Number of sites that it has begun with.
+        failures: Number of sites that have failed.
     """
 
-    answer: SiteAnswer
-    update: CollectedUpdate | None = None
+    worker: str
+    sites: SiteBatch
+    delivery: Delivery
+    state: Literal["downloading", "ready"] | _Working
+    since: float
+    begun: int = 0
+    failures: int = 0
 
-
-class ResultsDelivered(NamedTuple):
-    """Results of one worker are at hand.
-
-    Attributes:
-        results: Of the sites of its task.
-        seconds: How long it took to get their updates from the worker.
-    """
-
-    results: Sequence[SiteResult]
-    seconds: float = 0.0
+    def activity(self) -> WorkerActivity:
+        """Return what the worker does as a snapshot's record."""
+        is_own = self.sites == (self.worker,)
+        over = 0 if is_own else min(max(self.begun - 1, 0), len(self.sites) - 1)
+        site, done = "" if is_own else self.sites[over], max(over - self.failures, 0)
+        return WorkerActivity(
+            self.worker, self.state, self.since, site, done, len(self.sites), self.delivery.bytes
+        )
 
 
 class TaskRun:
@@ -80,6 +114,7 @@ class TaskRun:
         answers: What each site has answered that has not failed since.
         late: Sites that were not waited for any longer.
         cost: What it cost; known once it is over.
+        down: Cost of the model's way to the sites so far.
     """
 
     def __init__(
@@ -87,28 +122,27 @@ class TaskRun:
         context: ServerContext,
         spec: TaskSpec,
         plan: TaskPlan,
-        collector: ResultCollector[CollectedUpdate | None],
+        collector: ResultCollector,
         files: UpdateFiles | None = None,
     ) -> None:
         self.collector = collector
         self.answers: dict[str, SiteAnswer] = {}
+        self.late: list[str] = []
         self.cost = TaskCost()
+        self.down = Transfer()
         self._context = context
+        self._picture = context.picture
         self._spec = spec
         self._plan = plan
         self._files = files
-        self.late: list[str] = []
-        self._report = TaskReport(spec.kind, spec.round, context)
+        self._arrived_at = time.monotonic()
         self._fetching = 0.0
+        self._turns: dict[str, WorkerTurn] = {}
+        self._worker_of: dict[str, str] = {}
         # Bytes of a mapped model that each site's training wrote to.
         self._copied: dict[str, int] = {}
         ahead = 2 * plan.group if plan.group else None
         self._queue = SiteQueue(spec.cohort, plan.sites, ahead, own=plan.own)
-
-    @property
-    def unsettled(self) -> Sequence[str]:
-        """Sites that have neither answered nor failed, in the cohort's order."""
-        return [site for site in self._spec.cohort if not self.collector.is_settled(site)]
 
     @property
     def updates(self) -> Mapping[str, CollectedUpdate]:
@@ -117,51 +151,56 @@ class TaskRun:
             site: update for site, update in self.collector.in_order.items() if update is not None
         }
 
-    def activities(self) -> list[WorkerActivity]:
-        """Activities of the workers that have the task."""
-        return self._report.activities()
-
-    @property
-    def down(self) -> Transfer:
-        """The cost of the model's way to the sites."""
-        return self._report.down
-
     @property
     def in_order(self) -> Mapping[str, SiteAnswer]:
         """The answers in the cohort's order, on which the last bits of a mean depend."""
         return {site: self.answers[site] for site in self._spec.cohort if site in self.answers}
 
-    def progress(self) -> Iterator[None]:
-        """Give the task to workers until every site has answered or failed.
+    def activities(self) -> list[WorkerActivity]:
+        """Activities of the workers that have the task."""
+        return [turn.activity() for turn in self._turns.values()]
 
-        Yields:
-            Whenever results have come, or a site has failed.
+    def run(self) -> None:
+        """Give the task to workers until every site has answered or failed.
 
         Raises:
             SimulationError: Too few sites are left; the message names the others.
             AbortedError: The run is being stopped.
         """
-        began = moved = time.monotonic()
-        self._report.begin(len(self._spec.cohort))
-        if workers := self._workers():
-            for event in self._context.pool.perform(self._queue, self.perform, workers):
-                moved = moved if event is None else time.monotonic()
-                self._expect_progress(time.monotonic() - moved)
-                self.take(event)
+        for _ in self.progress():
+            pass
+
+    def progress(self) -> Iterator[None]:
+        """Do what :meth:`run` does, and yield whenever something has happened."""
+        spec, began = self._spec, time.monotonic()
+        self._picture.begin(_AT_WORK[spec.kind], spec.task.round, len(spec.cohort), self.activities)
+        workers = self._workers()
+        if workers:
+            events = self._context.pool.perform(self._queue, self, workers)
+            for has_moved in spec.waits.expecting(
+                events, f"{spec.kind} task", spec.task.round, self._unsettled
+            ):
+                self._picture.emit_snapshot(at_once=not has_moved)
                 self._leave_late()
-                if isinstance(event, ResultsDelivered | SiteLost):
-                    yield
-        assert self.collector.settled == len(self._spec.cohort)
+                yield
+        assert self.collector.settled == len(spec.cohort)
         self.cost = self._cost(began, len(workers))
-        hint = hint_at_pull(
-            self._context, self._spec.round, self._spec.model.layout.nbytes, self._copied
-        )
+        hint = hint_at_pull(self._context, spec.task.round, spec.model.layout.nbytes, self._copied)
         if hint is not None:
             self._context.hint("pull", hint)
 
     def folded(self, count: int) -> None:
         """Release the room of the first ``count`` sites: workers take sites further ahead."""
         self._queue.fold(count)
+
+    def lose(self, lost: SiteLost) -> None:
+        """Take in that a site has failed, unless it had before.
+
+        Raises:
+            SimulationError: Too few sites are left; the message names the others.
+        """
+        if lost.site not in self.collector.failures:
+            self.fail(*lost)
 
     def fail(
         self, site: str, reason: str, exit_code: int | None = None, *, late: bool = False
@@ -179,16 +218,21 @@ class TaskRun:
         """
         spec, context = self._spec, self._context
         # A later task does the rest: a late one's process may be ending, or its state on its way.
-        if spec.kind == "train" and spec.keeps_state and not late:
+        if spec.kind == "train" and spec.task.keeps_state and not late:
             with suppress(SimulationError):
                 discard_site_state_after(
-                    context.run.site(site), spec.effect - 1, spec.sites[site].state
+                    context.run.site(site), spec.task.effect - 1, spec.sites[site].state
                 )
         reason = brief(reason)
-        self._report.failed(site)
+        self._picture.failed()
+        turn = self._turn_of(site)
+        if turn is not None and len(turn.sites) == 1:
+            self._turns.pop(turn.worker, None)
+        elif turn is not None:
+            turn.failures += 1
         if late:
             self.late.append(site)
-        context.emit(site_failed(spec.round, site, reason, exit_code, late=late))
+        context.emit(site_failed(spec.task.round, site, reason, exit_code, late=late))
         self.answers.pop(site, None)
         self.collector.fail(site, reason)
 
@@ -202,29 +246,89 @@ class TaskRun:
         """Run the task for some sites on a worker, and collect their updates; on a pool's thread.
 
         A site whose update is of no use has failed; its worker is as good as before.
+
+        Raises:
+            WorkerLostError: The worker ended, died, took too long or answered something else.
+            AbortedError: The run is being stopped.
         """
-        answer = ask(self._context, self._spec, worker, sites, report)
+        answer = self._ask(worker, sites, report)
         if not answer.sites:
             return
         if self._spec.kind == "train":
             self._copied[answer.sites[0].site] = answer.copied
-        sent = [each for each in answer.sites if each.has_params and self._spec.has_updates]
-        if others := [each for each in answer.sites if each not in sent]:
-            results = [SiteResult(each) for each in others]
-            report(ResultsDelivered(results), *(each.site for each in others))
+        sent, others = list[SiteAnswer](), list[SiteAnswer]()
+        for each in answer.sites:
+            (sent if each.has_params and self._spec.has_updates else others).append(each)
+        if others:
+            plain: list[_Result] = [(each, None) for each in others]
+            report(partial(self._deliver, plain, 0.0), *(each.site for each in others))
         if not sent:
             return
-        began, results = time.monotonic(), []
+        began, results = time.monotonic(), list[_Result]()
         for each in sent:
             try:
                 update = self._collect(worker, each)
                 self._expect_sound(update)
             except UpdateRefusedError as error:
-                report(SiteLost(each.site, str(error)), each.site)
+                report(partial(self.lose, SiteLost(each.site, str(error))), each.site)
             else:
-                results.append(SiteResult(update.answer, update))
-        delivered = ResultsDelivered(results, time.monotonic() - began)
-        report(delivered, *(each.answer.site for each in results))
+                results.append((update.answer, update))
+        deliver = partial(self._deliver, results, time.monotonic() - began)
+        report(deliver, *(each.site for each, _ in results))
+
+    def _ask(self, worker: WorkerHandle, sites: SiteBatch, report: Report) -> Answered:
+        """Give a worker the task for some sites, and wait for the answer."""
+        spec, began = self._spec, monotonic()
+        offers = spec.offers(self._context, worker)
+        deadline, key = began + spec.seconds, TIMEOUT_KEY
+        if spec.waits.start is not None and spec.waits.start < spec.seconds:
+            deadline, key = began + spec.waits.start, START_KEY
+        at_work = sites[0] if len(sites) == 1 else None
+        acknowledged = False
+        try:
+            offer = _next_offer(offers)
+            turn = WorkerTurn(worker.name, sites, offer.delivery, "downloading", time.time())
+            if spec.kind == SUBMIT_MODEL:  # which comes with none
+                turn.state = "submitting"
+            # A worker that has just ended has most likely said why: that is still to be received.
+            with suppress(ChannelClosedError):
+                worker.control.send(spec.message(offer, sites))
+            report(partial(self._give, turn))
+            failed: set[str] = set()
+            while True:
+                message = worker.next_message(deadline, f"answer its {spec.kind} task", key)
+                match message:
+                    case Progress(spec.task.effect, "taken"):
+                        if not acknowledged:
+                            deadline, key = began + spec.seconds, TIMEOUT_KEY
+                        acknowledged = True
+                    case Progress(spec.task.effect, "host lost") if spec.hosts:
+                        offer = _next_offer(offers)
+                        with suppress(ChannelClosedError):
+                            worker.control.send(spec.message(offer, sites))
+                    case Progress(_, "turn", site) if site in sites:
+                        # Each has as long as if it were alone.
+                        at_work, deadline = site, monotonic() + spec.seconds
+                        turn.begun, turn.since = turn.begun + 1, time.time()
+                    case Progress(spec.task.effect, "received", cost=cost):
+                        report(partial(self._arrive, turn, cost))
+                    case Failed(site, _, reason, code) if site in sites and site not in failed:
+                        failed.add(site)
+                        report(partial(self.lose, SiteLost(site, reason, code)), site)
+                    case Failed(reason=reason, exit_code=code):
+                        raise WorkerLostError(reason, exit_code=code)
+                    case Answered():
+                        _check(spec, message, {*sites} - failed)
+                        return message
+                    case _:
+                        raise WorkerLostError(f"it sent {type(message).__name__}, out of turn")
+        except WorkerLostError as error:
+            error.site = at_work
+            error.is_acknowledged = acknowledged
+            report(partial(self._turns.pop, worker.name, None))
+            raise
+        finally:
+            offers.close()
 
     def _expect_sound(self, update: CollectedUpdate) -> None:
         """Refuse an update that the workflow reads, and that cannot be folded."""
@@ -254,34 +358,33 @@ class TaskRun:
             case OfferedUpdate(token):
                 settings = stream_settings(self._context.job, answer.framework)
                 worker.up.limits = limits_for_updates(self._spec.model.layout)
-                collection = UpdateCollection(worker, token, settings, form)
-                if files is not None:
-                    return files.fetch(answer, collection)
-                return RemoteUpdate(answer, collection)
+                remote = RemoteUpdate(answer, worker, token, settings, form)
+                return remote if files is None else files.fetch(remote)
         raise AssertionError("an answer without an update was refused")
 
-    def take(self, event: object) -> None:
-        """Take in an event of the pool.
+    def _give(self, turn: WorkerTurn) -> None:
+        """Take in that a worker was given the task, and is fetching the model."""
+        self._turns[turn.worker] = turn
+        self._worker_of.update(dict.fromkeys(turn.sites, turn.worker))
+        self._tell(turn)
 
-        Raises:
-            SimulationError: Too few sites are left; the message names the others.
-        """
-        match event:
-            case WorkerGone(worker):
-                self._report.lost(worker)
-            case TaskGiven():
-                self._report.given(event)
-            case ModelArrived():
-                self._report.arrived(event)
-            case ResultsDelivered(results, seconds):
-                self._fetching += seconds
-                self._take_results(results)
-            case SiteLost(site, reason, code) if site not in self.collector.failures:
-                self.fail(site, reason, code)
-            case None:
-                self._report.progress(at_once=True)
+    def _arrive(self, turn: WorkerTurn, cost: Transfer) -> None:
+        """Take in that the model has arrived at a worker."""
+        self.down += cost
+        self._arrived_at = time.monotonic()
+        self._picture.arrived(cost.bytes)
+        turn.state, turn.since = _AT_WORK[self._spec.kind], time.time()
+        self._tell(turn)
 
-    def _take_results(self, results: Sequence[SiteResult]) -> None:
+    def _tell(self, turn: WorkerTurn) -> None:
+        # A worker is done with many small sites in a moment: an event for each would cost more.
+        if len(turn.sites) == 1:
+            (site,), number = turn.sites, self._spec.task.round
+            self._context.emit(SitePhaseChanged(round=number, site=site, state=turn.state))
+
+    def _deliver(self, results: Sequence[_Result], seconds: float) -> None:
+        """Take in results of one worker, and how long it took to get its updates."""
+        self._fetching += seconds
         taken: list[SiteAnswer] = []
         for answer, update in results:
             if answer.site in self.collector.failures:  # it came after it was given up
@@ -290,11 +393,15 @@ class TaskRun:
                 continue
             self.collector.answer(answer.site, update)
             self.answers[answer.site] = answer
-            self._report.answered(answer.site, update.cost.bytes if update is not None else 0)
+            self._picture.answered(update.cost.bytes if update is not None else 0)
+            if (turn := self._turn_of(answer.site)) is not None:
+                turn.state, turn.since = "ready", time.time()
+                if turn.sites != (turn.worker,):  # all answers of a shared one come at once
+                    self._turns.pop(turn.worker, None)
+                self._tell(turn)
             taken.append(answer)
-        self._report.progress()
         if taken and self._spec.has_updates:
-            number = self._spec.round
+            number = self._spec.task.round
             self._context.emit(
                 *(
                     SiteUpdate(
@@ -304,6 +411,13 @@ class TaskRun:
                     if each.has_params
                 )
             )
+
+    def _turn_of(self, site: str) -> WorkerTurn | None:
+        return self._turns.get(self._worker_of.pop(site, ""))
+
+    def _unsettled(self) -> Sequence[str]:
+        """Sites that have neither answered nor failed, in the cohort's order."""
+        return [site for site in self._spec.cohort if not self.collector.is_settled(site)]
 
     def _leave_late(self) -> None:
         """Go on without those that are not ready some time after enough others are."""
@@ -320,38 +434,31 @@ class TaskRun:
             reason = f"it was not ready {waited} after enough others (clients.wait_after_min)"
             self.fail(site, reason, late=True)
 
-    def _expect_progress(self, seconds: float) -> None:
-        spec = self._spec
-        expect_progress(spec.waits, seconds, f"{spec.kind} task", spec.round, self.unsettled)
-
     def _cost(self, began: float, workers: int) -> TaskCost:
         ended = time.monotonic()
         if self._plan.own:
-            arrived = max(self._report.arrived_at, began)
+            arrived = max(self._arrived_at, began)
             return TaskCost(arrived - began, ended - arrived, down=self.down)
         count = workers or 1
         down, fetched = self.down.seconds / count, self._fetching / count
         return TaskCost(down, max(ended - began - down - fetched, 0.0), fetched, self.down)
 
 
-def expect_progress(
-    waits: TaskWaits, seconds: float, task: str, round_number: int, sites: Sequence[str]
-) -> None:
-    """Give the run up if nothing has come of a task for too long.
+def _next_offer(offers: Generator[ModelOffer]) -> ModelOffer:
+    offer = next(offers, None)
+    if offer is None:
+        raise WorkerLostError("it received the model from no other worker, nor from the file")
+    return offer
 
-    Args:
-        waits: How long that may be.
-        seconds: How long it has been.
-        task: The task in words.
-        round_number: Its round.
-        sites: Sites that are waited for.
 
-    Raises:
-        SimulationError: The message names them.
-    """
-    if waits.progress is not None and seconds > waits.progress:
-        raise SimulationError(
-            f"nothing came of the {task} of round {round_number} for "
-            f"{format_seconds(waits.progress)} ({PROGRESS_KEY}); "
-            f"{brief_names(sites)} did not answer: see their logs, or allow more"
-        )
+def _check(spec: TaskSpec, answer: Answered, sites: set[str]) -> None:
+    if answer.effect != spec.task.effect:
+        raise WorkerLostError(f"it answered task {answer.effect}, which it was not given")
+    if {each.site for each in answer.sites} != sites or len(answer.sites) != len(sites):
+        raise WorkerLostError("it answered for sites that it was not asked for")
+    for each in answer.sites:  # what it runs may have had a hand in that
+        if not is_weight(each.weight):
+            raise WorkerLostError(f"it gave the update of {each.site} the weight {each.weight:g}")
+    for each in answer.sites if spec.has_updates else ():
+        if each.update is None and (each.has_params or spec.kind == "train"):
+            raise WorkerLostError(f"it answered a {spec.kind} task without a model")

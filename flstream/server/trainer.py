@@ -22,7 +22,7 @@ from flstream.server.tasks import TaskSpec
 from flstream.server.training import SiteTraining, UpdateRecord, UpdateWait
 from flstream.server.update_files import UpdateFiles
 from flstream.telemetry.events import RoundStarted
-from flstream.worker.messages import SiteTask
+from flstream.worker.messages import SiteTask, Task
 
 
 class Trainer:
@@ -89,11 +89,10 @@ class Trainer:
     def keep(self, training: SiteTraining) -> Mapping[str, UpdateRecord]:
         """Keep the updates of a training in their files; return the record of each by site."""
         files = self.files(training, durable=not training.is_started)
-        kept = files.keep(training.bodies)
-        training.bodies.update(kept)
-        if kept and training.is_started:
-            self._unsynced[training.number] = files, list(kept)
-        return {site: update.record for site, update in kept.items()}
+        records = files.keep(training.bodies)
+        if records and training.is_started:
+            self._unsynced[training.number] = files, list(records)
+        return records
 
     def keep_files(self, training: SiteTraining, round_number: int) -> None:
         """Keep the files of a training's updates as long as the workflow refers to one of them.
@@ -143,15 +142,12 @@ class Trainer:
             By site the reason why one could not be made again.
         """
         tasks = {site: training.tasks[site] for site in lost}
-        collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
-            f"train round {training.round} again", lost, 0
-        )
+        collector = ResultCollector(f"train round {training.round} again", lost, 0)
         plan = self._plan(training)
         spec = self._spec(training, plan, tasks, keeps_state=False)
         files = self.files(training) if plan.in_files else None
         run = TaskRun(self._context, spec, plan, collector, files)
-        for _ in run.progress():
-            pass
+        run.run()
         training.bodies |= run.updates
         self.check_states(tasks, collector.failures)
         return collector.failures
@@ -252,24 +248,27 @@ class Trainer:
         sites = training.tasks if tasks is None else tasks
         lossy = context.model_codecs.lossy
         is_written = bool(training.at) and plan.in_files
-        return TaskSpec(
-            kind="train",
-            effect=training.number,
-            round=training.round,
-            total_rounds=context.job.planned_rounds,
-            model=source,
-            sites=sites,
-            seconds=training.seconds,
+        task = Task(
+            "train",
+            training.number,
+            training.round,
+            context.job.planned_rounds,
             keeps_state=keeps_state,
             oldest=training.oldest,
             meta=training.meta,
             order=self._store.source(training.base).metadata.get(ORDER, ""),
-            bodies=bodies,
-            # Those that are to fold offer the model, if none has made it.
-            hosts=self._store.hosts(training.base) or training.at,
+            joined=list(bodies),
             # Where a site folds, workers write the updates of shared ones themselves.
             folder=str(context.run.updates(training.number)) if is_written else "",
-            is_inline=plan.is_inline,
+            inline=plan.inline_bytes(source.layout),
+        )
+        return TaskSpec(
+            task,
+            model=source,
+            sites=sites,
+            seconds=training.seconds,
+            # Those that are to fold offer the model, if none has made it.
+            hosts=self._store.hosts(training.base) or training.at,
             waits=self.waits,
             form=self._form(training),
             encoder=self._store.encoder(training.base.digest, source, lossy),

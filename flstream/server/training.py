@@ -191,7 +191,7 @@ class SiteTraining:
     line: int | None
     base: Model
     tasks: Mapping[str, SiteTask]
-    collector: ResultCollector[CollectedUpdate | None]
+    collector: ResultCollector
     seconds: float
     meta: bytes
     number: int = 0

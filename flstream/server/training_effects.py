@@ -16,9 +16,7 @@ from flstream.server.arguments import (
     check_values,
 )
 from flstream.server.cohort_fold import CohortFold
-from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
-from flstream.server.effects import Done
 from flstream.server.program_view import Model, Update, Updates
 from flstream.server.run_state import RunState
 from flstream.server.site_tasks import with_states
@@ -71,7 +69,7 @@ class TrainingEffects:
                 f"run.train() was given no site that is still asked in round {state.round}; "
                 "give it at least one of run.sites, or min_updates=0"
             )
-        collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
+        collector = ResultCollector(
             f"train round {state.round}",
             names,
             min(least, len(names)),
@@ -108,16 +106,14 @@ class TrainingEffects:
                 "(clients.suspend_after); choose from run.idle"
             )
         check_not_private(state.context.job, "run.start() was called for one site", "run.train()")
-        collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
-            f"train {site}", [site], 0
-        )
+        collector = ResultCollector(f"train {site}", [site], 0)
         training = self._training("start", model, collector, timeout, meta, optimizer_params)
         started = state.journal.once(
             "start",
             training.round,
             training.request,
             training.arguments,
-            lambda _: Done(model.version),
+            lambda _: (model.version, None),
             int,
         )
         training.number = started.number
@@ -138,12 +134,12 @@ class TrainingEffects:
                 f"run.next() was called with no training in flight, so no answer can come; {hint}"
             )
 
-        def do(_: int) -> Done:
+        def do(_: int) -> tuple[NextResult, None]:
             began = time.monotonic()
             training, run = self.started.first()
             cost = TaskCost(work=time.monotonic() - began, down=run.down)
             result = self._result(training, run, cost)
-            return Done(NextResult(training.number, result))
+            return NextResult(training.number, result), None
 
         numbers = [training.number for training in in_flight.values()]
         done = state.journal.once("next", state.round, "next()", numbers, do, NextResult).result
@@ -159,7 +155,7 @@ class TrainingEffects:
         self,
         method: Literal["train", "start"],
         model: Model,
-        collector: ResultCollector[CollectedUpdate | None],
+        collector: ResultCollector,
         timeout: float | None,
         meta: Mapping[str, Any] | None,
         optimizer_params: Mapping[str, Any] | None,
@@ -237,7 +233,7 @@ class TrainingEffects:
             training.round,
             training.request,
             training.arguments,
-            lambda number: Done(self.perform(training, number)),
+            lambda number: (self.perform(training, number), None),
             TrainResult,
         )
         self.take(training, done.result, done.number)
@@ -267,8 +263,7 @@ class TrainingEffects:
             run = fold.train(training)
         else:
             run, _ = trainer.begin(training, is_read=True)
-            for _ in run.progress():
-                pass
+            run.run()
         return self._result(training, run, run.cost, in_files=fold is None)
 
     def _result(

@@ -16,7 +16,7 @@ from flstream.model.digests import BodyDigest, body_digest
 from flstream.model.layout import Layout
 from flstream.runs.small_files import sync_file
 from flstream.runs.sound_models import file_flaw
-from flstream.server.collected_updates import CollectedUpdate, UpdateCollection, check_fits
+from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate, check_fits
 from flstream.server.training import UpdateRecord
 from flstream.streaming.download import RemoteSource, download
 from flstream.telemetry.events import Transfer
@@ -36,8 +36,9 @@ class UpdateFile(CollectedUpdate):
         form: How it was encoded, and what it is an update of.
 
     Attributes:
-        path: As given.
-        digest: As given.
+        path, digest: As given.
+        stays: Whether the file stays once the update is released, as the workflow may fold it more
+            than once; it goes when the workflow refers to no update of its training.
     """
 
     def __init__(
@@ -46,23 +47,18 @@ class UpdateFile(CollectedUpdate):
         super().__init__(answer, FileSource(path), cost, form)
         self.path = path
         self.digest = digest
-
-    def release(self, failure: str = "") -> None:
-        """Remove the file."""
-        self.path.unlink(missing_ok=True)
-
-
-class DurableUpdate(UpdateFile):
-    """A site's update in a file that stays, as the workflow may fold it more than once."""
+        self.stays = False
 
     @property
     def record(self) -> UpdateRecord:
-        """What the journal says of the file."""
+        """What the journal says of a file that stays."""
         answer = self.answer
         return UpdateRecord(self.digest, answer.params_type, answer.partial, self._cost)
 
     def release(self, failure: str = "") -> None:
-        """Leave the file, which goes once the workflow refers to no update of its training."""
+        """Remove the file, unless it stays."""
+        if not self.stays:
+            self.path.unlink(missing_ok=True)
 
 
 class UpdateFiles:
@@ -89,19 +85,18 @@ class UpdateFiles:
         self._metadata = dict(metadata)
         self._durable = durable
 
-    def fetch(self, answer: SiteAnswer, collection: UpdateCollection) -> UpdateFile:
+    def fetch(self, update: RemoteUpdate) -> UpdateFile:
         """Fetch an update into a file, whole or not at all; safe to call from several threads.
 
         Args:
-            answer: The site's answer.
-            collection: The task's updates, with the connection to their worker.
+            update: The update, which is in its worker.
 
         Raises:
             UpdateRefusedError: Its layout does not fit the model's.
             CheckpointError: A file cannot be written.
             FlstreamError: It did not arrive.
         """
-        path = self._path(answer.site)
+        answer, settings, path = update.answer, update.settings, self._path(update.answer.site)
 
         def sink_for(layout: Layout) -> FileSink:
             check_fits(answer, layout, self._form)
@@ -111,17 +106,14 @@ class UpdateFiles:
 
         # The sink exists before its bytes do, and must not outlive a download that fails.
         with ExitStack() as stack:
-            receiver, token, settings = collection.worker.up, collection.token, collection.settings
-            base = collection.base_of(answer)
-            decoder = collection.form.decoder_for
             remote = RemoteSource(
-                receiver,
-                token,
+                update.worker.up,
+                update.token,
                 settings,
-                digests=settings.reuse and base is not None,
-                decoder_for=decoder,
+                digests=settings.reuse and update.same is not None,
+                decoder_for=update.form.decoder_for,
             )
-            download(remote, sink_for, finish=FileSink.finish, held=lambda _: base)
+            download(remote, sink_for, finish=FileSink.finish, held=lambda _: update.same)
         digest = body_digest(FileSource(path))
         return UpdateFile(answer, path, digest, remote.cost, self._form)
 
@@ -149,21 +141,23 @@ class UpdateFiles:
             sink.finish()
         return UpdateFile(update.answer, path, digest.hexdigest(), update.cost, self._form)
 
-    def keep(self, updates: Mapping[str, CollectedUpdate]) -> dict[str, DurableUpdate]:
-        """Keep updates in their files; where these are durable, so are their names on return.
+    def keep(self, updates: Mapping[str, CollectedUpdate]) -> dict[str, UpdateRecord]:
+        """Have the files of updates stay; where these are durable, so are their names on return.
+
+        Returns:
+            What the journal is to say of each, by site.
 
         Raises:
             CheckpointError: The disk does not take them.
         """
-        kept = {}
+        records = {}
         for site, update in updates.items():
             assert isinstance(update, UpdateFile)
-            kept[site] = DurableUpdate(
-                update.answer, update.path, update.digest, update.cost, self._form
-            )
-        if kept and self._durable:
+            update.stays = True
+            records[site] = update.record
+        if records and self._durable:
             self._sync_names()
-        return kept
+        return records
 
     def sync(self, sites: Iterable[str]) -> None:
         """Make the files of some sites durable, and their names.
@@ -187,7 +181,7 @@ class UpdateFiles:
 
     def load(
         self, site: str, weight: float, metrics: Mapping[str, float], record: UpdateRecord
-    ) -> DurableUpdate:
+    ) -> UpdateFile:
         """Return the update in a durable file, once all of it was read and found as it was.
 
         Args:
@@ -205,7 +199,9 @@ class UpdateFiles:
         answer = SiteAnswer(
             site, weight, dict(metrics), record.params_type, partial=record.partial, has_params=True
         )
-        return DurableUpdate(answer, path, record.digest, record.cost, self._form)
+        update = UpdateFile(answer, path, record.digest, record.cost, self._form)
+        update.stays = True
+        return update
 
     def _sink(self, path: Path, layout: Layout) -> FileSink:
         return FileSink(path, layout, self._metadata, durable=self._durable)

@@ -8,7 +8,6 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import NamedTuple
 
 from flstream.debugging import waiting
 from flstream.errors import (
@@ -19,14 +18,14 @@ from flstream.errors import (
     UpdateRefusedError,
     WorkerLostError,
 )
-from flstream.server.pooled_worker import Perform, PooledWorker, PoolEvent, Put
+from flstream.server.pooled_worker import Event, PooledWorker, PoolTask, Put, SiteLost
 from flstream.server.site_queue import SiteQueue
 from flstream.server.worker_handle import WorkerHandle
 from flstream.telemetry.events import Emit, Warned
 from flstream.transport.channel import AbortSignal
 
 REPORT_SECONDS = 0.1
-"""Seconds between yields of None, so that the caller can act while nothing happens."""
+"""Seconds between yields of False, so that the caller can act while nothing happens."""
 
 # Seconds that a killed process may take to be gone.
 _END_SECONDS = 10.0
@@ -119,41 +118,44 @@ class WorkerPool:
         if handle is not None:
             handle.exit_code(_END_SECONDS)
 
-    def prepare(self) -> Iterator[PoolEvent | None]:
+    def prepare(self, lose: Callable[[SiteLost], None]) -> None:
         """Start all workers, and wait until they are ready.
 
-        Yields:
-            Sites whose own workers fail as :class:`SiteLost`, and None every
-            :data:`REPORT_SECONDS`.
+        Args:
+            lose: Takes in that a site's own worker has failed.
 
         Raises:
             SimulationError: No worker became ready.
         """
-        yield from self._together([partial(self._prepare, each) for each in self._workers.values()])
 
-    def perform(
-        self, queue: SiteQueue, execute: Perform, workers: Sequence[str]
-    ) -> Iterator[PoolEvent | None]:
-        """Execute tasks on workers until the queue of sites is empty.
+        def prepare(worker: PooledWorker, put: Put) -> None:
+            worker.prepare(put, lose)
+            self._expect_others(worker)
+
+        for _ in self._together([partial(prepare, each) for each in self._workers.values()]):
+            pass
+
+    def perform(self, queue: SiteQueue, task: PoolTask, workers: Sequence[str]) -> Iterator[bool]:
+        """Perform a task on workers until the queue of sites is empty.
 
         Args:
             queue: Queue of the sites.
-            execute: Function that executes a task for a batch of sites on a worker.
+            task: The task. What it reports is called on the thread that iterates.
             workers: Names of the workers to use. If all of them are abandoned, as many others are
                 used instead.
 
         Yields:
-            Events, and None every :data:`REPORT_SECONDS`. Each site is either settled by an event
-            of ``execute``, or reported as :class:`SiteLost`.
+            True after each event, and False every :data:`REPORT_SECONDS`. Each site is either
+            settled by what the task reports, or lost.
 
         Raises:
             SimulationError: All workers of the pool were abandoned.
             CheckpointError: An update's file could not be written.
             AbortedError: The run is being stopped.
         """
-        work = partial(self._work_through, queue=queue, execute=execute)
+        work = partial(self._work_through, queue=queue, task=task)
 
-        def begin(names: Sequence[str]) -> Iterator[PoolEvent | None]:
+        def begin(names: Sequence[str]) -> Iterator[bool]:
             return self._together([partial(work, self._workers[name]) for name in names])
 
         # They begin now, and not when somebody asks for the first event.
@@ -162,10 +164,10 @@ class WorkerPool:
     def _performing(
         self,
         queue: SiteQueue,
-        begin: Callable[[Sequence[str]], Iterator[PoolEvent | None]],
-        events: Iterator[PoolEvent | None],
+        begin: Callable[[Sequence[str]], Iterator[bool]],
+        events: Iterator[bool],
         count: int,
-    ) -> Iterator[PoolEvent | None]:
+    ) -> Iterator[bool]:
         try:
             yield from events
             while queue.is_left and (names := self.names[:count]):
@@ -201,33 +203,32 @@ class WorkerPool:
         for worker in self._workers.values():
             worker.drop()
 
-    def _together(self, tasks: Sequence[Callable[[Put], None]]) -> Iterator[PoolEvent | None]:
-        """Run tasks in the pool's threads, and yield events until all tasks are done.
+    def _together(self, tasks: Sequence[Callable[[Put], None]]) -> Iterator[bool]:
+        """Run tasks in the pool's threads, and yield after events until all tasks are done.
 
-        If a task fails, or the generator is closed early, all workers are killed.
+        If a task or an event fails, or the generator is closed early, all workers are killed.
         """
-        events: SimpleQueue[PoolEvent] = SimpleQueue()
+        events: SimpleQueue[Event | Future[None]] = SimpleQueue()
         for future in [self._threads.submit(task, events.put) for task in tasks]:
-            future.add_done_callback(lambda future: events.put(_Ended(future)))
-        return self._events_of(events, len(tasks))
+            future.add_done_callback(events.put)
+        return self._taking(events, len(tasks))
 
-    def _events_of(
-        self, events: SimpleQueue[PoolEvent], running: int
-    ) -> Iterator[PoolEvent | None]:
+    def _taking(self, events: SimpleQueue[Event | Future[None]], running: int) -> Iterator[bool]:
         report_at = monotonic() + REPORT_SECONDS
         try:
             while running:
                 with suppress(Empty):
                     with waiting():
                         event = events.get(timeout=max(report_at - monotonic(), 0.0))
-                    if isinstance(event, _Ended):
-                        event.future.result()
+                    if isinstance(event, Future):
+                        event.result()
                         running -= 1
                     else:
-                        yield event
+                        event()
+                        yield True
                 if monotonic() >= report_at:
                     report_at = monotonic() + REPORT_SECONDS
-                    yield None
+                    yield False
                     self._check_abort()
             # A thread may have ended because of the signal before this one checked it.
             self._check_abort()
@@ -240,20 +241,16 @@ class WorkerPool:
         if self._abort.is_set():
             raise AbortedError("the run was stopped")
 
-    def _prepare(self, worker: PooledWorker, put: Put) -> None:
-        worker.prepare(put)
-        self._expect_others(worker)
-
     def _work_through(
-        self, worker: PooledWorker, put: Put, *, queue: SiteQueue, execute: Perform
+        self, worker: PooledWorker, put: Put, *, queue: SiteQueue, task: PoolTask
     ) -> None:
-        """Execute tasks on one worker until the queue has no more batches for it."""
+        """Perform a task on one worker until the queue has no more batches for it."""
         try:
             while not worker.abandoned and (batch := queue.take(worker.name)) is not None:
                 with worker.turn:
                     worker.open()
                     if queue.begin(worker.name):
-                        worker.do(queue, batch, execute, put)
+                        worker.do(queue, batch, task, put)
                         self._expect_others(worker)
             queue.leave(worker.name)
         except BaseException:
@@ -271,9 +268,3 @@ class WorkerPool:
             if not self.names:
                 raise SimulationError(worker.abandoned)
             self._emit(Warned(message=f"{worker.abandoned}; the other workers go on without it"))
-
-
-class _Ended(NamedTuple):
-    """The end of a thread's task, put among the events."""
-
-    future: Future[None]

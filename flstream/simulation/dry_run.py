@@ -20,7 +20,6 @@ from flstream.server.arguments import (
     check_fold,
     check_idle,
     check_model,
-    check_name,
     check_not_private,
     fold_rules,
 )
@@ -80,7 +79,7 @@ class _DryEffects:
         self.outline = ProgramOutline(stage.name)
         # Trainings that were neither read nor folded.
         self.pending: list[_DryTraining] = []
-        self.trainings = self.models = self.sites = self
+        self.trainings = self.models = self.scoring = self.collection = self
         self.in_flight: dict[str, Model] = {}
         self._versions = count(1)
         self._every = stage.args.evaluate_every
@@ -101,8 +100,6 @@ class _DryEffects:
             hold_models=lambda: None,
             emit_live=lambda *events: None,
             check_sites=lambda method, sites: check_sites(method, sites, names),
-            check_model=check_model,
-            check_name=check_name,
         )
 
     def begin(self, version: int, bodies: Mapping[str, object]) -> Model:

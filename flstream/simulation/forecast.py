@@ -164,7 +164,7 @@ def forecast(
         task = plan_task(job, whole, trained, is_read=True)
     plan = plan_disk(job, whole, trained or cohort, programs, task)
     checkpoint = plan.model + plan.optimizer_state
-    passing = sum(item.size for item in plan.of_a_round) - checkpoint
+    passing = sum(plan.of_a_round.values()) - checkpoint
     return Forecast(
         imports=imports,
         model_bytes=layout.nbytes,

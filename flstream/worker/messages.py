@@ -28,7 +28,6 @@ import msgspec
 
 from flstream.runs.state_versions import StateVersion
 from flstream.telemetry.events import Transfer
-from flstream.worker.peer_messages import Offered
 
 TaskKind = Literal["train", "evaluate", "submit_model"]
 
@@ -43,6 +42,18 @@ MODEL = "model"
 
 LAYOUT = "layout"
 """The name of the body with a model's header, which tells the layout of one that comes encoded."""
+
+LEAST_WEIGHT, MOST_WEIGHT = 1e-15, 1e15
+"""The weights that an answer may have.
+
+Up to the largest, a number of examples is exact in float64. A sum of a million of them is finite,
+and so is that of their products with values of any type but float64.
+"""
+
+
+def is_weight(weight: float) -> bool:
+    """Whether a number may be the weight of an answer; NaN may not."""
+    return LEAST_WEIGHT <= weight <= MOST_WEIGHT
 
 
 class SiteTask(msgspec.Struct, frozen=True):
@@ -59,6 +70,22 @@ class SiteTask(msgspec.Struct, frozen=True):
     index: int
     seed: int
     state: StateVersion | None = None
+
+
+class Offered(msgspec.Struct, tag=True, frozen=True):
+    """Worker: a body is on offer to a peer, which connects for it.
+
+    Attributes:
+        peer: Name of this worker, which is the other's peer.
+        address: Where it listens.
+        key: The key of the start token that admits the other one.
+        token: The body's token.
+    """
+
+    peer: str
+    address: str
+    key: bytes
+    token: bytes
 
 
 class Task(msgspec.Struct, tag=True, frozen=True):
@@ -95,8 +122,8 @@ class Task(msgspec.Struct, tag=True, frozen=True):
     effect: int
     round: int
     total_rounds: int
-    bodies: dict[str, bytes]
-    sites: list[SiteTask]
+    bodies: dict[str, bytes] = {}
+    sites: list[SiteTask] = []
     keeps_state: bool = True
     oldest: int = 0
     meta: bytes = b""
@@ -186,8 +213,7 @@ class SiteAnswer(msgspec.Struct, frozen=True):
 
     Attributes:
         site: Name of the site.
-        weight: Its share in a mean, before dividing by the sum of all; see
-            :mod:`flstream.worker.weight`.
+        weight: Its share in a mean, before dividing by the sum of all; see :func:`is_weight`.
         metrics: Numbers by name, of the model that it received or of its training.
         params_type: Whether the body has the weights or their difference from the model.
         framework: What the body was made of.

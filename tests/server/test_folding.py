@@ -1,5 +1,7 @@
 """A round's fold: an update that turns out to be of no use leaves no trace in the model."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -9,11 +11,14 @@ from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import AbortedError, SimulationError, UpdateRefusedError
-from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
+from flstream.job.bodies import MAIN
+from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.memory import MemoryBody
+from flstream.runs.model_draft import model_draft
+from flstream.server.cohort_fold import CohortFold
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
-from flstream.server.folding import UpdateFold
+from flstream.server.program_view import Model
 from flstream.telemetry.events import Transfer
 from flstream.worker.messages import SiteAnswer
 
@@ -88,19 +93,43 @@ def sums(tmp_path, base):
 def fold(tmp_path, base):
     """Folds, and gives the model, its digest, and who was refused for what reason."""
 
-    def fold(collected, least=1, sums=None, groups=(), on_range=lambda done: None):
+    def fold(collected, least=1, sums=None, groups=(), on_range=lambda *_: None):
         collector = ResultCollector("train round 1", SITES, least)
-        rounds = UpdateFold(base, AggregationRule(), 1 << 20, on_range, sums)
-
-        def refuse(error):
-            collector.fail(error.site, str(error))
-
+        model, there = Model(0, 0, "0" * 32), {each.answer.site: each for each in collected}
+        training = SimpleNamespace(round=1, base=model, bodies={}, collector=collector)
+        cohort = SimpleNamespace(
+            rules={},
+            unread=None,
+            trainings=[training],
+            members=[(training, site) for site in there],
+            trainings_of=lambda site: [training],
+        )
+        context = SimpleNamespace(
+            job=SimpleNamespace(aggregation=SimpleNamespace(memory_budget=1 << 20)),
+            abort=SimpleNamespace(is_set=lambda: False),
+            picture=SimpleNamespace(fold=on_range),
+            pool=SimpleNamespace(explain=lambda error: error),
+            emit=lambda *events: None,
+        )
+        draft = model_draft(
+            tmp_path / "next.safetensors",
+            {MAIN: base.layout},
+            {},
+            AggregationRule(),
+            *(None, None, None),
+        )
+        store = SimpleNamespace(
+            joined=lambda model: base,
+            bodies=lambda model: [],
+            writing=lambda *_, **__: draft,
+            finish=lambda make_durable, number: make_durable()[MAIN],
+        )
+        trainer = SimpleNamespace(updates=lambda _, sites: [there[site] for site in sites])
+        rounds = CohortFold(context, store, trainer, model, cohort, AggregationRule(), adopts=False)
+        rounds._sums = sums
         for group in groups:
-            rounds.add(group, refuse)
-        with FileSink(tmp_path / "next.safetensors", base.layout) as sink:
-            walk = rounds.walk(sink, None)
-            _, digest = rounds.fold_sound(rounds.add(collected, refuse), walk, refuse)
-            sink.finish()
+            rounds._add(sums, group)
+        digest = rounds.make(1)
         return load_file(tmp_path / "next.safetensors"), digest, collector.failures
 
     return fold
@@ -156,7 +185,7 @@ def test_each_is_refused_in_turn_and_too_few_left_end_the_round_with_who_and_why
 def test_a_walk_that_is_called_off_blames_nobody(fold):
     collected = updates()
 
-    def stop(done):
+    def stop(*_):
         raise AbortedError("the run was stopped")
 
     with pytest.raises(AbortedError):

@@ -3,6 +3,8 @@
 import math
 import os
 import time
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from workers_support import ThreadEngine
@@ -45,9 +47,16 @@ class Outfit:
 
     def perform(self, perform=None, sites=SITES, workers=None, size=2, own=None):
         """What comes of a task for sites."""
-        batches = SiteQueue(sites, size, own=own)
-        said = self.pool.perform(batches, perform or do_all, workers or self.pool.names)
-        return [each for each in said if each is not None]
+        batches, said = SiteQueue(sites, size, own=own), []
+
+        def performed(worker, batch, report):
+            say = lambda *settled: report(partial(said.append, batch), *settled)  # noqa: E731
+            (perform or do_all)(worker, batch, say)
+
+        task = SimpleNamespace(perform=performed, lose=said.append)
+        for _ in self.pool.perform(batches, task, workers or self.pool.names):
+            pass
+        return said
 
     def close(self):
         self.pool.close()
@@ -57,7 +66,7 @@ class Outfit:
 
 
 def do_all(worker, batch, say):
-    say(batch, *batch)
+    say(*batch)
 
 
 def done(said):
@@ -115,7 +124,7 @@ def test_a_site_that_stalls_in_a_batch_is_the_only_one_that_is_lost(outfit, size
         if "site-4" in batch:
             error = WorkerLostError("it did not answer in the time it was given", "site-4")
             raise error from DeadlineError("20 s")
-        say(batch, *batch)
+        say(*batch)
 
     said = team.perform(stall, size=size)
     assert [each.site for each in said if isinstance(each, SiteLost)] == ["site-4"]
@@ -166,7 +175,7 @@ def test_workers_that_are_lost_before_they_acknowledge_a_task_fail_nobody_until_
         if left.get(site, 0):
             left[site] -= 1
             raise WorkerLostError("it was killed")
-        say(batch, *batch)
+        say(*batch)
 
     sites = ["site-1"] if own else ["site-1", "site-2", "site-3"]
     events = team.perform(lose, sites, size=1, own={"site-1": "site-1"} if own else None)

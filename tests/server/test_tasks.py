@@ -11,9 +11,12 @@ from flstream.codecs.update_form import UpdateForm
 from flstream.errors import ChannelClosedError, DeadlineError, WorkerLostError
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
-from flstream.server import tasks as module
+from flstream.server import task_run as module
+from flstream.server.collector import ResultCollector
 from flstream.server.pooled_worker import SiteLost
-from flstream.server.tasks import TaskSpec, ask
+from flstream.server.task_plan import TaskPlan
+from flstream.server.task_run import TaskRun
+from flstream.server.tasks import TaskSpec
 from flstream.streaming.service import DownloadService
 from flstream.worker.messages import (
     Answered,
@@ -22,6 +25,7 @@ from flstream.worker.messages import (
     Progress,
     SiteAnswer,
     SiteTask,
+    Task,
 )
 
 LAYOUT = Layout.of([("w", "F32", (4,))])
@@ -29,10 +33,7 @@ SECONDS = 10.0
 SITES = tuple(f"site-{number}" for number in range(1, 6))
 MODEL_BODY = BufferSource(LAYOUT, memoryview(bytes(LAYOUT.nbytes)))
 TASK = TaskSpec(
-    "train",
-    3,
-    2,
-    9,
+    Task("train", 3, 2, 9),
     MODEL_BODY,
     {site: SiteTask(site, 0, 7) for site in SITES},
     UpdateForm(MODEL_BODY),
@@ -74,14 +75,16 @@ def give(script, service, monkeypatch):
     """Give it the task: the answer, and the events meanwhile."""
     worker, events = Scripted(script), []
     monkeypatch.setattr(module, "monotonic", worker)
-    answer = ask(context(service), TASK, worker, SITES, lambda event, *_: events.append(event))
-    return answer, events
+    return ask(service, worker, lambda event, *_: events.append(event)), events
 
 
-def context(service):
-    """As much of a server as a task takes."""
+def ask(service, worker, report):
+    """Give a worker the task, in as much of a server as that takes."""
     job = SimpleNamespace(streaming=SimpleNamespace(maps=False))
-    return SimpleNamespace(service=service, job=job)
+    context = SimpleNamespace(service=service, job=job, picture=None)
+    collector = ResultCollector("train", SITES, 0)
+    run = TaskRun(context, TASK, TaskPlan(False, 5, False, True, 0), collector)
+    return run._ask(worker, SITES, report)
 
 
 def trained(*sites):
@@ -121,7 +124,7 @@ def test_a_site_that_fails_gives_the_next_no_less_time(service, monkeypatch):
     ]
     answer, events = give(script, service, monkeypatch)
     assert [each.site for each in answer.sites] == list(SITES[1:])
-    assert SiteLost("site-1", "it raised") in events
+    assert (SiteLost("site-1", "it raised"),) in [event.args for event in events]
 
 
 def test_a_worker_that_ended_before_it_had_its_task_is_heard_to_the_end(service, monkeypatch):
@@ -132,7 +135,7 @@ def test_a_worker_that_ended_before_it_had_its_task_is_heard_to_the_end(service,
     worker.control.send = closed
     monkeypatch.setattr(module, "monotonic", worker)
     with pytest.raises(WorkerLostError, match="line 8 raised KeyError") as caught:
-        ask(context(service), TASK, worker, SITES, lambda *_: None)
+        ask(service, worker, lambda *_: None)
     assert not caught.value.is_acknowledged
 
 

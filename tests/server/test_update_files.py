@@ -16,7 +16,7 @@ from flstream.errors import (
 )
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Scratch, views_of
-from flstream.server.collected_updates import UpdateCollection
+from flstream.server.collected_updates import RemoteUpdate
 from flstream.server.update_files import UpdateFiles
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
@@ -37,8 +37,8 @@ def answer(site):
     return SiteAnswer(site, 3.0, {"loss": 0.5}, "DIFF", "numpy", partial=True)
 
 
-def collection(worker, token):
-    return UpdateCollection(worker, token, SETTINGS, UpdateForm(BODY))
+def remote(answer, worker, token):
+    return RemoteUpdate(answer, worker, token, SETTINGS, UpdateForm(BODY))
 
 
 @pytest.fixture
@@ -63,9 +63,9 @@ def fetched(update_files, offering):
     worker, offer = offering
     sites = ("site-1", "site-2")
     updates = {
-        site: update_files.fetch(answer(site), collection(worker, offer().token)) for site in sites
+        site: update_files.fetch(remote(answer(site), worker, offer().token)) for site in sites
     }
-    return {site: update.record for site, update in update_files.keep(updates).items()}
+    return update_files.keep(updates)
 
 
 def files(update_files):
@@ -75,7 +75,7 @@ def files(update_files):
 def test_an_update_is_fetched_into_a_file(update_files, offering):
     worker, offer = offering
     ref = offer()
-    update = update_files.fetch(answer("site-1"), collection(worker, ref.token))
+    update = update_files.fetch(remote(answer("site-1"), worker, ref.token))
     assert ref.wait(20).status == "finished"
     assert files(update_files) == ["site-1.safetensors"]
     assert (update.cost.bytes, update.cost.chunks) == (400_008, 7)
@@ -128,7 +128,7 @@ def test_an_update_of_another_layout_is_refused_before_it_takes_disk(
     worker, offer = offering
     given = SiteAnswer("site-1", 1.0, {}, partial=partial)
     with pytest.raises(UpdateRefusedError, match=f"update of site-1 does not fit .*{words}"):
-        update_files.fetch(given, collection(worker, offer(MemoryBody.of(other)).token))
+        update_files.fetch(remote(given, worker, offer(MemoryBody.of(other)).token))
     assert files(update_files) == []
 
 
@@ -141,14 +141,14 @@ def test_an_update_that_does_not_arrive_leaves_nothing(update_files, offering):
 
     worker, offer = offering
     with pytest.raises(StreamingError):
-        update_files.fetch(answer("site-1"), collection(worker, offer(Broken()).token))
+        update_files.fetch(remote(answer("site-1"), worker, offer(Broken()).token))
     assert files(update_files) == []
     with pytest.raises(RefusedError):
-        update_files.fetch(answer("site-1"), collection(worker, bytes(16)))
+        update_files.fetch(remote(answer("site-1"), worker, bytes(16)))
     assert files(update_files) == []
 
 
 def test_an_update_that_was_folded_as_it_came_gives_its_disk_back(update_files, offering):
     worker, offer = offering
-    update_files.fetch(answer("site-1"), collection(worker, offer().token)).release()
+    update_files.fetch(remote(answer("site-1"), worker, offer().token)).release()
     assert files(update_files) == []
