@@ -20,9 +20,9 @@ from flstream.errors import StreamingError
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.layout import Layout
 from flstream.model.source import Scratch, views_of
-from flstream.streaming.download import download
-from flstream.worker.messages import Answered, OfferedUpdate, SiteAnswer, Task
-from flstream.worker.session import Session
+from flstream.streaming.download import RemoteSource, download
+from flstream.worker.messages import MODEL, Answered, OfferedUpdate, SiteAnswer, Task
+from flstream.worker.turns import SiteTurns
 from flstream.worker.worker import Worker
 
 _STEP = 2 << 20
@@ -49,7 +49,7 @@ def serve(worker: Worker, task: Task, path: Path) -> None:
         def sink_for(layout: Layout) -> FileSink:
             return stack.enter_context(closing(FileSink(path, layout, durable=False)))
 
-        remote, _ = worker.open(task.bodies)
+        remote = RemoteSource(worker.down, task.bodies[MODEL], worker.info.streaming)
         source = download(remote, sink_for).finish()
     worker.received(task.effect, remote.cost)
     (site,) = task.sites
@@ -66,9 +66,9 @@ def serve(worker: Worker, task: Task, path: Path) -> None:
 
 def main() -> None:
     """Serve task after task."""
-    session = current()
-    assert isinstance(session, Session)  # without train.command there is one process
-    worker, folder = session.worker, Path(session.constants()["site_dir"])
+    turns = current().turns
+    assert isinstance(turns, SiteTurns)  # without train.command there is one process
+    worker, folder = turns.worker, Path(turns.constants()["site_dir"])
     worker.ready()
     while (task := worker.next_task()) is not None:
         serve(worker, task, folder / "model.safetensors")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from flstream.client import session
 from flstream.client.distance import drift, squared_distance, widened
+from flstream.client.fl_model import FLModel
 from flstream.client.own_files import KeptTensors
-from flstream.errors import ClientError
 from flstream.job.bodies import FEDDYN_ALPHA
 
 if TYPE_CHECKING:
@@ -41,14 +41,11 @@ class DynamicRegulariser:
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        task = session.current()
-        if task.received is None:
-            raise ClientError(
-                "DynamicRegulariser was made before a model was received; call receive() first"
-            )
-        self._alpha = float(task.received.meta.get(FEDDYN_ALPHA, 0.0))
+        here = session.current()
+        turn, received = here.received_by("DynamicRegulariser was made")
+        self._alpha = float(received.meta.get(FEDDYN_ALPHA, 0.0))
         self._parameters: dict[str, torch.nn.Parameter] = {}
-        if not self._alpha or task.kind != "train":
+        if not self._alpha or turn.kind != "train":
             self._alpha = 0.0
             return
         self._parameters = {
@@ -60,9 +57,9 @@ class DynamicRegulariser:
             name: widened(parameter).detach().clone()
             for name, parameter in self._parameters.items()
         }
-        self._kept = KeptTensors.of(task, _STATE)
+        self._kept = KeptTensors.of(here, _STATE)
         self._gradients = self._kept.read_like(self._received)
-        task.before_keeping(self._keep)
+        turn.before_keeping[self._kept.path.name] = self._keep
 
     def term(self) -> torch.Tensor:
         """Return the term: a scalar, differentiable with respect to the module's parameters."""
@@ -76,7 +73,7 @@ class DynamicRegulariser:
             total = total.to(term.device) + term
         return total
 
-    def _keep(self) -> None:
+    def _keep(self, answer: FLModel) -> None:
         import torch
 
         with torch.no_grad():

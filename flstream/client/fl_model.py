@@ -11,6 +11,7 @@ from flstream.errors import ClientError
 from flstream.streaming.payload import default_registry
 
 if TYPE_CHECKING:
+    from flstream.model.layout import Layout
     from flstream.model.memory import Params
 
 
@@ -85,3 +86,31 @@ class FLModel:
                 raise ClientError(
                     f"FLModel({name}=...) was given a {type(value).__name__}; give it {kind}"
                 )
+
+
+def check_kinds(update: Layout, layout: Layout | None) -> None:
+    """Refuse an update with a tensor of another dtype or shape than the model's, where it is made.
+
+    Args:
+        update: Layout of the update.
+        layout: Layout of the received model; None if it was not received.
+
+    Raises:
+        ClientError: The message names the tensor, and what both have.
+    """
+    if layout is None:
+        return
+    for name, dtype, shape, *_ in update.tensors:
+        spec = layout.find(name)
+        if spec is None:
+            continue  # which the server refuses
+        if shape != spec.shape:
+            raise ClientError(
+                f"the update does not fit the model: tensor {name!r} has shape {list(shape)} "
+                f"instead of {list(spec.shape)}; send tensors of the received shapes"
+            )
+        if dtype != spec.dtype:
+            raise ClientError(
+                f"the update does not fit the model: tensor {name!r} has dtype {dtype} instead of "
+                f"{spec.dtype}; convert it before send(), or build the model in that dtype"
+            )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from flstream.client.fl_model import FLModel
 
 
 @dataclass(frozen=True, slots=True)
-class SiteContext(ABC):
+class SiteContext:
     """A site and its current task.
 
     Attributes:
@@ -38,9 +37,9 @@ class SiteContext(ABC):
     folder: str
     args: Mapping[str, Any]
     model_args: Mapping[str, Any]
+    _state_dir: Callable[[], Path]
 
     @property
-    @abstractmethod
     def state_dir(self) -> Path:
         """Folder for the site's own files, with the content that its last training left.
 
@@ -50,6 +49,7 @@ class SiteContext(ABC):
         Raises:
             ClientError: The task has been answered, or the files cannot be copied.
         """
+        return self._state_dir()
 
 
 class Learner:

@@ -77,7 +77,7 @@ def patch(
     base = _callback_base(trainer)
     if hasattr(trainer, _PATCHED):
         return
-    check_processes(trainer.world_size, f"make it with devices={current().place.ranks}")
+    check_processes(trainer.world_size, f"make it with devices={current().turns.place.ranks}")
     for callback in trainer.callbacks:
         names = {kind.__name__ for kind in type(callback).__mro__}
         if averaging := names & _AVERAGING:

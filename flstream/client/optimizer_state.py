@@ -23,7 +23,7 @@ def restores_state(wanted: bool) -> bool:
         wanted: What the training code says, which ``train.optimizer_state`` overrules for the
             current task.
     """
-    policy = session.current().optimizer_state
+    policy = session.current().turns.optimizer_state
     if policy is None:
         return wanted
     return policy == "local"
@@ -56,14 +56,15 @@ def restore_optimizer(
         ClientError: There is no task, or the state is of an optimizer of other parameters.
     """
     here = session.current()
-    if here.kind != "train" or here.optimizer_state == "reset":
+    if here.kind != "train" or here.turns.optimizer_state == "reset":
         return False
     kept = KeptTensors.of(here, name)
     found = kept.read()
     if found is not None:
         tensors, text = found
         _load(optimizer, tensors, json.loads(text[_PLAIN]))
-    here.before_keeping(lambda: kept.write(*_split(optimizer)))
+    keep = here.turn.before_keeping
+    keep[kept.path.name] = lambda answer: kept.write(*_split(optimizer))
     return found is not None
 
 

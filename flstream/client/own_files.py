@@ -15,7 +15,7 @@ from flstream.model.memory import MemoryBody
 if TYPE_CHECKING:
     import torch
 
-    from flstream.client.session import TrainingSession
+    from flstream.client.session import Session
 
 OWN_FOLDER = ".flstream"
 """Folder in a site's state for what is kept there without the training code's doing."""
@@ -26,13 +26,16 @@ class KeptTensors:
 
     Args:
         path: Path of the file.
+
+    Attributes:
+        path: As given.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
 
     @classmethod
-    def of(cls, session: TrainingSession, name: str) -> KeptTensors:
+    def of(cls, session: Session, name: str) -> KeptTensors:
         """The tensors of a name in the current task; a model of the site's own has its own.
 
         Raises:
@@ -47,9 +50,9 @@ class KeptTensors:
         Raises:
             CheckpointError: The file cannot be read.
         """
-        if not self._path.exists():
+        if not self.path.exists():
             return None
-        source = FileSource(self._path)
+        source = FileSource(self.path)
         body = MemoryBody.allocate(source.layout)
         copy(source, body)
         tensors: dict[str, torch.Tensor] = dict(body.tensors)  # type: ignore[arg-type]
@@ -73,7 +76,7 @@ class KeptTensors:
             if name not in tensors or tensors[name].shape != tensor.shape:
                 raise ClientError(
                     f"the site has kept no tensor {name!r} of shape {list(tensor.shape)} in "
-                    f"{self._path.name}; train the same module in each task"
+                    f"{self.path.name}; train the same module in each task"
                 )
         return {name: tensors[name].to(tensor) for name, tensor in like.items()}
 
@@ -84,9 +87,9 @@ class KeptTensors:
             ClientError: A tensor has another shape or dtype there.
             CheckpointError: The file cannot be read.
         """
-        if not self._path.exists():
+        if not self.path.exists():
             return
-        source = FileSource(self._path)
+        source = FileSource(self.path)
         specs = {spec.name: spec for spec in source.layout.tensors if spec.name in tensors}
         body = MemoryBody.of({name: tensors[name] for name in specs}, writable=True, tied={})
         for name, spec in specs.items():
@@ -117,6 +120,6 @@ class KeptTensors:
             CheckpointError: The file cannot be written.
         """
         # The state as a whole is made durable, under the digest of its content.
-        with FileSink(self._path, body.layout, text, durable=False) as sink:
+        with FileSink(self.path, body.layout, text, durable=False) as sink:
             copy(body, sink)
             sink.finish()

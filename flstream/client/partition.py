@@ -237,7 +237,7 @@ def record(labels: npt.ArrayLike) -> None:
         )
     named = {str(label): int(count) for label, count in zip(found, counts, strict=True)}
     session = current()
-    if session.place.rank:
+    if session.turns.place.rank:
         return  # rank 0 writes the same
     path = Path(session.constants()["site_dir"], SPLIT)
     temporary = path.with_name(f"{SPLIT}.tmp")

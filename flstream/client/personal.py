@@ -5,14 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from flstream.aggregation.rules import found_names
 from flstream.client import session
+from flstream.client.fl_model import FLModel, ParamsType, check_kinds
 from flstream.client.own_files import KeptTensors
 from flstream.client.ranks import is_first_rank
 from flstream.client.seeding import kept_generators, own_seed, seed_everything
-from flstream.errors import ClientError
+from flstream.errors import ClientError, UsageError
 from flstream.job.bodies import PERSONAL
+from flstream.model.layout import Layout
+from flstream.model.memory import MemoryBody
 
 if TYPE_CHECKING:
     import torch
@@ -47,10 +52,9 @@ def personal(
         UsageError: A pattern is found in no name, or nothing is left to share.
     """
     here = session.current()
-    if here.received is None:
-        raise ClientError("personal() was called before the model was received; call receive()")
+    turn, received = here.received_by("personal() was called")
     if patterns is None:
-        patterns = here.received.meta.get(PERSONAL, ())
+        patterns = received.meta.get(PERSONAL, ())
     if isinstance(patterns, str):
         raise ClientError(f"personal() was given {patterns!r}; give it a list of patterns")
     if not patterns:
@@ -62,7 +66,56 @@ def personal(
             raise ClientError(
                 f"personal() was given {pattern!r}, which is no regular expression: {error}"
             ) from error
-    return here.keep_personal(list(patterns), tensors_of(net))
+    tensors = tensors_of(net)
+    if (layout := turn.layout) is None:  # in a rank other than 0, which has no values of them
+        names = frozenset(n for n in tensors if any(re.search(each, n) for each in patterns))
+    else:
+        names = personal_names(patterns, layout)
+        kept = KeptTensors.of(here, PERSONAL)
+        kept.read_into({name: tensors[name] for name in names if name in tensors})
+        if turn.kind == "train":
+            turn.before_keeping[PERSONAL] = partial(_keep, kept, names, layout)
+    turn.personal_names = names
+    return names
+
+
+def personal_names(patterns: Sequence[str], layout: Layout) -> frozenset[str]:
+    """Return the names of a model's tensors that stay with their site.
+
+    Args:
+        patterns: Regular expressions that are found in their names.
+        layout: Layout of the model.
+
+    Raises:
+        UsageError: A pattern is found in no name, or nothing is left to share.
+    """
+    names = found_names(PERSONAL, patterns, layout)
+    if len(names) == len(layout.tensors):
+        raise UsageError(
+            f"{PERSONAL}: the patterns are found in the name of every tensor, so nothing is left "
+            "to share; flstream inspect lists the names"
+        )
+    return names
+
+
+def _keep(kept: KeptTensors, names: frozenset[str], layout: Layout, answer: FLModel) -> None:
+    """Write the site's version of tensors, as they were trained, into the site's state."""
+    params = answer.params or {}
+    if ParamsType(answer.params_type) is not ParamsType.FULL:
+        raise ClientError(
+            "the answer has differences (params_type DIFF), and the site keeps tensors of its "
+            "own; send the trained weights as they are"
+        )
+    aliases = layout.aliases
+    own = {name: value for name, value in params.items() if aliases.get(name, name) in names}
+    if missing := names - {aliases.get(name, name) for name in own}:
+        raise ClientError(
+            f"the answer lacks tensor {min(missing)!r}, which is the site's own; send it with "
+            "the others, and it stays with the site"
+        )
+    body = MemoryBody.of(own, tied=aliases)
+    check_kinds(body.layout, layout)
+    kept.write_body(body, {})
 
 
 @contextmanager
@@ -88,21 +141,24 @@ def own_model(net: torch.nn.Module) -> Iterator[None]:
         ClientError: There is no received model, or a tensor has another shape than the site's own.
     """
     here = session.current()
-    if here.received is None:
-        raise ClientError("own_model() was called before the model was received; call receive()")
+    here.received_by("own_model() was called")
+    if here.own_origin is not None:
+        raise ClientError("own_model() was called within itself; a site has one such model")
     tensors = tensors_of(net)
     origin = {name: tensor.clone() for name, tensor in tensors.items()}
-    with kept_generators(), here.with_own_model(origin):
-        kept = KeptTensors.of(here, "model")
-        kept.read_into(tensors)
-        seed_everything(own_seed(here.task_seed))
-        try:
+    here.own_origin = origin
+    try:
+        with kept_generators():
+            kept = KeptTensors.of(here, "model")
+            kept.read_into(tensors)
+            seed_everything(own_seed(here.task_seed))
             yield
             if here.kind == "train" and is_first_rank():
                 kept.write(tensors, {})
-        finally:
-            for name, tensor in tensors.items():
-                tensor.copy_(origin[name])
+    finally:
+        here.own_origin = None
+        for name, tensor in tensors.items():
+            tensor.copy_(origin[name])
 
 
 def tensors_of(net: torch.nn.Module | Mapping[str, Any]) -> Mapping[str, Any]:

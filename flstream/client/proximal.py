@@ -62,7 +62,7 @@ def proximal_term(
         raise ClientError(f"proximal_term was given mu = {mu}; it must be 0 or more")
     global_params = _global_params(global_params)
     running = session.present()
-    personal = () if running is None else running.personal_names
+    personal = running.turn.personal_names if running is not None and running.kind else ()
     total: torch.Tensor | None = None
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad or name in personal:
@@ -142,7 +142,7 @@ def proximal_gradient(
     """
     import torch
 
-    mu, task = _given_mu(), session.current()
+    mu, turn = _given_mu(), session.current().turn
     if not mu:
         return None
     if not is_own_memory(module, state):
@@ -158,7 +158,7 @@ def proximal_gradient(
     ]
     if not trained:
         return None
-    received, personal = task.global_params or {}, task.personal_names
+    received, personal = turn.global_params or {}, turn.personal_names
 
     def origin_of(parameter: torch.nn.Parameter) -> torch.Tensor | None:
         name = names[parameter.data_ptr()]
@@ -182,12 +182,9 @@ def proximal_gradient(
 def _given_mu() -> float:
     """Return the weight that the server gives in the current task; 0 where it gives none."""
     task = session.current()
-    if task.received is None:
-        raise ClientError(
-            "proximal_term was given no mu before a model was received; call receive() first"
-        )
+    _, received = task.received_by("proximal_term was given no mu")
     key = PROXIMAL_MU if task.own_origin is None else DITTO_LAMBDA
-    return float(task.received.meta.get(key, 0.0))
+    return float(received.meta.get(key, 0.0))
 
 
 def _global_params(params: Params | None) -> Params:
@@ -195,7 +192,7 @@ def _global_params(params: Params | None) -> Params:
     task = session.present()
     # What was received may be trained in place: its values are those of the model no more.
     if task is not None and (params is None or (task.received and params is task.received.params)):
-        params = task.own_origin or task.global_params or params
+        params = task.own_origin or (task.kind and task.turn.global_params) or params
     if params is None:
         raise ClientError(
             "the global model's tensors were not kept in this task, as the server gives no mu; "

@@ -57,7 +57,7 @@ class RankPlace(NamedTuple):
 
 def is_first_rank() -> bool:
     """Return whether this process has the site's tasks, models and files: rank 0, or the one."""
-    return current().place.rank == 0
+    return current().turns.place.rank == 0
 
 
 def check_processes(count: int, start: str) -> None:
@@ -70,7 +70,7 @@ def check_processes(count: int, start: str) -> None:
     Raises:
         ClientError: They differ.
     """
-    ranks = current().place.ranks
+    ranks = current().turns.place.ranks
     if count != ranks:
         raise ClientError(
             f"the trainer has {count} process{'es' if count != 1 else ''}, and this site has "
@@ -88,7 +88,7 @@ def broadcast(tensors: Iterable[torch.Tensor]) -> None:
     Raises:
         ClientError: The ranks are not connected.
     """
-    if current().place.ranks == 1:
+    if current().turns.place.ranks == 1:
         return
     import torch
     import torch.distributed as dist

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from flstream.client.fl_model import FLModel
+from flstream.client.received_values import NO_MODEL, without_tensors
 from flstream.errors import ClientError
 from flstream.job.bodies import OptimizerState
 
 if TYPE_CHECKING:
     import torch
 
+    from flstream.client.learner import SiteContext
     from flstream.client.ranks import RankPlace
     from flstream.model.layout import Layout
     from flstream.model.memory import Params
@@ -21,52 +22,147 @@ if TYPE_CHECKING:
     Into = torch.nn.Module | Mapping[str, torch.Tensor]
     Place = Callable[[Layout], Mapping[str, torch.Tensor] | None]
 
+CallName = Literal["is_running", "receive"]
 
-class TrainingSession(Protocol):
-    """Session of training code with the server; there is one implementation for each kind of rank.
+# Times that a loop may ask whether the run goes on while it has a model.
+_MOST_UNANSWERED = 2
+
+
+class TaskTurn(Protocol):
+    """A site's part of a task; the worker has one kind for rank 0, and one for other ranks.
 
     Attributes:
-        site: Name of the site.
+        kind: Kind of the task, ``"train"`` for one.
+        site: The site and the task; None once it has answered or failed.
+        received: The model as the site has received it; None before.
+        global_params: Tensors of the global model, which stay as they were received; None where
+            nothing asks for them.
+        personal_names: Names of the tensors that stay with the site.
+        asks: Kinds of task that the site's code has told from trainings.
+        before_keeping: Functions of the answer, called before the site's files are kept, by names
+            of what they keep.
+    """
+
+    kind: str
+    site: SiteContext | None
+    received: FLModel | None
+    global_params: Params | None
+    personal_names: frozenset[str]
+    asks: set[str]
+    before_keeping: dict[str, Callable[[FLModel], None]]
+
+    @property
+    def layout(self) -> Layout | None:
+        """Layout of the received model; None before, and in ranks that receive no tensors."""
+
+    def receive(self, into: Into | None = None, place: Place | None = None) -> FLModel:
+        """Return the model, and seed the global random generators."""
+
+    def answer(self, model: FLModel) -> None:
+        """Answer for the site."""
+
+
+class TaskTurns(Protocol):
+    """The turns of a process's sites, one after another.
+
+    Attributes:
+        place: Which of the site's processes this one is.
+        optimizer_state: Value of ``train.optimizer_state``; None where the training code decides.
+    """
+
+    place: RankPlace
+    optimizer_state: OptimizerState | None
+
+    def ready(self) -> None:
+        """Report to the server that the training code is ready."""
+
+    def next(self, call: CallName, timeout: float | None = None) -> TaskTurn | None:
+        """Return the turn that is not answered yet, or wait for one; None if there is none."""
+
+    def log(self, key: str, value: Any, step: int | None) -> None:
+        """Record values in the run's events."""
+
+    def end(self) -> None:
+        """Take no more tasks."""
+
+    def constants(self) -> dict[str, Any]:
+        """Return the facts about the run and the site that are the same in every task."""
+
+
+def knows_task(turn: TaskTurn) -> bool:
+    """Whether a site's code knows of its task; of all but to submit a model it does."""
+    return turn.kind != "submit_model" or "submit_model" in turn.asks
+
+
+def decline(turn: TaskTurn) -> None:
+    """Answer for a site whose code does not know of its task."""
+    turn.before_keeping = {}
+    print("flstream: the code does not submit models; the last one that it sent counts")
+    turn.answer(FLModel())
+
+
+class Session:
+    """Session of training code with the server.
+
+    Args:
+        turns: The turns of the process's sites.
+        turn: The one turn that the code has; None in a site's own process, in which it asks for
+            one after another.
+
+    Attributes:
+        turns: As given.
         metrics: What the code has found of the model that it is about to train; None for nothing.
         has_scored: Whether the last task was an evaluation that a decorated function has answered.
+        has_declined: Whether the code ended in a task that it does not know of.
         own_origin: Tensors of the received model, while the code works on one of the site's own.
     """
 
-    metrics: Mapping[str, float] | None
-    has_scored: bool
-    own_origin: Params | None
+    def __init__(self, turns: TaskTurns, turn: TaskTurn | None = None) -> None:
+        self.turns = turns
+        self.metrics: Mapping[str, float] | None = None
+        self.has_scored = False
+        self.has_declined = False
+        self.own_origin: Params | None = None
+        self._turn = turn
+        self._ends = turn is not None
+        # Until the code has waited for a task, it tells nothing of how it treats one.
+        self._is_initialised = self._has_waited = False
+        self._model: FLModel | None = None
+        self._into: Into | None = None
+        # Times that the code has looked for the next task while it had the model of one.
+        self._unanswered = 0
 
     @property
     def site(self) -> str:
         """Name of the site."""
-
-    @property
-    def place(self) -> RankPlace:
-        """Number of this process among the site's."""
+        return str(self.constants()["site_name"])
 
     @property
     def kind(self) -> str | None:
         """Kind of the current task, ``"train"`` for one; None between tasks."""
+        turn = self._turn
+        return None if turn is None or turn.site is None else turn.kind
+
+    @property
+    def turn(self) -> TaskTurn:
+        """The site's part of the current task.
+
+        Raises:
+            ClientError: There is no task.
+        """
+        self._context()
+        assert self._turn is not None
+        return self._turn
 
     @property
     def received(self) -> FLModel | None:
         """The model of the current task as it was received; None before."""
-
-    @property
-    def global_params(self) -> Params | None:
-        """Tensors of the global model as they were received, where the task needs them."""
-
-    @property
-    def personal_names(self) -> Collection[str]:
-        """Names of the tensors of which the site trains a version of its own, and sends none."""
-
-    @property
-    def optimizer_state(self) -> OptimizerState | None:
-        """Value of ``train.optimizer_state``; None where the training code decides."""
+        return None if self._turn is None else self._turn.received
 
     @property
     def task_seed(self) -> int:
         """Seed of the site in the current task, the same in all ranks."""
+        return self._context().seed
 
     @property
     def state_dir(self) -> Path:
@@ -75,70 +171,223 @@ class TrainingSession(Protocol):
         Raises:
             ClientError: There is no task, or the files cannot be copied.
         """
+        return self._context().state_dir
+
+    def received_by(self, helper: str) -> tuple[TaskTurn, FLModel]:
+        """Return the current turn and its received model, which a helper of the code needs.
+
+        Args:
+            helper: The helper, for messages.
+
+        Raises:
+            ClientError: There is no received model.
+        """
+        if self._turn is None or self._turn.received is None:
+            raise ClientError(f"{helper} before a model was received; call receive() first")
+        return self._turn, self._turn.received
+
+    def asked_kind(self, *kinds: str) -> str | None:
+        """Return the kind of the current task, and note which kinds the code tells apart.
+
+        Args:
+            kinds: The kinds that it tells from trainings by the answer.
+        """
+        if self._has_waited and self._turn is not None:
+            self._turn.asks.update(kinds)
+        return self.kind
+
+    def expect_model(self) -> None:
+        """Refuse code that needs a model where the task brings none.
+
+        Raises:
+            ClientError: The task is to submit a model, and the code has not asked for that.
+        """
+        if self._turn is not None and not knows_task(self._turn):
+            raise ClientError(NO_MODEL)
+
+    @property
+    def is_declined(self) -> bool:
+        """Whether the code shows by its end that it does not know of the task."""
+        return self.kind is not None and not knows_task(self.turn)
 
     def init(self, rank: str | int | None = None) -> None:
-        """Report to the server that the training code is ready."""
+        """Report to the server that the training code is ready.
+
+        Args:
+            rank: Number of this process, as the script takes it to be; None where it says nothing.
+
+        Raises:
+            ClientError: This process is another one.
+        """
+        self.turns.place.check(rank)
+        self._is_initialised = True
+        self.turns.ready()
 
     def is_running(self) -> bool:
-        """Wait for the next task; return False if the run is over."""
+        """Wait for the next task; return False if the run is over.
+
+        Raises:
+            ClientError: Two turns of the loop have received the model and not answered.
+        """
+        is_running = self._has_task("is_running")
+        if self._model is not None:
+            self._unanswered += 1
+            if self._unanswered > _MOST_UNANSWERED:
+                raise ClientError(
+                    "the model of this task was received, and turns of the loop have gone by "
+                    "without an answer; send() an FLModel in each"
+                )
+        return is_running
 
     def receive(
         self, timeout: float | None = None, into: Into | None = None, place: Place | None = None
     ) -> FLModel | None:
-        """Fetch the model of the next task, or return that of the current one again."""
+        """Fetch the model of the next task, or return that of the current one again.
+
+        Args:
+            timeout: Seconds to wait for a task; None to wait without a limit.
+            into: Module or state dict that receives the tensors in place; None to allocate memory.
+            place: Function that returns the tensors to receive into, or None to allocate memory; in
+                the place of ``into``, and called only if the model was not received before.
+
+        Returns:
+            The model; None if the run is over or no task came in time.
+        """
+        if not self._has_task("receive", timeout):
+            return None
+        if into is not None or place is not None:
+            self.expect_model()
+        if self._model is None:
+            self._model, self._into = self.turn.receive(into, place), into
+        elif into is not None and into is not self._into:
+            raise ClientError(
+                "the model of this task was received before, into other tensors; give into to the "
+                "first receive() of a task, or copy with load_state_dict(model.params)"
+            )
+        return self._model
 
     def send(self, model: FLModel, clear_cache: bool = True) -> None:
-        """Answer the current task, and wait until the server has fetched the update."""
+        """Answer the current task, and wait until the server has fetched the update.
+
+        Args:
+            model: The answer.
+            clear_cache: Whether to release the tensors of ``model`` and of the received model.
+        """
+        if not isinstance(model, FLModel):
+            raise ClientError(
+                f"send() was given a {type(model).__name__}; give it an FLModel, such as "
+                "FLModel(params=model.state_dict())"
+            )
+        if self._turn is None:
+            raise ClientError("there is no task to answer; call receive() first")
+        if self.own_origin is not None:
+            raise ClientError(
+                "send() was called within own_model(); call it after the block, when the module "
+                "has the global model's values again"
+            )
+        if self._turn.site is None:
+            raise ClientError("the task was answered already; call send() once for each")
+        self._turn.answer(model)
+        self._unanswered = 0
+        if clear_cache:
+            model.params = None
+            model.meta = without_tensors(model.meta)
+            self.clear()
+        self._model = self._into = None
 
     def clear(self) -> None:
         """Release the tensors of the received model."""
+        if self._model is not None:
+            self._model.params = None
+            self._model.meta = without_tensors(self._model.meta)
 
     def shutdown(self) -> None:
         """Take no more tasks."""
+        self._ends = True
+        self.turns.end()
 
     def log(self, key: str, value: Any, step: int | None = None) -> None:
-        """Record values in the run's events."""
+        """Record values in the run's events.
 
-    def asked_kind(self, *kinds: Any) -> str | None:
-        """Return the kind of the current task, and note which kinds the code tells apart."""
-
-    def expect_model(self) -> None:
-        """Refuse code that needs a model where the task brings none."""
-
-    def keep_personal(self, patterns: Sequence[str], tensors: Mapping[str, Any]) -> frozenset[str]:
-        """Keep a part of the received model at the site; return the names of its tensors."""
-
-    def with_own_model(self, origin: Params) -> AbstractContextManager[None]:
-        """Work on a model of the site's own until the end of the block."""
-
-    def before_keeping(self, action: Callable[[], None]) -> None:
-        """Call a function after the answer, before the site's files are kept."""
-
-    def send_beside(self, bodies: Mapping[str, Params]) -> None:
-        """Send bodies with the answer of the current task, as if ``meta`` had them."""
+        Args:
+            key: Name of the value.
+            value: A number or text, or a mapping of such values.
+            step: Step of the site's own; None for none.
+        """
+        self.turns.log(key, value, step)
 
     def system_info(self) -> Mapping[str, Any]:
         """Return the facts about the run and the site, by name."""
+        return SystemInfo(self)
 
     def constants(self) -> dict[str, Any]:
         """Return the facts that are the same in every task."""
+        return self.turns.constants()
+
+    def _context(self) -> SiteContext:
+        if self._turn is None or self._turn.site is None:
+            raise ClientError("there is no task; call receive() first")
+        return self._turn.site
+
+    def _has_task(self, call: CallName, timeout: float | None = None) -> bool:
+        """Wait for a task where there is none; return whether there is one."""
+        if not self._is_initialised:
+            raise ClientError("call flstream.client.init() before anything else")
+        self._has_waited = True
+        if self._ends:
+            return self.kind is not None
+        turn = self.turns.next(call, timeout)
+        if turn is not self._turn:
+            self._turn, self._model, self._into = turn, None, None
+            self._unanswered, self.metrics, self.has_scored = 0, None, False
+        return turn is not None
 
 
-_session: TrainingSession | None = None
+class SystemInfo(Mapping[str, Any]):
+    """Facts about the run and the site, by name; the site's files are copied only on access.
+
+    Args:
+        session: The session.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._constants = session.constants()
+
+    def __getitem__(self, key: str) -> Any:
+        if key == "task_seed":
+            return self._session.task_seed
+        if key == "state_dir":
+            return str(self._session.state_dir)
+        return self._constants[key]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._constants
+        if self._session.kind is not None:
+            yield from ("task_seed", "state_dir")
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __repr__(self) -> str:
+        return repr(self._constants)
 
 
-def enter(session: TrainingSession | None) -> None:
+_session: Session | None = None
+
+
+def enter(session: Session | None) -> None:
     """Set the session of this process's training code; None for none."""
     global _session
     _session = session
 
 
-def present() -> TrainingSession | None:
+def present() -> Session | None:
     """Return the session of this process's training code; None outside of a run."""
     return _session
 
 
-def current() -> TrainingSession:
+def current() -> Session:
     """Return the session of this process's training code.
 
     Raises:

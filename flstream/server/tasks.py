@@ -32,8 +32,8 @@ from flstream.worker.messages import (
     SiteTask,
     Task,
     TaskKind,
+    is_weight,
 )
-from flstream.worker.weight import is_weight
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,6 @@ from flstream.simulation.places import EndedError, Places, ThreadPlace, this_pla
 from flstream.telemetry.events import SERVER
 from flstream.tracking.thread import TRACKER
 from flstream.transport.channel import Signal
-from flstream.worker import joined_bodies
 
 # Time for threads to end that have been asked to.
 _GRACE_SECONDS = 2.0
@@ -116,8 +115,6 @@ class InlineHost(ProcessHost):
                 gc.freeze()
                 stack.callback(gc.unfreeze)
             importlib.invalidate_caches()  # the job's files may be new
-            for names in (joined_bodies.RECEIVED_AS, joined_bodies.SENT_AS):
-                stack.callback(_put_back, names, dict(names))
             self._places = Places(_folders(self._job), self._job.clients.threads)
             stack.callback(self._places.close)
             self._output = _Stream(sys.stdout, self._places, is_shown=self._is_shown)
@@ -256,11 +253,6 @@ class InlineHost(ProcessHost):
                     line.set_exception(EOFError())
                 except BaseException as error:
                     line.set_exception(error)
-
-
-def _put_back(names: dict[str, str], before: dict[str, str]) -> None:
-    names.clear()
-    names.update(before)
 
 
 def _folders(job: Job) -> set[Path]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from flstream.client.ranks import RankPlace
-from flstream.client.session import enter
+from flstream.client.session import Session, enter
 from flstream.engines.engine import WorkerSockets
 from flstream.job.code import make_importable
 from flstream.simulation.child import abandon_in_children, end_with_peer
@@ -24,10 +24,9 @@ from flstream.simulation.worker_process import have_fork_as_default, serving
 from flstream.telemetry.memory import own_peak_rss
 from flstream.worker.alias import install as install_alias
 from flstream.worker.code_errors import CodeFailure
-from flstream.worker.rank_session import RankSession
-from flstream.worker.rank_store import RankStore
+from flstream.worker.ranks import RankStore, RankTurns
 from flstream.worker.run_script import run_script, run_session
-from flstream.worker.session import Session
+from flstream.worker.turns import SiteTurns
 from flstream.worker.worker_info import WorkerInfo
 
 _TWICE = (
@@ -67,12 +66,10 @@ def rank_main(script: Path, words: Sequence[str]) -> int:
     ranks = RankStore(folder, place, _peer(worker))
     if sockets is not None:
         with serving(info, sockets) as site:
-            session = Session(site, ranks=ranks)
-            enter(session)
-            failure = run_session(session, script, words)
-            ranks.end()
+            failure = run_session(Session(SiteTurns(site, ranks)), info, script, words)
+            ranks.publish(None)
     else:
-        other = RankSession(ranks, info)
+        other = Session(RankTurns(ranks, info))
         enter(other)
         failure = run_script(script, words, info, other.site)
     sys.stdout.flush()

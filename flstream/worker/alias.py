@@ -18,7 +18,7 @@ from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.proximal import seen_in_loss
 from flstream.client.scaffold import PTScaffoldHelper
 from flstream.job.bodies import CONTROL
-from flstream.worker import joined_bodies
+from flstream.worker.joined_bodies import RECEIVED_AS, SENT_AS
 
 if TYPE_CHECKING:
     import torch
@@ -76,8 +76,8 @@ class FLMetaKey:
 class AlgorithmConstants:
     """Keys of ``FLModel.meta`` under which SCAFFOLD's control variates travel."""
 
-    SCAFFOLD_CTRL_DIFF = "scaffold_c_diff"
-    SCAFFOLD_CTRL_GLOBAL = "scaffold_c_global"
+    SCAFFOLD_CTRL_DIFF = SENT_AS[CONTROL]
+    SCAFFOLD_CTRL_GLOBAL = RECEIVED_AS[CONTROL]
     SCAFFOLD_CTRL_AGGREGATOR_ID = "scaffold_ctrl_aggregator"
 
 
@@ -155,8 +155,6 @@ def install() -> None:
             setattr(module, each, found[each])
         _enter(name, module)
     sys.meta_path.insert(0, _NoOther())
-    joined_bodies.RECEIVED_AS[CONTROL] = AlgorithmConstants.SCAFFOLD_CTRL_GLOBAL
-    joined_bodies.SENT_AS[CONTROL] = AlgorithmConstants.SCAFFOLD_CTRL_DIFF
 
 
 def _enter(name: str, module: ModuleType) -> None:

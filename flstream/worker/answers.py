@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,19 @@ from flstream.model.layout import Layout
 from flstream.model.memory import Framework, Params
 from flstream.model.source import Source
 from flstream.worker.logged_values import check_length
-from flstream.worker.messages import InlineUpdate, TaskKind
+from flstream.worker.messages import (
+    LEAST_WEIGHT,
+    MOST_WEIGHT,
+    InlineUpdate,
+    Task,
+    is_weight,
+)
 
 RESERVED_METRICS = frozenset({"round", "sites", "train"})
 """Names that a metric must not have, since the summary uses them beside the metrics."""
+
+
+_WEIGHT_KEYS = ("num_examples", "NUM_STEPS_CURRENT_ROUND")
 
 
 def metrics_of(model: FLModel) -> dict[str, float]:
@@ -44,6 +53,29 @@ def metrics_of(model: FLModel) -> dict[str, float]:
     return metrics
 
 
+def weight_of(meta: Mapping[str, Any]) -> float:
+    """Return the weight that the meta of an answer gives: its number of examples, or else 1.0.
+
+    Raises:
+        ClientError: It is no number, or not between :data:`LEAST_WEIGHT` and :data:`MOST_WEIGHT`;
+            the message names the key.
+    """
+    key = next((each for each in _WEIGHT_KEYS if each in meta), None)
+    if key is None:
+        return 1.0
+    value = meta[key]
+    # A bool is a condition, most likely, and no count.
+    weight = None if isinstance(value, bool | np.bool_) else number_of(value)
+    if weight is None:
+        raise ClientError(f"meta[{key!r}] is {no_number(value)}; send the number of examples")
+    if not is_weight(weight):
+        raise ClientError(
+            f"meta[{key!r}] is {weight:g}, and an update's weight is a number from "
+            f"{LEAST_WEIGHT:g} to {MOST_WEIGHT:g}; send the number of examples"
+        )
+    return weight
+
+
 def framework_of(params: Params) -> Framework:
     """Return ``"numpy"`` if all values of an update are NumPy arrays, else ``"pytorch"``."""
     arrays = all(isinstance(value, np.ndarray | np.generic) for value in params.values())
@@ -52,11 +84,10 @@ def framework_of(params: Params) -> Framework:
 
 def params_to_send(
     model: FLModel,
-    round_number: int,
+    task: Task,
     layout: Layout | None,
     selected: Collection[str] | None,
-    kind: TaskKind = "train",
-    held_back: Collection[str] = (),
+    held_back: Collection[str],
 ) -> tuple[Params, bool]:
     """Return the tensors of an update that are sent, and whether the update is partial.
 
@@ -64,10 +95,9 @@ def params_to_send(
 
     Args:
         model: The answer.
-        round_number: Number of the task's round, for messages.
+        task: The task.
         layout: Layout of the received model; None if it was not received.
         selected: Names of the layout's tensors that are aggregated; None for all.
-        kind: Kind of the task.
         held_back: Names of those that the code did not receive, and need not send.
 
     Returns:
@@ -77,7 +107,7 @@ def params_to_send(
         ClientError: There are no tensors, or a tensor that the update needs is missing; or a model
             was asked for, and the answer is a difference.
     """
-    if kind == "submit_model" and (not model.params or model.params_type == ParamsType.DIFF):
+    if task.kind == "submit_model" and (not model.params or model.params_type == ParamsType.DIFF):
         what = "no params" if not model.params else "a difference as its params"
         raise ClientError(
             f"the answer to the task submit_model has {what}; send the whole model as "
@@ -85,7 +115,7 @@ def params_to_send(
         )
     if model.params is None:
         raise ClientError(
-            f"the answer to round {round_number}'s training has no params; "
+            f"the answer to round {task.round}'s training has no params; "
             "send FLModel(params=..., ...)"
         )
     partial = bool(model.meta.get("partial", False))
@@ -101,40 +131,12 @@ def params_to_send(
         missing = set(selected).difference(own_name.values(), held_back)
         if missing:
             raise ClientError(
-                f"the update of round {round_number} lacks tensor {min(missing)!r}; send it, "
+                f"the update of round {task.round} lacks tensor {min(missing)!r}; send it, "
                 "or say that it is meant: meta={'partial': True}"
             )
     left_out = layout.by_name.keys() - selected
     params = {name: value for name, value in model.params.items() if own_name[name] not in left_out}
     return params, True
-
-
-def check_kinds(update: Layout, layout: Layout | None) -> None:
-    """Refuse an update with a tensor of another dtype or shape than the model's, where it is made.
-
-    Args:
-        update: Layout of the update.
-        layout: Layout of the received model; None if it was not received.
-
-    Raises:
-        ClientError: The message names the tensor, and what both have.
-    """
-    if layout is None:
-        return
-    for name, dtype, shape, *_ in update.tensors:
-        spec = layout.find(name)
-        if spec is None:
-            continue  # which the server refuses
-        if shape != spec.shape:
-            raise ClientError(
-                f"the update does not fit the model: tensor {name!r} has shape {list(shape)} "
-                f"instead of {list(spec.shape)}; send tensors of the received shapes"
-            )
-        if dtype != spec.dtype:
-            raise ClientError(
-                f"the update does not fit the model: tensor {name!r} has dtype {dtype} instead of "
-                f"{spec.dtype}; convert it before send(), or build the model in that dtype"
-            )
 
 
 def check_size(update: Layout, layout: Layout | None, most: int) -> None:

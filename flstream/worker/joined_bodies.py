@@ -11,32 +11,21 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flstream.errors import ClientError
+from flstream.job.bodies import CONTROL
 from flstream.model.copy import copy
 from flstream.model.joined import MAIN, ZeroSource, joint_name, part_layout, split
 from flstream.model.layout import Layout
 from flstream.model.memory import Framework, MemoryBody, Params
-from flstream.worker.watched import WatchedValues
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-RECEIVED_AS: dict[str, str] = {}
-"""Further names of received bodies in ``meta``, which scripts of another framework look for."""
+RECEIVED_AS = {CONTROL: "scaffold_c_global"}
+"""Further names of received bodies in ``meta``, which scripts of NVFlare look for."""
 
-SENT_AS: dict[str, str] = {}
-"""Further names of sent bodies in ``meta``, which scripts of another framework give them."""
-
-
-def without_tensors(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a model that are no bodies, which are let go of with its params."""
-    if isinstance(meta, WatchedValues):
-        return meta.without(_is_body)
-    return {key: value for key, value in meta.items() if not _is_body(value)}
-
-
-def _is_body(value: object) -> bool:
-    return isinstance(value, Mapping) and any(hasattr(each, "shape") for each in value.values())
+SENT_AS = {CONTROL: "scaffold_c_diff"}
+"""Further names of sent bodies in ``meta``, which scripts of NVFlare give them."""
 
 
 class JoinedBodies:
@@ -45,13 +34,17 @@ class JoinedBodies:
     Args:
         names: Their names.
         joint: Layout of the joint body.
+        has_alias: Whether scripts of NVFlare may know them by further names.
 
     Attributes:
         model: Layout of the model alone.
+        received_as: Further names of the received ones.
     """
 
-    def __init__(self, names: Sequence[str], joint: Layout) -> None:
+    def __init__(self, names: Sequence[str], joint: Layout, *, has_alias: bool) -> None:
         self._names = names
+        self.received_as = RECEIVED_AS if has_alias else {}
+        self._sent_as = SENT_AS if has_alias else {}
         self.model = part_layout(joint, MAIN, names) if names else joint
         self._layouts = {name: part_layout(joint, name, names) for name in names}
 
@@ -75,7 +68,7 @@ class JoinedBodies:
             copy(ZeroSource(zeros), body)
             whole = {**part, **body.tensors}
             whole |= {alias: whole[own] for alias, own in layout.aliases.items()}
-            bodies[name] = bodies[RECEIVED_AS.get(name, name)] = whole
+            bodies[name] = bodies[self.received_as.get(name, name)] = whole
         return params, bodies
 
     def put_together(
@@ -94,7 +87,7 @@ class JoinedBodies:
         """
         joint: dict[str, Any] = dict(params)
         for name, layout in self._layouts.items():
-            sent = meta.get(name, meta.get(SENT_AS.get(name, name)))
+            sent = meta.get(name, meta.get(self._sent_as.get(name, name)))
             if not isinstance(sent, Mapping):
                 raise ClientError(
                     f"the answer has no tensors in meta[{name!r}], which the workflow folds beside "
@@ -121,7 +114,7 @@ class JoinedBodies:
 
     def rest(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         """The values of an answer that are no bodies."""
-        known = {*self._layouts, *(SENT_AS.get(name, name) for name in self._layouts)}
+        known = {*self._layouts, *(self._sent_as.get(name, name) for name in self._layouts)}
         return {key: value for key, value in meta.items() if key not in known}
 
     def beside(self, own: MemoryBody, framework: Framework) -> MemoryBody:

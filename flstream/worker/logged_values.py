@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from flstream.client.number import number_of
 from flstream.errors import ClientError
@@ -15,18 +15,8 @@ _MOST_OF_A_NAME = 1000
 _STEPS = range(-(2**63), 2**63)
 
 
-class LoggedValue(NamedTuple):
-    """One value.
-
-    Attributes:
-        key: Name of the value.
-        number: The number, which may be NaN or infinite; None for text.
-        text: The text; None for a number.
-    """
-
-    key: str
-    number: float | None
-    text: str | None = None
+LoggedValue = tuple[str, float | None, str | None]
+"""A value's name; the number, which may be NaN or infinite; the text. One of the two is None."""
 
 
 def values_of(key: Any, value: Any) -> Iterator[LoggedValue]:
@@ -92,14 +82,14 @@ def _value(key: str, value: Any) -> LoggedValue:
                 f"log({key!r}) was given text of {len(text)} characters, and {_MOST_CHARACTERS} is "
                 "most; write it into a file of the site's own instead"
             )
-        return LoggedValue(_encodable(key), None, text)
+        return _encodable(key), None, text
     number = number_of(value)
     if number is None:
         raise ClientError(
             f"log({key!r}) was given {_shown(value)}; give it a number, text, or a mapping of "
             "names to these"
         )
-    return LoggedValue(_encodable(key), number)
+    return _encodable(key), number, None
 
 
 def _shown(value: Any) -> str:

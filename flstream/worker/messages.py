@@ -44,6 +44,18 @@ MODEL = "model"
 LAYOUT = "layout"
 """The name of the body with a model's header, which tells the layout of one that comes encoded."""
 
+LEAST_WEIGHT, MOST_WEIGHT = 1e-15, 1e15
+"""The weights that an answer may have.
+
+Up to the largest, a number of examples is exact in float64. A sum of a million of them is finite,
+and so is that of their products with values of any type but float64.
+"""
+
+
+def is_weight(weight: float) -> bool:
+    """Whether a number may be the weight of an answer; NaN may not."""
+    return LEAST_WEIGHT <= weight <= MOST_WEIGHT
+
 
 class SiteTask(msgspec.Struct, frozen=True):
     """One site's part of a task.
@@ -186,8 +198,7 @@ class SiteAnswer(msgspec.Struct, frozen=True):
 
     Attributes:
         site: Name of the site.
-        weight: Its share in a mean, before dividing by the sum of all; see
-            :mod:`flstream.worker.weight`.
+        weight: Its share in a mean, before dividing by the sum of all; see :func:`is_weight`.
         metrics: Numbers by name, of the model that it received or of its training.
         params_type: Whether the body has the weights or their difference from the model.
         framework: What the body was made of.

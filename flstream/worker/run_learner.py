@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flstream.client.fl_model import FLModel
+from flstream.client.learner import SiteContext
 from flstream.client.seeding import seed_everything, start_seed
-from flstream.client.session import enter
+from flstream.client.session import Session, decline, enter, knows_task
 from flstream.client.site_folder import enter_work_folder
 from flstream.errors import ClientError
 from flstream.job.code import check, make
 from flstream.worker.code import LearnerCode
 from flstream.worker.code_errors import CodeFailure, log_traceback, run_code, sentence
 from flstream.worker.messages import EVALUATE, SUBMIT_MODEL, Failed
-from flstream.worker.session import Session
-from flstream.worker.site_turns import serve_turns
-from flstream.worker.site_work import SiteWork
-from flstream.worker.task_execution import TaskExecution
+from flstream.worker.turns import SiteTurn, SiteTurns, serve_turns
 from flstream.worker.worker import Worker
 
 
@@ -78,17 +76,17 @@ class _LearnerRunner:
         self._worker.ready()
         return True
 
-    def run(self, execution: TaskExecution) -> CodeFailure | None:
+    def run(self, turns: SiteTurns, turn: SiteTurn) -> CodeFailure | None:
         """Run the learner for one turn of a site; return why it failed, None if it did not."""
-        site = execution.site
+        site = turn.site
         assert site is not None  # it has just begun
+        enter(Session(turns, turn))
         info = self._worker.info
-        return run_code(partial(self._run, execution, site), self._source, info, site.name)
+        return run_code(partial(self._run, turn, site), self._source, info, site.name)
 
-    def _run(self, execution: TaskExecution, site: SiteWork) -> None:
+    def _run(self, turn: SiteTurn, site: SiteContext) -> None:
         learner = self._learner
         learner.site = site
-        enter(Session(self._worker, execution))
         enter_work_folder(self._worker.info.sites_folder, site.name)
         if self._prepared != site.name:
             self._prepared = None
@@ -97,23 +95,22 @@ class _LearnerRunner:
             if hasattr(learner, "setup"):
                 learner.setup()
             self._prepared = site.name
-        kind = execution.task.kind
-        kinds = (task for task in (EVALUATE, SUBMIT_MODEL) if hasattr(learner, task))
-        execution.asks.update(kinds)
-        if not execution.knows_task:
-            execution.decline()
+        kind = turn.kind
+        turn.asks.update(task for task in (EVALUATE, SUBMIT_MODEL) if hasattr(learner, task))
+        if not knows_task(turn):
+            decline(turn)
             return
         if not hasattr(learner, kind):
             raise ClientError(
                 f"{type(learner).__name__} has no method {kind}(self, model); define it"
             )
-        answer = getattr(learner, kind)(execution.receive())
+        answer = getattr(learner, kind)(turn.receive())
         if not isinstance(answer, FLModel):
             raise ClientError(
                 f"{type(learner).__name__}.{kind}() returned a {type(answer).__name__}; "
                 "it must return an FLModel"
             )
-        execution.answer(answer)
+        turn.answer(answer)
 
     @property
     def _source(self) -> Path:

@@ -10,15 +10,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from flstream.client.received_values import NO_MODEL
 from flstream.client.seeding import seed_everything, start_seed
-from flstream.client.session import enter
+from flstream.client.session import Session, decline, enter
 from flstream.client.site_folder import enter_work_folder
 from flstream.worker.code import ScriptCode
 from flstream.worker.code_errors import CodeFailure, run_code
-from flstream.worker.no_params import NO_MODEL
-from flstream.worker.session import Session
-from flstream.worker.site_turns import serve_turns
-from flstream.worker.task_execution import TaskExecution
+from flstream.worker.turns import SiteTurn, SiteTurns, serve_turns
 from flstream.worker.worker import Worker
 from flstream.worker.worker_info import WorkerInfo
 
@@ -33,35 +31,39 @@ def serve_own_site(worker: Worker, script: ScriptCode) -> None:
         worker: The worker.
         script: The script and its arguments.
     """
-    _prepare(script.path)
+    sys.path.insert(0, str(script.path.parent))
+    turns = SiteTurns(worker)
     while True:
-        session = Session(worker)
-        enter(session)
-        failure = run_session(session, script.path, _words(script, worker.info, session.site))
+        session = Session(turns)
+        failure = run_session(session, worker.info, script.path, _words(script, worker, session))
         if failure is None or not session.has_declined:
             break
         # The task is answered, and the next one may be another kind.
     if failure is not None:
-        session.fail(failure)
+        turns.fail(failure)
 
 
-def run_session(session: Session, script: Path, words: Sequence[str]) -> CodeFailure | None:
+def run_session(
+    session: Session, info: WorkerInfo, script: Path, words: Sequence[str]
+) -> CodeFailure | None:
     """Run the script once, which is to answer all tasks that its session has for it.
 
     Args:
         session: The session.
+        info: Facts about the run and the worker.
         script: Path of the script.
         words: Words of its command line.
 
     Returns:
         Why it failed; None if it did not.
     """
-    info, site = session.worker.info, session.site
-    failure = run_script(script, words, info, site, lambda: session.is_declined)
+    enter(session)
+    failure = run_script(script, words, info, session.site, lambda: session.is_declined)
     if failure is None and session.kind is not None:
         failure = CodeFailure(_UNANSWERED.format(name=script.name))
     if session.is_declined:
-        session.decline()
+        session.has_declined = True
+        decline(session.turn)
     return failure
 
 
@@ -74,17 +76,15 @@ def serve_sites(worker: Worker, script: ScriptCode) -> None:
         worker: The worker.
         script: The script and its arguments.
     """
-    _prepare(script.path)
+    sys.path.insert(0, str(script.path.parent))
     worker.ready()
     worker.expect_imports()
     imported = False
 
-    def run(execution: TaskExecution) -> CodeFailure | None:
+    def run(turns: SiteTurns, turn: SiteTurn) -> CodeFailure | None:
         nonlocal imported
-        session = Session(worker, execution)
-        enter(session)
-        words = _words(script, worker.info, session.site)
-        failure = run_session(session, script.path, words)
+        session = Session(turns, turn)
+        failure = run_session(session, worker.info, script.path, _words(script, worker, session))
         # The script's functions and variables refer to each other in cycles, so its model would
         # stay in memory beside the next one.
         gc.collect()
@@ -97,12 +97,8 @@ def serve_sites(worker: Worker, script: ScriptCode) -> None:
     serve_turns(worker, run)
 
 
-def _prepare(script: Path) -> None:
-    sys.path.insert(0, str(script.parent))
-
-
-def _words(code: ScriptCode, info: WorkerInfo, site: str) -> list[str]:
-    return code.words(info.site_args.get(site, {}))
+def _words(code: ScriptCode, worker: Worker, session: Session) -> list[str]:
+    return code.words(worker.info.site_args.get(session.site, {}))
 
 
 def run_script(

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from flstream.client.fl_model import FLModel
-from flstream.errors import ClientError, FlstreamError, StreamingError
+from flstream.client.learner import SiteContext
+from flstream.client.received_values import WatchedValues
+from flstream.codecs.frames import decoder_for
+from flstream.errors import (
+    CheckpointError,
+    ClientError,
+    FlstreamError,
+    RefusedError,
+    StreamingError,
+)
 from flstream.model.checkpoint import BodyFile
 from flstream.model.copy import copy
 from flstream.model.layout import Layout
 from flstream.model.mapped import MappedModel
-from flstream.model.memory import BufferSource, Framework, MemoryBody, Params
+from flstream.model.memory import BufferSource, MemoryBody, Params
 from flstream.model.order import in_order
 from flstream.model.source import Source
-from flstream.streaming.download import download
+from flstream.streaming.download import RemoteSource, download, layout_of_header
+from flstream.streaming.receiver import Receiver
 from flstream.telemetry.events import Transfer
 from flstream.worker.joined_bodies import JoinedBodies
-from flstream.worker.messages import MODEL, Task
-from flstream.worker.meta import unpack_meta
-from flstream.worker.model_form import ModelForm
-from flstream.worker.site_filters import SiteFilters
-from flstream.worker.site_work import SiteWork
-from flstream.worker.watched import WatchedValues
-from flstream.worker.worker import KnownModel, Worker
+from flstream.worker.messages import LAYOUT, MODEL, Progress, Task
+from flstream.worker.meta import OPTIMIZER_PARAMS, unpack_meta
+from flstream.worker.worker import Worker
 
 if TYPE_CHECKING:
     from flstream.client.session import Into, Place
@@ -34,12 +41,16 @@ _LEAST_LOOKED_AT = 16 << 20
 
 BodyT = TypeVar("BodyT", bound=MemoryBody | BodyFile)
 
-SinkFor = Callable[[Layout, Layout], MemoryBody]
-"""Function from the layout of a model, and that of the part that code receives, to the sink."""
+Seen = Callable[[Layout], MemoryBody]
+"""Function from the layout of a model to where training code sees it."""
 
 
 def received_model(
-    task: Task, site: str, tensors: Params, bodies: Mapping[str, Params] | None = None
+    task: Task,
+    site: str,
+    tensors: Params,
+    bodies: Mapping[str, Params] | None = None,
+    read: set[str] | None = None,
 ) -> FLModel:
     """Return the model of a task as training code receives it.
 
@@ -48,16 +59,22 @@ def received_model(
         site: Name of the site.
         tensors: The received tensors by name; none where a model is to be submitted.
         bodies: Those of the bodies that travel with the model, by name of the body.
+        read: Set that takes the names of the values that the code reads; None for nobody's.
     """
-    sent = unpack_meta(task.meta)
+    sent, known = unpack_meta(task.meta), set[str]() if read is None else read
     meta = {**sent.meta, **(bodies or {}), "site_name": site, "task": task.kind}
+
+    def optimizer_read(names: Collection[str]) -> None:
+        if names:
+            known.add(OPTIMIZER_PARAMS)
+
     optimizer = sent.optimizer_params
     return FLModel(
         params=tensors,
-        optimizer_params=None if optimizer is None else WatchedValues(optimizer),
+        optimizer_params=None if optimizer is None else WatchedValues(optimizer, optimizer_read),
         current_round=task.round - 1,
         total_rounds=task.total_rounds,
-        meta=WatchedValues(meta) if sent.meta or bodies else meta,
+        meta=WatchedValues(meta, known.update) if sent.meta or bodies else meta,
     )
 
 
@@ -67,7 +84,6 @@ class TaskModel:
     Args:
         worker: The worker that executes the task.
         task: The task.
-        filters: Filters of the worker's sites.
 
     Attributes:
         task: The task; another one once the peer that offered the model was lost.
@@ -80,7 +96,7 @@ class TaskModel:
         kept: The received model, of which code gets a copy; None where it gets the model itself.
     """
 
-    def __init__(self, worker: Worker, task: Task, filters: SiteFilters) -> None:
+    def __init__(self, worker: Worker, task: Task) -> None:
         self.task = task
         self.layout: Layout | None = None
         self.joint: Layout | None = None
@@ -90,13 +106,14 @@ class TaskModel:
         self.kept: MemoryBody | BodyFile | BufferSource | None = None
         self._mapped: MappedModel | None = None
         self._worker = worker
-        self._filters = filters
+        self._changes = worker.changes
+        self._framework = worker.info.exchange_format
         self._has_several_sites = len(task.sites) > 1
         # Why it did not arrive.
         self._failure: FlstreamError | None = None
 
     def receive(
-        self, site: SiteWork, into: Into | None, place: Place | None
+        self, site: SiteContext, into: Into | None, place: Place | None
     ) -> tuple[Params, Mapping[str, Params]]:
         """Return the model's tensors for a site, and those of the bodies beside it by name.
 
@@ -110,109 +127,58 @@ class TaskModel:
             ClientError: It does not fit ``into``.
             StreamingError: It did not arrive.
         """
-        if self.task.mapped and not self._is_kept:
-            tensors = self._received_mapped(into, place)
+        target: Callable[[Layout], Into | None] = place or (lambda layout: into)
+        sink_for = partial(self._sink, target)
+        whole = _same_for_all_attempts(lambda layout: sink_for(layout, layout))
+        tensors: Params
+        if self._has_several_sites or self._changes.keep_model(self.task.kind):
+            model = self._arrived(whole)
+            seen = self._changes.received(model, site)
+            self.held_back = model.layout.by_name.keys() - seen.layout.by_name.keys()
+            is_whole = seen.layout == model.layout
+            sink = whole(model.layout) if is_whole else sink_for(model.layout, seen.layout)
+            copy(seen, sink)
+            tensors = sink.tensors
+        elif not self.task.mapped:
+            tensors = self._fetch(whole).tensors
         else:
-            sink_for: SinkFor = self._new
-            if into is not None:
-                sink_for = self._existing(into)
-            elif place is not None:
-                sink_for = self._placed(place)
-            if self._is_kept:
-                tensors = self._copied(sink_for, site)
+            mapped = self._map()
+            if target(mapped.layout) is None:
+                tensors = mapped.tensors(self._framework)
             else:
-                tensors = self._fetch(lambda layout: sink_for(layout, layout)).tensors
+                copy(mapped.source(), sink := whole(mapped.layout))
+                tensors = sink.tensors
         assert self.joined is not None
         tensors, bodies = self.joined.taken_apart(tensors, self._framework)
         if into is None and self.layout is not None:
             tensors = in_order(tensors, self.layout, self.task.order)
         return tensors, bodies
 
-    def _fetch(
-        self,
-        sink_for: Callable[[Layout], BodyT],
-        seen: Callable[[Layout], MemoryBody] | None = None,
-    ) -> BodyT:
-        """Fetch the model; from another peer if the one that offers it is lost.
-
-        Args:
-            sink_for: Function that returns the place for a model of a layout.
-            seen: Function that returns where code will see it, if that is another place; memory
-                that it has received a model into before has what need not be sent.
-        """
-        sink_for = _same_for_all_attempts(sink_for)
-        while True:
-            task = self.task
-            try:
-                remote, form = self._worker.open(task.bodies, task.host)
-                held = partial(self._at_hand, form, seen)
-                body: BodyT = download(remote, sink_for, held=held, decode=form.decode)
-                break
-            except StreamingError:
-                if not task.host:
-                    raise
-                self.task = self._worker.fetch_again(task)
-        self._take(body.layout)
-        self._worker.received(self.task.effect, remote.cost)
-        return body
-
-    def _at_hand(
-        self, form: ModelForm, seen: Callable[[Layout], MemoryBody] | None, body: BodyT
-    ) -> Source | None:
-        """Return what may have some of a model's bytes, in the form in which these come."""
-        source = body if body.is_used else self._worker.base.source
-        if source is None and seen is not None and (place := seen(body.layout)).is_used:
-            source = place
-        return form.encoded(source)
-
-    def _map(self) -> MappedModel:
-        self._mapped = self._worker.map(self.task.bodies[MODEL])
-        self._take(self._mapped.layout)
-        cost = Transfer(reused=self._mapped.layout.nbytes)
-        self._worker.received(self.task.effect, cost)
-        return self._mapped
-
     def copied_bytes(self) -> int:
         """Return how much of a mapped model training wrote to, and let go of the mapping."""
         mapped, self._mapped = self._mapped, None
-        is_small = mapped is None or mapped.layout.nbytes < _LEAST_LOOKED_AT
-        return (
-            0 if mapped is None or is_small or self.task.kind != "train" else mapped.written_bytes()
-        )
+        if mapped is None or mapped.layout.nbytes < _LEAST_LOOKED_AT or self.task.kind != "train":
+            return 0
+        return mapped.written_bytes()
 
-    def _take(self, layout: Layout) -> None:
-        """Take the layout of the received body, and check filters and selection against it."""
+    def _sink(
+        self, place: Callable[[Layout], Into | None], layout: Layout, part: Layout
+    ) -> MemoryBody:
+        """Return where code receives a model, or a part of it."""
         joined = self._note(layout)
-        if self._worker.selection is not None:
-            self.selected = self._worker.selection(joined.model)
-        self._filters.check(joined.model)
+        into = place(joined.model)
+        if into is None:
+            return self._worker.memory.allocate(part, self._framework)
+        self._worker.memory.release()
+        body = MemoryBody.over(into)
+        if difference := joined.model.difference(body.layout):
+            raise ClientError(f"the model does not fit what it is received into: {difference}")
+        whole = joined.beside(body, self._framework)
+        # Of memory in two tensors, what was fetched last is to stay.
+        whole.is_used = not whole.overlaps
+        return whole if part == layout else whole.part(part)
 
-    def _note(self, layout: Layout) -> JoinedBodies:
-        """Take the layout of what is received, and find in it the model's."""
-        if self.joined is None:
-            filters = self._filters
-            if self.task.joined and (filters.up or filters.down or filters.is_lossy):
-                what = "codecs with a loss" if filters.is_lossy else "filters"
-                raise ClientError(
-                    f"the workflow sends {self.task.joined[0]!r} beside the model, which {what} "
-                    "pass over; leave them out, or take another workflow"
-                )
-            self.joined = JoinedBodies(self.task.joined, layout)
-            self.joint, self.layout = layout, self.joined.model
-        return self.joined
-
-    @property
-    def _framework(self) -> Framework:
-        return self._worker.info.exchange_format
-
-    @property
-    def _is_kept(self) -> bool:
-        """Whether the received model is kept, and code gets a copy."""
-        return self._has_several_sites or self._filters.keep_model(self.task.kind)
-
-    def _arrived(
-        self, seen: Callable[[Layout], MemoryBody]
-    ) -> MemoryBody | BodyFile | BufferSource:
+    def _arrived(self, seen: Seen) -> MemoryBody | BodyFile | BufferSource:
         """Return the received model, of which code gets a copy.
 
         Args:
@@ -223,11 +189,14 @@ class TaskModel:
                 if self.task.mapped:
                     self.kept = self._map().source()
                 elif self._has_several_sites:
-                    self.kept = self._fetch(self._unseen)
+                    # In torch, which has all dtypes.
+                    self.kept = self._fetch(
+                        partial(self._worker.memory.allocate, framework="pytorch")
+                    )
                 else:
                     # What filters leave of a model is none of its bytes.
                     self.kept = self._fetch(
-                        self._filters.place, None if self._filters.down else seen
+                        self._changes.place, None if self._changes.down else seen
                     )
             except FlstreamError as error:
                 self._failure = error
@@ -237,63 +206,125 @@ class TaskModel:
                 raise StreamingError(f"the model did not arrive: {self._failure}")
             raise self._failure
         assert self.kept is not None
-        if self._worker.needs_base and not self.task.mapped:
-            self._worker.base = KnownModel(self.task.model, self.kept)
+        if self._worker.info.codecs_down.needs_base and not self.task.mapped:
+            self._worker.base = self.task.model, self.kept
         return self.kept
 
-    def _received_mapped(self, into: Into | None, place: Place | None) -> Params:
-        """Return views of the model's file, or what it is to be received into, filled from it."""
-        model = self._map()
-        if into is None and place is not None:
-            into = place(model.layout)
-        if into is None:
-            return model.tensors(self._framework)
-        body = MemoryBody.over(into)
-        if difference := model.layout.difference(body.layout):
-            raise ClientError(f"the model does not fit what it is received into: {difference}")
-        copy(model.source(), body)
-        return body.tensors
+    def _fetch(self, sink_for: Callable[[Layout], BodyT], seen: Seen | None = None) -> BodyT:
+        """Fetch the model; from another peer if the one that offers it is lost.
 
-    def _copied(self, sink_for: SinkFor, site: SiteWork) -> Params:
-        """Return a copy of the received model, as the site's filters leave it."""
-        place = _same_for_all_attempts(lambda layout: sink_for(layout, layout))
-        model = self._arrived(place)
-        seen = self._filters.received(model, site)
-        self.held_back = model.layout.by_name.keys() - seen.layout.by_name.keys()
-        is_whole = seen.layout == model.layout
-        sink = place(model.layout) if is_whole else sink_for(model.layout, seen.layout)
-        copy(seen, sink)
-        return sink.tensors
+        Args:
+            sink_for: Function that returns the place for a model of a layout.
+            seen: Function that returns where code will see it, if that is another place; memory
+                that it has received a model into before has what need not be sent.
+        """
+        worker, sink_for = self._worker, _same_for_all_attempts(sink_for)
+        while True:
+            task = self.task
+            try:
+                with ExitStack() as stack:
+                    receiver = worker.down
+                    if task.host is not None:
+                        receiver = stack.enter_context(worker.peers.dial(task.host))
+                    body, cost = self._fetch_from(receiver, sink_for, seen)
+                break
+            except StreamingError:
+                if task.host is None:
+                    raise
+                worker.send(Progress(task.effect, "host lost"))
+                if (other := worker.receive()) is None:
+                    raise RefusedError("the run is over") from None
+                self.task = other
+        self._take(body.layout)
+        worker.received(self.task.effect, cost)
+        return body
 
-    def _new(self, layout: Layout, part: Layout) -> MemoryBody:
-        return self._worker.memory.allocate(part, self._worker.info.exchange_format)
+    def _fetch_from(
+        self, receiver: Receiver, sink_for: Callable[[Layout], BodyT], seen: Seen | None
+    ) -> tuple[BodyT, Transfer]:
+        """Fetch the model once; return it and its cost."""
+        worker, bodies, streaming = self._worker, self.task.bodies, self._worker.info.streaming
+        lossy, frames = self._changes.model_codecs
+        layout: Layout | None = None
+        if lossy is not None and LAYOUT in bodies:
+            header = download(
+                RemoteSource(receiver, bodies[LAYOUT], streaming), MemoryBody.allocate
+            )
+            text = b"".join(header.views(0, header.layout.nbytes))
+            layout = layout_of_header(text, receiver.peer, receiver.limits)
 
-    def _unseen(self, layout: Layout) -> MemoryBody:
-        """Allocate a model that code gets copies of: in torch, which has all dtypes."""
-        return self._worker.memory.allocate(layout, "pytorch")
+        def as_sent(model: Source | None) -> Source | None:
+            """Return a model that is here in the form in which this one comes."""
+            if model is None or layout is None or lossy is None:
+                return model
+            return lossy.encode(model, block=lossy.comparable_block)
 
-    def _existing(self, into: Into) -> SinkFor:
-        self._worker.memory.release()
-        body = MemoryBody.over(into)
+        def at_hand(body: BodyT) -> Source | None:
+            """Return what may have some of the model's bytes."""
+            source = body if body.is_used else worker.base[1]
+            if source is None and seen is not None and (place := seen(body.layout)).is_used:
+                source = place
+            return as_sent(source)
 
-        def existing(layout: Layout, part: Layout) -> MemoryBody:
-            joined = self._note(layout)
-            difference = joined.model.difference(body.layout)
-            if difference:
-                raise ClientError(f"the model does not fit what it is received into: {difference}")
-            whole = joined.beside(body, self._framework)
-            # Of memory in two tensors, what was fetched last is to stay.
-            whole.is_used = not whole.overlaps
-            return whole if part == layout else whole.part(part)
+        def decode(sent: RemoteSource) -> Source:
+            assert lossy is not None
+            assert layout is not None
+            return lossy.decode(sent, layout)
 
-        return existing
+        name, base = worker.base
+        remote = RemoteSource(
+            receiver,
+            bodies[MODEL],
+            streaming,
+            digests=streaming.reuse and worker.has_received,
+            decoder_for=None if self.task.host else decoder_for(frames, as_sent(base), name),
+        )
+        decoding = None if layout is None else decode
+        body: BodyT = download(remote, sink_for, held=at_hand, decode=decoding)
+        return body, remote.cost
 
-    def _placed(self, place: Place) -> SinkFor:
-        def placed(layout: Layout, part: Layout) -> MemoryBody:
-            into = place(self._note(layout).model)
-            return self._new(layout, part) if into is None else self._existing(into)(layout, part)
+    def _map(self) -> MappedModel:
+        """Map the model's checkpoint, which the server hands over."""
+        worker = self._worker
+        # It is not expected soon that a model is received into memory again.
+        worker.memory.release()
+        remote = RemoteSource(worker.down, self.task.bodies[MODEL], worker.info.streaming)
+        try:
+            file = remote.take_file()
+            if file is None:
+                raise RefusedError("the server has not handed over the model's checkpoint")
+            model = MappedModel(file.fd, "the checkpoint that the server has handed over")
+            if model.layout != remote.layout:
+                raise CheckpointError("the server has handed over a checkpoint of other tensors")
+        except BaseException as error:
+            remote.fail(error)
+            raise
+        remote.close()
+        self._mapped = model
+        self._take(model.layout)
+        worker.received(self.task.effect, Transfer(reused=model.layout.nbytes))
+        return model
 
-        return placed
+    def _take(self, layout: Layout) -> None:
+        """Take the layout of the received body, and check filters and selection against it."""
+        joined = self._note(layout)
+        if self._worker.selection is not None:
+            self.selected = self._worker.selection(joined.model)
+        self._changes.check(joined.model)
+
+    def _note(self, layout: Layout) -> JoinedBodies:
+        """Take the layout of what is received, and find in it the model's."""
+        if self.joined is None:
+            names = self.task.joined
+            if names and (flaw := self._changes.flaw_beside):
+                raise ClientError(
+                    f"the workflow sends {names[0]!r} beside the model, which {flaw} pass over; "
+                    "leave them out, or take another workflow"
+                )
+            has_alias = self._worker.info.alias is not None
+            self.joined = JoinedBodies(names, layout, has_alias=has_alias)
+            self.joint, self.layout = layout, self.joined.model
+        return self.joined
 
 
 def _same_for_all_attempts(sink_for: Callable[[Layout], BodyT]) -> Callable[[Layout], BodyT]:

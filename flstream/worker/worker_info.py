@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from flstream.client.learner import SiteContext
 from flstream.job.bodies import OptimizerState
 from flstream.job.codecs import CodecPlan
 from flstream.job.filters import FilterSpec
 from flstream.job.link import NetworkLink
 from flstream.model.memory import Framework
 from flstream.streaming.settings import StreamSettings
+from flstream.worker.messages import SiteTask, Task
 
 
 class WorkerInfo(msgspec.Struct, frozen=True):
@@ -67,3 +71,46 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     codecs_up: CodecPlan = CodecPlan()
     codecs_down: CodecPlan = CodecPlan()
     links: dict[str, NetworkLink] = {}
+
+    def context(self, task: Task, site: SiteTask, state_dir: Callable[[], Path]) -> SiteContext:
+        """Return what training code sees of a site's part of a task.
+
+        Args:
+            task: The task.
+            site: The site's part, as the server describes it.
+            state_dir: Function that returns the folder of the site's own files, and lays it out.
+        """
+        return SiteContext(
+            name=site.site,
+            index=site.index,
+            round=task.round,
+            seed=site.seed,
+            job=self.job,
+            clients=self.clients,
+            total_rounds=task.total_rounds,
+            folder=f"{self.sites_folder}/{site.site}",
+            args=self.site_args.get(site.site, {}),
+            model_args=self.model_args,
+            _state_dir=state_dir,
+        )
+
+    def constants(self, context: SiteContext | None) -> dict[str, Any]:
+        """Return the facts that are the same in every task of a site, as training code has them.
+
+        Args:
+            context: The site in a task; None before the first one of its own worker.
+        """
+        site = self.site if context is None else context.name
+        return {
+            "site_name": site,
+            "site_index": self.index if context is None else context.index,
+            "job_name": self.job,
+            "job_id": self.job,
+            "clients": self.clients,
+            "total_rounds": self.rounds,
+            "seed": self.seed,
+            "site_dir": f"{self.sites_folder}/{site}",
+            "job_dir": self.job_folder,
+            "site_args": dict(self.site_args.get(site or "", {})),
+            "model_args": dict(self.model_args),
+        }

@@ -4,12 +4,11 @@ import pytest
 import torch
 from serving import Serving
 
-from flstream.client.own_files import KeptTensors
+from flstream.client.personal import personal_names
 from flstream.errors import UsageError
 from flstream.model.layout import Layout
 from flstream.worker.messages import Answered, Failed
 from flstream.worker.meta import pack_values
-from flstream.worker.personal_tensors import PersonalTensors
 
 HEAD = {"meta": pack_values({"personal": ["^head"]}, None)}
 HEAD_AND_MU = {"meta": pack_values({"personal": ["^head"], "fedprox_mu": 0.5}, None)}
@@ -211,9 +210,8 @@ def test_a_helper_that_is_misused_fails_the_site_with_a_sentence(learner, line, 
     assert sentence in reason
 
 
-def test_patterns_are_found_in_tied_names_too(tmp_path):
+def test_patterns_are_found_in_tied_names_too():
     layout = Layout.of([("base", "F32", (3,)), ("head.w", "F32", (2,))], {"tied": "head.w"})
-    kept = KeptTensors(tmp_path / "personal.safetensors")
-    assert PersonalTensors(["^tied$"], layout, kept).names == {"head.w"}
+    assert personal_names(["^tied$"], layout) == {"head.w"}
     with pytest.raises(UsageError, match="so nothing is left to share"):
-        PersonalTensors(["."], layout, kept)
+        personal_names(["."], layout)

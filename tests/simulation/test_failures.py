@@ -82,7 +82,7 @@ class Killed:
             os.kill(os.getpid(), signal.SIGKILL)
         self.body.read(start, stop, into)
 
-service = flare.session.current().worker._service
+service = flare.session.current().turns.worker._service
 offer = service.offer
 service.offer = lambda source, receivers, **how: offer(Killed(source), receivers, **how)
 """

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flstream.errors import ClientError
-from flstream.worker.logged_values import LoggedValue, step_of, values_of
+from flstream.worker.logged_values import step_of, values_of
 
 NUMBERS = {
     0.25: (0.25, np.array([[0.25]]), torch.tensor(0.25, requires_grad=True), Decimal("0.25")),
@@ -20,15 +20,14 @@ NUMBERS = {
 def test_numbers_of_any_kind_are_floats():
     for number, kinds in NUMBERS.items():
         for value in kinds:
-            assert list(values_of("loss", value)) == [LoggedValue("loss", number)]
+            assert list(values_of("loss", value)) == [("loss", number, None)]
 
 
 def test_nan_is_a_number_and_text_is_text_of_what_a_message_can_carry():
     (found,) = values_of("loss", float("nan"))
-    assert found.number is not None
-    assert math.isnan(found.number)
-    assert list(values_of("note", "0.5")) == [LoggedValue("note", None, "0.5")]
-    assert list(values_of("a\ud800", "\udfff")) == [LoggedValue("a\\ud800", None, "\\udfff")]
+    assert math.isnan(found[1])
+    assert list(values_of("note", "0.5")) == [("note", None, "0.5")]
+    assert list(values_of("a\ud800", "\udfff")) == [("a\\ud800", None, "\\udfff")]
 
 
 OTHERS = [[1.0], None, b"1.0", 1j, np.zeros(2), torch.zeros(2), np.datetime64("2026-11-22")]

@@ -46,7 +46,7 @@ def test_a_model_that_goes_elsewhere_needs_none(script):
         from flstream.client.session import current
         flare.init()
         first = flare.receive()
-        memory = current().worker.memory
+        memory = current().turns.worker.memory
         flare.send(flare.FLModel(params=first.params))
         model = flare.receive(into={"w": np.zeros((600, 600), np.float32)})
         kept = len(memory._kept)

@@ -7,11 +7,11 @@ from serving import worker_info
 
 from flstream.client.fl_model import FLModel
 from flstream.client.ranks import RankPlace
+from flstream.client.session import Session
 from flstream.errors import ClientError
 from flstream.worker.messages import SiteTask, Task
 from flstream.worker.meta import pack_values
-from flstream.worker.rank_session import RankSession
-from flstream.worker.rank_store import RankStore
+from flstream.worker.ranks import RankStore, RankTurns
 
 
 def task(number, kind="train"):
@@ -28,7 +28,7 @@ def first(tmp_path):
 @pytest.fixture
 def other(tmp_path):
     ranks = RankStore(tmp_path, RankPlace(1, 2), os.getpid())
-    return RankSession(ranks, worker_info(tmp_path, "site-1"))
+    return Session(RankTurns(ranks, worker_info(tmp_path, "site-1")))
 
 
 def test_a_rank_follows_the_tasks_of_rank_0_without_their_tensors(first, other, tmp_path):
@@ -58,7 +58,7 @@ def test_a_rank_follows_the_tasks_of_rank_0_without_their_tensors(first, other, 
     assert other.kind is None
     assert other.is_running()
     assert other.receive().current_round == 1
-    first.end()
+    first.publish(None)
     assert [other.is_running(), other.receive(), other.kind] == [False, None, None]
     assert b"secret" not in (tmp_path / "calls").read_bytes()
 

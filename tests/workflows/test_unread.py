@@ -6,8 +6,8 @@ import pytest
 import torch
 from training_scripts import adding, of_kind
 
+from flstream.client.received_values import WatchedValues
 from flstream.telemetry.events import Warned
-from flstream.worker.watched import WatchedValues
 
 # Each site reads one value in its first task, and another one too late.
 SCRIPT = """
@@ -100,6 +100,6 @@ LOOKS = {
 
 @pytest.mark.parametrize("use", [*READS.values(), *LOOKS.values()], ids=[*READS, *LOOKS])
 def test_a_value_is_read_however_code_comes_by_it_but_not_looked_for(use):
-    meta = WatchedValues({"lr": 0.1})
-    use(meta)
-    assert ("lr" in meta.read) == (use in READS.values())
+    read: set[str] = set()
+    use(WatchedValues({"lr": 0.1}, read.update))
+    assert ("lr" in read) == (use in READS.values())

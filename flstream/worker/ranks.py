@@ -7,22 +7,30 @@ store of the command's folder; the other ranks wait for that. Each call has the 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
 
+from flstream.client.fl_model import FLModel
+from flstream.client.learner import SiteContext
 from flstream.client.ranks import RankPlace
+from flstream.client.seeding import seed_everything
+from flstream.client.session import CallName
 from flstream.errors import ClientError
 from flstream.worker.messages import Task
+from flstream.worker.task_model import received_model
+from flstream.worker.worker_info import WorkerInfo
+
+if TYPE_CHECKING:
+    from flstream.client.session import Into, Place
+    from flstream.model.memory import Params
 
 # A process that waits ends with that of its worker.
 _FOREVER = timedelta(days=3650)
-
-
-CallName = Literal["is_running", "receive"]
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
@@ -70,8 +78,10 @@ class RankStore:
         self._tasks, self._state = self._tasks + 1, None
         self._set(f"task {self._tasks}", msgspec.structs.replace(task, bodies={}))
 
-    def publish(self, name: CallName, has_task: bool) -> None:
-        """Publish the outcome of rank 0's call."""
+    def publish(self, name: CallName | None, has_task: bool = False) -> None:
+        """Publish the outcome of rank 0's call, or, without a name, that it makes no more."""
+        if name is None:
+            self._close_task()
         self._calls += 1
         self._set(str(self._calls), Call(name, self._tasks if has_task else 0))
 
@@ -80,12 +90,6 @@ class RankStore:
         if self._state != path:
             self._state = path
             self._store.set(f"state {self._tasks}", path)
-
-    def end(self) -> None:
-        """Publish that rank 0 makes no more calls."""
-        self._close_task()
-        self._calls += 1
-        self._set(str(self._calls), Call(None, 0))
 
     def outcome(self, name: CallName) -> Call:
         """Wait until rank 0 has made a call.
@@ -126,3 +130,91 @@ class RankStore:
 
     def _set(self, key: str, value: Task | Call) -> None:
         self._store.set(key, msgspec.json.encode(value).decode())
+
+
+class RankTurn:
+    """A site's part of a task in a rank other than 0, which has no tensors and answers nothing.
+
+    Args:
+        task: Rank 0's task.
+        site: The site and the task.
+    """
+
+    layout: None = None
+
+    def __init__(self, task: Task, site: SiteContext) -> None:
+        self.kind: str = task.kind
+        self.site: SiteContext | None = site
+        self.received: FLModel | None = None
+        self.global_params: Params | None = None
+        self.personal_names: frozenset[str] = frozenset()
+        self.asks: set[str] = set()
+        self.before_keeping: dict[str, Callable[[FLModel], None]] = {}
+        self._task = task
+
+    def receive(self, into: Into | None = None, place: Place | None = None) -> FLModel:
+        """Return the model of rank 0's task with empty ``params``."""
+        if self.received is None:
+            assert self.site is not None  # the session has the task
+            self.received = received_model(self._task, self.site.name, {})
+            seed_everything(self.site.seed)
+        return self.received
+
+    def answer(self, model: FLModel) -> None:
+        """End this rank's part of the task; rank 0 alone answers it."""
+        self.site = None
+
+
+class RankTurns:
+    """The turns of a site in a rank other than 0, which follow those of rank 0.
+
+    Args:
+        ranks: Store of the site's calls.
+        info: Facts about the run and the worker.
+
+    Attributes:
+        place: Which of the site's processes this one is.
+        optimizer_state: Value of ``train.optimizer_state``.
+    """
+
+    def __init__(self, ranks: RankStore, info: WorkerInfo) -> None:
+        assert info.site is not None  # a command is of a site's own worker
+        self.place = ranks.place
+        self.optimizer_state = info.optimizer_state
+        self._ranks, self._info = ranks, info
+        self._turn: RankTurn | None = None
+        self._site: SiteContext | None = None
+        self._number = 0
+        self._is_over = False
+
+    def ready(self) -> None:
+        """No effect: rank 0 reports to the server."""
+
+    def next(self, call: CallName, timeout: float | None = None) -> RankTurn | None:
+        """Make a call after rank 0; return the turn of the task that this has found, or None."""
+        if self._is_over:
+            return None
+        outcome = self._ranks.outcome(call)
+        number, self._is_over = outcome.task, outcome.name is None
+        if number != self._number:
+            self._turn = self._begin(number) if number else None
+        elif self._turn is not None:
+            self._turn.site = self._site  # also where this rank has answered
+        self._number = number
+        return self._turn
+
+    def _begin(self, number: int) -> RankTurn:
+        task = self._ranks.task(number)
+        self._site = self._info.context(task, task.sites[0], lambda: self._ranks.state(number))
+        return RankTurn(task, self._site)
+
+    def log(self, key: str, value: Any, step: int | None) -> None:
+        """No effect: rank 0 alone records values."""
+
+    def end(self) -> None:
+        """Make no more calls."""
+        self._is_over = True
+
+    def constants(self) -> dict[str, Any]:
+        """Return the facts that are the same in every task."""
+        return self._info.constants(self._site)

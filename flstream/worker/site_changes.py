@@ -1,0 +1,182 @@
+"""What filters and codecs make of the models that a worker's sites receive, and of updates."""
+
+from __future__ import annotations
+
+import math
+import os
+from functools import cached_property
+from pathlib import Path
+
+from flstream.client.fl_model import FLModel, ParamsType
+from flstream.client.learner import SiteContext
+from flstream.client.number import number_of
+from flstream.client.own_files import OWN_FOLDER
+from flstream.codecs.chain import CodecChain, chain_of
+from flstream.codecs.error_feedback import encode_with_feedback
+from flstream.codecs.lossy import LossyCodec
+from flstream.errors import ClientError, CodecError
+from flstream.filters.block import Passage
+from flstream.filters.chain import filtered, remaining
+from flstream.model.checkpoint import BodyFile, FileSource, unnamed_file
+from flstream.model.layout import Layout
+from flstream.model.memory import MemoryBody
+from flstream.model.source import Source
+from flstream.worker.messages import TaskKind
+from flstream.worker.worker_info import WorkerInfo
+
+# A model up to here is kept in memory: a file would cost more than it saves.
+_TINY_BYTES = 1 << 20
+_STEPS = "NUM_STEPS_CURRENT_ROUND"
+_RESIDUAL = "residual.safetensors"
+
+
+class SiteChanges:
+    """Filters and codecs of a worker's sites.
+
+    Training may overwrite the received model. So where a filter or a codec needs the numbers that
+    were received, the model is kept in a file without a name, beside the one in memory.
+
+    Args:
+        info: Facts about the run and the worker.
+
+    Attributes:
+        up: Filters of updates.
+        down: Filters of received models.
+    """
+
+    def __init__(self, info: WorkerInfo) -> None:
+        self.up, self.down = info.filters_up, info.filters_down
+        self._info = info
+
+    @cached_property
+    def update_codecs(self) -> CodecChain:
+        """Codecs of updates."""
+        return chain_of(self._info.codecs_up)
+
+    @cached_property
+    def model_codecs(self) -> CodecChain:
+        """Codecs of received models."""
+        return chain_of(self._info.codecs_down)
+
+    @property
+    def flaw_beside(self) -> str | None:
+        """What passes bodies beside a model over; None for nothing."""
+        if self.update_codecs.lossy or self.model_codecs.lossy:
+            return "codecs with a loss"
+        return "filters" if self.up or self.down else None
+
+    def keep_model(self, kind: TaskKind) -> bool:
+        """Whether the model of a task is kept as it was received."""
+        up, down = self._info.codecs_up, self._info.codecs_down
+        if self.down or (down.needs_base and kind in ("train", "evaluate")):
+            return True
+        changes = any(each.changes_numbers for each in self.up)
+        return kind == "train" and (changes or up.is_lossy or up.needs_base)
+
+    def check(self, layout: Layout) -> None:
+        """Check that the model has all tensors that filters name.
+
+        Raises:
+            UsageError: It lacks one; the message has the filter's key.
+        """
+        remaining(layout, self.up, "up")
+        remaining(layout, self.down, "down")
+
+    def place(self, layout: Layout) -> MemoryBody | BodyFile:
+        """Return the place where a received model is kept.
+
+        Raises:
+            CheckpointError: There is no room for the file.
+        """
+        if layout.nbytes <= _TINY_BYTES:
+            return MemoryBody.allocate(layout)
+        return unnamed_file(layout, Path(self._info.sites_folder))
+
+    def received(self, model: Source, site: SiteContext) -> Source:
+        """Return a received model as the site's code is to see it."""
+        return filtered(model, self.down, Passage(site.name, site.round, "down", site.seed))
+
+    def sent(
+        self, update: Source, model: Source | None, answer: FLModel, site: SiteContext
+    ) -> Source:
+        """Return an update as it leaves the site's filters.
+
+        Args:
+            update: The update.
+            model: The model as it was received; None if the code has not asked for it.
+            answer: What the code has sent.
+            site: The site and its task.
+
+        Raises:
+            ClientError: Weights were sent, and there is no model to compare them with.
+        """
+        base = None
+        if any(each.changes_numbers for each in self.up):
+            base = _compared(model, answer, "filters.up compare")
+        passage = Passage(site.name, site.round, "up", site.seed, _steps_of(answer))
+        return filtered(update, self.up, passage, base)
+
+    def encoded(
+        self, update: Source, model: Source | None, answer: FLModel, site: SiteContext
+    ) -> Source:
+        """Return an update as the codec with a loss encodes it, if there is one.
+
+        Where the codec leaves numbers out, what it left out before is added, and what it leaves
+        out now is kept in the site's state. The arguments are those of :meth:`sent`.
+
+        Returns:
+            What is sent. It is computed as it is read, or in a file without a name.
+
+        Raises:
+            ClientError: There is no model to compare weights with, or a number cannot be encoded.
+            CheckpointError: A file cannot be written.
+        """
+        codec = self.update_codecs.lossy
+        if codec is None:
+            return update
+        base = _compared(model, answer, f"the codec {codec.name} compares")
+        try:
+            if not codec.for_updates:
+                return codec.encode(update, base)
+            return _with_feedback(codec, update, base, site)
+        except CodecError as error:
+            raise ClientError(f"the update cannot be encoded: {error}") from error
+
+
+def _compared(model: Source | None, answer: FLModel, what: str) -> Source | None:
+    """Return the received model where an answer has weights, and None for differences."""
+    if answer.params_type != ParamsType.FULL:
+        return None
+    if model is None:
+        raise ClientError(
+            f"{what} an update with the received model, which was never asked for; call receive() "
+            "first, or send a difference (ParamsType.DIFF)"
+        )
+    return model
+
+
+def _with_feedback(
+    codec: LossyCodec, update: Source, base: Source | None, site: SiteContext
+) -> FileSource:
+    own = site.state_dir / OWN_FOLDER
+    residual, following = own / _RESIDUAL, own / f"next.{_RESIDUAL}"
+    before = FileSource(residual) if residual.exists() else None
+    path = Path(site.folder, "update.encoded")
+    try:
+        encoded = encode_with_feedback(
+            update, codec, path, before=before, after=following, base=base
+        )
+        os.replace(following, residual)
+    except OSError as error:
+        raise ClientError(f"{residual} cannot be written: {error.strerror}") from error
+    finally:  # it is read by its descriptor from here on, and gone with it
+        path.unlink(missing_ok=True)
+    return encoded
+
+
+def _steps_of(answer: FLModel) -> float:
+    """Return the number of steps of a training, if the answer has it; else 1."""
+    steps = number_of(answer.meta.get(_STEPS, 1))
+    if steps is None or not (math.isfinite(steps) and steps > 0):
+        raise ClientError(f"meta[{_STEPS!r}] is {answer.meta[_STEPS]}; send a number above 0")
+    return steps
