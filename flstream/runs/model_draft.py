@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer
 from flstream.aggregation.rules import AggregationRule
@@ -18,52 +18,21 @@ from flstream.model.layout import Layout
 from flstream.runs.model_files import OPTIMIZER, body_file
 
 
-@dataclass(frozen=True)
-class ModelDraft:
+class ModelDraft(NamedTuple):
     """A model that is being written.
 
     Attributes:
-        sink: Takes its bytes.
-        bodies: Take those of the bodies beside it, by name.
-        target: Takes all of them, as one body.
+        target: Takes its bytes and those of the bodies beside it, as one body.
         optimization: The server optimizer with its state; None without one.
-        rounded: Rounds it to what sites will receive; None where they receive it as it is.
+        finish: Function that makes it durable and gives it its name, after the bodies beside it.
+            Given the digest of what was written, it returns the digests of the model, under an
+            empty name, and of the bodies beside it by name, among them the server optimizer's
+            state. It raises CheckpointError where the disk refuses it.
     """
 
-    sink: FileSink
-    bodies: Mapping[str, FileSink]
     target: WritesRanges
     optimization: Optimization | None
-    rounded: RoundedWriter | None
-
-    def finish(self, digest: str) -> dict[str, str]:
-        """Make it durable, and give it its name; before it, the bodies beside it.
-
-        Args:
-            digest: Digest of what was written.
-
-        Returns:
-            Digest of the model, under an empty name, and of the bodies beside it by name, among
-            them the server optimizer's state.
-
-        Raises:
-            CheckpointError: The disk refused it.
-        """
-        digests = {MAIN: digest}
-        # The model last: where it is, what goes with it is, too.
-        for sink in self.bodies.values():
-            sink.finish()
-        if isinstance(self.target, SplitWriter):
-            digests |= self.target.digests()
-        if self.rounded is not None:
-            digests[MAIN] = self.rounded.digest
-        if self.optimization is not None:
-            state_out = self.optimization.state_out
-            assert isinstance(state_out, FileSink)
-            # It was written here and there, a block of each moment at a time; so it is read again.
-            digests[OPTIMIZER] = body_digest(state_out.finish())
-        self.sink.finish()
-        return digests
+    finish: Callable[[str], dict[str, str]]
 
 
 @contextmanager
@@ -90,7 +59,7 @@ def model_draft(
     Raises:
         CheckpointError: The disk does not take it.
     """
-    layout, optimization = layouts[MAIN], None
+    layout, optimization, out = layouts[MAIN], None, None
     with ExitStack() as stack:
         sink = stack.enter_context(FileSink(path, layout, metadata))
         beside = {
@@ -106,4 +75,20 @@ def model_draft(
         rounded = None if lossy is None else RoundedWriter(sink, lossy)
         main = rounded or sink
         target = SplitWriter({MAIN: main, **beside}) if beside else main
-        yield ModelDraft(sink, beside, target, optimization, rounded)
+
+        def finish(digest: str) -> dict[str, str]:
+            digests = {MAIN: digest}
+            # The model last: where it is, what goes with it is, too.
+            for body in beside.values():
+                body.finish()
+            if isinstance(target, SplitWriter):
+                digests |= target.digests()
+            if rounded is not None:
+                digests[MAIN] = rounded.digest
+            if out is not None:
+                # It was written here and there, a block of each moment at a time.
+                digests[OPTIMIZER] = body_digest(out.finish())
+            sink.finish()
+            return digests
+
+        yield ModelDraft(target, optimization, finish)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -15,7 +16,7 @@ from flstream.server.cohort import FoldedUpdates
 from flstream.server.cohort_fold import CohortFold, FoldedModel
 from flstream.server.effects import Done, Effect
 from flstream.server.last_models import LastModels
-from flstream.server.peer_fold import PeerFold
+from flstream.server.peer_fold import fold_at
 from flstream.server.program_view import Model, Update
 from flstream.server.round_totals import FoldResult
 from flstream.server.run_state import RunState
@@ -185,7 +186,7 @@ class ModelEffects:
             for training in cohort.trainings:
                 training.at = at
             fold = self._new_fold(model, cohort, None)
-            return self._make(number, model, cohort, fold, PeerFold(fold, at, last).make)
+            return self._make(number, model, cohort, fold, partial(fold_at, fold, at, last))
 
         request = f"{name}(model {model.version}, {cohort.request})"
         done = state.journal.once(name, state.round, request, arguments, do, FoldResult)

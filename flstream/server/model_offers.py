@@ -16,8 +16,8 @@ from flstream.server.worker_handle import WorkerHandle
 from flstream.streaming.coding import EncoderFor
 from flstream.streaming.download import MOST_EAGER_BYTES
 from flstream.streaming.refs import Delivery, Ref
-from flstream.worker.messages import LAYOUT
-from flstream.worker.peer_messages import Offer, Offered
+from flstream.worker.messages import LAYOUT, Offered
+from flstream.worker.peer_messages import Offer
 
 
 def is_worth_mapping(nbytes: int) -> bool:

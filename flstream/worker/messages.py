@@ -28,7 +28,6 @@ import msgspec
 
 from flstream.runs.state_versions import StateVersion
 from flstream.telemetry.events import Transfer
-from flstream.worker.peer_messages import Offered
 
 TaskKind = Literal["train", "evaluate", "submit_model"]
 
@@ -71,6 +70,22 @@ class SiteTask(msgspec.Struct, frozen=True):
     index: int
     seed: int
     state: StateVersion | None = None
+
+
+class Offered(msgspec.Struct, tag=True, frozen=True):
+    """Worker: a body is on offer to a peer, which connects for it.
+
+    Attributes:
+        peer: Name of this worker, which is the other's peer.
+        address: Where it listens.
+        key: The key of the start token that admits the other one.
+        token: The body's token.
+    """
+
+    peer: str
+    address: str
+    key: bytes
+    token: bytes
 
 
 class Task(msgspec.Struct, tag=True, frozen=True):

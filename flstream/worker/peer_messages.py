@@ -7,13 +7,12 @@ answer.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from flstream.aggregation.optimizers import ServerOptimizer
 from flstream.aggregation.rules import AggregationRule
 from flstream.telemetry.events import Transfer
+from flstream.worker.messages import Offered, SiteAnswer
 
 
 class Offer(msgspec.Struct, tag=True, frozen=True):
@@ -31,40 +30,6 @@ class Offer(msgspec.Struct, tag=True, frozen=True):
     token: bytes = b""
 
 
-class Offered(msgspec.Struct, tag=True, frozen=True):
-    """Worker: a body is on offer to a peer, which connects for it.
-
-    Attributes:
-        peer: Name of this worker, which is the other's peer.
-        address: Where it listens.
-        key: The key of the start token that admits the other one.
-        token: The body's token.
-    """
-
-    peer: str
-    address: str
-    key: bytes
-    token: bytes
-
-
-class UpdatePlace(msgspec.Struct, frozen=True):
-    """One update of a fold, and where it lies.
-
-    Attributes:
-        site: Name of the site.
-        weight: Its share in a mean, before dividing by the sum of all; finite and above 0.
-        params_type: Whether the body has the weights or their difference from the model.
-        partial: Whether it may lack tensors of the model.
-        where: The offer of its worker, which may be the one that folds; or path of its file.
-    """
-
-    site: str
-    weight: float
-    params_type: Literal["FULL", "DIFF"]
-    partial: bool
-    where: Offered | str
-
-
 class FoldTask(msgspec.Struct, tag=True, frozen=True):
     """Server: fold updates into the next model, and make its file durable.
 
@@ -72,7 +37,9 @@ class FoldTask(msgspec.Struct, tag=True, frozen=True):
         base: Path of the model that the updates were trained from.
         path: Path of the next model; the optimizer's state is written beside it.
         metadata: Strings of its header.
-        updates: The updates, in the order in which they are folded.
+        updates: The updates, in the order in which they are folded: each with its weight in its
+            site's answer, and where it lies, which is an offer of its worker, also where that is
+            the one that folds, or the path of its file.
         rule: How they are combined.
         optimizer: The server optimizer that makes a step; None for none.
         state: Path of its state that belongs to ``base``; None before its first round.
@@ -83,7 +50,7 @@ class FoldTask(msgspec.Struct, tag=True, frozen=True):
     base: str
     path: str
     metadata: dict[str, str]
-    updates: list[UpdatePlace]
+    updates: list[tuple[SiteAnswer, Offered | str]]
     rule: AggregationRule
     optimizer: ServerOptimizer | None
     state: str | None

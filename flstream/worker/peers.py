@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -36,16 +35,15 @@ from flstream.transport.channel import Channel
 from flstream.transport.link import LinkRelay
 from flstream.transport.messages import MessageChannel
 from flstream.transport.tcp import UNIX, Admission, StartToken, TcpListener, dial
+from flstream.worker.messages import Offered, SiteAnswer
 from flstream.worker.peer_messages import (
     Folded,
     Folding,
     FoldTask,
     Offer,
-    Offered,
     PeerFailed,
     PeerReply,
     PeerRequest,
-    UpdatePlace,
 )
 from flstream.worker.worker_info import WorkerInfo
 
@@ -137,7 +135,7 @@ class Peers:
                 case Offer():
                     return self._offer(request)
                 case FoldTask():
-                    return _Fold(request, self, self._channel.send).make()
+                    return fold(request, self, self._channel.send)
         except ChannelClosedError:
             raise  # of the server, which is gone
         except FlstreamError as error:
@@ -175,82 +173,84 @@ class Peers:
         return self._relay.channel(channel.detach(), peer, name)
 
 
-class _Fold:
-    """The walk that a server would do, fed by peers."""
+def fold(task: FoldTask, peers: Peers, report: Callable[[Folding], None]) -> Folded:
+    """Fold updates into the next model as a server would, fed by peers; a failure leaves none.
 
-    def __init__(self, task: FoldTask, peers: Peers, report: Callable[[Folding], None]) -> None:
-        self._task = task
-        self._peers = peers
-        self._report = report
-        self._reported = time.monotonic()
-        self._base = FileSource(Path(task.base))
-        self._form = UpdateForm(self._base, chain_of(peers.info.codecs_up))
-        self._unchanged = {place.site for place in task.updates}
-        self._remotes: dict[str, RemoteBody] = {}
-        self._connections = ExitStack()
+    Args:
+        task: The updates, and what is made of them.
+        peers: The peers of the worker that folds.
+        report: Called with how far it is, now and then.
 
-    def make(self) -> Folded:
-        """Fold the updates into the next model, which is durable on return; a failure leaves none.
+    Returns:
+        What the server is to know of the model, which is durable.
 
-        Raises:
-            UpdateRefusedError: An update is of no use.
-            FlstreamError: The model cannot be made, or the server is gone.
-        """
-        task, base = self._task, self._base
-        state = None if task.state is None else Path(task.state)
-        lossy = chain_of(self._peers.info.codecs_down).lossy
-        path, layouts, how = Path(task.path), {MAIN: base.layout}, (task.rule, task.optimizer)
-        drafting = model_draft(path, layouts, task.metadata, *how, state, lossy)
-        check = partial(self._on_range, 0)
-        keeper = FoldKeeper(lambda site: Path(task.last[site]), base, task.rule, check)
-        with self._connections, drafting as draft:
-            sources = [self._source(place) for place in task.updates]
-            for index, source in enumerate(sources if task.last else ()):
-                sources[index] = keeper.keep(source, task.step)
-                self._report(Folding(0, dict(keeper.digests)))
-            with closing(WriteBehind(draft.target.layout, draft.target.write)) as sink:
-                walk = sink, task.step, self._on_range, draft.optimization
-                digest = fold_updates(base, sources, task.rule, *walk)
-            costs = {site: remote.cost for site, remote in self._remotes.items()}
-            began = time.monotonic()
-            digests = draft.finish(digest)
-        return Folded(digests, list(self._unchanged), costs, time.monotonic() - began)
+    Raises:
+        UpdateRefusedError: An update is of no use.
+        FlstreamError: The model cannot be made, or the server is gone.
+    """
+    base, info = FileSource(Path(task.base)), peers.info
+    form = UpdateForm(base, chain_of(info.codecs_up))
+    unchanged = {answer.site for answer, _ in task.updates}
+    remotes: dict[str, RemoteBody] = {}
+    reported = time.monotonic()
 
-    def _source(self, place: UpdatePlace) -> UpdateSource:
-        """An update as the walk reads it."""
-        site, kind, where = place.site, place.params_type, place.where
-        remote: RemoteBody | None = None
+    def on_range(done: int) -> None:
+        nonlocal reported
+        if time.monotonic() - reported >= _REPORT_SECONDS:
+            reported = time.monotonic()
+            report(Folding(done))
+
+    def source(answer: SiteAnswer, where: Offered | str) -> UpdateSource:
+        """Return an update as the walk reads it."""
+        confirm: Callable[[], None] = lambda: None  # noqa: E731
         opened: Callable[[], Source]
         if isinstance(where, str):
             opened = partial(FileSource, Path(where))
-        elif where.peer == self._peers.info.name:
-            opened = partial(self._peers.own_update, where.token)
-        else:
-            remote = self._remotes[site] = self._remote(place, where)
-            opened = partial(remote.open, self._task.step)
-        source = UpdateSource(
-            site,
-            lambda: self._form.decoded(opened(), kind),
-            place.weight,
-            kind,
-            place.partial,
-            partial(self._unchanged.discard, site),
+        elif where.peer == info.name:
+            opened = partial(peers.own_update, where.token)
+        else:  # which is fetched in the server's place
+            with naming(answer.site, StreamingError):
+                receiver = connections.enter_context(peers.dial(where, SERVER))
+            receiver.limits = limits_for_updates(base.layout)
+            remote = remotes[answer.site] = RemoteBody(
+                answer.site,
+                receiver,
+                where.token,
+                info.streaming,
+                base if answer.params_type == "FULL" else None,
+                partial(form.difference, partial=answer.partial),
+            )
+            opened, confirm = partial(remote.open, task.step), remote.confirm
+        return UpdateSource(
+            answer.site,
+            lambda: form.decoded(opened(), answer.params_type),
+            answer.weight,
+            answer.params_type,
+            answer.partial,
+            partial(unchanged.discard, answer.site),
+            confirm=confirm,
         )
-        return source if remote is None else replace(source, confirm=remote.confirm)
 
-    def _remote(self, place: UpdatePlace, offered: Offered) -> RemoteBody:
-        """An update in another process, which is fetched in the server's place."""
-        with naming(place.site, StreamingError):
-            receiver = self._connections.enter_context(self._peers.dial(offered, SERVER))
-        receiver.limits = limits_for_updates(self._base.layout)
-        same = self._base if place.params_type == "FULL" else None
-        check = partial(self._form.difference, partial=place.partial)
-        # Sites send each other frames as they are.
-        settings = self._peers.info.streaming
-        return RemoteBody(place.site, receiver, offered.token, settings, same, check)
-
-    def _on_range(self, done: int) -> None:
-        now = time.monotonic()
-        if now - self._reported >= _REPORT_SECONDS:
-            self._reported = now
-            self._report(Folding(done))
+    state = None if task.state is None else Path(task.state)
+    drafting = model_draft(
+        Path(task.path),
+        {MAIN: base.layout},
+        task.metadata,
+        task.rule,
+        task.optimizer,
+        state,
+        chain_of(info.codecs_down).lossy,
+    )
+    keeper = FoldKeeper(lambda site: Path(task.last[site]), base, task.rule, partial(on_range, 0))
+    with ExitStack() as connections, drafting as draft:
+        sources = [source(*update) for update in task.updates]
+        for index, update in enumerate(sources if task.last else ()):
+            sources[index] = keeper.keep(update, task.step)
+            report(Folding(0, dict(keeper.digests)))
+        with closing(WriteBehind(draft.target.layout, draft.target.write)) as sink:
+            walk = sink, task.step, on_range, draft.optimization
+            digest = fold_updates(base, sources, task.rule, *walk)
+        costs = {site: remote.cost for site, remote in remotes.items()}
+        began = time.monotonic()
+        digests = draft.finish(digest)
+    return Folded(digests, list(unchanged), costs, time.monotonic() - began)

@@ -8,7 +8,8 @@ import pytest
 from flstream.errors import DeadlineError, StreamingError
 from flstream.server.peer_link import PeerLink
 from flstream.transport.channel import Signal
-from flstream.worker.peer_messages import Offer, Offered
+from flstream.worker.messages import Offered
+from flstream.worker.peer_messages import Offer
 
 
 def test_after_an_answer_that_comes_too_late_nothing_more_is_asked():

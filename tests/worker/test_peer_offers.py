@@ -16,7 +16,8 @@ from flstream.streaming.service import DownloadService
 from flstream.streaming.settings import StreamSettings
 from flstream.telemetry.events import SERVER
 from flstream.transport.channel import Channel, Signal
-from flstream.worker.peer_messages import Offer, Offered
+from flstream.worker.messages import Offered
+from flstream.worker.peer_messages import Offer
 from flstream.worker.peers import Peers
 
 BODY = MemoryBody.of({"weight": np.arange(300_000, dtype="float32")})

@@ -56,8 +56,8 @@ import signal
 import flstream.worker.peers as peers
 
 
-def make(fold, made=peers._Fold.make):
-    path, report = pathlib.Path(fold._task.path), fold._report
+def fold(task, own, report, folded=peers.fold):
+    path = pathlib.Path(task.path)
     mark = path.parents[3] / "died"
 
     def die(folding):
@@ -66,12 +66,11 @@ def make(fold, made=peers._Fold.make):
             os.kill(os.getpid(), signal.SIGKILL)
         report(folding)
 
-    fold._report = die
-    return made(fold)
+    return folded(task, own, die)
 
 
 peers._REPORT_SECONDS = 0.0
-peers._Fold.make = make
+peers.fold = fold
 """
 
 
