@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flstream.client import session
-from flstream.client.distance import drift, squared_distance, widened
 from flstream.client.fl_model import FLModel
 from flstream.client.own_files import KeptTensors
+from flstream.client.proximal import drift, squared_distance, widened
 from flstream.job.bodies import FEDDYN_ALPHA
 
 if TYPE_CHECKING:

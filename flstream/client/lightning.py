@@ -157,9 +157,7 @@ class _Hooks:
         """Keep the score of the received model; an evaluation is answered with it."""
         if not _scores(trainer) or self._exchange.task() is None:
             return
-        self._exchange.metrics = dict(trainer.callback_metrics)
-        if self._exchange.task() == "evaluate":
-            self._exchange.send({}, {})
+        self._exchange.scored(dict(trainer.callback_metrics))
 
     def on_fit_start(self, trainer: Any, module: Any) -> None:
         """Load the received model, and what the last training has left of the trainer's state."""
@@ -170,7 +168,7 @@ class _Hooks:
         # The trainer may still count on from a task that does not count, or from that of another
         # model of the site's.
         state = copy.deepcopy(self._fresh)
-        path = current().state_dir / _STATE
+        path = current().context.state_dir / _STATE
         if path.exists():
             last = _read(path)
             state |= last if self._restores else {"loops": last["loops"]}
@@ -204,7 +202,7 @@ class _Hooks:
         self._proximal = None
         meta = meta_of(module, steps)
         if is_first_rank():  # in the others it is the same
-            _keep(trainer, current().state_dir / _STATE, whole=self._restores)
+            _keep(trainer, current().context.state_dir / _STATE, whole=self._restores)
         self._exchange.send(module.state_dict(), meta)
 
     def _load(self, module: Any) -> None:

@@ -151,7 +151,7 @@ def own_model(net: torch.nn.Module) -> Iterator[None]:
         with kept_generators():
             kept = KeptTensors.of(here, "model")
             kept.read_into(tensors)
-            seed_everything(own_seed(here.task_seed))
+            seed_everything(own_seed(here.context.seed))
             yield
             if here.kind == "train" and is_first_rank():
                 kept.write(tensors, {})

@@ -16,10 +16,10 @@ from flstream.worker.worker_info import WorkerInfo
 
 
 class CodeFailure(NamedTuple):
-    """Why training code has failed.
+    """Failure of training code.
 
     Attributes:
-        reason: Clause that says why.
+        reason: Clause that says why it failed.
         exit_code: Status with which it ended itself; None if it did not.
     """
 

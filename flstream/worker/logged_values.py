@@ -20,7 +20,7 @@ LoggedValue = tuple[str, float | None, str | None]
 
 
 def values_of(key: Any, value: Any) -> Iterator[LoggedValue]:
-    """Yield what is to be recorded: one value, or each of a mapping as ``key/name``.
+    """Yield the values to record: one, or each of a mapping as ``key/name``.
 
     Args:
         key: Name of the value.

@@ -41,18 +41,18 @@ def test_a_rank_follows_the_tasks_of_rank_0_without_their_tensors(first, other, 
     for call in ("is_running", "receive", "receive"):
         first.publish(call, True)
     assert other.is_running()
-    assert (other.kind, other.task_seed, other.site) == ("train", 101, "site-1")
+    assert (other.kind, other.context.seed, other.site) == ("train", 101, "site-1")
     model = other.receive()
     assert other.receive() is model
     assert (model.params, model.current_round, model.total_rounds) == ({}, 0, 5)
     assert model.meta == {"lr": 0.5, "site_name": "site-1", "task": "train"}
     first.publish_state(str(tmp_path / "mine"))
-    assert other.state_dir == tmp_path / "mine"
+    assert other.context.state_dir == tmp_path / "mine"
     first.begin(task(2, "evaluate"))
     for call in ("is_running", "is_running", "receive"):
         first.publish(call, True)
     assert other.is_running()
-    assert (other.kind, other.received) == ("evaluate", None)
+    assert (other.kind, other.turn.received) == ("evaluate", None)
     other.log("loss", object())
     other.send(FLModel(params={"w": object()}))
     assert other.kind is None
@@ -72,7 +72,7 @@ def test_ranks_that_make_other_calls_than_rank_0_are_told(first, other):
     assert other.is_running()
     first.begin(task(2))  # without the state
     with pytest.raises(ClientError, match="rank 1 waits for the site's own files, and rank 0 has"):
-        _ = other.state_dir
+        _ = other.context.state_dir
 
 
 @pytest.mark.parametrize("given", [0, "0", "2", "one"])
