@@ -80,13 +80,6 @@ class ModelExchange:
             module: The trainer's module.
             state: Its tensors by the server's names.
             assign: Function that copies tensors into the trainer's, by the server's names.
-
-        Returns:
-            The model, which is received once a task.
-
-        Raises:
-            ClientError: The trainer's tensors do not fit; the message names them.
-            StreamingError: The model did not arrive.
         """
         own = MemoryBody.of(state).layout
         is_own = is_own_memory(module, state)
@@ -122,13 +115,9 @@ class ModelExchange:
             self.send({}, {})
 
     def send(self, state: State, meta: Mapping[str, Any]) -> None:
-        """Answer a training with a trainer's tensors, and an evaluation with the metrics alone.
+        """Answer a training with tensors by the server's names, and others with metrics alone.
 
         Rank 0 does so; in other ranks the task is over.
-
-        Args:
-            state: Tensors by the server's names, in any dtype that was received into.
-            meta: The answer's ``meta``.
         """
         session, layout = current(), self._layout
         kind, metrics = session.kind, self._metrics

@@ -297,7 +297,7 @@ class _Training:
         return TrainingCallback()
 
     def _busily(self, do: Callable[[], Any]) -> Any:
-        """Do something of the trainer's, which calls its own methods meanwhile."""
+        """Run a method of the trainer, which calls others of its own meanwhile."""
         self._is_busy = True
         try:
             return do()

@@ -223,13 +223,7 @@ def _scores(trainer: Any) -> bool:
 
 
 def _keep(trainer: Any, path: Path, *, whole: bool) -> None:
-    """Write the state of a trainer, without its module's tensors.
-
-    Args:
-        trainer: The trainer.
-        path: Path of the file.
-        whole: Whether more than the counters is kept.
-    """
+    """Write a trainer's state without its module's tensors, or its counters alone."""
     import torch
 
     state = _state_of(trainer)
@@ -244,15 +238,7 @@ def _keep(trainer: Any, path: Path, *, whole: bool) -> None:
 
 
 def _read(path: Path, *, is_check: bool = False) -> dict[str, Any]:
-    """Read the state of a trainer.
-
-    Args:
-        path: Path of the file.
-        is_check: Whether nothing is done with it: then its tensors are not brought to memory.
-
-    Raises:
-        ClientError: It has objects that are not read from files.
-    """
+    """Read the state of a trainer, or check that it can be read, without its tensors in memory."""
     import pickle
 
     import torch

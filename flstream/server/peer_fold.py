@@ -56,7 +56,7 @@ def fold_at(
     """
     context, began = fold.context, time.monotonic()
     pool, sites = context.pool, list(at)
-    lost, kept = dict[str, str](), dict[str, str]()
+    lost, last_digests = dict[str, str](), dict[str, str]()
     while sites:
         for training in fold.cohort.trainings:
             # The sites of the others train again: their workers have died.
@@ -74,7 +74,7 @@ def fold_at(
             folder = fold.trainer.files(fold.cohort.trainings[0]).folder / "next"
             path = folder / context.run.checkpoint(round_number).name
             by_site = {update.answer.site: update for update in updates}
-            walk = partial(_walk, fold, last, kept, worker, path, round_number, by_site)
+            walk = partial(_walk, fold, last, last_digests, worker, path, round_number, by_site)
             _, folded = fold.update_fold.fold_sound(updates, walk, fold.refuse)
             fold.update_fold.cost += sum(folded.costs.values(), start=Transfer())
             linked = time.monotonic()
@@ -88,7 +88,7 @@ def fold_at(
             context.emit(Warned(message=f"{message}: {reason}; the fold is done again"))
         else:
             shutil.rmtree(folder, ignore_errors=True)
-            outcome = fold.outcome(folded.digests[MAIN])._replace(kept=kept)
+            outcome = fold.outcome(folded.digests[MAIN])._replace(kept=last_digests)
             ended = time.monotonic()
             checkpoint = folded.checkpoint + ended - linked
             # What it took until the fold was begun anew is part of it.
@@ -103,7 +103,7 @@ def fold_at(
 def _walk(
     fold: CohortFold,
     last: LastModels | None,
-    kept: dict[str, str],
+    last_digests: dict[str, str],
     worker: WorkerHandle,
     path: Path,
     round_number: int,
@@ -135,7 +135,7 @@ def _walk(
 
     def note(folding: Folding) -> None:
         # Also of a site that is refused later: its file is another one now.
-        kept.update(folding.kept)
+        last_digests.update(folding.kept)
         fold.progress(folding.done)
 
     try:
@@ -155,7 +155,7 @@ def _walk(
 def _placed(
     worker: WorkerHandle, source: UpdateSource, update: CollectedUpdate
 ) -> tuple[SiteAnswer, Offered | str]:
-    """Return where an update lies, which a worker may fetch as if it were the server.
+    """Return an update's answer and place, from which a worker fetches it in the server's place.
 
     Raises:
         UpdateRefusedError: The update is lost.

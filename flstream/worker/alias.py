@@ -105,14 +105,14 @@ def fedprox_loss() -> type[torch.nn.Module]:
 
 def install() -> None:
     """Make this process import NVFlare's names from here, whether or not that is installed."""
-    for name in [each for each in list(sys.modules) if each.partition(".")[0] == "nvflare"]:
+    for name in [other for other in list(sys.modules) if other.partition(".")[0] == "nvflare"]:
         del sys.modules[name]
     for name, ours in ALIASES.items():
         _enter(name, importlib.import_module(ours))
     for name, classes in NAMES.items():
         module = ModuleType(name, f"Names of {name} that flstream has.")
-        for each in classes or [fedprox_loss()]:
-            setattr(module, each.__name__, each)
+        for cls in classes or [fedprox_loss()]:
+            setattr(module, cls.__name__, cls)
         _enter(name, module)
     sys.meta_path.insert(0, _NoOther())
 

@@ -60,7 +60,7 @@ def weight_of(meta: Mapping[str, Any]) -> float:
         ClientError: It is no number, or not between :data:`LEAST_WEIGHT` and :data:`MOST_WEIGHT`;
             the message names the key.
     """
-    key = next((each for each in _WEIGHT_KEYS if each in meta), None)
+    key = next((name for name in _WEIGHT_KEYS if name in meta), None)
     if key is None:
         return 1.0
     value = meta[key]
@@ -137,13 +137,7 @@ def params_to_send(
 
 
 def check_size(update: Layout, layout: Layout | None, most: int) -> None:
-    """Refuse an update that is larger than the model, where it is made.
-
-    Args:
-        update: Layout of the update.
-        layout: Layout of the received model; None if it was not received.
-        most: Bytes of the model.
-    """
+    """Refuse an update that is larger than a model of so many bytes, where it is made."""
     if update.nbytes <= most:
         return
     known = update if layout is None else layout
@@ -171,9 +165,7 @@ def clones(tensors: Params) -> Params:
 def inline(update: Source, received: Layout | None = None) -> InlineUpdate:
     """Return a copy of an update that travels in its site's answer.
 
-    Args:
-        update: The update.
-        received: Layout of the received model, whose header is encoded once for all sites.
+    The header of the received model's layout is encoded once for all sites.
     """
     layout = update.layout
     if received is not None and layout == received:

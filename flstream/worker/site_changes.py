@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 
+from flstream.aggregation.rules import AggregationRule
 from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.learner import SiteContext
 from flstream.client.number import number_of
@@ -70,13 +72,21 @@ class SiteChanges:
         up, down = self._info.codecs_up, self._info.codecs_down
         if self.down or (down.needs_base and kind in ("train", "evaluate")):
             return True
-        changes = any(each.changes_numbers for each in self.up)
+        changes = any(spec.changes_numbers for spec in self.up)
         return kind == "train" and (changes or up.is_lossy or up.needs_base)
 
-    def check(self, layout: Layout) -> None:
-        """Check that the model has all tensors that filters name."""
+    def selected(self, layout: Layout) -> Collection[str] | None:
+        """Return the names of a model's tensors that are aggregated; None for all.
+
+        Filters must find all tensors that they name in the model, too.
+        """
+        include, exclude = self._info.include, self._info.exclude
+        selected: Collection[str] | None = None
+        if include != [".*"] or exclude:
+            selected = AggregationRule(include=include, exclude=exclude).selected(layout)
         remaining(layout, self.up, "up")
         remaining(layout, self.down, "down")
+        return selected
 
     def place(self, layout: Layout) -> MemoryBody | BodyFile:
         """Return the place where a received model is kept."""
@@ -100,7 +110,7 @@ class SiteChanges:
             site: The site and its task.
         """
         base = None
-        if any(each.changes_numbers for each in self.up):
+        if any(spec.changes_numbers for spec in self.up):
             base = _compared(model, answer, "filters.up compare")
         passage = Passage(site.name, site.round, "up", site.seed, _steps_of(answer))
         return filtered(update, self.up, passage, base)

@@ -290,10 +290,7 @@ class TaskModel:
 
     def _take(self, layout: Layout) -> None:
         """Take the layout of the received body, and check filters and selection against it."""
-        joined = self._note(layout)
-        if self._worker.selection is not None:
-            self.selected = self._worker.selection(joined.model)
-        self._changes.check(joined.model)
+        self.selected = self._changes.selected(self._note(layout).model)
 
     def _note(self, layout: Layout) -> JoinedBodies:
         """Take the layout of what is received, and find in it the model's."""

@@ -31,6 +31,7 @@ from flstream.worker.messages import (
     Progress,
     SiteAnswer,
     SiteTask,
+    Task,
     WrittenUpdate,
 )
 from flstream.worker.ranks import RankStore
@@ -76,12 +77,14 @@ class SiteTurns:
 
         A site whose folder cannot be used has no turn. A task is finished after its last site.
         """
+        begun: Task | None = None
         if self._turn is None or self._turn.site is None:
             self._turn = None  # frees what it refers to before the next model arrives
             while self._turn is None and (self._sites or self._has_task(timeout)):
                 self._turn = self._begin(self._sites.popleft())
+            begun = None if self._model is None else self._model.task
         if self._ranks is not None:
-            self._ranks.publish(call, self._turn is not None)
+            self._ranks.publish(call, self._turn is not None, begun)
         return self._turn
 
     def log(self, key: str, value: Any, step: int | None) -> None:
@@ -122,15 +125,14 @@ class SiteTurns:
             self._model.kept = None
             if not self._is_delivered:
                 self._deliver(None)
-        self._model = None
+        self._model, self._answers, self._is_delivered = None, [], False
         task = self.worker.next_task(timeout)
         if task is None:
             return False
         own = self.worker.info.site
-        if own is not None and [each.site for each in task.sites] != [own]:
+        if own is not None and [part.site for part in task.sites] != [own]:
             raise ProtocolError(f"the server sent {own} a task of other sites")
         self._model, self._sites = TaskModel(self.worker, task), deque(task.sites)
-        self._answers, self._is_delivered = [], False
         return True
 
     def _begin(self, site: SiteTask) -> SiteTurn | None:
@@ -160,8 +162,6 @@ class SiteTurns:
             return path
 
         self._site = worker.info.context(task, site, state_dir)
-        if self._ranks is not None:
-            self._ranks.begin(task)
         return SiteTurn(worker, self._model, self._site, state, self._take)
 
     def _take(self, answer: SiteAnswer, update: Source | None) -> None:

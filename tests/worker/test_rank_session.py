@@ -37,8 +37,8 @@ def test_a_rank_follows_the_tasks_of_rank_0_without_their_tensors(first, other, 
     other.init()
     first.publish("receive", False)  # a timeout of rank 0's
     assert other.receive() is None
-    first.begin(task(1))
-    for call in ("is_running", "receive", "receive"):
+    first.publish("is_running", True, task(1))
+    for call in ("receive", "receive"):
         first.publish(call, True)
     assert other.is_running()
     assert (other.kind, other.context.seed, other.site) == ("train", 101, "site-1")
@@ -48,8 +48,8 @@ def test_a_rank_follows_the_tasks_of_rank_0_without_their_tensors(first, other, 
     assert model.meta == {"lr": 0.5, "site_name": "site-1", "task": "train"}
     first.publish_state(str(tmp_path / "mine"))
     assert other.context.state_dir == tmp_path / "mine"
-    first.begin(task(2, "evaluate"))
-    for call in ("is_running", "is_running", "receive"):
+    first.publish("is_running", True, task(2, "evaluate"))
+    for call in ("is_running", "receive"):
         first.publish(call, True)
     assert other.is_running()
     assert (other.kind, other.turn.received) == ("evaluate", None)
@@ -65,12 +65,11 @@ def test_a_rank_follows_the_tasks_of_rank_0_without_their_tensors(first, other, 
 
 def test_ranks_that_make_other_calls_than_rank_0_are_told(first, other):
     other.init()
-    first.begin(task(1))
-    first.publish("is_running", True)
+    first.publish("is_running", True, task(1))
     with pytest.raises(ClientError, match=r"rank 1 called receive\(\) where rank 0 called is_run"):
         other.receive()
     assert other.is_running()
-    first.begin(task(2))  # without the state
+    first.publish("is_running", True, task(2))  # without the state
     with pytest.raises(ClientError, match="rank 1 waits for the site's own files, and rank 0 has"):
         _ = other.context.state_dir
 
