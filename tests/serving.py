@@ -37,7 +37,7 @@ from flstream.worker.messages import (
     ToWorker,
 )
 from flstream.worker.peers import Peers
-from flstream.worker.worker import Selection, Worker
+from flstream.worker.worker import Worker
 from flstream.worker.worker_info import WorkerInfo
 
 PEER = "worker"
@@ -189,13 +189,12 @@ class Serving:
         self,
         info: WorkerInfo,
         serve: Callable[[Worker], None],
-        selection: Selection | None = None,
     ) -> None:
         self._ours, self._theirs = worker_socket_pairs()
         self.server = Server(self._ours)
         self.turns: list[str | None] = []
         self.error: BaseException | None = None
-        self._info, self._serve, self._selection = info, serve, selection
+        self._info, self._serve = info, serve
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
 
     def __enter__(self) -> Self:
@@ -226,7 +225,7 @@ class Serving:
             service.attach(Channel(end.up, SERVER), SERVER)
             down = Receiver(Channel(end.down, SERVER), SERVER)
             turn = self.turns.append
-            worker = Worker(self._info, control, down, service, peers, self._selection, turn)
+            worker = Worker(self._info, control, down, service, peers, turn)
             try:
                 self._serve(worker)
             except BaseException as error:

@@ -44,10 +44,10 @@ def _as_if_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def learner(tmp_path: Path) -> Serve:
     """Serve with the class ``Mine`` of a text."""
 
-    def serve(text: str, selection: Any = None, args: Any = None, **info: Any) -> Serving:
+    def serve(text: str, args: Any = None, **info: Any) -> Serving:
         code = LearnerCode(f"{write(tmp_path, text)}:Mine", args or {})
         known = worker_info(tmp_path / "sites", **info)
-        return Serving(known, lambda worker: serve_learner(worker, code), selection)
+        return Serving(known, lambda worker: serve_learner(worker, code))
 
     return serve
 
@@ -56,11 +56,11 @@ def learner(tmp_path: Path) -> Serve:
 def script(tmp_path: Path) -> Serve:
     """Serve with a script; with ``site``, as that site's own process."""
 
-    def serve(text: str, *args: str, selection: Any = None, **info: Any) -> Serving:
+    def serve(text: str, *args: str, **info: Any) -> Serving:
         code = ScriptCode(write(tmp_path, text), shlex.join(args))
         known = worker_info(tmp_path / "sites", **info)
         run = serve_sites if known.site is None else serve_own_site
-        return Serving(known, lambda worker: run(worker, code), selection)
+        return Serving(known, lambda worker: run(worker, code))
 
     return serve
 

@@ -224,7 +224,7 @@ def get_state_dir() -> Path:
     Raises:
         ClientError: There is no task, or the files cannot be copied.
     """
-    return _current().state_dir
+    return _current().context.state_dir
 
 
 def system_info() -> Mapping[str, Any]:

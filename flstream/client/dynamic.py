@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flstream.client import session
-from flstream.client.distance import drift, squared_distance, widened
 from flstream.client.fl_model import FLModel
 from flstream.client.own_files import KeptTensors
+from flstream.client.proximal import drift, squared_distance, widened
 from flstream.job.bodies import FEDDYN_ALPHA
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class DynamicRegulariser:
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        here = session.current()
-        turn, received = here.received_by("DynamicRegulariser was made")
+        site_session = session.current()
+        turn, received = site_session.received_by("DynamicRegulariser was made")
         self._alpha = float(received.meta.get(FEDDYN_ALPHA, 0.0))
         self._parameters: dict[str, torch.nn.Parameter] = {}
         if not self._alpha or turn.kind != "train":
@@ -57,7 +57,7 @@ class DynamicRegulariser:
             name: widened(parameter).detach().clone()
             for name, parameter in self._parameters.items()
         }
-        self._kept = KeptTensors.of(here, _STATE)
+        self._kept = KeptTensors.of(site_session, _STATE)
         self._gradients = self._kept.read_like(self._received)
         turn.before_keeping[self._kept.path.name] = self._keep
 

@@ -31,13 +31,11 @@ class ModelExchange:
 
     Args:
         strict: Whether the trainer's tensors must have the names and shapes of the server's.
-
-    Attributes:
-        metrics: Score of the received model, which is sent with the update; None for none.
     """
 
     def __init__(self, *, strict: bool) -> None:
-        self.metrics: dict[str, Any] | None = None
+        # Score of the received model, which is sent with the update.
+        self._metrics: dict[str, Any] | None = None
         self._strict = strict
         self._layout: Layout | None = None
         # Names that are exchanged, of those that the trainer has; None for all.
@@ -47,29 +45,19 @@ class ModelExchange:
     def task(self) -> str | None:
         """Return the kind of the task that a call of the trainer belongs to.
 
-        A script that does not ask ``is_running()`` waits for its first task here.
-
-        Returns:
-            The kind; None if the run is over, or the task was answered before.
+        It is None if the run is over, or the task was answered before. A script that does not ask
+        ``is_running()`` waits for its first task here.
         """
         session = current()
         if session.kind is None and self._answered is None:
             session.is_running()
         if session.kind is not None and self._answered is not None:
-            self._answered, self.metrics = None, None
+            self._answered, self._metrics = None, None
         return session.kind
 
     def begins_training(self, call: str) -> bool:
-        """Return whether the trainer is to train now.
-
-        Args:
-            call: The call of the trainer, for messages.
-
-        Raises:
-            ClientError: The task was answered by an earlier training.
-        """
-        kind = self.task()
-        if kind == "train":
+        """Return whether the trainer is to train now, in a call of a name."""
+        if self.task() == "train":
             return True
         current().expect_model()
         if self._answered == "train":
@@ -92,13 +80,6 @@ class ModelExchange:
             module: The trainer's module.
             state: Its tensors by the server's names.
             assign: Function that copies tensors into the trainer's, by the server's names.
-
-        Returns:
-            The model, which is received once a task.
-
-        Raises:
-            ClientError: The trainer's tensors do not fit; the message names them.
-            StreamingError: The model did not arrive.
         """
         own = MemoryBody.of(state).layout
         is_own = is_own_memory(module, state)
@@ -127,24 +108,24 @@ class ModelExchange:
         broadcast(state.values() if is_own else [*trained, *module.buffers()])
         return model
 
+    def scored(self, metrics: dict[str, Any]) -> None:
+        """Take the score of the received model, with which an evaluation is answered."""
+        self._metrics = metrics
+        if self.task() == "evaluate":
+            self.send({}, {})
+
     def send(self, state: State, meta: Mapping[str, Any]) -> None:
-        """Answer a training with a trainer's tensors, and an evaluation with the metrics alone.
+        """Answer a training with tensors by the server's names, and others with metrics alone.
 
         Rank 0 does so; in other ranks the task is over.
-
-        Args:
-            state: Tensors of the trainer by the server's names, in any dtype that was received
-                into.
-            meta: The answer's ``meta``.
         """
-        session = current()
-        kind, metrics = session.kind, self.metrics
+        session, layout = current(), self._layout
+        kind, metrics = session.kind, self._metrics
         params: dict[str, torch.Tensor] | None = None
         meta = dict(meta)
         if kind == "train" and is_first_rank():
-            assert self._layout is not None
-            layout = self._layout
-            names = state.keys() if self._names is None else state.keys() & self._names
+            assert layout is not None
+            names = state.keys() if self._names is None else self._names
             named = {name: layout.aliases.get(name, name) for name in state if name in names}
             params = {
                 name: state[name].detach().to(torch_dtype(layout.by_name[own].dtype))
@@ -153,7 +134,7 @@ class ModelExchange:
             if layout.by_name.keys() - named.values():
                 meta["partial"] = True
         session.send(FLModel(params=params, metrics=metrics, meta=meta))
-        self._answered, self.metrics, self._layout = kind, None, None
+        self._answered, self._metrics, self._layout = kind, None, None
 
     def _fitting(self, own: Layout, params: Mapping[str, Any]) -> State:
         """Return those of the received tensors that the trainer has, as torch tensors."""
@@ -210,7 +191,7 @@ def seed_setup() -> None:
 
 def seed_task() -> int:
     """Seed the global generators for the current task, and return the seed."""
-    seed = current().task_seed
+    seed = current().context.seed
     seed_everything(seed)
     return seed
 

@@ -14,8 +14,7 @@ The whole of :mod:`flstream.client` can be imported from here, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -205,25 +204,47 @@ class _Training:
 
     def install(self) -> None:
         """Take the place of the trainer's methods, and add the callback."""
-        trainer = self._trainer
+        trainer, exchange = self._trainer, self._exchange
         train, evaluate, step = trainer.train, trainer.evaluate, trainer.training_step
 
         @wraps(train)
         def train_if_due(resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if not self._exchange.begins_training("trainer.train()"):
+            if not exchange.begins_training("trainer.train()"):
                 return None
             # A path is the script's own wish; True is for trainers that keep no state of rounds.
             is_path = isinstance(resume_from_checkpoint, str | Path)
             checkpoint = Path(resume_from_checkpoint) if is_path else None
-            return self._train(lambda folder: train(folder, *args, **kwargs), checkpoint)
+            folder = self._rounds.begin(self._load().total_rounds or 1, checkpoint)
+            # The order of examples follows from the generator's seed when the loader is made. A
+            # trainer with a model_init sets it anew, from an argument that is 42 by default.
+            trainer.args.seed = seed_task() % _SEEDS
+            if trainer.args.world_size > 1:
+                # An evaluation before the training has marked the bare model as prepared
+                # (transformers 5); accelerate would leave it without what has the ranks' gradients
+                # agree.
+                vars(self._model).pop("_is_accelerate_prepared", None)
+            result = self._busily(lambda: train(folder, *args, **kwargs))
+            self._proximal = None
+            self._rounds.keep()
+            exchange.send(self._state(), self._meta())
+            return result
 
         @wraps(evaluate)
         def evaluate_received(*args: Any, **kwargs: Any) -> Any:
             # In a training, and once the task is answered, it scores the site's own model. With
             # several data sets it calls itself for each.
-            if self._is_busy or self._exchange.task() is None:
+            if self._is_busy or exchange.task() is None:
                 return evaluate(*args, **kwargs)
-            return self._evaluate(lambda: evaluate(*args, **kwargs))
+            self._load()
+            scores = self._busily(lambda: evaluate(*args, **kwargs))
+            exchange.scored(
+                {
+                    name: value
+                    for name, value in (scores or {}).items()
+                    if name != "epoch" and not name.endswith(_NO_SCORES)
+                }
+            )
+            return scores
 
         @wraps(step)
         def step_with_term(*args: Any, **kwargs: Any) -> Any:
@@ -245,75 +266,43 @@ class _Training:
         """Make the callback that ends a task's training, and records what the trainer logs."""
         from transformers import TrainerCallback
 
-        training = self
+        training, rounds = self, self._rounds
 
         class TrainingCallback(TrainerCallback):  # type: ignore[misc]
             """Ends a task's training after its steps."""
 
             def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 """Begin a task's training, now that the trainer has made its model and loader."""
-                training._begin(int(state.global_step), int(state.num_input_tokens_seen))
+                training._first_step = int(state.global_step)
+                training._first_token = int(state.num_input_tokens_seen)
+                if training._model is not training._loaded:  # a model_init has made another one
+                    training._load()
+                training._proximal = proximal_gradient(training._model, training._state())
+                seed_task()
 
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 """End the training after its last step."""
-                if state.global_step >= training._first_step + training._rounds.steps:
+                if state.global_step >= training._first_step + rounds.steps:
                     control.should_training_stop = True
 
             def on_log(self, args: Any, state: Any, control: Any, **more: Any) -> None:
                 """Record numbers, with the step."""
                 if not training._records or current().kind is None:
                     return
-                is_in_train = training._trainer.is_in_train
-                step = state.global_step if is_in_train else training._rounds.done()
+                step = state.global_step if training._trainer.is_in_train else rounds.done()
                 for key, value in (more.get("logs") or {}).items():
                     if number_of(value) is not None:
                         current().log(key, value, step)
 
         return TrainingCallback()
 
-    @contextmanager
-    def _busy(self) -> Iterator[None]:
+    def _busily(self, do: Callable[[], Any]) -> Any:
+        """Run a method of the trainer, which calls others of its own meanwhile."""
         self._is_busy = True
         try:
-            yield
+            return do()
         finally:
             self._is_busy = False
-
-    def _begin(self, step: int, token: int) -> None:
-        self._first_step, self._first_token = step, token
-        if self._model is not self._loaded:  # a model_init has made another one
-            self._load()
-        self._proximal = proximal_gradient(self._model, self._state())
-        seed_task()
-
-    def _train(self, train: Callable[[str | None], Any], checkpoint: Path | None) -> Any:
-        folder = self._rounds.begin(self._load().total_rounds or 1, checkpoint)
-        # The order of examples follows from the generator's seed when the loader is made; a
-        # trainer with a model_init sets it anew, from an argument that is 42 unless it is given.
-        self._trainer.args.seed = seed_task() % _SEEDS
-        if self._trainer.args.world_size > 1:
-            # An evaluation before the training has marked the bare model as prepared (transformers
-            # 5); accelerate would leave it without what has the ranks' gradients agree.
-            vars(self._model).pop("_is_accelerate_prepared", None)
-        with self._busy():
-            result = train(folder)
-        self._proximal = None
-        self._rounds.keep()
-        self._exchange.send(self._state(), self._meta())
-        return result
-
-    def _evaluate(self, evaluate: Callable[[], Any]) -> Any:
-        self._load()
-        with self._busy():
-            scores = evaluate()
-        self._exchange.metrics = {
-            name: value
-            for name, value in (scores or {}).items()
-            if name != "epoch" and not name.endswith(_NO_SCORES)
-        }
-        if self._exchange.task() == "evaluate":
-            self._exchange.send({}, {})
-        return scores
 
     def _load(self) -> FLModel:
         self._loaded = self._model

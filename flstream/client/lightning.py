@@ -157,9 +157,7 @@ class _Hooks:
         """Keep the score of the received model; an evaluation is answered with it."""
         if not _scores(trainer) or self._exchange.task() is None:
             return
-        self._exchange.metrics = dict(trainer.callback_metrics)
-        if self._exchange.task() == "evaluate":
-            self._exchange.send({}, {})
+        self._exchange.scored(dict(trainer.callback_metrics))
 
     def on_fit_start(self, trainer: Any, module: Any) -> None:
         """Load the received model, and what the last training has left of the trainer's state."""
@@ -170,7 +168,7 @@ class _Hooks:
         # The trainer may still count on from a task that does not count, or from that of another
         # model of the site's.
         state = copy.deepcopy(self._fresh)
-        path = current().state_dir / _STATE
+        path = current().context.state_dir / _STATE
         if path.exists():
             last = _read(path)
             state |= last if self._restores else {"loops": last["loops"]}
@@ -204,7 +202,7 @@ class _Hooks:
         self._proximal = None
         meta = meta_of(module, steps)
         if is_first_rank():  # in the others it is the same
-            _keep(trainer, current().state_dir / _STATE, whole=self._restores)
+            _keep(trainer, current().context.state_dir / _STATE, whole=self._restores)
         self._exchange.send(module.state_dict(), meta)
 
     def _load(self, module: Any) -> None:
@@ -225,13 +223,7 @@ def _scores(trainer: Any) -> bool:
 
 
 def _keep(trainer: Any, path: Path, *, whole: bool) -> None:
-    """Write the state of a trainer, without its module's tensors.
-
-    Args:
-        trainer: The trainer.
-        path: Path of the file.
-        whole: Whether more than the counters is kept.
-    """
+    """Write a trainer's state without its module's tensors, or its counters alone."""
     import torch
 
     state = _state_of(trainer)
@@ -246,15 +238,7 @@ def _keep(trainer: Any, path: Path, *, whole: bool) -> None:
 
 
 def _read(path: Path, *, is_check: bool = False) -> dict[str, Any]:
-    """Read the state of a trainer.
-
-    Args:
-        path: Path of the file.
-        is_check: Whether nothing is done with it: then its tensors are not brought to memory.
-
-    Raises:
-        ClientError: It has objects that are not read from files.
-    """
+    """Read the state of a trainer, or check that it can be read, without its tensors in memory."""
     import pickle
 
     import torch

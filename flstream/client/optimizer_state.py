@@ -1,4 +1,4 @@
-"""What becomes of a training's optimizer state at its site, from one task to the next."""
+"""The optimizer state of a site's trainings, from one task to the next."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ def restore_optimizer(
     Raises:
         ClientError: There is no task, or the state is of an optimizer of other parameters.
     """
-    here = session.current()
-    if here.kind != "train" or here.turns.optimizer_state == "reset":
+    site_session = session.current()
+    if site_session.kind != "train" or site_session.turns.optimizer_state == "reset":
         return False
-    kept = KeptTensors.of(here, name)
-    found = kept.read()
-    if found is not None:
-        tensors, text = found
+    file = KeptTensors.of(site_session, name)
+    content = file.read()
+    if content is not None:
+        tensors, text = content
         _load(optimizer, tensors, json.loads(text[_PLAIN]))
-    keep = here.turn.before_keeping
-    keep[kept.path.name] = lambda answer: kept.write(*_split(optimizer))
-    return found is not None
+    keep = site_session.turn.before_keeping
+    keep[file.path.name] = lambda answer: file.write(*_split(optimizer))
+    return content is not None
 
 
 def _split(
@@ -100,11 +100,11 @@ def _load(
         index = int(place)
         shape = None if name in plain else tuple(tensors[name].shape)
         if index >= len(parameters) or shape not in (None, (), tuple(parameters[index].shape)):
-            here = list(parameters[index].shape) if index < len(parameters) else "no tensor"
+            own = list(parameters[index].shape) if index < len(parameters) else "no tensor"
             raise ClientError(
                 f"the state {key!r} that the site's last training has left of parameter {index} of "
                 f"the optimizer has shape {None if shape is None else list(shape)}, and there it "
-                f"has {here}; make the optimizer of the same parameters in each task, or give each "
+                f"has {own}; make the optimizer of the same parameters in each task, or give each "
                 "optimizer a name"
             )
         state.setdefault(index, {})[key] = value

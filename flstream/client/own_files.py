@@ -42,7 +42,7 @@ class KeptTensors:
             ClientError: There is no task, or the site's state cannot be laid out.
         """
         own = ".own" if session.own_origin is not None else ""
-        return cls(session.state_dir / OWN_FOLDER / f"{name}{own}.safetensors")
+        return cls(session.context.state_dir / OWN_FOLDER / f"{name}{own}.safetensors")
 
     def read(self) -> tuple[dict[str, torch.Tensor], Mapping[str, str]] | None:
         """Return the tensors and the text by key; None before anything was kept.

@@ -51,8 +51,8 @@ def personal(
             shape than the site's own.
         UsageError: A pattern is found in no name, or nothing is left to share.
     """
-    here = session.current()
-    turn, received = here.received_by("personal() was called")
+    site_session = session.current()
+    turn, received = site_session.received_by("personal() was called")
     if patterns is None:
         patterns = received.meta.get(PERSONAL, ())
     if isinstance(patterns, str):
@@ -68,13 +68,13 @@ def personal(
             ) from error
     tensors = tensors_of(net)
     if (layout := turn.layout) is None:  # in a rank other than 0, which has no values of them
-        names = frozenset(n for n in tensors if any(re.search(each, n) for each in patterns))
+        names = frozenset(n for n in tensors if any(re.search(pattern, n) for pattern in patterns))
     else:
         names = personal_names(patterns, layout)
-        kept = KeptTensors.of(here, PERSONAL)
-        kept.read_into({name: tensors[name] for name in names if name in tensors})
+        file = KeptTensors.of(site_session, PERSONAL)
+        file.read_into({name: tensors[name] for name in names if name in tensors})
         if turn.kind == "train":
-            turn.before_keeping[PERSONAL] = partial(_keep, kept, names, layout)
+            turn.before_keeping[PERSONAL] = partial(_keep, file, names, layout)
     turn.personal_names = names
     return names
 
@@ -98,7 +98,7 @@ def personal_names(patterns: Sequence[str], layout: Layout) -> frozenset[str]:
     return names
 
 
-def _keep(kept: KeptTensors, names: frozenset[str], layout: Layout, answer: FLModel) -> None:
+def _keep(file: KeptTensors, names: frozenset[str], layout: Layout, answer: FLModel) -> None:
     """Write the site's version of tensors, as they were trained, into the site's state."""
     params = answer.params or {}
     if ParamsType(answer.params_type) is not ParamsType.FULL:
@@ -115,7 +115,7 @@ def _keep(kept: KeptTensors, names: frozenset[str], layout: Layout, answer: FLMo
         )
     body = MemoryBody.of(own, tied=aliases)
     check_kinds(body.layout, layout)
-    kept.write_body(body, {})
+    file.write_body(body, {})
 
 
 @contextmanager
@@ -140,23 +140,23 @@ def own_model(net: torch.nn.Module) -> Iterator[None]:
     Raises:
         ClientError: There is no received model, or a tensor has another shape than the site's own.
     """
-    here = session.current()
-    here.received_by("own_model() was called")
-    if here.own_origin is not None:
+    site_session = session.current()
+    site_session.received_by("own_model() was called")
+    if site_session.own_origin is not None:
         raise ClientError("own_model() was called within itself; a site has one such model")
     tensors = tensors_of(net)
     origin = {name: tensor.clone() for name, tensor in tensors.items()}
-    here.own_origin = origin
+    site_session.own_origin = origin
     try:
         with kept_generators():
-            kept = KeptTensors.of(here, "model")
-            kept.read_into(tensors)
-            seed_everything(own_seed(here.task_seed))
+            file = KeptTensors.of(site_session, "model")
+            file.read_into(tensors)
+            seed_everything(own_seed(site_session.context.seed))
             yield
-            if here.kind == "train" and is_first_rank():
-                kept.write(tensors, {})
+            if site_session.kind == "train" and is_first_rank():
+                file.write(tensors, {})
     finally:
-        here.own_origin = None
+        site_session.own_origin = None
         for name, tensor in tensors.items():
             tensor.copy_(origin[name])
 

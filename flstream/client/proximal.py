@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from flstream.client import session
-from flstream.client.distance import drift, squared_distance
 from flstream.client.ranks import broadcast
 from flstream.errors import ClientError
 from flstream.job.bodies import DITTO_LAMBDA, PROXIMAL_MU
@@ -191,8 +191,10 @@ def _global_params(params: Params | None) -> Params:
     """Return the tensors of the global model, or those that the training code takes them to be."""
     task = session.present()
     # What was received may be trained in place: its values are those of the model no more.
-    if task is not None and (params is None or (task.received and params is task.received.params)):
-        params = task.own_origin or (task.kind and task.turn.global_params) or params
+    if task is not None and task.kind is not None:
+        received = task.turn.received
+        if params is None or (received is not None and params is received.params):
+            params = task.own_origin or task.turn.global_params or params
     if params is None:
         raise ClientError(
             "the global model's tensors were not kept in this task, as the server gives no mu; "
@@ -223,3 +225,56 @@ def _counterpart(
             "given, so they would never differ; clone what was received"
         )
     return origin
+
+
+def squared_distance(parameter: torch.Tensor, origin: torch.Tensor) -> torch.Tensor:
+    """Return ``||parameter - origin||^2``, differentiable once with respect to the parameter.
+
+    Torch's own operators would keep three tensors of the parameter's size until the gradient is
+    taken, which for a whole model is more than its training needs. This keeps none. The scalar is
+    float64 if the parameter is of double precision, else float32.
+    """
+    distance: torch.Tensor = _function().apply(parameter, origin)
+    return distance
+
+
+@cache
+def _function() -> Any:
+    import torch
+    from torch.autograd.function import once_differentiable
+
+    class SquaredDistance(torch.autograd.Function):
+        """Computes the distance, and its gradient anew from the two tensors."""
+
+        @staticmethod
+        def forward(context: Any, parameter: torch.Tensor, origin: torch.Tensor) -> torch.Tensor:
+            """Return the squared distance."""
+            context.save_for_backward(parameter, origin)
+            away = drift(parameter, origin)
+            if away.is_complex():
+                away = torch.view_as_real(away)
+            return away.square_().sum()
+
+        @staticmethod
+        @once_differentiable
+        def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+            """Return the gradient with respect to the parameter."""
+            parameter, origin = context.saved_tensors
+            away = drift(parameter, origin).mul_(2 * gradient)
+            return away.to(parameter.dtype), None
+
+    return SquaredDistance
+
+
+def drift(parameter: torch.Tensor, origin: torch.Tensor) -> torch.Tensor:
+    """Return the difference of a parameter from fixed values, in float32 at the least."""
+    wide = widened(parameter)
+    return wide - origin.to(wide.dtype)
+
+
+def widened(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in float32 at the least."""
+    import torch
+
+    # In half precision, squares overflow and small terms are lost in their sum.
+    return value.to(torch.promote_types(value.dtype, torch.float32))

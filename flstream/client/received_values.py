@@ -110,4 +110,4 @@ def without_tensors(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_body(value: object) -> bool:
-    return isinstance(value, Mapping) and any(hasattr(each, "shape") for each in value.values())
+    return isinstance(value, Mapping) and any(hasattr(item, "shape") for item in value.values())

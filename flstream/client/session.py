@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from flstream.client.fl_model import FLModel
@@ -145,63 +144,32 @@ class Session:
 
     @property
     def turn(self) -> TaskTurn:
-        """The site's part of the current task.
-
-        Raises:
-            ClientError: There is no task.
-        """
-        self._context()
-        assert self._turn is not None
+        """The site's part of the current task; a ClientError says that there is none."""
+        if self._turn is None or self._turn.site is None:
+            raise ClientError("there is no task; call receive() first")
         return self._turn
 
     @property
-    def received(self) -> FLModel | None:
-        """The model of the current task as it was received; None before."""
-        return None if self._turn is None else self._turn.received
-
-    @property
-    def task_seed(self) -> int:
-        """Seed of the site in the current task, the same in all ranks."""
-        return self._context().seed
-
-    @property
-    def state_dir(self) -> Path:
-        """Folder for the site's own files, as its last training has left them.
-
-        Raises:
-            ClientError: There is no task, or the files cannot be copied.
-        """
-        return self._context().state_dir
+    def context(self) -> SiteContext:
+        """The site in the current task; a ClientError says that there is none."""
+        site = self.turn.site
+        assert site is not None
+        return site
 
     def received_by(self, helper: str) -> tuple[TaskTurn, FLModel]:
-        """Return the current turn and its received model, which a helper of the code needs.
-
-        Args:
-            helper: The helper, for messages.
-
-        Raises:
-            ClientError: There is no received model.
-        """
+        """Return the current turn and its received model, which a helper of the code needs."""
         if self._turn is None or self._turn.received is None:
             raise ClientError(f"{helper} before a model was received; call receive() first")
         return self._turn, self._turn.received
 
     def asked_kind(self, *kinds: str) -> str | None:
-        """Return the kind of the current task, and note which kinds the code tells apart.
-
-        Args:
-            kinds: The kinds that it tells from trainings by the answer.
-        """
+        """Return the kind of the current task, and note which kinds code tells from trainings."""
         if self._has_waited and self._turn is not None:
             self._turn.asks.update(kinds)
         return self.kind
 
     def expect_model(self) -> None:
-        """Refuse code that needs a model where the task brings none.
-
-        Raises:
-            ClientError: The task is to submit a model, and the code has not asked for that.
-        """
+        """Refuse code that needs a model where the task is to submit one, and brings none."""
         if self._turn is not None and not knows_task(self._turn):
             raise ClientError(NO_MODEL)
 
@@ -211,24 +179,13 @@ class Session:
         return self.kind is not None and not knows_task(self.turn)
 
     def init(self, rank: str | int | None = None) -> None:
-        """Report to the server that the training code is ready.
-
-        Args:
-            rank: Number of this process, as the script takes it to be; None where it says nothing.
-
-        Raises:
-            ClientError: This process is another one.
-        """
+        """Report to the server that the code is ready; see :func:`flstream.client.init`."""
         self.turns.place.check(rank)
         self._is_initialised = True
         self.turns.ready()
 
     def is_running(self) -> bool:
-        """Wait for the next task; return False if the run is over.
-
-        Raises:
-            ClientError: Two turns of the loop have received the model and not answered.
-        """
+        """Wait for the next task; return False if the run is over."""
         is_running = self._has_task("is_running")
         if self._model is not None:
             self._unanswered += 1
@@ -245,13 +202,10 @@ class Session:
         """Fetch the model of the next task, or return that of the current one again.
 
         Args:
-            timeout: Seconds to wait for a task; None to wait without a limit.
-            into: Module or state dict that receives the tensors in place; None to allocate memory.
+            timeout: As for :func:`flstream.client.receive`.
+            into: The same.
             place: Function that returns the tensors to receive into, or None to allocate memory; in
                 the place of ``into``, and called only if the model was not received before.
-
-        Returns:
-            The model; None if the run is over or no task came in time.
         """
         if not self._has_task("receive", timeout):
             return None
@@ -267,12 +221,7 @@ class Session:
         return self._model
 
     def send(self, model: FLModel, clear_cache: bool = True) -> None:
-        """Answer the current task, and wait until the server has fetched the update.
-
-        Args:
-            model: The answer.
-            clear_cache: Whether to release the tensors of ``model`` and of the received model.
-        """
+        """Answer the current task; see :func:`flstream.client.send`."""
         if not isinstance(model, FLModel):
             raise ClientError(
                 f"send() was given a {type(model).__name__}; give it an FLModel, such as "
@@ -307,13 +256,7 @@ class Session:
         self.turns.end()
 
     def log(self, key: str, value: Any, step: int | None = None) -> None:
-        """Record values in the run's events.
-
-        Args:
-            key: Name of the value.
-            value: A number or text, or a mapping of such values.
-            step: Step of the site's own; None for none.
-        """
+        """Record values in the run's events; see :func:`flstream.client.log`."""
         self.turns.log(key, value, step)
 
     def system_info(self) -> Mapping[str, Any]:
@@ -323,11 +266,6 @@ class Session:
     def constants(self) -> dict[str, Any]:
         """Return the facts that are the same in every task."""
         return self.turns.constants()
-
-    def _context(self) -> SiteContext:
-        if self._turn is None or self._turn.site is None:
-            raise ClientError("there is no task; call receive() first")
-        return self._turn.site
 
     def _has_task(self, call: CallName, timeout: float | None = None) -> bool:
         """Wait for a task where there is none; return whether there is one."""
@@ -344,11 +282,7 @@ class Session:
 
 
 class SystemInfo(Mapping[str, Any]):
-    """Facts about the run and the site, by name; the site's files are copied only on access.
-
-    Args:
-        session: The session.
-    """
+    """Facts about the run and the site, by name; the site's files are copied only on access."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -356,9 +290,9 @@ class SystemInfo(Mapping[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         if key == "task_seed":
-            return self._session.task_seed
+            return self._session.context.seed
         if key == "state_dir":
-            return str(self._session.state_dir)
+            return str(self._session.context.state_dir)
         return self._constants[key]
 
     def __iter__(self) -> Iterator[str]:

@@ -17,7 +17,6 @@ _STATE = "trainer"
 # Files of a trainer's checkpoint; it looks for them under these names.
 _OPTIMIZER, _SCHEDULER, _SCALER = "optimizer.pt", "scheduler.pt", "scaler.pt"
 _COUNTERS = "trainer_state.json"
-# Steps of all rounds together, as they were planned when the first one began.
 _PLANNED = "planned_steps"
 
 
@@ -58,11 +57,7 @@ class TrainerRounds:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of a task.
-
-        Raises:
-            ClientError: There are none, or they cannot be counted.
-        """
+        """Optimizer steps of a task; a ClientError says that they cannot be counted."""
         if self._steps is None:
             try:
                 batches = len(self._trainer.get_train_dataloader())
@@ -77,16 +72,13 @@ class TrainerRounds:
         return self._steps
 
     def begin(self, rounds: int, checkpoint: Path | None) -> str | None:
-        """Set the trainer's limits for a task.
+        """Set the trainer's limits for a task; return the folder to go on from, if there is one.
 
         Args:
             rounds: Number of rounds in the job, over which the learning rate's schedule spans.
             checkpoint: Path of a checkpoint that the script wants to go on from; None for none.
-
-        Returns:
-            Path of the folder to go on from; None for a new beginning.
         """
-        last = current().state_dir / _STATE
+        last = current().context.state_dir / _STATE
         self._planned = self.steps * (rounds if self._restores else 1)
         folder = checkpoint
         if self._restores and last.exists():
@@ -117,12 +109,12 @@ class TrainerRounds:
         trainer = self._trainer
         if not self._restores or not is_first_rank():
             return
-        folder = current().state_dir / _STATE
+        folder = current().context.state_dir / _STATE
         folder.mkdir(exist_ok=True)
-        torch.save(trainer.optimizer.state_dict(), folder / _OPTIMIZER)
-        torch.save(trainer.lr_scheduler.state_dict(), folder / _SCHEDULER)
-        if trainer.accelerator.scaler is not None:
-            torch.save(trainer.accelerator.scaler.state_dict(), folder / _SCALER)
+        parts = {_OPTIMIZER: trainer.optimizer, _SCHEDULER: trainer.lr_scheduler}
+        for name, part in {**parts, _SCALER: trainer.accelerator.scaler}.items():
+            if part is not None:
+                torch.save(part.state_dict(), folder / name)
         callbacks: dict[str, list[Any]] = {}
         for part in (*trainer.callback_handler.callbacks, trainer.control):
             if isinstance(part, ExportableState):
@@ -133,7 +125,7 @@ class TrainerRounds:
 
     def done(self) -> int:
         """Return the steps that the tasks so far have done; 0 where each begins anew."""
-        last = current().state_dir / _STATE
+        last = current().context.state_dir / _STATE
         return self._done(last) if self._restores and last.exists() else 0
 
     def examples(self, first: int, last: int) -> int:

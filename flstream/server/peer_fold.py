@@ -150,7 +150,7 @@ def _walk(
 def _placed(
     worker: WorkerHandle, source: UpdateSource, update: CollectedUpdate
 ) -> tuple[SiteAnswer, Offered | str]:
-    """Return where an update lies, which a worker may fetch as if it were the server.
+    """Return an update's answer and place, from which a worker fetches it in the server's place.
 
     Raises:
         UpdateRefusedError: The update is lost.

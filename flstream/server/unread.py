@@ -47,7 +47,7 @@ class SentValues:
             meta: Payload message of the values that were sent.
             bodies: Names of the bodies that were sent beside the model.
         """
-        self._known.update(sent_names(meta, bodies))
+        self._known.update(sent_names(meta), bodies)
 
 
 def _warning(stage: Stage, number: int, name: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from flstream.client.ranks import RankPlace
-from flstream.client.session import Session, enter
+from flstream.client.session import Session
 from flstream.engines.engine import WorkerSockets
 from flstream.job.code import make_importable
 from flstream.simulation.child import abandon_in_children, end_with_peer
@@ -25,7 +25,7 @@ from flstream.telemetry.memory import own_peak_rss
 from flstream.worker.alias import install as install_alias
 from flstream.worker.code_errors import CodeFailure
 from flstream.worker.ranks import RankStore, RankTurns
-from flstream.worker.run_script import run_script, run_session
+from flstream.worker.run_script import run_script
 from flstream.worker.turns import SiteTurns
 from flstream.worker.worker_info import WorkerInfo
 
@@ -66,12 +66,10 @@ def rank_main(script: Path, words: Sequence[str]) -> int:
     ranks = RankStore(folder, place, _peer(worker))
     if sockets is not None:
         with serving(info, sockets) as site:
-            failure = run_session(Session(SiteTurns(site, ranks)), info, script, words)
+            failure = run_script(Session(SiteTurns(site, ranks)), info, script, words)
             ranks.publish(None)
     else:
-        other = Session(RankTurns(ranks, info))
-        enter(other)
-        failure = run_script(script, words, info, other.site)
+        failure = run_script(Session(RankTurns(ranks, info)), info, script, words)
     sys.stdout.flush()
     return _leave(folder, place.rank, failure)
 

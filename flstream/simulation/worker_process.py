@@ -12,7 +12,6 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from flstream.aggregation.rules import AggregationRule
 from flstream.engines.engine import WorkerSockets
 from flstream.errors import FlstreamError
 from flstream.job import Job
@@ -44,7 +43,7 @@ from flstream.worker.messages import Failed, Goodbye, ToWorker
 from flstream.worker.peers import Peers
 from flstream.worker.run_learner import serve_learner
 from flstream.worker.run_script import serve_own_site, serve_sites
-from flstream.worker.worker import Selection, Worker
+from flstream.worker.worker import Worker
 from flstream.worker.worker_info import WorkerInfo
 
 
@@ -222,7 +221,7 @@ def serving(
         peers = stack.enter_context(closing(Peers(info, end.peers, service, relay)))
         service.attach(channel(end.up, "up"), receiver=SERVER)
         down = stack.enter_context(Receiver(channel(end.down, "down"), SERVER, limits=limits))
-        yield Worker(info, control, down, service, peers, _selection(info), entered)
+        yield Worker(info, control, down, service, peers, entered)
 
 
 def have_fork_as_default() -> None:
@@ -230,10 +229,3 @@ def have_fork_as_default() -> None:
     multiprocessing.set_start_method(None, force=True)
     if multiprocessing.get_all_start_methods()[0] != "fork":  # from Python 3.14 on
         multiprocessing.set_start_method("fork", force=True)
-
-
-def _selection(info: WorkerInfo) -> Selection | None:
-    """Return the function that selects the tensors to aggregate; None selects all."""
-    if info.include == [".*"] and not info.exclude:
-        return None
-    return AggregationRule(include=info.include, exclude=info.exclude).selected

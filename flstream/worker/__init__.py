@@ -1,1 +1,1 @@
-"""The process that does the work of sites: it runs training code, and delivers what comes of it."""
+"""The process that does the work of sites: it runs training code and delivers its answers."""

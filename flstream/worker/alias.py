@@ -33,76 +33,51 @@ ALIASES = {
 }
 """Modules of this package by the names that they have in NVFlare."""
 
-NAMES = {
-    "nvflare.apis.analytix": ["AnalyticsDataType"],
-    "nvflare.apis.fl_constant": ["FLMetaKey"],
-    "nvflare.app_common.abstract.fl_model": ["FLModel", "ParamsType"],
-    "nvflare.app_common.app_constant": ["AlgorithmConstants", "AppConstants", "ModelName"],
-    "nvflare.app_common.np.constants": ["NPConstants"],
-    "nvflare.app_opt.pt.fedproxloss": ["PTFedProxLoss"],
-    "nvflare.app_opt.pt.scaffold": ["PTScaffoldHelper"],
+
+def _constants(class_name: str, *names: str, **values: str) -> type:
+    """Return a class of constants; those without a value have their names in lower case."""
+    return type(class_name, (), {**{name: name.lower() for name in names}, **values})
+
+
+_LOGGED = ("SCALAR", "SCALARS", "TEXT", "PARAMETER", "PARAMETERS", "METRIC", "METRICS")
+
+NAMES: dict[str, list[type]] = {
+    # Kinds of logged values, as log() takes and ignores them.
+    "nvflare.apis.analytix": [
+        _constants("AnalyticsDataType", **{name: name for name in (*_LOGGED, "TAG", "TAGS")})
+    ],
+    # Keys of meta, of which the number of steps alone means anything here.
+    "nvflare.apis.fl_constant": [
+        _constants(
+            "FLMetaKey",
+            *("INITIAL_METRICS", "VALIDATE_TYPE", "START_ROUND", "CURRENT_ROUND", "TOTAL_ROUNDS"),
+            *("JOB_ID", "SITE_NAME", "SUBMIT_MODEL_NAME"),
+            NUM_STEPS_CURRENT_ROUND="NUM_STEPS_CURRENT_ROUND",
+        )
+    ],
+    "nvflare.app_common.abstract.fl_model": [FLModel, ParamsType],
+    "nvflare.app_common.app_constant": [
+        # Keys of meta under which SCAFFOLD's control variates travel.
+        _constants(
+            "AlgorithmConstants",
+            SCAFFOLD_CTRL_DIFF=SENT_AS[CONTROL],
+            SCAFFOLD_CTRL_GLOBAL=RECEIVED_AS[CONTROL],
+            SCAFFOLD_CTRL_AGGREGATOR_ID="scaffold_ctrl_aggregator",
+        ),
+        _constants(
+            "AppConstants",
+            *("START_ROUND", "CURRENT_ROUND", "NUM_ROUNDS"),
+            TASK_TRAIN="train",
+            TASK_VALIDATION="validate",
+            TASK_SUBMIT_MODEL="submit_model",
+        ),
+        _constants("ModelName", "BEST_MODEL", "FINAL_MODEL"),
+    ],
+    "nvflare.app_common.np.constants": [_constants("NPConstants", "NUMPY_KEY")],
+    "nvflare.app_opt.pt.fedproxloss": [],  # PTFedProxLoss, which needs torch
+    "nvflare.app_opt.pt.scaffold": [PTScaffoldHelper],
 }
 """Names that scripts import from NVFlare's other modules."""
-
-
-class AnalyticsDataType:
-    """Kinds of logged values, as ``log`` takes and ignores them."""
-
-    SCALAR = "SCALAR"
-    SCALARS = "SCALARS"
-    TEXT = "TEXT"
-    PARAMETER = "PARAMETER"
-    PARAMETERS = "PARAMETERS"
-    METRIC = "METRIC"
-    METRICS = "METRICS"
-    TAG = "TAG"
-    TAGS = "TAGS"
-
-
-class FLMetaKey:
-    """Keys of ``FLModel.meta``; of these, only the number of steps means anything here."""
-
-    NUM_STEPS_CURRENT_ROUND = "NUM_STEPS_CURRENT_ROUND"
-    INITIAL_METRICS = "initial_metrics"
-    VALIDATE_TYPE = "validate_type"
-    START_ROUND = "start_round"
-    CURRENT_ROUND = "current_round"
-    TOTAL_ROUNDS = "total_rounds"
-    JOB_ID = "job_id"
-    SITE_NAME = "site_name"
-    SUBMIT_MODEL_NAME = "submit_model_name"
-
-
-class AlgorithmConstants:
-    """Keys of ``FLModel.meta`` under which SCAFFOLD's control variates travel."""
-
-    SCAFFOLD_CTRL_DIFF = SENT_AS[CONTROL]
-    SCAFFOLD_CTRL_GLOBAL = RECEIVED_AS[CONTROL]
-    SCAFFOLD_CTRL_AGGREGATOR_ID = "scaffold_ctrl_aggregator"
-
-
-class AppConstants:
-    """Names of tasks and keys."""
-
-    TASK_TRAIN = "train"
-    TASK_VALIDATION = "validate"
-    TASK_SUBMIT_MODEL = "submit_model"
-    START_ROUND = "start_round"
-    CURRENT_ROUND = "current_round"
-    NUM_ROUNDS = "num_rounds"
-
-
-class ModelName:
-    """Names of a site's own models."""
-
-    BEST_MODEL = "best_model"
-    FINAL_MODEL = "final_model"
-
-
-class NPConstants:
-    """Name of the one array of a model in NumPy."""
-
-    NUMPY_KEY = "numpy_key"
 
 
 def fedprox_loss() -> type[torch.nn.Module]:
@@ -129,30 +104,15 @@ def fedprox_loss() -> type[torch.nn.Module]:
 
 
 def install() -> None:
-    """Have this process import NVFlare's names from here, whether or not that is installed."""
-    found: dict[str, object] = {
-        each.__name__: each
-        for each in (
-            AlgorithmConstants,
-            AnalyticsDataType,
-            AppConstants,
-            FLMetaKey,
-            FLModel,
-            ModelName,
-            NPConstants,
-            ParamsType,
-            PTScaffoldHelper,
-        )
-    }
-    found["PTFedProxLoss"] = fedprox_loss()
-    for name in [each for each in list(sys.modules) if each.partition(".")[0] == "nvflare"]:
+    """Make this process import NVFlare's names from here, whether or not that is installed."""
+    for name in [other for other in list(sys.modules) if other.partition(".")[0] == "nvflare"]:
         del sys.modules[name]
     for name, ours in ALIASES.items():
         _enter(name, importlib.import_module(ours))
-    for name, names in NAMES.items():
+    for name, classes in NAMES.items():
         module = ModuleType(name, f"Names of {name} that flstream has.")
-        for each in names:
-            setattr(module, each, found[each])
+        for cls in classes or [fedprox_loss()]:
+            setattr(module, cls.__name__, cls)
         _enter(name, module)
     sys.meta_path.insert(0, _NoOther())
 

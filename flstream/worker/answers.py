@@ -60,7 +60,7 @@ def weight_of(meta: Mapping[str, Any]) -> float:
         ClientError: It is no number, or not between :data:`LEAST_WEIGHT` and :data:`MOST_WEIGHT`;
             the message names the key.
     """
-    key = next((each for each in _WEIGHT_KEYS if each in meta), None)
+    key = next((name for name in _WEIGHT_KEYS if name in meta), None)
     if key is None:
         return 1.0
     value = meta[key]
@@ -89,7 +89,7 @@ def params_to_send(
     selected: Collection[str] | None,
     held_back: Collection[str],
 ) -> tuple[Params, bool]:
-    """Return the tensors of an update that are sent, and whether the update is partial.
+    """Return the tensors of an update that are sent, and whether some are missing among them.
 
     Tensors that are not aggregated keep their old values, so they are left out.
 
@@ -99,9 +99,6 @@ def params_to_send(
         layout: Layout of the received model; None if it was not received.
         selected: Names of the layout's tensors that are aggregated; None for all.
         held_back: Names of those that the code did not receive, and need not send.
-
-    Returns:
-        The tensors by name, and whether tensors of the layout are missing among them.
 
     Raises:
         ClientError: There are no tensors, or a tensor that the update needs is missing; or a model
@@ -140,16 +137,7 @@ def params_to_send(
 
 
 def check_size(update: Layout, layout: Layout | None, most: int) -> None:
-    """Refuse an update that is larger than the model, where it is made.
-
-    Args:
-        update: Layout of the update.
-        layout: Layout of the received model; None if it was not received.
-        most: Bytes of the model.
-
-    Raises:
-        ClientError: The message names a tensor that is not the model's, if there is one.
-    """
+    """Refuse an update that is larger than a model of so many bytes, where it is made."""
     if update.nbytes <= most:
         return
     known = update if layout is None else layout
@@ -165,22 +153,19 @@ def check_size(update: Layout, layout: Layout | None, most: int) -> None:
 
 def clones(tensors: Params) -> Params:
     """Return copies of tensors by name; names of one tensor are names of one copy."""
-    made: dict[int, Any] = {}
+    copies: dict[int, Any] = {}
     for value in tensors.values():
-        if id(value) not in made:
-            if isinstance(value, np.ndarray):
-                made[id(value)] = value.copy()
-            else:
-                made[id(value)] = value.detach().clone()
-    return {name: made[id(value)] for name, value in tensors.items()}
+        if id(value) not in copies:
+            copies[id(value)] = (
+                value.copy() if isinstance(value, np.ndarray) else value.detach().clone()
+            )
+    return {name: copies[id(value)] for name, value in tensors.items()}
 
 
 def inline(update: Source, received: Layout | None = None) -> InlineUpdate:
     """Return a copy of an update that travels in its site's answer.
 
-    Args:
-        update: The update.
-        received: Layout of the received model, whose header is encoded once for all sites.
+    The header of the received model's layout is encoded once for all sites.
     """
     layout = update.layout
     if received is not None and layout == received:

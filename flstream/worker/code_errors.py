@@ -16,10 +16,10 @@ from flstream.worker.worker_info import WorkerInfo
 
 
 class CodeFailure(NamedTuple):
-    """Why training code has failed.
+    """Failure of training code.
 
     Attributes:
-        reason: Clause that says why.
+        reason: Clause that says why it failed.
         exit_code: Status with which it ended itself; None if it did not.
     """
 
@@ -30,16 +30,10 @@ class CodeFailure(NamedTuple):
 def run_code(
     run: Callable[[], CodeFailure | None], source: Path, info: WorkerInfo, site: str
 ) -> CodeFailure | None:
-    """Run training code, whatever it raises. A child that the code has forked ends here.
+    """Run training code of a file for a site, whatever it raises; return why it failed.
 
-    Args:
-        run: Function that runs the code, and returns why it failed if it did not raise that.
-        source: Path of the code's file.
-        info: Facts about the run and the worker.
-        site: Name of the site.
-
-    Returns:
-        Why it failed; None if it did not.
+    The function returns its failure if it does not raise it. A child that the code forked ends
+    here.
     """
     pid = os.getpid()
     try:

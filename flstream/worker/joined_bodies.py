@@ -51,12 +51,7 @@ class JoinedBodies:
     def taken_apart(
         self, tensors: Params, framework: Framework
     ) -> tuple[Params, Mapping[str, Params]]:
-        """The model's tensors, and those of the bodies beside it by name.
-
-        Args:
-            tensors: Tensors of the joint body, by name and alias.
-            framework: Kind of the zeros that stand for integers and bools.
-        """
+        """Return the model's tensors, and those of the bodies beside it by name."""
         if not self._names:
             return tensors, {}
         parts = split(tensors, self._names)
@@ -74,16 +69,12 @@ class JoinedBodies:
     def put_together(
         self, params: Params, meta: Mapping[str, Any], selected: Collection[str] | None
     ) -> Params:
-        """An update with what is sent beside it, as tensors of one body.
+        """Return an update and the bodies in its answer's meta, as tensors of one body.
 
         Args:
             params: Tensors of the update.
             meta: The answer's values, among them a mapping of tensors for each body.
             selected: Names of the model's tensors that are aggregated; None for all.
-
-        Raises:
-            ClientError: A body is missing, lacks a tensor, or has one that the model lacks; the
-                message names it.
         """
         joint: dict[str, Any] = dict(params)
         for name, layout in self._layouts.items():
@@ -113,17 +104,12 @@ class JoinedBodies:
         return joint
 
     def rest(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of an answer that are no bodies."""
+        """Return the values of an answer that are no bodies."""
         known = {*self._layouts, *(self._sent_as.get(name, name) for name in self._layouts)}
         return {key: value for key, value in meta.items() if key not in known}
 
     def beside(self, own: MemoryBody, framework: Framework) -> MemoryBody:
-        """A body over existing memory for the model, and new memory for the others.
-
-        Args:
-            own: Memory of the model.
-            framework: Kind of the new tensors.
-        """
+        """Return a body over existing memory for the model, and new memory for the others."""
         if not self._names:
             return own
         tensors = dict(own.tensors)

@@ -20,30 +20,21 @@ LoggedValue = tuple[str, float | None, str | None]
 
 
 def values_of(key: Any, value: Any) -> Iterator[LoggedValue]:
-    """Yield what is to be recorded: one value, or each of a mapping as ``key/name``.
+    """Yield the values to record: one, or each of a mapping as ``key/name``.
 
-    Args:
-        key: Name of the value.
-        value: A number, as of Python, NumPy or torch, or text; or a mapping of such values.
-
-    Raises:
-        ClientError: The value cannot be recorded; the message names the key.
+    A value is a number of Python, NumPy or torch, or text. Another one is a ClientError.
     """
     if not isinstance(key, str) or not key:
         raise ClientError(f"log() was given {key!r} as a key; give it the value's name, as text")
     if isinstance(value, Mapping):
-        for name, each in value.items():
-            yield _value(f"{key}/{name}", each)
+        for name, item in value.items():
+            yield _value(f"{key}/{name}", item)
     else:
         yield _value(key, value)
 
 
 def step_of(key: str, step: Any) -> int | None:
-    """Return the step of a value as an int; None without one.
-
-    Raises:
-        ClientError: It is no integer of 64 bits.
-    """
+    """Return the step of a value as an int; None without one. It must have 64 bits at most."""
     if step is None:
         return None
     if not isinstance(step, bool):
@@ -57,15 +48,7 @@ def step_of(key: str, step: Any) -> int | None:
 
 
 def check_length(what: str, name: str) -> None:
-    """Refuse a name that no table could show.
-
-    Args:
-        what: What it is the name of.
-        name: The name.
-
-    Raises:
-        ClientError: It is too long; the message has its beginning.
-    """
+    """Refuse a name of something that no table could show."""
     if len(name) > _MOST_OF_A_NAME:
         raise ClientError(
             f"{what} {name[:40]!r}... has {len(name)} characters in its name, and "

@@ -1,4 +1,4 @@
-"""What travels beside the bodies of a task or an answer: meta and optimizer parameters."""
+"""Values that travel beside the bodies of a task or an answer: meta and optimizer parameters."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ OPTIMIZER_PARAMS = "optimizer_params"
 
 _MOST_BYTES = 1 << 20
 _PLAIN = frozenset({bool, int, float, str, type(None)})
-# What an answer's record has in fields of its own.
-_OWN_FIELDS = frozenset({"partial"})
 
 
 class SentMeta(NamedTuple):
@@ -33,43 +31,39 @@ class SentMeta(NamedTuple):
 def pack_values(
     meta: Mapping[str, Any], optimizer_params: Mapping[str, Any] | None = None
 ) -> bytes:
-    """Values as a payload message without tensors; empty where there are none.
+    """Return values as a payload message without tensors; empty where there are none.
 
     Raises:
         ClientError: A value cannot be sent, or there are more than 1 MiB of them; the message names
             its path.
     """
-    if not meta and optimizer_params is None:
-        return b""
-    if optimizer_params is None and all(
-        type(each) in _PLAIN and each != 0  # 0.0 and -0.0 are alike as keys
-        for each in meta.values()
-    ):
-        # Small sites send next to nothing, thousands of times a second, and mostly the same.
-        return _packed_plain(tuple((name, type(each), each) for name, each in meta.items()))
-    return _packed(meta, optimizer_params)
+    if optimizer_params is not None:
+        return _packed({"meta": dict(meta), "optimizer_params": dict(optimizer_params)})
+    # Small sites send next to nothing, thousands of times a second, and mostly the same. Keys
+    # have their types, since 1, 1.0 and True are alike; 0.0 and -0.0 are alike all the same.
+    if all(type(value) in _PLAIN and value != 0 for value in meta.values()):
+        return _packed_plain(tuple((name, type(value), value) for name, value in meta.items()))
+    return _packed({"meta": dict(meta), "optimizer_params": None})
 
 
 @lru_cache(maxsize=1024)
 def _packed_plain(items: tuple[tuple[str, type, Any], ...]) -> bytes:
-    # With its type, since 1, 1.0 and True are alike as keys.
-    return _packed({name: value for name, _, value in items}, None)
+    meta = {name: value for name, _, value in items}
+    return _packed({"meta": meta, "optimizer_params": None}) if meta else b""
 
 
-def _packed(meta: Mapping[str, Any], optimizer_params: Mapping[str, Any] | None) -> bytes:
-    optimizer = None if optimizer_params is None else dict(optimizer_params)
-    value = {"meta": dict(meta), "optimizer_params": optimizer}
+def _packed(values: Mapping[str, Any]) -> bytes:
     try:
-        message, tensors = pack(value)
-        if tensors:
-            name = next(iter(tensors)).removeprefix("payload")
-            raise ClientError(
-                f"{name} is a tensor, and beside the params only plain values travel, and the "
-                "bodies that a workflow has beside its model; send a number with .item(), and keep "
-                "an optimizer's tensors in get_state_dir()"
-            )
+        message, tensors = pack(values)
     except PayloadError as error:
         raise ClientError(f"meta cannot be sent: {error}") from error
+    if tensors:
+        name = next(iter(tensors)).removeprefix("payload")
+        raise ClientError(
+            f"{name} is a tensor, and beside the params only plain values travel, and the bodies "
+            "that a workflow has beside its model; send a number with .item(), and keep an "
+            "optimizer's tensors in get_state_dir()"
+        )
     if len(message) > _MOST_BYTES:
         raise ClientError(
             f"meta and optimizer_params take {len(message)} bytes, and {_MOST_BYTES} is "
@@ -78,14 +72,8 @@ def _packed(meta: Mapping[str, Any], optimizer_params: Mapping[str, Any] | None)
     return message
 
 
-def pack_meta(meta: Mapping[str, Any], optimizer_params: Mapping[str, Any] | None) -> bytes:
-    """What an answer sends beside its tensors; see :func:`pack_values`."""
-    values = {key: value for key, value in meta.items() if key not in _OWN_FIELDS}
-    return pack_values(values, optimizer_params)
-
-
 def unpack_meta(message: bytes) -> SentMeta:
-    """The values that were sent.
+    """Return the values that were sent.
 
     Raises:
         PayloadError: The message is malformed.
@@ -98,18 +86,12 @@ def unpack_meta(message: bytes) -> SentMeta:
     return SentMeta(value["meta"], value.get("optimizer_params"))
 
 
-def sent_names(message: bytes, bodies: Sequence[str]) -> list[str]:
-    """Names of what a workflow sends for training code to use.
+@lru_cache(maxsize=16)
+def sent_names(message: bytes) -> Sequence[str]:
+    """Return the names of the values that a workflow sends for training code to use.
 
     Args:
-        message: Payload message of the values that it sends.
-        bodies: Names of the bodies that it sends beside the model.
+        message: Payload message of the values, which each site of a round is sent.
     """
-    return [*_value_names(message), *bodies]
-
-
-@lru_cache(maxsize=16)
-def _value_names(message: bytes) -> Sequence[str]:
-    # Each site of a round is sent the same message.
     sent = unpack_meta(message)
     return (*sent.meta, OPTIMIZER_PARAMS) if sent.optimizer_params else tuple(sent.meta)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -86,23 +87,14 @@ class Peers:
     def dial(self, offered: Offered, role: str = "receiver") -> Receiver:
         """Connect to a peer for a body that it offers.
 
-        Args:
-            offered: The offer.
-            role: ``server`` for an update, which is fetched in the place of the server.
-
-        Raises:
-            StreamingError: The peer cannot be reached.
+        The role is ``server`` for an update, which is fetched in the place of the server.
         """
         channel = dial(offered.address, StartToken(offered.key), offered.peer, role)
         channel = self._linked(channel, f"{offered.peer} {next(self._numbers)}")
         return Receiver(channel, offered.peer, limits=limits_for(self.info.streaming))
 
     def own_update(self, token: bytes) -> Source:
-        """The update of this worker that is on offer to the server.
-
-        Raises:
-            RefusedError: It is not any more.
-        """
+        """Return the update of this worker that is on offer to the server."""
         ref = self._service.ref(token, SERVER)
         source = None if ref is None else ref.source
         if source is None:
@@ -176,13 +168,7 @@ class Peers:
 def fold(task: FoldTask, peers: Peers, report: Callable[[Folding], None]) -> Folded:
     """Fold updates into the next model as a server would, fed by peers; a failure leaves none.
 
-    Args:
-        task: The updates, and what is made of them.
-        peers: The peers of the worker that folds.
-        report: Called with how far it is, now and then.
-
-    Returns:
-        What the server is to know of the model, which is durable.
+    The report is called with how far the fold is, now and then.
 
     Raises:
         UpdateRefusedError: An update is of no use.
@@ -202,7 +188,7 @@ def fold(task: FoldTask, peers: Peers, report: Callable[[Folding], None]) -> Fol
 
     def source(answer: SiteAnswer, where: Offered | str) -> UpdateSource:
         """Return an update as the walk reads it."""
-        confirm: Callable[[], None] = lambda: None  # noqa: E731
+        remote: RemoteBody | None = None
         opened: Callable[[], Source]
         if isinstance(where, str):
             opened = partial(FileSource, Path(where))
@@ -220,16 +206,16 @@ def fold(task: FoldTask, peers: Peers, report: Callable[[Folding], None]) -> Fol
                 base if answer.params_type == "FULL" else None,
                 partial(form.difference, partial=answer.partial),
             )
-            opened, confirm = partial(remote.open, task.step), remote.confirm
-        return UpdateSource(
+            opened = partial(remote.open, task.step)
+        update = UpdateSource(
             answer.site,
             lambda: form.decoded(opened(), answer.params_type),
             answer.weight,
             answer.params_type,
             answer.partial,
             partial(unchanged.discard, answer.site),
-            confirm=confirm,
         )
+        return update if remote is None else replace(update, confirm=remote.confirm)
 
     state = None if task.state is None else Path(task.state)
     drafting = model_draft(

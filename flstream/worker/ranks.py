@@ -38,11 +38,13 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         name: Name of the call; None once rank 0 makes no more.
-        task: Number of the task that it has found, from 1; 0 for none.
+        number: Number of the task that it has found, from 1; 0 for none.
+        task: The task without the tokens of its bodies, where it has just begun; else None.
     """
 
     name: CallName | None
-    task: int
+    number: int
+    task: Task | None
 
 
 class RankStore:
@@ -72,18 +74,24 @@ class RankStore:
         children = psutil.Process(self._parent).children(recursive=True)
         return [self._parent, *(child.pid for child in children if child.pid != os.getpid())]
 
-    def begin(self, task: Task) -> None:
-        """Begin rank 0's next task."""
-        self._close_task()
-        self._tasks, self._state = self._tasks + 1, None
-        self._set(f"task {self._tasks}", msgspec.structs.replace(task, bodies={}))
+    def publish(
+        self, name: CallName | None, has_task: bool = False, begun: Task | None = None
+    ) -> None:
+        """Publish the outcome of rank 0's call.
 
-    def publish(self, name: CallName | None, has_task: bool = False) -> None:
-        """Publish the outcome of rank 0's call, or, without a name, that it makes no more."""
-        if name is None:
-            self._close_task()
+        Args:
+            name: Name of the call; None for the end of all calls.
+            has_task: Whether rank 0 has a task.
+            begun: The task, where it has just begun.
+        """
+        if (begun is not None or name is None) and self._tasks and self._state is None:
+            self.publish_state("")  # rank 0 has ended its last task without the site's own files
+        if begun is not None:
+            self._tasks, self._state = self._tasks + 1, None
+            begun = msgspec.structs.replace(begun, bodies={})
         self._calls += 1
-        self._set(str(self._calls), Call(name, self._tasks if has_task else 0))
+        call = Call(name, self._tasks if has_task else 0, begun)
+        self._store.set(str(self._calls), msgspec.json.encode(call).decode())
 
     def publish_state(self, path: str) -> None:
         """Publish the folder of the site's own files in rank 0's task."""
@@ -106,10 +114,6 @@ class RankStore:
         self._calls += call.name is not None
         return call
 
-    def task(self, number: int) -> Task:
-        """Return a task of rank 0, without the tokens of its bodies."""
-        return msgspec.json.decode(self._store.get(f"task {number}"), type=Task)
-
     def state(self, number: int) -> Path:
         """Wait for the folder of the site's own files in a task of rank 0.
 
@@ -123,13 +127,6 @@ class RankStore:
                 "asked for them in this task; call get_state_dir() in all ranks"
             )
         return Path(os.fsdecode(path))
-
-    def _close_task(self) -> None:
-        if self._tasks and self._state is None:
-            self.publish_state("")
-
-    def _set(self, key: str, value: Task | Call) -> None:
-        self._store.set(key, msgspec.json.encode(value).decode())
 
 
 class RankTurn:
@@ -162,7 +159,7 @@ class RankTurn:
 
     def answer(self, model: FLModel) -> None:
         """End this rank's part of the task; rank 0 alone answers it."""
-        self.site = None
+        self.site, self.before_keeping = None, {}
 
 
 class RankTurns:
@@ -184,7 +181,6 @@ class RankTurns:
         self._ranks, self._info = ranks, info
         self._turn: RankTurn | None = None
         self._site: SiteContext | None = None
-        self._number = 0
         self._is_over = False
 
     def ready(self) -> None:
@@ -195,18 +191,15 @@ class RankTurns:
         if self._is_over:
             return None
         outcome = self._ranks.outcome(call)
-        number, self._is_over = outcome.task, outcome.name is None
-        if number != self._number:
-            self._turn = self._begin(number) if number else None
+        number, task, self._is_over = outcome.number, outcome.task, outcome.name is None
+        if task is not None:
+            self._site = self._info.context(task, task.sites[0], lambda: self._ranks.state(number))
+            self._turn = RankTurn(task, self._site)
+        elif not number:
+            self._turn = None
         elif self._turn is not None:
             self._turn.site = self._site  # also where this rank has answered
-        self._number = number
         return self._turn
-
-    def _begin(self, number: int) -> RankTurn:
-        task = self._ranks.task(number)
-        self._site = self._info.context(task, task.sites[0], lambda: self._ranks.state(number))
-        return RankTurn(task, self._site)
 
     def log(self, key: str, value: Any, step: int | None) -> None:
         """No effect: rank 0 alone records values."""

@@ -6,7 +6,7 @@ import gc
 import os
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from flstream.client.session import Session, decline, enter
 from flstream.client.site_folder import enter_work_folder
 from flstream.worker.code import ScriptCode
 from flstream.worker.code_errors import CodeFailure, run_code
-from flstream.worker.turns import SiteTurn, SiteTurns, serve_turns
+from flstream.worker.site_turn import SiteTurn
+from flstream.worker.turns import SiteTurns, serve_turns
 from flstream.worker.worker import Worker
 from flstream.worker.worker_info import WorkerInfo
 
@@ -35,36 +36,12 @@ def serve_own_site(worker: Worker, script: ScriptCode) -> None:
     turns = SiteTurns(worker)
     while True:
         session = Session(turns)
-        failure = run_session(session, worker.info, script.path, _words(script, worker, session))
+        failure = run_script(session, worker.info, script.path, _words(script, worker, session))
         if failure is None or not session.has_declined:
             break
         # The task is answered, and the next one may be another kind.
     if failure is not None:
         turns.fail(failure)
-
-
-def run_session(
-    session: Session, info: WorkerInfo, script: Path, words: Sequence[str]
-) -> CodeFailure | None:
-    """Run the script once, which is to answer all tasks that its session has for it.
-
-    Args:
-        session: The session.
-        info: Facts about the run and the worker.
-        script: Path of the script.
-        words: Words of its command line.
-
-    Returns:
-        Why it failed; None if it did not.
-    """
-    enter(session)
-    failure = run_script(script, words, info, session.site, lambda: session.is_declined)
-    if failure is None and session.kind is not None:
-        failure = CodeFailure(_UNANSWERED.format(name=script.name))
-    if session.is_declined:
-        session.has_declined = True
-        decline(session.turn)
-    return failure
 
 
 def serve_sites(worker: Worker, script: ScriptCode) -> None:
@@ -84,7 +61,7 @@ def serve_sites(worker: Worker, script: ScriptCode) -> None:
     def run(turns: SiteTurns, turn: SiteTurn) -> CodeFailure | None:
         nonlocal imported
         session = Session(turns, turn)
-        failure = run_session(session, worker.info, script.path, _words(script, worker, session))
+        failure = run_script(session, worker.info, script.path, _words(script, worker, session))
         # The script's functions and variables refer to each other in cycles, so its model would
         # stay in memory beside the next one.
         gc.collect()
@@ -102,25 +79,23 @@ def _words(code: ScriptCode, worker: Worker, session: Session) -> list[str]:
 
 
 def run_script(
-    script: Path,
-    words: Sequence[str],
-    info: WorkerInfo,
-    site: str,
-    is_declined: Callable[[], bool] = lambda: False,
+    session: Session, info: WorkerInfo, script: Path, words: Sequence[str]
 ) -> CodeFailure | None:
-    """Run a script as the interpreter would, in the folder that a site works in.
+    """Run a script as the interpreter would, in the folder that its site works in.
+
+    Rank 0 of a site is to answer all tasks that its session has for it.
 
     Args:
+        session: The session.
+        info: Facts about the run and the worker.
         script: Path of the script.
         words: Words of its command line.
-        info: Facts about the run and the worker.
-        site: Name of the site.
-        is_declined: Whether what it raises only says that it does not know of its task.
 
     Returns:
         Why it failed; None if it did not.
     """
-    sys.argv = [str(script), *words]
+    enter(session)
+    site, sys.argv = session.site, [str(script), *words]
 
     def run() -> CodeFailure | None:
         with suppress(OSError):  # its tasks fail for the same reason
@@ -132,12 +107,19 @@ def run_script(
         except SystemExit as error:
             return _exit_failure(error.code, script)
         except Exception:
-            if not is_declined():
+            if not session.is_declined:
                 raise
             return CodeFailure(NO_MODEL)
         return None
 
-    return run_code(run, script, info, site)
+    failure = run_code(run, script, info, site)
+    if session.turns.place.rank == 0:
+        if failure is None and session.kind is not None:
+            failure = CodeFailure(_UNANSWERED.format(name=script.name))
+        if session.is_declined:
+            session.has_declined = True
+            decline(session.turn)
+    return failure
 
 
 def _exit_failure(code: object, script: Path) -> CodeFailure | None:

@@ -1,12 +1,14 @@
-"""What filters and codecs make of the models that a worker's sites receive, and of updates."""
+"""Filters and codecs of the models that a worker's sites receive, and of their updates."""
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 
+from flstream.aggregation.rules import AggregationRule
 from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.learner import SiteContext
 from flstream.client.number import number_of
@@ -60,7 +62,7 @@ class SiteChanges:
 
     @property
     def flaw_beside(self) -> str | None:
-        """What passes bodies beside a model over; None for nothing."""
+        """The filters or codecs that pass over bodies beside a model; None for none."""
         if self.update_codecs.lossy or self.model_codecs.lossy:
             return "codecs with a loss"
         return "filters" if self.up or self.down else None
@@ -70,24 +72,24 @@ class SiteChanges:
         up, down = self._info.codecs_up, self._info.codecs_down
         if self.down or (down.needs_base and kind in ("train", "evaluate")):
             return True
-        changes = any(each.changes_numbers for each in self.up)
+        changes = any(spec.changes_numbers for spec in self.up)
         return kind == "train" and (changes or up.is_lossy or up.needs_base)
 
-    def check(self, layout: Layout) -> None:
-        """Check that the model has all tensors that filters name.
+    def selected(self, layout: Layout) -> Collection[str] | None:
+        """Return the names of a model's tensors that are aggregated; None for all.
 
-        Raises:
-            UsageError: It lacks one; the message has the filter's key.
+        Filters must find all tensors that they name in the model, too.
         """
+        include, exclude = self._info.include, self._info.exclude
+        selected: Collection[str] | None = None
+        if include != [".*"] or exclude:
+            selected = AggregationRule(include=include, exclude=exclude).selected(layout)
         remaining(layout, self.up, "up")
         remaining(layout, self.down, "down")
+        return selected
 
     def place(self, layout: Layout) -> MemoryBody | BodyFile:
-        """Return the place where a received model is kept.
-
-        Raises:
-            CheckpointError: There is no room for the file.
-        """
+        """Return the place where a received model is kept."""
         if layout.nbytes <= _TINY_BYTES:
             return MemoryBody.allocate(layout)
         return unnamed_file(layout, Path(self._info.sites_folder))
@@ -104,14 +106,11 @@ class SiteChanges:
         Args:
             update: The update.
             model: The model as it was received; None if the code has not asked for it.
-            answer: What the code has sent.
+            answer: The code's answer.
             site: The site and its task.
-
-        Raises:
-            ClientError: Weights were sent, and there is no model to compare them with.
         """
         base = None
-        if any(each.changes_numbers for each in self.up):
+        if any(spec.changes_numbers for spec in self.up):
             base = _compared(model, answer, "filters.up compare")
         passage = Passage(site.name, site.round, "up", site.seed, _steps_of(answer))
         return filtered(update, self.up, passage, base)
@@ -122,14 +121,8 @@ class SiteChanges:
         """Return an update as the codec with a loss encodes it, if there is one.
 
         Where the codec leaves numbers out, what it left out before is added, and what it leaves
-        out now is kept in the site's state. The arguments are those of :meth:`sent`.
-
-        Returns:
-            What is sent. It is computed as it is read, or in a file without a name.
-
-        Raises:
-            ClientError: There is no model to compare weights with, or a number cannot be encoded.
-            CheckpointError: A file cannot be written.
+        out now is kept in the site's state. The arguments are those of :meth:`sent`. The result
+        is computed as it is read, or lies in a file without a name.
         """
         codec = self.update_codecs.lossy
         if codec is None:

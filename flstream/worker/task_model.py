@@ -115,18 +115,7 @@ class TaskModel:
     def receive(
         self, site: SiteContext, into: Into | None, place: Place | None
     ) -> tuple[Params, Mapping[str, Params]]:
-        """Return the model's tensors for a site, and those of the bodies beside it by name.
-
-        Args:
-            site: The site.
-            into: Module or state dict that receives the tensors in place; None to allocate memory.
-            place: Function that returns the tensors to receive into, given the model's layout, or
-                None to allocate memory; in the place of ``into``.
-
-        Raises:
-            ClientError: It does not fit ``into``.
-            StreamingError: It did not arrive.
-        """
+        """Return the model's tensors for a site, and those of the bodies beside it by name."""
         target: Callable[[Layout], Into | None] = place or (lambda layout: into)
         sink_for = partial(self._sink, target)
         whole = _same_for_all_attempts(lambda layout: sink_for(layout, layout))
@@ -179,11 +168,7 @@ class TaskModel:
         return whole if part == layout else whole.part(part)
 
     def _arrived(self, seen: Seen) -> MemoryBody | BodyFile | BufferSource:
-        """Return the received model, of which code gets a copy.
-
-        Args:
-            seen: Function that returns where code will see it.
-        """
+        """Return the received model, of which code gets a copy in a place of its own."""
         if self.kept is None and self._failure is None:
             try:
                 if self.task.mapped:
@@ -213,10 +198,8 @@ class TaskModel:
     def _fetch(self, sink_for: Callable[[Layout], BodyT], seen: Seen | None = None) -> BodyT:
         """Fetch the model; from another peer if the one that offers it is lost.
 
-        Args:
-            sink_for: Function that returns the place for a model of a layout.
-            seen: Function that returns where code will see it, if that is another place; memory
-                that it has received a model into before has what need not be sent.
+        Where code will see it in another place, memory that it has received a model into before has
+        what need not be sent.
         """
         worker, sink_for = self._worker, _same_for_all_attempts(sink_for)
         while True:
@@ -307,10 +290,7 @@ class TaskModel:
 
     def _take(self, layout: Layout) -> None:
         """Take the layout of the received body, and check filters and selection against it."""
-        joined = self._note(layout)
-        if self._worker.selection is not None:
-            self.selected = self._worker.selection(joined.model)
-        self._changes.check(joined.model)
+        self.selected = self._changes.selected(self._note(layout).model)
 
     def _note(self, layout: Layout) -> JoinedBodies:
         """Take the layout of what is received, and find in it the model's."""

@@ -1,4 +1,4 @@
-"""The turns of a worker's sites: each receives its task's model, and answers or fails."""
+"""The turns of a worker's sites, task after task, and the delivery of their answers."""
 
 from __future__ import annotations
 
@@ -6,43 +6,24 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import structs
 
-from flstream.client.fl_model import FLModel, ParamsType, check_kinds
 from flstream.client.learner import SiteContext
 from flstream.client.ranks import RankPlace
-from flstream.client.received_values import no_params
-from flstream.client.seeding import seed_everything
-from flstream.client.session import CallName, knows_task
+from flstream.client.session import CallName
 from flstream.codecs.frames import encoder_for
-from flstream.errors import ClientError, ProtocolError
-from flstream.job.bodies import PROXIMAL_MU
+from flstream.errors import ProtocolError
 from flstream.model.checkpoint import FileSink
 from flstream.model.copy import copy
 from flstream.model.digests import BodyDigest
-from flstream.model.layout import Layout
-from flstream.model.memory import MemoryBody, Params
 from flstream.model.source import Source
 from flstream.telemetry.events import Transfer
-from flstream.telemetry.halts import halt_at
-from flstream.worker.answers import (
-    check_size,
-    clones,
-    framework_of,
-    inline,
-    metrics_of,
-    params_to_send,
-    weight_of,
-)
 from flstream.worker.code_errors import CodeFailure
 from flstream.worker.logged_values import step_of, values_of
 from flstream.worker.messages import (
-    EVALUATE,
-    SUBMIT_MODEL,
     Answered,
     Failed,
     Logged,
@@ -50,226 +31,14 @@ from flstream.worker.messages import (
     Progress,
     SiteAnswer,
     SiteTask,
+    Task,
     WrittenUpdate,
 )
-from flstream.worker.meta import pack_meta, sent_names
 from flstream.worker.ranks import RankStore
+from flstream.worker.site_turn import SiteTurn
 from flstream.worker.state import SiteState
-from flstream.worker.task_model import TaskModel, received_model
+from flstream.worker.task_model import TaskModel
 from flstream.worker.worker import Worker
-
-if TYPE_CHECKING:
-    from flstream.client.session import Into, Place
-
-
-class SiteTurn:
-    """A site's part of a task.
-
-    In a task for a single site, the model is received into the tensors that are trained, and the
-    update is fetched from where it lies. In a task for several sites, each site gets a copy of the
-    model, and the updates are copied. So it does in a task for a single site where filters need the
-    model as it was received.
-
-    Args:
-        worker: The worker that executes the task.
-        model: The task and its model.
-        site: The site, in the task.
-        state: The site's own files.
-        take: Takes the answer, and the update where that is not in it.
-
-    Attributes:
-        site: The site; None once it has answered or failed.
-        received: The model as the site has received it; None before.
-        global_params: Tensors of the global model, which stay as they were received; None where
-            nothing asks for them.
-        personal_names: Names of the tensors of which the site keeps its own version, and sends
-            none.
-        asks: Kinds of task that the site's code has told from trainings.
-        before_keeping: Functions of the answer, called before the site's files are kept, by names
-            of what they keep.
-    """
-
-    def __init__(
-        self,
-        worker: Worker,
-        model: TaskModel,
-        site: SiteContext,
-        state: SiteState,
-        take: Callable[[SiteAnswer, Source | None], None],
-    ) -> None:
-        self.kind: str = model.task.kind
-        self.site: SiteContext | None = site
-        self.received: FLModel | None = None
-        self.global_params: Params | None = None
-        self.personal_names: frozenset[str] = frozenset()
-        self.asks: set[str] = set()
-        self.before_keeping: dict[str, Callable[[FLModel], None]] = {}
-        self._worker, self._model = worker, model
-        self._state = state
-        self._take = take
-        # Names of the values that the code has read, of those that the workflow has sent.
-        self._read: set[str] = set()
-        self._was_received = False
-
-    @property
-    def layout(self) -> Layout | None:
-        """Layout of the received model; None before."""
-        return self._model.layout
-
-    def receive(self, into: Into | None = None, place: Place | None = None) -> FLModel:
-        """Return the model for the site, and seed the global random generators.
-
-        Args:
-            into: Module or state dict that receives the tensors in place; None to allocate memory.
-            place: Function that returns the tensors to receive into, given the model's layout, or
-                None to allocate memory; in the place of ``into``.
-
-        Raises:
-            ClientError: It was received before, or does not fit ``into``.
-            StreamingError: It did not arrive.
-        """
-        site, task = self._current(), self._model.task
-        if self._was_received:
-            raise ClientError(
-                f"the model of round {site.round} was received before; answer it with send() first"
-            )
-        if self.kind == SUBMIT_MODEL:
-            received = received_model(task, site.name, no_params(self.asks))
-        else:
-            tensors, bodies = self._model.receive(site, into, place)
-            received = received_model(task, site.name, tensors, bodies, self._read)
-            # By dict's own method, as it is not training code that reads it here.
-            if self.kind == "train" and dict.get(received.meta, PROXIMAL_MU):
-                is_trained = into is not None or place is not None
-                self.global_params = clones(tensors) if is_trained else tensors
-            self.received = received
-        self._was_received = True
-        seed_everything(site.seed)
-        return received
-
-    def answer(self, model: FLModel) -> None:
-        """Take the site's answer; in a task for a single site, send it at once.
-
-        Args:
-            model: The answer.
-
-        Raises:
-            ClientError: The answer lacks what the task asks for.
-            LayoutError: A tensor cannot be streamed; the message names it.
-        """
-        site = self._current()
-        if self.kind != SUBMIT_MODEL:
-            halt_at("training" if self.kind == "train" else "evaluation")
-        model.check()
-        # Memory that the script frees from here on is kept for the next model.
-        self._worker.memory.keep()
-        answer = self._reported(model, site)
-        for keep in self.before_keeping.values():
-            keep(model)
-        self._release()
-        update: Source | None = None
-        if self.kind == EVALUATE or not knows_task(self):
-            self._state.keep()
-            answer = structs.replace(answer, has_params=answer.has_params and knows_task(self))
-        else:
-            answer, update = self._with_update(answer, model, site)
-        self.site = None
-        self._take(answer, update)
-
-    def fail(self, failure: CodeFailure) -> None:
-        """Fail the site; the others go on."""
-        site = self._current()
-        self.site = None
-        self._release()
-        self._worker.send(Failed(site.name, self._model.task.effect, *failure))
-        with suppress(OSError):  # leftovers are removed before the site trains again
-            self._state.discard()
-
-    def _release(self) -> None:
-        """Let go of the model's memory, and of what helpers of the code hold."""
-        self.received = self.global_params = None
-        self.before_keeping = {}
-
-    def _reported(self, model: FLModel, site: SiteContext) -> SiteAnswer:
-        """The answer without its tensors: weight, metrics and meta."""
-        task, joined = self._model.task, self._model.joined
-        unread: list[str] = []
-        # Before the answer's values are read, which may be those that were received.
-        if self.kind == "train" and (task.meta or task.joined):
-            other = {} if joined is None else joined.received_as
-            unread = [
-                name
-                for name in sent_names(task.meta, task.joined)
-                if self._read.isdisjoint({name, other.get(name, name)})
-            ]
-        meta = model.meta if joined is None else joined.rest(model.meta)
-        return SiteAnswer(
-            site.name,
-            weight_of(model.meta),
-            metrics_of(model),
-            has_params=model.params is not None,
-            meta=pack_meta(meta, model.optimizer_params),
-            unread=unread,
-            asks=sorted(self.asks),
-        )
-
-    def _with_update(
-        self, answer: SiteAnswer, model: FLModel, site: SiteContext
-    ) -> tuple[SiteAnswer, Source | None]:
-        """Take the tensors of an answer, and keep the site's state.
-
-        The steps that can fail come first: a failed site keeps no state. An update is offered only
-        once the state that belongs to it is durable.
-
-        Returns:
-            The answer with what says how to read its tensors, and these where they are not in it.
-        """
-        arrived, task, changes = self._model, self._model.task, self._worker.changes
-        params, partial = self._sent_tensors(model)
-        joint = arrived.joint
-        whole = MemoryBody.of(params, tied=None if joint is None else joint.aliases)
-        check_kinds(whole.layout, joint)
-        update = changes.sent(whole, arrived.kept, model, site)
-        partial = partial or len(update.layout.tensors) < len(whole.layout.tensors)
-        if self.kind == "train":
-            update = changes.encoded(update, arrived.kept, model, site)
-        in_answer = None
-        if task.inline:
-            check_size(whole.layout, joint, task.inline)
-            in_answer = inline(update, joint)
-        answer = structs.replace(
-            answer,
-            params_type=ParamsType(model.params_type).value,
-            framework=framework_of(model.params or {}),
-            partial=partial,
-            has_params=True,
-            state=self._state.keep(),
-            update=in_answer,
-        )
-        return answer, None if in_answer is not None else update
-
-    def _sent_tensors(self, model: FLModel) -> tuple[Params, bool]:
-        """The tensors of an answer, with those of bodies; and whether some are left out."""
-        arrived, task = self._model, self._model.task
-        selected, layout, joined = arrived.selected, arrived.layout, arrived.joined
-        if self.personal_names:
-            assert layout is not None  # it was received
-            names = layout.by_name.keys() if selected is None else selected
-            selected = frozenset(names) - self.personal_names
-        params, partial = params_to_send(model, task, layout, selected, arrived.held_back)
-        if joined is not None:
-            params = joined.put_together(params, model.meta, selected)
-        elif task.joined:
-            raise ClientError(
-                "the answer was sent before the model was received, and the workflow folds "
-                f"meta[{task.joined[0]!r}] of it, too; call receive() first"
-            )
-        return params, partial
-
-    def _current(self) -> SiteContext:
-        if self.site is None:
-            raise ClientError("there is no task to answer; call receive() first")
-        return self.site
 
 
 class SiteTurns:
@@ -304,26 +73,18 @@ class SiteTurns:
         self.worker.ready(() if self._ranks is None else self._ranks.other_pids())
 
     def next(self, call: CallName = "receive", timeout: float | None = None) -> SiteTurn | None:
-        """Return the turn that is not over yet, or begin the next one.
+        """Return the turn that is not over yet, or begin the next one; None if there is none.
 
         A site whose folder cannot be used has no turn. A task is finished after its last site.
-
-        Args:
-            call: The call of the training code that asks for it.
-            timeout: Seconds to wait for a task; None to wait without a limit.
-
-        Returns:
-            The turn; None if there are no more, or no task came in time.
-
-        Raises:
-            ProtocolError: The server sent a site's own process a task of other sites.
         """
+        begun: Task | None = None
         if self._turn is None or self._turn.site is None:
             self._turn = None  # frees what it refers to before the next model arrives
             while self._turn is None and (self._sites or self._has_task(timeout)):
                 self._turn = self._begin(self._sites.popleft())
+            begun = None if self._model is None else self._model.task
         if self._ranks is not None:
-            self._ranks.publish(call, self._turn is not None)
+            self._ranks.publish(call, self._turn is not None, begun)
         return self._turn
 
     def log(self, key: str, value: Any, step: int | None) -> None:
@@ -342,18 +103,14 @@ class SiteTurns:
             self.worker.send(Logged(number, name, own_key, plain, at, text))
 
     def fail(self, failure: CodeFailure) -> None:
-        """Report that the training code failed: the turn under way, or between turns the process.
-
-        Args:
-            failure: Why it failed.
-        """
+        """Report that the training code failed in its turn, or between turns in the process."""
         if self._turn is not None and self._turn.site is not None:
             self._turn.fail(failure)
         else:
             self.worker.send(Failed("", 0, *failure))
 
     def end(self) -> None:
-        """Have the other ranks take no more tasks."""
+        """End the tasks of the other ranks."""
         if self._ranks is not None:
             self._ranks.publish(None)
 
@@ -368,15 +125,14 @@ class SiteTurns:
             self._model.kept = None
             if not self._is_delivered:
                 self._deliver(None)
-        self._model = None
+        self._model, self._answers, self._is_delivered = None, [], False
         task = self.worker.next_task(timeout)
         if task is None:
             return False
         own = self.worker.info.site
-        if own is not None and [each.site for each in task.sites] != [own]:
+        if own is not None and [part.site for part in task.sites] != [own]:
             raise ProtocolError(f"the server sent {own} a task of other sites")
         self._model, self._sites = TaskModel(self.worker, task), deque(task.sites)
-        self._answers, self._is_delivered = [], False
         return True
 
     def _begin(self, site: SiteTask) -> SiteTurn | None:
@@ -406,8 +162,6 @@ class SiteTurns:
             return path
 
         self._site = worker.info.context(task, site, state_dir)
-        if self._ranks is not None:
-            self._ranks.begin(task)
         return SiteTurn(worker, self._model, self._site, state, self._take)
 
     def _take(self, answer: SiteAnswer, update: Source | None) -> None:
@@ -417,11 +171,7 @@ class SiteTurns:
             self._deliver(update)
 
     def _deliver(self, update: Source | None) -> None:
-        """Send the answers of the task, and wait until the server has used the update.
-
-        Args:
-            update: Body of the update of the task's one site; None where the answers have all.
-        """
+        """Send the answers of the task; wait until the server has used what is not in them."""
         assert self._model is not None
         model, task, answers = self._model, self._model.task, self._answers
         self._is_delivered, copied, ref = True, model.copied_bytes(), None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from flstream.errors import ChannelClosedError, DeadlineError
-from flstream.model.layout import Layout
 from flstream.model.reuse import ModelMemory
 from flstream.model.source import Source
 from flstream.streaming.coding import EncoderFor
@@ -26,10 +25,6 @@ from flstream.worker.worker_info import WorkerInfo
 _SOON_SECONDS = 1.0
 
 
-Selection = Callable[[Layout], Collection[str]]
-"""Function that returns the names of a layout's tensors that are aggregated."""
-
-
 class Worker:
     """Worker: a process that does the work of sites.
 
@@ -39,13 +34,11 @@ class Worker:
         down: Receiver of the server's models.
         service: Download service that offers updates to the server.
         peers: Other workers, which may offer models and fetch updates.
-        selection: Function that selects the tensors to send to the server; None for all.
         enter: Function called with the name of each site whose part of a task begins, and with None
             when the task is over.
 
     Attributes:
         info: Facts about the run and the worker.
-        selection: Function that selects the tensors to send to the server; None for all.
         enter: Function called with each site whose part of a task begins, and with None at its end.
         down: Receiver of the server's models.
         peers: Other workers, which may offer models and fetch updates.
@@ -61,11 +54,9 @@ class Worker:
         down: Receiver,
         service: DownloadService,
         peers: Peers,
-        selection: Selection | None = None,
         enter: Callable[[str | None], None] = lambda site: None,
     ) -> None:
         self.info = info
-        self.selection = selection
         self.enter = enter
         self.memory = ModelMemory()
         self.base: tuple[str, Source | None] = "", None
@@ -131,14 +122,7 @@ class Worker:
         return task
 
     def receive(self, timeout: float | None = None) -> Task | None:
-        """Receive a task, or the other offer of one whose host is lost; None once the run is over.
-
-        Args:
-            timeout: Seconds to wait; None to wait without a limit.
-
-        Raises:
-            StreamingError: The server is silent or gone.
-        """
+        """Receive a task, or one again whose host is lost; None once the run is over."""
         message = self._control.receive(timeout)
         if isinstance(message, Stop):
             self._stopped = True

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from flstream.aggregation.rules import AggregationRule
 from flstream.worker.messages import Answered, Failed, Logged, Ready
 
 ADDS = """
@@ -151,7 +150,7 @@ def test_an_update_that_lacks_what_is_aggregated_is_refused_where_it_is_made(lea
                     params = {**model.params, "stray": model.params["w"]}
                 return flare.FLModel(params, meta=meta)
     """
-    with learner(lacking, selection=AggregationRule(exclude=["^b"]).selected) as serving:
+    with learner(lacking, exclude=("^b",)) as serving:
         given = {**model(), "b": torch.ones(2)}
         trained = serving.server.train(given, "site-1", "site-2", "site-3")
         [(site, _, reason)] = serving.server.failures()

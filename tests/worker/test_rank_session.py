@@ -37,22 +37,22 @@ def test_a_rank_follows_the_tasks_of_rank_0_without_their_tensors(first, other, 
     other.init()
     first.publish("receive", False)  # a timeout of rank 0's
     assert other.receive() is None
-    first.begin(task(1))
-    for call in ("is_running", "receive", "receive"):
+    first.publish("is_running", True, task(1))
+    for call in ("receive", "receive"):
         first.publish(call, True)
     assert other.is_running()
-    assert (other.kind, other.task_seed, other.site) == ("train", 101, "site-1")
+    assert (other.kind, other.context.seed, other.site) == ("train", 101, "site-1")
     model = other.receive()
     assert other.receive() is model
     assert (model.params, model.current_round, model.total_rounds) == ({}, 0, 5)
     assert model.meta == {"lr": 0.5, "site_name": "site-1", "task": "train"}
     first.publish_state(str(tmp_path / "mine"))
-    assert other.state_dir == tmp_path / "mine"
-    first.begin(task(2, "evaluate"))
-    for call in ("is_running", "is_running", "receive"):
+    assert other.context.state_dir == tmp_path / "mine"
+    first.publish("is_running", True, task(2, "evaluate"))
+    for call in ("is_running", "receive"):
         first.publish(call, True)
     assert other.is_running()
-    assert (other.kind, other.received) == ("evaluate", None)
+    assert (other.kind, other.turn.received) == ("evaluate", None)
     other.log("loss", object())
     other.send(FLModel(params={"w": object()}))
     assert other.kind is None
@@ -65,14 +65,13 @@ def test_a_rank_follows_the_tasks_of_rank_0_without_their_tensors(first, other, 
 
 def test_ranks_that_make_other_calls_than_rank_0_are_told(first, other):
     other.init()
-    first.begin(task(1))
-    first.publish("is_running", True)
+    first.publish("is_running", True, task(1))
     with pytest.raises(ClientError, match=r"rank 1 called receive\(\) where rank 0 called is_run"):
         other.receive()
     assert other.is_running()
-    first.begin(task(2))  # without the state
+    first.publish("is_running", True, task(2))  # without the state
     with pytest.raises(ClientError, match="rank 1 waits for the site's own files, and rank 0 has"):
-        _ = other.state_dir
+        _ = other.context.state_dir
 
 
 @pytest.mark.parametrize("given", [0, "0", "2", "one"])

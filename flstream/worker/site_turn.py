@@ -1,0 +1,221 @@
+"""A site's part of a task: it receives the model, and answers or fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from flstream.client.fl_model import FLModel, ParamsType, check_kinds
+from flstream.client.learner import SiteContext
+from flstream.client.received_values import no_params
+from flstream.client.seeding import seed_everything
+from flstream.client.session import knows_task
+from flstream.errors import ClientError
+from flstream.job.bodies import PROXIMAL_MU
+from flstream.model.layout import Layout
+from flstream.model.memory import MemoryBody, Params
+from flstream.model.source import Source
+from flstream.telemetry.halts import halt_at
+from flstream.worker.answers import (
+    check_size,
+    clones,
+    framework_of,
+    inline,
+    metrics_of,
+    params_to_send,
+    weight_of,
+)
+from flstream.worker.code_errors import CodeFailure
+from flstream.worker.messages import EVALUATE, SUBMIT_MODEL, Failed, SiteAnswer
+from flstream.worker.meta import pack_values, sent_names
+from flstream.worker.state import SiteState
+from flstream.worker.task_model import TaskModel, received_model
+from flstream.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from flstream.client.session import Into, Place
+
+
+class SiteTurn:
+    """A site's part of a task.
+
+    In a task for a single site, the model is received into the tensors that are trained, and the
+    update is fetched from where it lies. In a task for several sites, each site gets a copy of the
+    model, and the updates are copied. So it does in a task for a single site where filters need the
+    model as it was received.
+
+    Args:
+        worker: The worker that executes the task.
+        model: The task and its model.
+        site: The site, in the task.
+        state: The site's own files.
+        take: Takes the answer, and the update where that is not in it.
+
+    The attributes are those of :class:`flstream.client.session.TaskTurn`.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        model: TaskModel,
+        site: SiteContext,
+        state: SiteState,
+        take: Callable[[SiteAnswer, Source | None], None],
+    ) -> None:
+        self.kind: str = model.task.kind
+        self.site: SiteContext | None = site
+        self.received: FLModel | None = None
+        self.global_params: Params | None = None
+        self.personal_names: frozenset[str] = frozenset()
+        self.asks: set[str] = set()
+        self.before_keeping: dict[str, Callable[[FLModel], None]] = {}
+        self._worker, self._model = worker, model
+        self._state = state
+        self._take = take
+        # Names of the values that the code has read, of those that the workflow has sent.
+        self._read: set[str] = set()
+        self._was_received = False
+
+    @property
+    def layout(self) -> Layout | None:
+        """Layout of the received model; None before."""
+        return self._model.layout
+
+    def receive(self, into: Into | None = None, place: Place | None = None) -> FLModel:
+        """Return the model, and seed the global random generators."""
+        site, task = self._current(), self._model.task
+        if self._was_received:
+            raise ClientError(
+                f"the model of round {site.round} was received before; answer it with send() first"
+            )
+        if self.kind == SUBMIT_MODEL:
+            received = received_model(task, site.name, no_params(self.asks))
+        else:
+            tensors, bodies = self._model.receive(site, into, place)
+            received = received_model(task, site.name, tensors, bodies, self._read)
+            # By dict's own method, as it is not training code that reads it here.
+            if self.kind == "train" and dict.get(received.meta, PROXIMAL_MU):
+                is_trained = into is not None or place is not None
+                self.global_params = clones(tensors) if is_trained else tensors
+            self.received = received
+        self._was_received = True
+        seed_everything(site.seed)
+        return received
+
+    def answer(self, model: FLModel) -> None:
+        """Take the site's answer; in a task for a single site, send it at once."""
+        site = self._current()
+        if self.kind != SUBMIT_MODEL:
+            halt_at("training" if self.kind == "train" else "evaluation")
+        model.check()
+        # Memory that the script frees from here on is kept for the next model.
+        self._worker.memory.keep()
+        answer = self._reported(model, site)
+        for keep in self.before_keeping.values():
+            keep(model)
+        self._release()
+        update: Source | None = None
+        if self.kind == EVALUATE or not knows_task(self):
+            self._state.keep()
+            answer = structs.replace(answer, has_params=answer.has_params and knows_task(self))
+        else:
+            answer, update = self._with_update(answer, model, site)
+        self.site = None
+        self._take(answer, update)
+
+    def fail(self, failure: CodeFailure) -> None:
+        """Fail the site; the others go on."""
+        site = self._current()
+        self.site = None
+        self._release()
+        self._worker.send(Failed(site.name, self._model.task.effect, *failure))
+        with suppress(OSError):  # leftovers are removed before the site trains again
+            self._state.discard()
+
+    def _release(self) -> None:
+        """Drop the model's memory, and the functions of the code's helpers."""
+        self.received = self.global_params = None
+        self.before_keeping = {}
+
+    def _reported(self, model: FLModel, site: SiteContext) -> SiteAnswer:
+        """The answer without its tensors: weight, metrics and meta."""
+        task, joined = self._model.task, self._model.joined
+        unread: list[str] = []
+        # Before the answer's values are read, which may be those that were received.
+        if self.kind == "train" and (task.meta or task.joined):
+            other = {} if joined is None else joined.received_as
+            unread = [
+                name
+                for name in (*sent_names(task.meta), *task.joined)
+                if self._read.isdisjoint({name, other.get(name, name)})
+            ]
+        rest = model.meta if joined is None else joined.rest(model.meta)
+        # Whether the update is partial stands in a field of its own.
+        meta = {key: value for key, value in rest.items() if key != "partial"}
+        return SiteAnswer(
+            site.name,
+            weight_of(model.meta),
+            metrics_of(model),
+            has_params=model.params is not None,
+            meta=pack_values(meta, model.optimizer_params),
+            unread=unread,
+            asks=sorted(self.asks),
+        )
+
+    def _with_update(
+        self, answer: SiteAnswer, model: FLModel, site: SiteContext
+    ) -> tuple[SiteAnswer, Source | None]:
+        """Add what says how to read the tensors of an answer; return these where not in it.
+
+        The steps that can fail come first: a failed site keeps no state. An update is offered only
+        once the state that belongs to it is durable.
+        """
+        arrived, task, changes = self._model, self._model.task, self._worker.changes
+        params, partial = self._sent_tensors(model)
+        joint = arrived.joint
+        whole = MemoryBody.of(params, tied=None if joint is None else joint.aliases)
+        check_kinds(whole.layout, joint)
+        update = changes.sent(whole, arrived.kept, model, site)
+        partial = partial or len(update.layout.tensors) < len(whole.layout.tensors)
+        if self.kind == "train":
+            update = changes.encoded(update, arrived.kept, model, site)
+        in_answer = None
+        if task.inline:
+            check_size(whole.layout, joint, task.inline)
+            in_answer = inline(update, joint)
+        answer = structs.replace(
+            answer,
+            params_type=ParamsType(model.params_type).value,
+            framework=framework_of(model.params or {}),
+            partial=partial,
+            has_params=True,
+            state=self._state.keep(),
+            update=in_answer,
+        )
+        return answer, None if in_answer is not None else update
+
+    def _sent_tensors(self, model: FLModel) -> tuple[Params, bool]:
+        """The tensors of an answer, with those of bodies; and whether some are left out."""
+        arrived, task = self._model, self._model.task
+        selected, layout, joined = arrived.selected, arrived.layout, arrived.joined
+        if self.personal_names:
+            assert layout is not None  # it was received
+            names = layout.by_name.keys() if selected is None else selected
+            selected = frozenset(names) - self.personal_names
+        params, partial = params_to_send(model, task, layout, selected, arrived.held_back)
+        if joined is not None:
+            params = joined.put_together(params, model.meta, selected)
+        elif task.joined:
+            raise ClientError(
+                "the answer was sent before the model was received, and the workflow folds "
+                f"meta[{task.joined[0]!r}] of it, too; call receive() first"
+            )
+        return params, partial
+
+    def _current(self) -> SiteContext:
+        if self.site is None:
+            raise ClientError("there is no task to answer; call receive() first")
+        return self.site
