@@ -12,7 +12,7 @@ from flstream.client.number import number_of
 from flstream.errors import ClientError
 from flstream.filters.block import Passage
 from flstream.filters.chain import filtered, remaining
-from flstream.job.filters import FilterSpec
+from flstream.job.filters import FilterSection
 from flstream.model.checkpoint import BodyFile, unnamed_file
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
@@ -39,8 +39,8 @@ class SiteFilters(NamedTuple):
         is_lossy: Whether a codec encodes updates or models with a loss.
     """
 
-    up: Sequence[FilterSpec]
-    down: Sequence[FilterSpec]
+    up: Sequence[FilterSection]
+    down: Sequence[FilterSection]
     folder: Path
     kept_for: Collection[TaskKind] = ()
     is_lossy: bool = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from flstream.job.workflow_args import DEFINITION, WorkflowArgs
+from flstream.job.stage import DEFINITION, WorkflowArgs
 from flstream.server.run import (
     FoldRule,
     Model,

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from flstream.job.fields import Real
-from flstream.job.workflow_args import ServerStep
+from flstream.job.stage import ServerStep
 from flstream.workflows import Model, Run, WorkflowArgs, workflow
 
 
