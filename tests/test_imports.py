@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 # Torch takes a server 150 MiB.
 CODECS = """
 from flstream.codecs.chain import chain_of
-from flstream.job.codecs import CodecPlan, CodecSpec
+from flstream.job.codecs import CodecPlan, CodecSection
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
 from flstream.model.source import Scratch, views_of
@@ -20,7 +20,7 @@ entries = [("a", "F32", (70_000,)), ("b", "BF16", (500,)), ("c", "F64", (90,)), 
 layout = Layout.of(entries)
 body = BufferSource(layout, memoryview(bytearray(layout.nbytes)))
 for name, args in (("cast", {"to": "bf16"}), ("int8", {"group": 64}), ("topk", {"fraction": 0.1})):
-    codec = chain_of(CodecPlan([CodecSpec(name, args)])).lossy
+    codec = chain_of(CodecPlan([CodecSection(type=name, args=args)])).lossy
     views_of(codec.decode(codec.encode(body), layout), 0, layout.nbytes, Scratch())
 """
 EXAMINE = """

@@ -18,7 +18,7 @@ from flstream.aggregation.ranked import fraction_trim, median_trim, trimmed_mean
 from flstream.aggregation.regions import Region, UpdatePart
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import AggregationError
-from flstream.job.aggregation_method import least_updates, most_byzantine
+from flstream.job.sections import least_updates, most_byzantine
 
 Combine = Callable[[Array, Array], Array]
 """Function of the values of a block, of shape (updates, numbers), and of the updates' weights.

@@ -27,7 +27,7 @@ from flstream.aggregation.rules import LEAST_WEIGHT, AggregationRule
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.update_set import UpdateSet
 from flstream.errors import AggregationError, UpdateRefusedError
-from flstream.job.aggregation_method import is_own
+from flstream.job.sections import is_own
 from flstream.model.dtypes import FLOATS, first_not_finite
 from flstream.model.source import Sink, Source
 

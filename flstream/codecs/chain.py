@@ -57,14 +57,15 @@ def chain_of(plan: CodecPlan) -> CodecChain:
     steps: list[str] = []
     frames: FrameCodec | None = None
     for spec in plan.specs:
-        own: Any = make(spec.type, spec.args) if ":" in spec.type else None
+        args = dict(spec.args)
+        own: Any = make(spec.type, args) if ":" in spec.type else None
         if spec.type in STEPS:
             steps.append(spec.type)
         elif spec.type in COMPRESSORS or hasattr(own, "compress"):
-            made = own or COMPRESSORS[spec.type](**spec.args)
+            made = own or COMPRESSORS[spec.type](**args)
             frames = FrameCodec(tuple(steps), made, spec.name)
         else:
-            codec = own or BLOCK_CODECS[spec.type](**spec.args)
+            codec = own or BLOCK_CODECS[spec.type](**args)
             if plan.of_models and own is None and isinstance(codec, Quantised):
                 codec = replace(codec, of_models=True)
             lossy = LossyCodec(codec, spec.name, tuple(plan.require_lossless), own is not None)

@@ -11,7 +11,7 @@ from flstream.filters.block import BLOCK, BlockFilter, Direction, Passage, Value
 from flstream.filters.built_in import gaussian_noise, percentile_privacy, svt_privacy
 from flstream.filters.numbers import filtered_values, load_block, source_values
 from flstream.job.code import make
-from flstream.job.filters import GAUSSIAN, PERCENTILE, SVT, FilterSpec
+from flstream.job.filters import GAUSSIAN, PERCENTILE, SVT, FilterSection
 from flstream.model.dtypes import numbers_in, quietly, store, unit
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
@@ -27,7 +27,7 @@ BUILT_IN: Mapping[str, Callable[..., BlockFilter]] = {
 
 @quietly
 def filtered(
-    source: Source, specs: Sequence[FilterSpec], passage: Passage, base: Source | None = None
+    source: Source, specs: Sequence[FilterSection], passage: Passage, base: Source | None = None
 ) -> Source:
     """Return a model as filters leave it: a source that is computed range by range.
 
@@ -60,9 +60,9 @@ def filtered(
             # What was left out before need not be in the base.
             values = source_values(source, base, layout.by_name)
         apply: BlockFilter = (
-            BUILT_IN[spec.type](values, passage, place, **spec.args)
+            BUILT_IN[spec.type](values, passage, place, **dict(spec.args))
             if spec.type in BUILT_IN
-            else make(spec.type, spec.args)
+            else make(spec.type, dict(spec.args))
         )
         values = filtered_values(values, apply, passage, place, spec.name)
     changed = [] if values is None else values.tensors
@@ -79,7 +79,7 @@ def filtered(
     return Blockwise(source, layout, block_bytes, fill)
 
 
-def remaining(layout: Layout, specs: Sequence[FilterSpec], direction: Direction) -> Layout:
+def remaining(layout: Layout, specs: Sequence[FilterSection], direction: Direction) -> Layout:
     """Return the layout of what filters leave of a whole model.
 
     Args:
@@ -95,7 +95,7 @@ def remaining(layout: Layout, specs: Sequence[FilterSpec], direction: Direction)
     for place, spec in enumerate(specs):
         if spec.changes_numbers:
             continue
-        given = spec.args["exclude_vars"]
+        given = dict(spec.args)["exclude_vars"]
         names = layout.names
         found = _matching(layout, spec)
         unknown = [] if isinstance(given, str) else [each for each in given if each not in names]
@@ -120,9 +120,9 @@ def _without(layout: Layout, names: Set[str], direction: Direction, place: int) 
     return left
 
 
-def _matching(layout: Layout, spec: FilterSpec) -> set[str]:
+def _matching(layout: Layout, spec: FilterSection) -> set[str]:
     """Return the names of the tensors that a filter leaves out."""
-    given: Sequence[str] | str = spec.args["exclude_vars"]
+    given: Sequence[str] | str = dict(spec.args)["exclude_vars"]
     own = {name: name for name in layout.by_name} | layout.aliases
     if isinstance(given, str):
         return {name for each, name in own.items() if re.search(given, each)}

@@ -1,13 +1,12 @@
 """The job file: HOCON read into a typed, immutable `Job`, or refused with all its mistakes."""
 
-from flstream.job.clients_section import ClientsSection
 from flstream.job.job import Job
 from flstream.job.keys import job_keys, job_schema
 from flstream.job.load import load_job, make_job
 from flstream.job.problems import JobError, Problem
-from flstream.job.sections import ModelSection
+from flstream.job.sections import ClientsSection, ModelSection
+from flstream.job.stage import WorkflowArgs
 from flstream.job.values import render_job, render_values
-from flstream.job.workflow_args import WorkflowArgs
 
 __all__ = [
     "ClientsSection",

@@ -6,19 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flstream.job.aggregation_method import (
+from flstream.job.conditions import read_condition
+from flstream.job.keys import WORKFLOW
+from flstream.job.problems import MISSING, Problem, given
+from flstream.job.sections import (
     CHOOSING,
+    EPSILON,
+    RUN,
     WEIGHTED,
     is_own,
     least_updates,
     most_byzantine,
 )
-from flstream.job.conditions import read_condition
-from flstream.job.keys import WORKFLOW
-from flstream.job.privacy import EPSILON
-from flstream.job.problems import MISSING, Problem, given
 from flstream.job.site_names import site_problems
-from flstream.job.tracking import RUN
 
 if TYPE_CHECKING:
     from flstream.job.job import Job

@@ -13,7 +13,7 @@ from flstream.job.code import find
 from flstream.job.fields import Allowed, Patterns, Real, Section, Whole
 from flstream.job.files import code_name
 from flstream.job.problems import Problem, RefusedValueError, given
-from flstream.job.typed import TypedSection, TypedSpec
+from flstream.job.typed import TypedSection
 
 
 class CodecTraits(NamedTuple):
@@ -49,7 +49,7 @@ Group = Annotated[
     Whole,
     Field(ge=2, le=65_536),
     AfterValidator(_power_of_two),
-    Allowed("a power of two from 2 to 65536", ("integer",)),
+    Allowed("a power of two from 2 to 65536"),
 ]
 """How many numbers share a scale."""
 
@@ -148,18 +148,12 @@ class CodecSection(TypedSection):
     type: Annotated[str, *code_name("Class", BUILT_IN.keys)]
     """The codec: cast, int8, int4, topk, ternary, delta, shuffle, zstd, or a class of yours."""
 
-
-class CodecSpec(TypedSpec):
-    """One codec of a resolved job, as workers are sent it."""
-
-    section = CodecSection
-
     @property
     def traits(self) -> CodecTraits:
         """Traits of the codec; one of the user's own is made to ask it."""
         if self.type in BUILT_IN:
             return BUILT_IN[self.type].traits
-        codec = find(self.type, "class")(**self.args)
+        codec = find(self.type, "class")(**dict(self.args))
         for_updates = bool(getattr(codec, "for_updates", False))
         return CodecTraits("compressor" if hasattr(codec, "compress") else "lossy", for_updates)
 
@@ -174,7 +168,7 @@ class CodecPlan:
         of_models: Whether models are sent, and not updates.
     """
 
-    specs: list[CodecSpec] = field(default_factory=list)
+    specs: list[CodecSection] = field(default_factory=list)
     require_lossless: list[str] = field(default_factory=list)
     of_models: bool = False
 
@@ -199,14 +193,14 @@ class CodecPlan:
         return any(codec.traits.kind != "lossy" for codec in self.specs)
 
 
-def _in_order(specs: list[CodecSpec], direction: Literal["down", "up"]) -> list[CodecSpec]:
+def _in_order(specs: list[CodecSection], direction: Literal["down", "up"]) -> list[CodecSection]:
     """Refuse codecs that cannot follow each other; own ones are not asked what they are yet."""
     if all(spec.type in BUILT_IN for spec in specs) and (problems := [*disorder(specs, direction)]):
         raise RefusedValueError(*problems)
     return specs
 
 
-def disorder(specs: Sequence[CodecSpec], direction: Literal["down", "up"]) -> Iterator[Problem]:
+def disorder(specs: Sequence[CodecSection], direction: Literal["down", "up"]) -> Iterator[Problem]:
     """Yield the problems of codecs that cannot follow each other, or not in this direction.
 
     Args:
@@ -237,9 +231,8 @@ def disorder(specs: Sequence[CodecSpec], direction: Literal["down", "up"]) -> It
             yield Problem(key, name, "followed by zstd", hint)
 
 
-_CODECS = Allowed(
-    "a list of codecs, each a name or a section { type, args }, such as [zstd]", ("array",)
-)
+_Codecs = list[CodecSection]
+_CODECS = Allowed("a list of codecs, each a name or a section { type, args }, such as [zstd]")
 
 
 class CodecsSection(Section):
@@ -253,16 +246,16 @@ class CodecsSection(Section):
     over.
     """
 
-    down: Annotated[
-        list[CodecSpec], AfterValidator(partial(_in_order, direction="down")), _CODECS
-    ] = Field(default_factory=list)
+    down: Annotated[_Codecs, AfterValidator(partial(_in_order, direction="down")), _CODECS] = Field(
+        default_factory=list
+    )
     """The codecs of models: cast, int8, int4, delta, shuffle, zstd or your own.
 
     Your own gives numbers that it has decoded back as they are.
     """
 
-    up: Annotated[list[CodecSpec], AfterValidator(partial(_in_order, direction="up")), _CODECS] = (
-        Field(default_factory=list)
+    up: Annotated[_Codecs, AfterValidator(partial(_in_order, direction="up")), _CODECS] = Field(
+        default_factory=list
     )
     """The codecs of updates: cast, int8, int4, topk, ternary, delta, shuffle, zstd or your own.
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
@@ -21,14 +21,18 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
     PlainSerializer,
     Strict,
+    ValidationError,
     ValidationInfo,
+    model_validator,
 )
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic_core import CoreSchema
 
 from flstream import units
+from flstream.job.keys import explain
 from flstream.job.problems import Problem, RefusedValueError, given, join, must_be
 
 
@@ -46,6 +50,15 @@ class Section(BaseModel):
         frozen=True, extra="forbid", use_attribute_docstrings=True, json_schema_extra=_add_defaults
     )
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explained(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Refuse mistakes in the words of the job file, where their keys' rules are known."""
+        try:
+            return handler(values)
+        except ValidationError as error:
+            raise RefusedValueError(*explain(error, cls, values)) from None
+
 
 @dataclass(frozen=True)
 class Allowed:
@@ -53,8 +66,8 @@ class Allowed:
 
     words: str | Callable[[], str]
     """Description to follow "must be"; a function is called when it is needed."""
-    types: tuple[str, ...] = ("string",)
-    """JSON types that a job file may give."""
+    types: tuple[str, ...] = ()
+    """JSON types that a job file may give; empty for that of the type itself, or a text."""
 
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
@@ -64,7 +77,7 @@ class Allowed:
         except PydanticInvalidForJsonSchema:  # of a validator, whose types are not known
             schema = {}
         if not {"anyOf", "oneOf", "$ref"} & schema.keys():
-            schema["type"] = self.types[0] if len(self.types) == 1 else list(self.types)
+            schema["type"] = [*self.types] or schema.get("type", "string")
         return {**schema, "allowed": self.words if isinstance(self.words, str) else self.words()}
 
 
@@ -86,11 +99,19 @@ def _read_flag(value: Any) -> Any:
     return _FLAGS.get(value.lower(), value) if isinstance(value, str) else value
 
 
-def _read_size(value: Any) -> int:
-    try:
-        return units.parse_bytes(value)
-    except ValueError:
-        raise ValueError(f"write {units.SIZE_ALLOWED}") from None
+def in_unit(
+    parse: Callable[[Any], float], render: Callable[[Any], Any], allowed: str
+) -> tuple[Any, ...]:
+    """Return the annotations of a number that a job file may give as a text with a unit."""
+
+    def read(value: Any) -> float:
+        try:
+            return parse(value)
+        except ValueError:
+            raise ValueError("") from None  # the words say all
+
+    words = Allowed(allowed, ("string", "number"))
+    return BeforeValidator(read), PlainSerializer(render, when_used="json"), words
 
 
 def _chunk_size(size: int) -> int:
@@ -101,16 +122,6 @@ def _chunk_size(size: int) -> int:
 
 # Three centuries, and a number that every way of writing it can hold.
 _MOST_SECONDS = 10**10
-
-
-def _read_seconds(value: Any) -> float:
-    try:
-        seconds = units.parse_seconds(value)
-    except ValueError:
-        raise ValueError("") from None  # the words of the type say all
-    if seconds > _MOST_SECONDS:
-        raise ValueError(f"{_MOST_SECONDS} s is most")
-    return seconds
 
 
 def _compiles(pattern: str) -> str:
@@ -184,32 +195,31 @@ Real = Annotated[float, Strict(), AllowInfNan(False), BeforeValidator(read_numbe
 CountOrFraction = Annotated[
     Annotated[int, Strict(), Field(ge=1)] | Annotated[float, Strict(), Field(gt=0, le=1)],
     BeforeValidator(read_number),
-    Allowed("a whole number of at least 1, or a fraction above 0 and up to 1.0 (all)", ("number",)),
+    Allowed("a whole number of at least 1, or a fraction above 0 and up to 1.0 (all)"),
 ]
 """A number of things (an int, `1` is one) or a fraction of them (a float, `1.0` is all)."""
 
-_SIZE = (BeforeValidator(_read_size), PlainSerializer(units.format_bytes_exact, when_used="json"))
+_SIZE = units.parse_bytes, units.format_bytes_exact
 
-Bytes = Annotated[int, *_SIZE, Allowed("a size", ("string", "integer"))]
+Bytes = Annotated[int, *in_unit(*_SIZE, units.SIZE_ALLOWED)]
 """A size in bytes."""
 
 ChunkSize = Annotated[
     int,
-    *_SIZE,
     Field(le=1 << 30),
     AfterValidator(_chunk_size),
-    Allowed(
-        "0 (streaming off) or a multiple of 16 bytes from 16 B to 1 GiB", ("string", "integer")
-    ),
+    *in_unit(*_SIZE, "0 (streaming off) or a multiple of 16 bytes from 16 B to 1 GiB"),
 ]
 """The longest frame, in bytes; 0 for none."""
 
 Seconds = Annotated[
     float,
-    BeforeValidator(_read_seconds),
-    Field(gt=0),
-    PlainSerializer(units.format_seconds_exact, when_used="json"),
-    Allowed(f"{units.DURATION_ALLOWED}, longer than 0", ("string", "number")),
+    Field(gt=0, le=_MOST_SECONDS),
+    *in_unit(
+        units.parse_seconds,
+        units.format_seconds_exact,
+        f"{units.DURATION_ALLOWED}, above 0 and at most {_MOST_SECONDS:g} s",
+    ),
 ]
 """A duration in seconds, longer than zero."""
 
@@ -220,15 +230,14 @@ NOT_EMPTY = Field(min_length=1)
 """Refuses an empty list like a missing one."""
 
 Patterns = Annotated[
-    list[Pattern],
-    Allowed('a list of regular expressions, such as ["first", "second"]', ("array",)),
+    list[Pattern], Allowed('a list of regular expressions, such as ["first", "second"]')
 ]
 """A list of regular expressions."""
 
 SomePatterns = Annotated[
     Patterns,
     NOT_EMPTY,
-    Allowed('a list of regular expressions, at least 1, such as ["first", "second"]', ("array",)),
+    Allowed('a list of regular expressions, at least 1, such as ["first", "second"]'),
 ]
 """A list of regular expressions that is not empty."""
 
@@ -237,7 +246,7 @@ EACH_ONCE = AfterValidator(_refuse_twice)
 
 _FREE_ARGS = "a section of keys and plain values"
 
-FreeArgs = Annotated[dict[str, Any], AfterValidator(sound), Allowed(_FREE_ARGS, ("object",))]
+FreeArgs = Annotated[dict[str, Any], AfterValidator(sound), Allowed(_FREE_ARGS)]
 """Arguments of the user's code: plain values under keys of any name.
 
 Values stay as HOCON gives them: `256 MiB` and `10 s` are texts, for the code to read.

@@ -157,18 +157,20 @@ def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         raise ValueError(f"{path} cannot be read: {reason}") from error
 
 
-def needs(modules: Callable[[str], tuple[str, str] | None]) -> AfterValidator:
-    """Return the annotation of a name that is refused unless a module is installed.
+def needs(extra: str, **modules: str) -> AfterValidator:
+    """Return the annotation of a name that is refused unless its module is installed.
 
     Args:
-        modules: Function from the name to its module and what installs that; None for no module.
+        extra: Extra of flstream that installs the modules.
+        modules: Module that each name needs; others need none.
     """
 
     def check(name: str) -> str:
-        module, install = modules(name) or ("", "")
+        module = modules.get(name)
         if module and importlib.util.find_spec(module) is None:
             missing = f"given {name}, and there is no module {module}"
-            raise RefusedValueError(Problem("", missing, "", f"install it: {install}"))
+            hint = f"install it: pip install 'flstream[{extra}]'"
+            raise RefusedValueError(Problem("", missing, "", hint))
         return name
 
     return AfterValidator(check)
@@ -201,6 +203,6 @@ Factory = Annotated[str, *code_name("callable")]
 
 Modules = Annotated[
     list[Annotated[str, AfterValidator(_is_module)]],
-    Allowed("a list of names of modules, such as [transformers, trl]", ("array",)),
+    Allowed("a list of names of modules, such as [transformers, trl]"),
 ]
 """A list of names of modules."""

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from flstream.job.fields import NOT_EMPTY, Allowed, Pattern, Real, Section
 from flstream.job.files import code_name
-from flstream.job.typed import Sections, TypedSection, TypedSpec
+from flstream.job.typed import Sections, TypedSection
 
 PERCENTILE, SVT, EXCLUDE_VARS, GAUSSIAN = (
     "percentile_privacy",
@@ -96,12 +96,6 @@ class FilterSection(TypedSection):
     type: Annotated[str, *code_name("Class", BUILT_IN.keys)]
     """The filter: percentile_privacy, svt_privacy, exclude_vars, gaussian, or a class of yours."""
 
-
-class FilterSpec(TypedSpec):
-    """One filter of a resolved job, as workers are sent it."""
-
-    section = FilterSection
-
     @property
     def changes_numbers(self) -> bool:
         """Whether it changes numbers, and does not leave out tensors."""
@@ -109,11 +103,8 @@ class FilterSpec(TypedSpec):
 
 
 _Filters = Annotated[
-    list[FilterSpec],
-    Allowed(
-        "a list of filters, each a name or a section { type, args }, such as [svt_privacy]",
-        ("array",),
-    ),
+    list[FilterSection],
+    Allowed("a list of filters, each a name or a section { type, args }, such as [svt_privacy]"),
 ]
 
 

@@ -19,25 +19,25 @@ from pydantic import (
 )
 
 from flstream.job.checks import contradictions, stage_with_key_metric, workflow_name
-from flstream.job.clients_section import ClientsSection
 from flstream.job.conditions import StopCondition
-from flstream.job.engine_section import EngineSection
 from flstream.job.fields import Allowed, Count, Section, Whole
 from flstream.job.filters import FiltersSection
+from flstream.job.keys import value_at
 from flstream.job.network_section import NetworkSection
-from flstream.job.privacy import PrivacySection
-from flstream.job.problems import RefusedValueError, must_be
+from flstream.job.problems import RefusedValueError, given, must_be
 from flstream.job.sections import (
     AggregationSection,
     CheckpointsSection,
+    ClientsSection,
+    EngineSection,
     ModelSection,
+    PrivacySection,
     ServerOptimizerSection,
     StreamingSection,
+    TrackingSection,
+    TrainSection,
 )
 from flstream.job.stage import Stage, built_ins, find_workflow
-from flstream.job.tracking import TrackingSection
-from flstream.job.train_section import TrainSection
-from flstream.job.typed import TypedSpec
 
 # Far more than a run can do, and no more than the records of one can hold.
 _MOST_ROUNDS = 10**9
@@ -144,7 +144,10 @@ class Job(Section):
     @model_validator(mode="after")
     def _agrees(self) -> Self:
         if problems := [*contradictions(self)]:
-            raise RefusedValueError(*problems)
+            values = self.written()
+            raise RefusedValueError(
+                *(replace(p, given=p.given or given(value_at(values, p.key))) for p in problems)
+            )
         self._planned_rounds = self.rounds * sum(stage.has_rounds for stage in self.stages)
         return self
 
@@ -207,7 +210,7 @@ class Job(Section):
             ("streaming.codecs.down", codecs.down),
         ):
             for index, spec in enumerate(specs):
-                named.append((f"{key}[{index}].type", spec.type, spec.args))
+                named.append((f"{key}[{index}].type", spec.type, dict(spec.args)))
         for key, place, args in named:
             if place is not None and ":" in place:
                 yield OwnCode(key, place, args)
@@ -242,8 +245,6 @@ def _moved(value: Any, folder: str, copy: str) -> Any:
         case BaseModel():
             fields = {name: _moved(item, folder, copy) for name, item in value}
             return value.model_copy(update=fields)
-        case TypedSpec(type=kind, args=args):
-            return replace(value, type=_moved(kind, folder, copy), args=_moved(args, folder, copy))
         case dict():
             return {key: _moved(item, folder, copy) for key, item in value.items()}
         case list() | tuple() if not hasattr(value, "_fields"):

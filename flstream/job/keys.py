@@ -1,16 +1,27 @@
-"""Keys of the job file, read off its JSON schema."""
+"""Keys of the job file, read off its JSON schema, and the mistakes in them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, NamedTuple
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from flstream.job.hocon import split_index
-from flstream.job.problems import join
+from flstream.job.problems import (
+    MISSING,
+    UNKNOWN,
+    Problem,
+    RefusedValueError,
+    did_you_mean,
+    given,
+    hint_of_name,
+    join,
+)
 
 Schema = Mapping[str, Any]
 """JSON schema of a value, without references."""
@@ -123,31 +134,19 @@ def keys_of(schema: Schema, values: Any = None, above: str = "") -> Iterator[Key
 
 
 def section_at(schema: Schema, name: str, values: Any = None) -> Schema | None:
-    """Return the schema of the section at a key of a section; None for a key of another kind."""
-    inner = inside(schema, name, values) or {}
+    """Return the schema of the section at a key of a section; None for a key of another kind.
+
+    The values of the section, as a job file gives them, say the types of arguments in it.
+    """
+    inner: Schema = schema["properties"][name]
+    if name == "args":
+        kind = values if isinstance(values, str) else value_at(values, "type")
+        for case in schema.get("allOf", ()):
+            of = case["if"]["properties"]["type"]["const"]
+            if of == (schema["properties"]["type"].get("default") if kind is None else kind):
+                inner = case["then"]["properties"]["args"]
     inner = inner["items"] if name == WORKFLOW else inner
     return inner if "properties" in inner else None
-
-
-def inside(schema: Schema, part: int | str, values: Any) -> Schema | None:
-    """Return the schema of what lies at a key or an index of a value; None for nothing.
-
-    The value, as a job file gives it, says the types of arguments in it.
-    """
-    properties = schema.get("properties", {})
-    if part == "args" and "allOf" in schema:
-        kind = values if isinstance(values, str) else value_at(values, "type")
-        kind = properties["type"].get("default") if kind is None else kind
-        for case in schema["allOf"]:
-            if case["if"]["properties"]["type"]["const"] == kind:
-                args: Schema = case["then"]["properties"]["args"]
-                return args
-    inner = schema.get("items") if isinstance(part, int) else properties.get(part)
-    if inner is None and isinstance(values, Mapping) and part in values:
-        inner = schema.get("additionalProperties") or None
-        inner = {} if inner is True else inner
-    options = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
-    return inner or next(filter(None, (inside(option, part, values) for option in options)), None)
 
 
 def flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -223,3 +222,84 @@ def nearest_keys(unknown: str, keys: Iterable[str]) -> tuple[str, ...]:
         return (siblings[near[0]],)
     near = get_close_matches(name, last.values(), n=1, cutoff=0.7)
     return tuple(key for key in last if last[key] in near)
+
+
+def which_key(unknown: str, keys: Iterable[str]) -> str:
+    """Return a question that suggests the nearest keys to an unknown one; empty for none."""
+    near = " or ".join(nearest_keys(unknown, keys))
+    return f"did you mean {near}?" if near else ""
+
+
+class _Mistake(NamedTuple):
+    """Error of a key, with the value as the file gives it and the schema of its values."""
+
+    error: ErrorDetails
+    value: Any
+    schema: Schema
+
+
+def explain(error: ValidationError, section: Any, values: Any) -> list[Problem]:
+    """Return pydantic's errors as problems, in one line for each key that has any.
+
+    Args:
+        error: Errors of a section. Those of sections in it are refusals, explained already.
+        section: Its type.
+        values: It, as the job file gives it.
+    """
+    schema, by_key = schema_of(section), dict[str, list[_Mistake]]()
+    for detail in error.errors(include_url=False):
+        key, mistake = _located(detail, schema, values)
+        by_key.setdefault(key, []).append(mistake)
+    own = schema.get("properties", {})
+    return [problem for key in by_key for problem in _problems(key, by_key[key], own)]
+
+
+def _refusal(error: ErrorDetails) -> RefusedValueError | None:
+    cause = error.get("ctx", {}).get("error")
+    return cause if isinstance(cause, RefusedValueError) else None
+
+
+def _located(error: ErrorDetails, schema: Schema, value: Any) -> tuple[str, _Mistake]:
+    """Return the key of an error within its section, without the types that pydantic tried."""
+    key, is_refusal = "", _refusal(error) is not None
+    for depth, part in enumerate(error["loc"]):
+        if isinstance(value, list | tuple) and isinstance(part, int) and part < len(value):
+            # A wrong item of a list is named by the key of the list.
+            is_apart = is_refusal and (key != WORKFLOW or len(value) > 1)
+            key, value = join(key, f"[{part}]" if is_apart else ""), value[part]
+        elif depth == 0 or (isinstance(value, Mapping) and part in value):
+            inner = schema.get("properties", {}).get(part) or schema.get("additionalProperties")
+            schema = inner if isinstance(inner, Mapping) else schema
+            value = value.get(part) if isinstance(value, Mapping) else error["input"]
+            key = join(key, str(part))
+    return key, _Mistake(error, value, schema)
+
+
+def _problems(key: str, mistakes: Sequence[_Mistake], own: Schema) -> Iterator[Problem]:
+    """Yield the problems of a key; of a union, each type has made a mistake of its own."""
+    error, value, schema = mistakes[0]
+    if refusals := [*filter(None, (_refusal(mistake.error) for mistake in mistakes))]:
+        for problem in refusals[0].problems:
+            inner = value_at(value, problem.key) if problem.key else value
+            text = problem.given or given(inner)
+            yield Problem(join(key, problem.key), text, problem.allowed, problem.hint)
+    elif error["type"] == "extra_forbidden":
+        hint = f"there are {', '.join(own)}" if own else "leave it out"
+        yield Problem(key, UNKNOWN, "", which_key(key, own) or hint)
+    elif error["type"] == "missing":
+        yield Problem(key, MISSING, words(schema))
+    else:
+        hints = dict.fromkeys(_hint(mistake.error, value) for mistake in mistakes)
+        yield Problem(key, given(value), words(schema), "; ".join(filter(None, hints)))
+
+
+def _hint(error: ErrorDetails, written: Any) -> str:
+    match error["type"]:
+        case "value_error":
+            return str(error["ctx"]["error"])
+        case "literal_error":
+            names = re.findall("'([^']*)'", error["ctx"]["expected"])
+            return did_you_mean(str(written).lower(), names) if len(names) > 1 else ""
+        case "string_pattern_mismatch":
+            return hint_of_name(written)
+    return ""

@@ -10,11 +10,10 @@ from typing import Any
 from pydantic import ValidationError
 from pyhocon.config_tree import NoneValue
 
-from flstream.job.explain import explain
 from flstream.job.fields import read_number
 from flstream.job.hocon import Hocon, Override, parse_value, read_hocon
 from flstream.job.job import Job
-from flstream.job.keys import keys_in, nearest_keys
+from flstream.job.keys import explain, keys_in, nearest_keys, which_key
 from flstream.job.problems import MISSING, UNKNOWN, JobError, Problem, given
 
 _NAME = r"[A-Za-z0-9_-]+(?:\[\d{1,4}\])?"
@@ -117,7 +116,7 @@ def _parsed(overrides: Iterable[str]) -> tuple[list[Override], list[Problem]]:
 
 
 def _primary(problems: Sequence[Problem], hocon: Hocon) -> list[Problem]:
-    """Return the problems without those that only follow from others.
+    """Return the problems without those that only follow from others, with the nearest keys.
 
     A key may be missing because it is misspelt, or because an include is missing; a value may be
     wrong because its `${X}` is unresolved.
@@ -131,7 +130,11 @@ def _primary(problems: Sequence[Problem], hocon: Hocon) -> list[Problem]:
             return hocon.complete and not _is_within(problem.key, meant)
         return not _is_within(problem.key, hocon.unresolved)
 
-    return [problem for problem in problems if is_primary(problem)]
+    def suggesting(problem: Problem) -> Problem:
+        question = which_key(problem.key, keys) if problem.given == UNKNOWN else ""
+        return replace(problem, hint=question or problem.hint)
+
+    return [suggesting(problem) for problem in problems if is_primary(problem)]
 
 
 def _is_within(key: str, names: Iterable[str]) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import NormalDist
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     Discriminator,
     Field,
     PlainSerializer,
@@ -24,9 +23,9 @@ from pydantic import (
 )
 
 from flstream.errors import UsageError
-from flstream.job.explain import explain
-from flstream.job.fields import Allowed, Real, Section, read_number
+from flstream.job.fields import Allowed, Real, Section, in_unit, read_number
 from flstream.job.files import csv_rows, existing_path
+from flstream.job.keys import explain
 from flstream.job.link import NetworkLink, TracePoint
 from flstream.job.problems import Problem, RefusedValueError, must_be
 from flstream.job.site_names import site_of
@@ -79,21 +78,6 @@ def _kind(value: Any) -> str:
     return getattr(value, "distribution", "value")
 
 
-def _in_unit(
-    parse: Callable[[Any], float], render: Callable[[float], Any], allowed: str
-) -> tuple[Any, ...]:
-    """Return the annotations of a number in a unit."""
-
-    def read(value: Any) -> float:
-        try:
-            return parse(value)
-        except ValueError:
-            raise ValueError("") from None  # the words say all
-
-    words = Allowed(allowed, ("string", "number"))
-    return BeforeValidator(read), PlainSerializer(render, when_used="json"), words
-
-
 def _fraction(value: str | int | float) -> float:
     """Return a fraction, also of ``1%``."""
     text = str(value).strip()
@@ -106,17 +90,17 @@ def _fraction(value: str | int | float) -> float:
 _Rate = Annotated[
     float,
     Field(ge=_RATES[0], le=_RATES[1]),
-    *_in_unit(parse_rate, format_bits_exact, "a rate from 1 kbit/s to 1 Tbit/s, such as 10 Mbit"),
+    *in_unit(parse_rate, format_bits_exact, "a rate from 1 kbit/s to 1 Tbit/s, such as 10 Mbit"),
 ]
 _Delay = Annotated[
     float,
     Field(ge=_DELAYS[0], le=_DELAYS[1]),
-    *_in_unit(parse_seconds, format_seconds_exact, "a duration from 0 to 60 s, such as 50 ms"),
+    *in_unit(parse_seconds, format_seconds_exact, "a duration from 0 to 60 s, such as 50 ms"),
 ]
 _Loss = Annotated[
     float,
     Field(ge=0, lt=1),
-    *_in_unit(_fraction, float, "a fraction from 0 to below 1, such as 0.01 or 1%"),
+    *in_unit(_fraction, float, "a fraction from 0 to below 1, such as 0.01 or 1%"),
 ]
 
 
@@ -211,7 +195,7 @@ _TraceRate = Annotated[
     float,
     Field(le=_RATES[1]),
     AfterValidator(_none_or_a_bit),
-    *_in_unit(parse_rate, format_bits_exact, "0, or a rate from 1 bit/s to 1 Tbit/s"),
+    *in_unit(parse_rate, format_bits_exact, "0, or a rate from 1 bit/s to 1 Tbit/s"),
 ]
 
 
@@ -219,7 +203,7 @@ class _TraceRow(Section):
     """Row of a file of traces."""
 
     site: Annotated[str, Field(min_length=1)]
-    seconds: Annotated[float, *_in_unit(parse_seconds, float, "a duration, such as 10 s")]
+    seconds: Annotated[float, *in_unit(parse_seconds, float, "a duration, such as 10 s")]
     up: _TraceRate | None = None
     down: _TraceRate | None = None
     latency: _Delay | None = None
@@ -276,7 +260,7 @@ class NetworkSection(LinkSection):
     sites: Annotated[
         dict[Annotated[str, AfterValidator(site_of)], LinkSection],
         PlainSerializer(_written, when_used="json"),
-        Allowed(f"a section for each site with any of {', '.join(_LIMITS)}", ("object",)),
+        Allowed(f"a section for each site with any of {', '.join(_LIMITS)}"),
     ] = Field(default_factory=dict)
     """The same keys for single sites, in the place of those above: `{ site-1 { up = 1 Mbit } }`."""
 

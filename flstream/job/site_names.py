@@ -95,7 +95,7 @@ SiteNames = Annotated[
     NOT_EMPTY,
     AfterValidator(_usable),
     EACH_ONCE,
-    Allowed(f"{_SITE_NAMES}, such as [ward, clinic]", ("array",)),
+    Allowed(f"{_SITE_NAMES}, such as [ward, clinic]"),
 ]
 """A list of names of sites."""
 
@@ -114,23 +114,18 @@ SiteArgs = Annotated[
 _RANGE = f"{_LEAST_FACTOR:g} to {_MOST_FACTOR:g}"
 
 _Factor = Annotated[
-    Real,
-    Field(ge=_LEAST_FACTOR, le=_MOST_FACTOR),
-    Allowed(f"a number from {_RANGE}", ("number",)),
+    Real, Field(ge=_LEAST_FACTOR, le=_MOST_FACTOR), Allowed(f"a number from {_RANGE}")
 ]
 
 SiteFactors = Annotated[
     dict[_Site, _Factor],
-    Allowed(
-        f"a section with a number from {_RANGE} for each site, such as {{ ward = 2.0 }}",
-        ("object",),
-    ),
+    Allowed(f"a section with a number from {_RANGE} for each site, such as {{ ward = 2.0 }}"),
 ]
 """A positive number by site."""
 
 GpuGroups = Annotated[
     list[Annotated[str, BeforeValidator(_gpus)]],
     NOT_EMPTY,
-    Allowed('a list of GPUs, or of groups of them with commas, such as ["0", "1,2"]', ("array",)),
+    Allowed('a list of GPUs, or of groups of them with commas, such as ["0", "1,2"]'),
 ]
 """A list of the GPUs of one process each, such as `["0", "1"]` or `["0,1", "2,3"]`."""

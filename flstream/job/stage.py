@@ -4,20 +4,103 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import FunctionType
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    model_validator,
+)
 
 from flstream.errors import UsageError
 from flstream.job.code import find, import_once, load
-from flstream.job.explain import explain
+from flstream.job.fields import Allowed, Section, Whole
 from flstream.job.files import code_name
+from flstream.job.keys import explain
 from flstream.job.problems import Problem, RefusedValueError, given
-from flstream.job.typed import AnySection, Sections, TypedSection
-from flstream.job.workflow_args import DEFINITION, FreeWorkflowArgs, WorkflowArgs
+from flstream.job.sections import ClientsSection
+from flstream.job.typed import AnySection, FreeSection, Sections, TypedSection
+
+
+class WorkflowArgs(Section):
+    """Arguments of the workflow. Every workflow has these four.
+
+    A function of your own adds those of the section that its decorator names. One without a
+    decorator takes any others, as they are written; one of (run) alone takes no others.
+    """
+
+    has_rounds: ClassVar[bool] = True
+    """Whether the workflow trains in rounds, so that `rounds` counts for it."""
+
+    collects_models: ClassVar[bool] = False
+    """Whether a workflow of your own calls `run.collect`, for which the last model of each site is
+    kept from the first round of the run on. Those that come with flstream need not say so."""
+
+    evaluate: Literal["auto", "task", "received"] = "auto"
+    """What scores a model: tasks of their own, or metrics that come with updates.
+
+    task: sites are asked to evaluate the new global model. received: metrics that come with an
+    update score the model that the site had received, as in NVFlare. So nothing is sent or trained
+    twice, the best model may be the initial one, and the last one has no score. auto is task for
+    sites whose code asks in its first task which kind of task it has (is_evaluate, is_train,
+    get_task_name, a decorator evaluate, or a learner's method evaluate); received if none asks.
+    """
+
+    evaluate_every: Annotated[Whole, Field(ge=0)] = 1
+    """With evaluate = task: every so many rounds, and after the last; 0 is never."""
+
+    key_metric: Annotated[str, Field(pattern=r"^\S(.*\S)?$"), Allowed("the name of a metric")] = (
+        "accuracy"
+    )
+    """The metric that decides which round was the best."""
+
+    key_metric_mode: Literal["max", "min"] = "max"
+    """Whether the best value of the key metric is the largest or the smallest."""
+
+    def check_clients(self, clients: ClientsSection) -> Iterator[Problem]:
+        """Yield the problems of these arguments for a job with these clients.
+
+        A workflow whose arguments depend on the clients overrides this method.
+
+        Args:
+            clients: The job's section of clients.
+
+        Yields:
+            Problems, with keys relative to the arguments' section.
+        """
+        yield from ()
+
+
+class FreeWorkflowArgs(FreeSection, WorkflowArgs):
+    """Arguments of a workflow that declares none: the common ones, and any others as written."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="after")
+    def _names_are_free(self) -> Self:
+        # The argument would be hidden by the section's own attribute of that name.
+        taken = [
+            name
+            for name in self.model_extra or ()
+            if name.startswith("_") or hasattr(FreeWorkflowArgs, name)
+        ]
+        if taken:
+            allowed = "another name, since every section has something of that name already"
+            raise RefusedValueError(
+                *(Problem(name, "the name of an argument", allowed) for name in taken)
+            )
+        return self
+
+
+DEFINITION = "__flstream_workflow__"
+"""Name of the attribute of a decorated function that holds the section of its arguments."""
 
 
 class WorkflowCode(NamedTuple):
@@ -149,19 +232,17 @@ class Stage(TypedSection):
         Raises:
             UsageError: The code was changed after the job was loaded, and can no longer be used.
         """
+        values = {"type": self.type, "args": self.args.model_dump()}
         try:
-            code = find_workflow(self.type)
-        except RefusedValueError as error:
-            raise _changed("workflow.type", error.problems) from error
-        args = self.args
-        if not isinstance(args, code.args):  # which lost their own section when they were pickled
-            values = args.model_dump()
-            try:
-                args = code.args.model_validate(values)
-            except ValidationError as error:
-                raise _changed("workflow.args", explain(error, code.args, values)) from error
+            # The arguments have lost their own section where the stage was pickled.
+            stage = Stage.model_validate(values)
+        except ValidationError as error:
+            flaws = (str(problem.below("workflow")) for problem in explain(error, Stage, values))
+            what = f"the workflow was changed while it was started: {'; '.join(flaws)}"
+            raise UsageError(f"{what}; start it again") from error
+        code = find_workflow(self.type)
         load(self.program)
-        return lambda run: code.function(run, *([args] if code.takes_args else []))
+        return lambda run: code.function(run, *([stage.args] if code.takes_args else []))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without classes of the user's code, which the unpickling process may lack.
@@ -172,13 +253,4 @@ class Stage(TypedSection):
         args = self.args
         if not type(args).__module__.startswith("flstream."):
             args = FreeWorkflowArgs.model_construct(**args.model_dump(mode="json"))
-        return _unpickled, (self.type, args)
-
-
-def _unpickled(kind: str, args: WorkflowArgs) -> Stage:
-    return Stage.model_construct(type=kind, args=args)
-
-
-def _changed(key: str, problems: Iterable[Problem]) -> UsageError:
-    flaws = "; ".join(str(problem.below(key)) for problem in problems)
-    return UsageError(f"the workflow was changed while it was started: {flaws}; start it again")
+        return partial(Stage.model_construct, type=self.type, args=args), ()

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import (
     ConfigDict,
     Field,
-    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     SerializeAsAny,
     TypeAdapter,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema
 
-from flstream.job.explain import explain
 from flstream.job.fields import PlainValue, Section
-from flstream.job.problems import RefusedValueError
 from flstream.job.values import render_value
 
 AnySection = type[Section]
@@ -73,16 +68,17 @@ class TypedSection(Section):
         if isinstance(value, Section):
             value = value.model_dump(exclude_unset=True)
         section = cls.section_of(info.data["type"])
-        try:
-            return section.model_validate(value, context=info.context)
-        except ValidationError as error:
-            # Only here is it known which section of the user's own code they are of.
-            raise RefusedValueError(*explain(error, section, value)) from None
+        return section.model_validate(value, context=info.context)
 
     @property
     def name(self) -> str:
         """Name for messages: `gaussian`, or `mine.py:Filter` without a folder."""
         return short_name(self.type)
+
+    def __str__(self) -> str:
+        """Return the name with the arguments: `gaussian (sigma = 0.01)`."""
+        args = ", ".join(f"{name} = {render_value(value)}" for name, value in self.args)
+        return f"{self.name} ({args})" if args else self.name
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -102,46 +98,6 @@ class TypedSection(Section):
             for kind, section in cls.built_in().items()
         ]
         return reference
-
-
-@dataclass(frozen=True)
-class TypedSpec:
-    """A type with all of its arguments by name, which a section gives and workers are sent.
-
-    A class of the user's own is named by its absolute place.
-    """
-
-    section: ClassVar[type[TypedSection]]
-    type: str
-    args: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def __get_pydantic_core_schema__(
-        cls, source: Any, handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
-        """Return the schema of the section, whose values become a record."""
-
-        def read(value: Any, validate: Callable[[Any], TypedSection]) -> TypedSpec:
-            if isinstance(value, cls):
-                return value
-            section = validate(value)
-            return cls(section.type, section.args.model_dump())
-
-        return core_schema.no_info_wrap_validator_function(
-            read,
-            handler.generate_schema(cls.section),
-            serialization=core_schema.plain_serializer_function_ser_schema(asdict),
-        )
-
-    @property
-    def name(self) -> str:
-        """Name for messages: `gaussian`, or `mine.py:Filter` without a folder."""
-        return short_name(self.type)
-
-    def __str__(self) -> str:
-        """Return the name with the arguments: `gaussian (sigma = 0.01)`."""
-        args = ", ".join(f"{name} = {render_value(value)}" for name, value in self.args.items())
-        return f"{self.name} ({args})" if args else self.name
 
 
 def short_name(place: str) -> str:

@@ -6,32 +6,29 @@ imports: ``from flstream.recipe import FedAvgRecipe, SimEnv``.
 
 from flstream.errors import UsageError
 from flstream.job import JobError
-from flstream.recipe.arguments import ExchangeFormat, FrameworkType, TransferType
-from flstream.recipe.components import (
-    ExcludeVars,
-    FedAvg,
-    FilterType,
-    Gaussian,
-    IntimeModelSelector,
-    PercentilePrivacy,
-    PTFedAvg,
-    PTModel,
-    ScriptRunner,
-    SVTPrivacy,
-    TensorClientStreamer,
-    TensorServerStreamer,
-)
+from flstream.recipe.arguments import ExchangeFormat, FilterType, FrameworkType, TransferType
 from flstream.recipe.fed_job import FedJob
 from flstream.recipe.recipes import (
     CyclicRecipe,
+    ExcludeVars,
+    FedAvg,
     FedAvgRecipe,
     FedEvalRecipe,
     FedOptRecipe,
     FedProxRecipe,
+    Gaussian,
+    IntimeModelSelector,
     NumpyFedAvgRecipe,
+    PercentilePrivacy,
+    PTFedAvg,
+    PTModel,
     Recipe,
     ScaffoldRecipe,
+    ScriptRunner,
+    SVTPrivacy,
     SwarmLearningRecipe,
+    TensorClientStreamer,
+    TensorServerStreamer,
     add_cross_site_evaluation,
     add_experiment_tracking,
 )

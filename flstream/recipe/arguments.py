@@ -43,6 +43,13 @@ TransferType = StrEnum("TransferType", ["FULL", "DIFF"])
 """Form of an update in NVFlare; here it is whole, to the same mean."""
 
 
+class FilterType(StrEnum):
+    """Values that a filter is applied to: models that sites receive, or their answers."""
+
+    TASK_DATA = "task_data"
+    TASK_RESULT = "task_result"
+
+
 def _aggregation(value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return {"method": value.get("type"), **value.get("args", {})}

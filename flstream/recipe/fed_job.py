@@ -14,8 +14,7 @@ from typing import Any
 from flstream.errors import UsageError
 from flstream.job import Job, JobError, WorkflowArgs, make_job
 from flstream.recipe import arguments
-from flstream.recipe.arguments import KEYS, by_name, checked, put
-from flstream.recipe.components import FilterType
+from flstream.recipe.arguments import KEYS, FilterType, by_name, checked, put
 from flstream.recipe.initial_model import WEIGHTS, write_weights
 from flstream.recipe.job_folder import portable, python_files, whole_folder, write_job_folder
 from flstream.recipe.sim_env import ARGUMENTS, RunResult, SimEnv

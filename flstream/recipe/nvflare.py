@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from filecmp import cmp
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,27 +47,6 @@ CLASSES = tuple(name for name, target in table.CLASSES.items() if target[:1] != 
 """Names of NVFlare's classes that are taken or not needed, in the order of conversion."""
 
 
-@dataclass
-class Conversion:
-    """Job that a job folder becomes.
-
-    Attributes:
-        root: Path of the job folder.
-        name: Name of the job.
-        values: Values of the job file by key; sections are dicts.
-        files: Files to copy, by their path in the new folder.
-        array: Initial array to write; None for none.
-        notes: Lines on settings that were not taken, by file: place, value and reason.
-    """
-
-    root: Path
-    name: str
-    values: dict[str, Any] = field(default_factory=dict)
-    files: dict[str, Path] = field(default_factory=dict)
-    array: Any = None
-    notes: dict[str, list[str]] = field(default_factory=dict)
-
-
 def convert(source: Path, name: str | None = None) -> Conversion:
     """Convert a job folder, or a configuration alone. Its code is not imported.
 
@@ -94,11 +72,8 @@ def convert(source: Path, name: str | None = None) -> Conversion:
         meta = next((files[path] for path in paths if path.stem == "meta"), {})
         folder = root.parent if root.name == "config" else root
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", str(meta.get("name") or folder.name))
-        job = Conversion(root, name or plain.strip("._-")[:100] or "job")
-        draft = _Draft(job, json.dumps(meta.get("deploy_map")), json.dumps([*files.values()]))
-        for path, values in files.items():
-            draft.convert(path, values)
-        return draft.finished()
+        name = name or plain.strip("._-")[:100] or "job"
+        return Conversion(root, name, json.dumps(meta.get("deploy_map")), files)
     except OSError as error:
         raise UsageError(f"{error.filename or source} cannot be read: {error.strerror}") from error
 
@@ -197,79 +172,97 @@ class _Object(NamedTuple):
     tasks: Any
 
 
-class _Draft:
-    """A conversion under way: keys by their dotted names, and notes on what is not taken."""
+class Conversion:
+    """Job that a job folder becomes.
 
-    def __init__(self, job: Conversion, deploy_map: str, files: str) -> None:
-        """Give the job its sites: those of the deploy map, or as many as the files ask for."""
-        self.job = job
-        self.values: dict[str, Any] = {}
-        self.stages: list[dict[str, Any]] = []
-        self.metric: dict[str, Any] = {}
-        self.filters: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        self.models: set[str] = set()  # ids of components
-        self.keys: set[str] = set()  # dotted, of all that has a value
+    Attributes:
+        root: Path of the job folder.
+        name: Name of the job.
+        values: Values of the job file by key; sections are dicts.
+        files: Files to copy, by their path in the new folder.
+        array: Initial array to write; None for none.
+        notes: Lines on settings that were not taken, by file: place, value and reason.
+    """
+
+    def __init__(
+        self, root: Path, name: str, deploy_map: str, configurations: Mapping[Path, dict[str, Any]]
+    ) -> None:
+        self.root, self.name = root, name
+        self.array: Any = None
+        self.values: dict[str, Any] = {"name": name}
+        self.files: dict[str, Path] = {}
+        self.notes: dict[str, list[str]] = {}
+        self._keys: dict[str, Any] = {}  # values by dotted keys
+        self._stages: list[dict[str, Any]] = []
+        self._metric: dict[str, Any] = {}
+        self._filters: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        self._models: set[str] = set()  # ids of components
+        self._given: set[str] = set()  # dotted, of all that has a value
+        # The sites are those of the deploy map, or as many as the files ask for.
         listed = re.findall(r'"([^"]+)"(?!")(?=[,\]])', deploy_map)
         sites = [name for name in dict.fromkeys(listed) if name not in arguments.PLACES]
-        self.count = len(sites) or max(map(int, _COUNTS.findall(files)), default=0)
+        counts = _COUNTS.findall(json.dumps([*configurations.values()]))
+        count = len(sites) or max(map(int, counts), default=0)
         is_numbered = sites == [f"site-{n + 1}" for n in range(len(sites))]
         if arguments.ALL_SITES not in listed and not is_numbered:
-            self.values["clients.names"] = sites
-        elif self.count:
-            self.values["clients.count"] = self.count
+            self._keys["clients.names"] = sites
+        elif count:
+            self._keys["clients.count"] = count
+        for path, values in configurations.items():
+            self._configuration(path, values)
+        for path in sorted(root.rglob("custom/**/*")):
+            self._copy(path)
+        self._finish(count)
 
-    def convert(self, path: Path, values: dict[str, Any]) -> None:
+    def _configuration(self, path: Path, values: dict[str, Any]) -> None:
         """Convert a configuration: its classes in the order of the table, then all else."""
-        self.file, side = path.relative_to(self.job.root).as_posix(), path.stem
-        self.app = path.parent.parent if path.parent.name == "config" else path.parent
+        self._file, side = path.relative_to(self.root).as_posix(), path.stem
+        self._app = path.parent.parent if path.parent.name == "config" else path.parent
         for key in (*_LISTS, *_FILTERS):
             if not isinstance(values.setdefault(key, []) or [], list):
-                raise UsageError(f"{self.file}: {key} must be a list of sections")
+                raise UsageError(f"{self._file}: {key} must be a list of sections")
         parts = [part for key in _LISTS for part in self._objects(key, values.pop(key) or [])]
-        self.components = {str(part.section.get("id")): part.section for part in parts}
+        self._components = {str(part.section.get("id")): part.section for part in parts}
         for part in sorted(parts, key=lambda part: [*CLASSES, part.name].index(part.name)):
             self._class(part)
         for key, direction in _FILTERS.items():
-            self.chain: list[dict[str, Any]] = []
+            self._chain: list[dict[str, Any]] = []
             for part in self._objects(key, values.pop(key) or []):
                 self._class(part)
-            chain = self.chain
-            if chain and self.filters.setdefault((direction, side), chain) != chain:
+            chain = self._chain
+            if chain and self._filters.setdefault((direction, side), chain) != chain:
                 self._note(key, chain, "all sites have the same filters here")
         text = path.read_text(errors="replace")
         for key, value in values.items():
             reason = table.ARGUMENTS.get(key, _UNKNOWN)
             if key in arguments.STREAMING_KEYS:
-                self.values.setdefault(f"streaming.{key}", value)
+                self._keys.setdefault(f"streaming.{key}", value)
             elif reason.startswith("-") and f"{{{key}}}" not in text and value not in _NOTHING:
                 self._note(key, value, reason)
 
-    def finished(self) -> Conversion:
-        """Copy the code, and put the keys together."""
-        for path in sorted(self.job.root.rglob("custom/**/*")):
-            self._copy(path)
+    def _finish(self, count: int) -> None:
+        """Put the keys together."""
         for key in ("clients.min_updates", "clients.per_round"):
-            if self.values.get(key) == self.count:
-                del self.values[key]
-        for (direction, _), filters in sorted(self.filters.items(), reverse=True):
-            self.values.setdefault(f"filters.{direction}", []).extend(filters)
-        stop = str(self.values.get("stop_when", ""))
-        if "key_metric" not in self.metric and (condition := re.match(r"\s*([^\s<>=]+)", stop)):
-            self.metric["key_metric"] = condition[1]
-        if arguments.metric_mode(str(self.metric.get("key_metric", "")), stop) == "min":
-            self.metric.setdefault("key_metric_mode", "min")
-        stages = [{**stage, "args": {**stage["args"], **self.metric}} for stage in self.stages]
+            if self._keys.get(key) == count:
+                del self._keys[key]
+        for (direction, _), filters in sorted(self._filters.items(), reverse=True):
+            self._keys.setdefault(f"filters.{direction}", []).extend(filters)
+        stop = str(self._keys.get("stop_when", ""))
+        if "key_metric" not in self._metric and (condition := re.match(r"\s*([^\s<>=]+)", stop)):
+            self._metric["key_metric"] = condition[1]
+        if arguments.metric_mode(str(self._metric.get("key_metric", "")), stop) == "min":
+            self._metric.setdefault("key_metric_mode", "min")
+        stages = [{**stage, "args": {**stage["args"], **self._metric}} for stage in self._stages]
         stages = [{key: stage[key] for key in stage if stage[key]} for stage in stages]
         if len(stages) > 1:
-            self.values["workflow"] = stages
-        elif stages or self.metric:
-            self.values["workflow"] = [*stages, {"args": self.metric}][0]
-        values = {"name": self.job.name, **self.values, "train.alias": "nvflare"}
-        for key in sorted(values, key=lambda key: _KEYS.index(key.partition(".")[0])):
-            arguments.put(self.job.values, key, values[key])
-        for notes in self.job.notes.values():
+            self._keys["workflow"] = stages
+        elif stages or self._metric:
+            self._keys["workflow"] = [*stages, {"args": self._metric}][0]
+        self._keys["train.alias"] = "nvflare"
+        for key in sorted(self._keys, key=lambda key: _KEYS.index(key.partition(".")[0])):
+            arguments.put(self.values, key, self._keys[key])
+        for notes in self.notes.values():
             notes.sort(key=natural_key)
-        return self.job
 
     def _objects(self, place: str, value: Any, tasks: Any = None) -> Iterator[_Object]:
         """Yield the objects of a list; an executor's or a filter's section is within another."""
@@ -288,7 +281,7 @@ class _Draft:
         args = section.get("args") or {}
         if not named or not isinstance(args, dict):
             what = "a section with a path or name, and its args a section"
-            raise UsageError(f"{self.file}: {place} must be {what}")
+            raise UsageError(f"{self._file}: {place} must be {what}")
         is_theirs = named.startswith("nvflare.") or "." not in named
         name = named.rpartition(".")[2] if is_theirs else ""
         yield _Object(place, named, name, section, args, tasks)
@@ -297,13 +290,13 @@ class _Draft:
         shown = "" if value in ("", {}) else f" = {json.dumps(value, ensure_ascii=False)}"
         parts = (f"{place}{shortened(shown, 200)}", reason.removeprefix("- "))
         text = printable(": ".join(filter(None, parts)))
-        self.job.notes.setdefault(printable(self.file), []).append(text)
+        self.notes.setdefault(printable(self._file), []).append(text)
 
     def _class(self, part: _Object) -> None:
         """Convert an object that NVFlare makes, and its arguments."""
         target, named = table.CLASSES.get(part.name, _UNKNOWN), f"{part.place} {part.named}"
         is_apart = part.section.get("disabled") is True
-        if not target or is_apart or str(part.section.get("id")) in self.models:
+        if not target or is_apart or str(part.section.get("id")) in self._models:
             return
         if target.startswith("-"):
             self._note(named, part.args, target)
@@ -314,16 +307,16 @@ class _Draft:
             if part.tasks and {"train", "*"}.isdisjoint(part.tasks):
                 self._note(named, part.args, "filters are applied to trainings")
             else:
-                self.chain.append({"type": kind, **({"args": args} if args else {})})
+                self._chain.append({"type": kind, **({"args": args} if args else {})})
             return
         if workflow := settings.pop("workflow", ""):
-            self.stages.append({"type": workflow, "args": {}})
+            self._stages.append({"type": workflow, "args": {}})
         for key in sorted(part.args, key=lambda name: [*table.ARGUMENTS, name].index(name)):
             rule = table.ARGUMENTS.get(f"{workflow}.{key}", table.ARGUMENTS.get(key, _UNKNOWN))
             self._argument(f"{part.place}.args.{key}", key, rule, part.args[key])
         for rule, text in settings.items():
             key = rule.partition(":")[0]
-            is_given = any(name == key or name.startswith(f"{key}.") for name in self.keys)
+            is_given = any(name == key or name.startswith(f"{key}.") for name in self._given)
             if key == "tracking.type" or not is_given:
                 self._argument(named, key, rule, text if text.isidentifier() else json.loads(text))
 
@@ -350,28 +343,28 @@ class _Draft:
             for name in [name for name in value if value[name] is not None]:
                 self._put(f"{key}.{name}", value[name])
             return
-        stage = self.stages[-1]["args"] if self.stages else None
-        section = {"metric": self.metric, "stage": stage}.get(first, self.values)
+        stage = self._stages[-1]["args"] if self._stages else None
+        section = {"metric": self._metric, "stage": stage}.get(first, self._keys)
         if section is None:
             raise ValueError(_UNKNOWN)
-        name = key if section is self.values else rest
-        self.keys.add(key)
+        name = key if section is self._keys else rest
+        self._given.add(key)
         if section.setdefault(name, value) != value:
             raise ValueError(f"{key} is {json.dumps(section[name], ensure_ascii=False)} already")
 
     def _copy(self, path: Path) -> None:
         """Enter a file of the code; it keeps its place, so that packages stay packages."""
-        parts = path.relative_to(self.job.root).parts
+        parts = path.relative_to(self.root).parts
         target = "/".join(parts[parts.index("custom") + 1 :])
-        self.file, first = "/".join(parts), self.job.files.get(target, path)
+        self._file, first = "/".join(parts), self.files.get(target, path)
         if "__pycache__" in parts or (path.is_dir() and not path.is_symlink()):
             return
-        if not path.is_file() or not path.resolve().is_relative_to(self.job.root):
+        if not path.is_file() or not path.resolve().is_relative_to(self.root):
             self._note("", "", "it is no file of this folder; not copied")
         elif target in (JOB_FILE, _ARRAY_FILE) or not cmp(first, path, shallow=False):
             self._note("", "", f"not copied: the job has another {target}")
         else:
-            self.job.files[target] = first
+            self.files[target] = first
 
     def _timeout(self, value: Any) -> Any:
         if not value:
@@ -383,34 +376,34 @@ class _Draft:
         if isinstance(value, list):
             import numpy as np
 
-            self.job.array = np.asarray(value, dtype=np.float32)
+            self.array = np.asarray(value, dtype=np.float32)
             return {"initial": _ARRAY_FILE}
         if isinstance(value, str):
-            section = self.components.get(value, {"path": value})
-            self.models |= {value} & self.components.keys()
+            section = self._components.get(value, {"path": value})
+            self._models |= {value} & self._components.keys()
             value = {key: section[key] for key in ("path", "args") if key in section}
         return class_section(value)
 
     def _checkpoint(self, value: Any) -> str:
         """Convert the path of a file with weights; one in the job folder is copied."""
-        for folder in (self.job.root, self.app, self.app / "custom"):
+        for folder in (self.root, self._app, self._app / "custom"):
             path = (folder / str(value)).resolve()
             if path.is_file() and path.suffix == ".npy":
                 import numpy as np
 
                 # Unlike numpy.load, it takes nothing but arrays of plain numbers.
-                self.job.array = np.lib.format.open_memmap(path, mode="r")
+                self.array = np.lib.format.open_memmap(path, mode="r")
                 return _ARRAY_FILE
-            if path.is_file() and path.is_relative_to(self.job.root):
-                self.job.files[path.name] = path
+            if path.is_file() and path.is_relative_to(self.root):
+                self.files[path.name] = path
                 return path.name
         return str(value)
 
     def _script(self, value: Any) -> str:
         """Convert the path of a script in the folder custom."""
-        custom, named = self.app / "custom", _CUSTOM.sub("", str(value))
+        custom, named = self._app / "custom", _CUSTOM.sub("", str(value))
         if not (custom / named).resolve().is_relative_to(custom.resolve()):
-            raise UsageError(f"{self.file}: the script {value} lies outside of the folder custom")
+            raise UsageError(f"{self._file}: the script {value} lies outside of the folder custom")
         if not (custom / named).is_file() and "/" not in named:
             named = next((p.relative_to(custom).as_posix() for p in custom.rglob(named)), named)
         return named

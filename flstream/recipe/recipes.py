@@ -1,4 +1,4 @@
-"""Recipes: jobs with NVFlare's arguments, which a table turns into keys of a job file."""
+"""Recipes and components: NVFlare's names for jobs and dicts of their arguments and filters."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, Unpack
 
-from flstream.recipe.arguments import RecipeArguments, checked, notice
-from flstream.recipe.components import FilterType, TensorServerStreamer
+from flstream.recipe.arguments import FilterType, RecipeArguments, checked, notice
 from flstream.recipe.fed_job import FedJob
 from flstream.recipe.sim_env import RunResult, SimEnv
 
@@ -192,3 +191,60 @@ def add_cross_site_evaluation(
     args = {"eval_task_timeout": validation_timeout, "submit_model_timeout": submit_model_timeout}
     sites = {"participating_sites": participating_clients} if participating_clients else {}
     recipe.append_workflow("cross_site", {**args, **sites})
+
+
+def FedAvg(num_clients: int | None = None, num_rounds: int = 5, **arguments: Any) -> dict[str, Any]:
+    """Return federated averaging (McMahan et al. 2017), with arguments of ``FedAvgRecipe``."""
+    return {"min_clients": num_clients, "num_rounds": num_rounds, **arguments}
+
+
+PTFedAvg = FedAvg
+
+
+@checked
+def PTModel(model: Any, initial_ckpt: str | Path | None = None) -> dict[str, Any]:
+    """Return the job's initial model, and the path of a file with its weights."""
+    return {"model": model, "initial_ckpt": initial_ckpt}
+
+
+@checked
+def ScriptRunner(script: str | Path, script_args: str = "", **arguments: Any) -> dict[str, Any]:
+    """Return the script of all sites or of one, with arguments of ``FedAvgRecipe``."""
+    return {"train_script": script, "train_args": script_args, **arguments}
+
+
+def IntimeModelSelector(
+    key_metric: str | None = None, negate_key_metric: bool | None = None
+) -> dict[str, Any]:
+    """Return the metric that decides which round is the best; negated, its smallest value is."""
+    return {"key_metric": key_metric, "negate_key_metric": negate_key_metric}
+
+
+def TensorServerStreamer() -> dict[str, Any]:
+    """Return the streaming of tensors, which is always on."""
+    return {"tensor_streaming": True}
+
+
+TensorClientStreamer = TensorServerStreamer
+
+
+def PercentilePrivacy(percentile: float = 10, gamma: float = 0.01) -> dict[str, Any]:
+    """Return the filter that shares the largest changes alone (Shokri and Shmatikov 2015)."""
+    return {"type": "percentile_privacy", "args": {"percentile": percentile, "gamma": gamma}}
+
+
+def SVTPrivacy(**args: float) -> dict[str, Any]:
+    """Return the filter that shares a noisy choice of changes (Li et al. 2019)."""
+    return {"type": "svt_privacy", "args": args}
+
+
+@checked
+def ExcludeVars(exclude_vars: Sequence[str] | str) -> dict[str, Any]:
+    """Return the filter that leaves tensors out: whole names, or one regular expression."""
+    return {"type": "exclude_vars", "args": {"exclude_vars": exclude_vars}}
+
+
+@checked
+def Gaussian(sigma: float) -> dict[str, Any]:
+    """Return the filter that adds Gaussian noise to every number, which NVFlare has not."""
+    return {"type": "gaussian", "args": {"sigma": sigma}}

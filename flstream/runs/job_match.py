@@ -14,10 +14,10 @@ import xxhash
 
 from flstream.errors import CheckpointError, UsageError
 from flstream.job import Job, JobError, render_job
-from flstream.job.engine_section import EngineSection
 from flstream.job.hocon import read_hocon
 from flstream.job.imports import own_files
 from flstream.job.keys import WORKFLOW, flat
+from flstream.job.sections import EngineSection
 from flstream.job.values import render_value
 from flstream.runs.run_directory import RunDirectory
 

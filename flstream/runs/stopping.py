@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from flstream.job import Job
 from flstream.job.conditions import Condition, read_condition
-from flstream.job.privacy import EPSILON
 from flstream.job.problems import did_you_mean
+from flstream.job.sections import EPSILON
 from flstream.runs.best import BestEvaluation, BestRound, finite_value
 from flstream.telemetry.events import Metrics
 

@@ -10,8 +10,8 @@ from typing import Any
 from flstream.aggregation.fold_rule import FoldRule, ServerStep
 from flstream.errors import MisfitError, WorkflowError
 from flstream.job import Job
-from flstream.job.aggregation_method import WEIGHTED
 from flstream.job.bodies import MAIN, RESERVED_NAMES, is_body_name
+from flstream.job.sections import WEIGHTED
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.program_view import Model, SiteModel, Update
 

@@ -14,7 +14,7 @@ from flstream.aggregation.rules import AggregationRule
 from flstream.errors import SimulationError
 from flstream.job import Job
 from flstream.job.conditions import read_condition
-from flstream.job.privacy import EPSILON
+from flstream.job.sections import EPSILON
 from flstream.model.dtypes import FLOATS
 from flstream.model.layout import Layout
 from flstream.runs.stopping import EarlyStopping

@@ -24,7 +24,7 @@ from flstream.server.uncatchable import uncatchable
 from flstream.telemetry.events import SiteLog
 
 if TYPE_CHECKING:
-    from flstream.job.workflow_args import WorkflowArgs
+    from flstream.job.stage import WorkflowArgs
     from flstream.runs.stopping import EarlyStopping
     from flstream.server.play import RunEffects
 

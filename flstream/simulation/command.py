@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -90,7 +91,7 @@ def run_command(info: WorkerInfo, script: ScriptCode, threads: int, end: WorkerS
     with tempfile.TemporaryDirectory(
         prefix=temporary_prefix(os.getppid()), ignore_cleanup_errors=True
     ) as folder:
-        Path(folder, INFO).write_bytes(msgspec.msgpack.encode(info))
+        Path(folder, INFO).write_bytes(pickle.dumps(info))
         message: Failed | Goodbye
         try:
             message = _last_message(words, threads, Path(folder), end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import struct
 import sys
@@ -49,7 +50,7 @@ def rank_main(script: Path, words: Sequence[str]) -> int:
         if isinstance(stream, TextIOWrapper):  # each line at once, as in a worker's own process
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
     folder, place = Path(os.environ.pop(FOLDER)), RankPlace.of(os.environ)
-    info = msgspec.msgpack.decode((folder / INFO).read_bytes(), type=WorkerInfo)
+    info: WorkerInfo = pickle.loads((folder / INFO).read_bytes())
     worker = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     worker.connect(str(folder / SOCKET))
     worker.send(str(place.rank).encode())

@@ -11,7 +11,7 @@ from contextlib import suppress
 from flstream.debugging import code_failed, waiting
 from flstream.errors import AbortedError
 from flstream.job.code import check, make
-from flstream.job.tracking import TrackingSection
+from flstream.job.sections import TrackingSection
 from flstream.runs.run_directory import RunDirectory
 from flstream.tracking.feed import TrackerFeed
 from flstream.tracking.tracker import TrackedRun, Tracker

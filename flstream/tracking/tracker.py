@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from flstream.job.tracking import RUN
+from flstream.job.sections import RUN
 
 GLOBAL = RUN
 """Source of what is true of the whole run; every other source is the name of a site."""

@@ -11,7 +11,7 @@ import msgspec
 from flstream.client.learner import SiteContext
 from flstream.job.bodies import OptimizerState
 from flstream.job.codecs import CodecPlan
-from flstream.job.filters import FilterSpec
+from flstream.job.filters import FilterSection
 from flstream.job.link import NetworkLink
 from flstream.model.memory import Framework
 from flstream.streaming.settings import StreamSettings
@@ -66,8 +66,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     include: list[str]
     exclude: list[str]
     optimizer_state: OptimizerState | None = None
-    filters_up: list[FilterSpec] = []
-    filters_down: list[FilterSpec] = []
+    filters_up: list[FilterSection] = []
+    filters_down: list[FilterSection] = []
     codecs_up: CodecPlan = CodecPlan()
     codecs_down: CodecPlan = CodecPlan()
     links: dict[str, NetworkLink] = {}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from flstream.aggregation.fold_rule import ServerStep
-from flstream.job.workflow_args import DEFINITION, WorkflowArgs
+from flstream.job.stage import DEFINITION, WorkflowArgs
 from flstream.server.run import (
     FoldRule,
     Model,

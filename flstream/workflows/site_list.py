@@ -16,7 +16,7 @@ SiteList = Annotated[
     list[str],
     NOT_EMPTY,
     EACH_ONCE,
-    Allowed("a list of sites, each of them once, such as [site-1, site-2]", ("array",)),
+    Allowed("a list of sites, each of them once, such as [site-1, site-2]"),
 ]
 """A list of sites' names; whether the job has these sites is not known here."""
 

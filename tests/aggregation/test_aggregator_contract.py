@@ -27,7 +27,7 @@ from support import (
 from flstream.aggregation.ranked import fraction_trim
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import UpdateRefusedError
-from flstream.job.aggregation_method import METHODS
+from flstream.job.sections import METHODS
 from flstream.model.dtypes import BY_CODE, LARGEST, stored, torch_dtype
 
 Array = np.ndarray

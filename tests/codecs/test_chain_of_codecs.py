@@ -7,8 +7,8 @@ from pydantic import ValidationError
 
 from flstream.codecs.chain import BLOCK_CODECS, COMPRESSORS, STEPS, chain_of
 from flstream.job import codecs as codec_sections
-from flstream.job.codecs import CodecPlan, CodecSpec, CodecsSection
-from flstream.job.explain import explain
+from flstream.job.codecs import CodecPlan, CodecSection, CodecsSection
+from flstream.job.keys import explain
 from flstream.job.problems import RefusedValueError
 
 OWN = """
@@ -49,13 +49,13 @@ def test_every_built_in_codec_is_registered_once_and_made_of_its_defaults(parse)
         assert chain.lossy.name == name
         assert chain.lossy.for_updates == (name in ("topk", "ternary"))
         made = chain.lossy.codec
-        assert made == BLOCK_CODECS[name](**spec.args)
+        assert made == BLOCK_CODECS[name](**dict(spec.args))
 
 
 def test_a_list_is_a_codec_with_a_loss_and_then_one_of_frames(parse):
     specs = parse("up", of("topk", fraction=0.05), "shuffle", of("zstd", level=3))
-    assert specs[0] == CodecSpec("topk", {"fraction": 0.05})
-    assert specs[2] == CodecSpec("zstd", {"level": 3})
+    assert specs[0] == CodecSection(type="topk", args={"fraction": 0.05})
+    assert specs[2] == CodecSection(type="zstd", args={"level": 3})
     chain = chain_of(CodecPlan(specs, ["norm"]))
     assert chain.lossy.codec.fraction == 0.05
     assert chain.lossy.require_lossless == ("norm",)

@@ -10,7 +10,7 @@ from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.quantised import Quantised
 from flstream.codecs.rounded_writer import RoundedWriter
 from flstream.errors import CodecError
-from flstream.job.codecs import CodecPlan, CodecSpec
+from flstream.job.codecs import CodecPlan, CodecSection
 from flstream.model.digests import body_digest
 from flstream.model.dtypes import LARGEST, SMALLEST, loaded, stored
 from flstream.model.memory import BufferSource, MemoryBody
@@ -19,7 +19,7 @@ from tests.support import body_of
 
 
 def codec_of(name, **args):
-    return chain_of(CodecPlan([CodecSpec(name, args)], ["norm"], of_models=True)).lossy
+    return chain_of(CodecPlan([CodecSection(type=name, args=args)], ["norm"], of_models=True)).lossy
 
 
 INT8 = codec_of("int8", group=64)

@@ -8,14 +8,14 @@ from flstream.aggregation.update import Reading, UpdateSource
 from flstream.codecs.chain import CodecChain, chain_of
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import UpdateRefusedError
-from flstream.job.codecs import CodecPlan, CodecSpec
+from flstream.job.codecs import CodecPlan, CodecSection
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
 from flstream.model.source import Scratch
 
 EMBED = tensor("F32", (300, 100))
 MODEL = MemoryBody.of({"embed": EMBED, "head": EMBED, "x": tensor("F32", (400,))})
-INT8 = chain_of(CodecPlan([CodecSpec("int8", {"group": 64})]))
+INT8 = chain_of(CodecPlan([CodecSection(type="int8", args={"group": 64})]))
 FORM = UpdateForm(MODEL, INT8)
 
 

@@ -21,8 +21,8 @@ from flstream.filters.chain import filtered
 from flstream.job import Job, job_keys, load_job
 from flstream.job import codecs as codec_sections
 from flstream.job import filters as filter_sections
-from flstream.job.engine_section import Engine
 from flstream.job.reference import EXAMPLE, render_reference
+from flstream.job.sections import Engine
 from flstream.job.stage import find_workflow
 from flstream.model.memory import MemoryBody
 from flstream.streaming.api import DownloadOptions

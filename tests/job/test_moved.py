@@ -48,7 +48,8 @@ def test_code_of_ones_own_is_that_of_the_copy(load, folder, copy):
     moved = pickle.loads(pickle.dumps(job)).moved(copy)
     assert moved.train.script == copy / "client.py"
     assert moved.model.factory == f"{copy}/model.py:build"
-    assert (moved.filters.up[0].type, moved.filters.up[0].args) == (f"{copy}/own.py:Net", {"a": 1})
+    [spec] = moved.filters.up
+    assert (spec.type, dict(spec.args)) == (f"{copy}/own.py:Net", {"a": 1})
     assert moved.stages[0].type == f"{copy}/own.py:program"
     assert moved.stages[0].args.model_dump()["b"] == 2
     assert moved.moved(folder) == job

@@ -9,7 +9,7 @@ import pytest
 
 from flstream.errors import UsageError
 from flstream.job import load_job
-from flstream.job.filters import FilterSpec
+from flstream.job.filters import FilterSection
 from flstream.job.stage import find_workflow
 from flstream.simulation.own_code import problems_here
 
@@ -167,7 +167,7 @@ def test_rules_filters_and_trackers_are_named_like_workflows(load, reloaded, fol
         'tracking { type = "mine.py:Tracker", args.a = 1 }'
     )
     assert job.aggregation.method == f"{folder}/mine.py:Largest"
-    assert job.filters.up == [FilterSpec(f"{folder}/mine.py:Fine", {"size": 2})]
+    assert job.filters.up == [FilterSection(type=f"{folder}/mine.py:Fine", args={"size": 2})]
     assert job.tracking.place == f"{folder}/mine.py:Tracker"
     assert (job.tracking.name, job.tracking.args) == ("mine.py:Tracker", {"a": 1})
     assert reloaded(job) == job

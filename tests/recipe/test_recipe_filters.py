@@ -40,10 +40,10 @@ def test_filters_of_a_recipe_are_those_of_its_exported_job(recipe, tmp_path):
     filters = load_job(folder / "job.conf").filters
     names = " ".join(spec.name for spec in filters.up)
     assert names == "percentile_privacy mine.py:Mine svt_privacy exclude_vars"
-    assert filters.up[0].args == {"percentile": 10.0, "gamma": 0.5}
+    assert dict(filters.up[0].args) == {"percentile": 10.0, "gamma": 0.5}
     assert filters.up[1].type == f"{folder / 'mine.py'}:Mine"
-    assert filters.up[2].args["fraction"] == 0.2
-    noise, *excluded = (spec.args for spec in filters.down)
+    assert filters.up[2].args.fraction == 0.2
+    noise, *excluded = (dict(spec.args) for spec in filters.down)
     assert (noise, excluded) == ({"sigma": 0.1}, [{"exclude_vars": v} for v in (["b"], "^c")])
 
 

@@ -6,8 +6,7 @@ import sys
 import pytest
 
 from flstream.job.reference import render_reference
-from flstream.job.stage import find_workflow
-from flstream.job.workflow_args import DEFINITION, WorkflowArgs
+from flstream.job.stage import DEFINITION, WorkflowArgs, find_workflow
 from flstream.workflows.registry import BUILT_IN
 
 
