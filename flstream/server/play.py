@@ -11,6 +11,7 @@ from flstream.errors import (
     SimulationError,
     WorkflowError,
 )
+from flstream.runs.retention import stored_rounds
 from flstream.runs.site_states import state_bytes
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.collector import ResultCollector
@@ -44,12 +45,10 @@ class Replay(NamedTuple):
     Attributes:
         initial: Digest of the initial model; None where it is to be built.
         records: The effects that count, in the order in which they were written.
-        stored: How many rounds have a checkpoint on disk.
     """
 
     initial: str | None = None
     records: Sequence[EffectDone] = ()
-    stored: int = 1
 
 
 class RunEffects:
@@ -108,7 +107,7 @@ def play(context: ServerContext, initial: str, replay: Replay) -> None:
     record = ModelRecord(0, 0, 0, initial)
     # A number, and no model: a workflow decides how long the file of its first one stays.
     version = store.add(record, 0, is_verified=replay.initial is None).version
-    _check_disk(context, store, record, records, replay)
+    _check_disk(context, store, record, records)
     try:
         for place in range(len(context.job.stages)):
             version = _play_stage(effects, place, version)
@@ -192,7 +191,6 @@ def _check_disk(
     store: ModelStore,
     initial: ModelRecord,
     records: Sequence[EffectDone],
-    replay: Replay,
 ) -> None:
     """Warn where the rounds to come will not all have the disk that they need.
 
@@ -208,7 +206,7 @@ def _check_disk(
         plan_disk(job, layout, job.clients.cohort_size),
         context.run.path,
         done=done,
-        stored=replay.stored,
+        stored=len(stored_rounds(context.run)),
         present=store.present_bytes(done + 1) + store.superseded_bytes(done),
         # One for each model that stays, the one before them, and one that is being made.
         states=state_bytes(context.run, job.clients.site_names, kept + 2),

@@ -209,7 +209,7 @@ def _run(
                 note_started(BUILDER, builder.process.pid)
             replay = Replay()
             if resume is not None:
-                replay = Replay(resume.initial, resume.records, resume.stored)
+                replay = Replay(resume.initial, resume.records)
             reporter.emit(run_started(job))
             settings = stream_settings(job, job.train.exchange_format)
             service = stack.enter_context(DownloadService(limits=limits_for(settings)))
