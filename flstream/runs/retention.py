@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from flstream.runs.model_files import ModelFile
 from flstream.runs.run_directory import RunDirectory
 
 Keep = int | Literal["all"]
@@ -18,21 +17,6 @@ Keep = int | Literal["all"]
 
 # Bytes of the shortest file that takes long to be freed.
 _LONG_BYTES = 16 << 20
-
-
-def stored_rounds(run: RunDirectory) -> set[int]:
-    """Return the rounds that have a model on disk.
-
-    Only regular files with exactly a checkpoint's name count.
-
-    Raises:
-        OSError: The folder of checkpoints cannot be read, or is a link.
-    """
-    with _opened(run.checkpoints) as folder, os.scandir(folder) as entries:
-        files = [
-            ModelFile.parse(entry.name) for entry in entries if entry.is_file(follow_symlinks=False)
-        ]
-    return {file.round for file in files if file is not None and file.is_model}
 
 
 class Retention:

@@ -353,6 +353,12 @@ class RunDirectory:
         named = [(path, ModelFile.parse(path.name)) for path in paths]
         return [(path, file) for path, file in named if file is not None and not path.is_dir()]
 
+    @property
+    def stored_rounds(self) -> set[int]:
+        """The rounds that have a model on disk, in a regular file with exactly such a name."""
+        files = [file for path, file in self.checkpoint_files() if not path.is_symlink()]
+        return {file.round for file in files if file.is_model}
+
     def publish(self, checkpoint: Path, name: Path) -> None:
         """Give a model's file a second name, such as :attr:`final_model`.
 

@@ -41,7 +41,7 @@ _MOST_NAMED = 3
 
 
 class StateVersion(msgspec.Struct, frozen=True, array_like=True):
-    """What a site's state was after one of its trainings.
+    """State of a site after one of its trainings.
 
     Attributes:
         effect: Number of the train effect that left it.
@@ -85,7 +85,7 @@ class StateFolder:
         return sorted(named, key=lambda version: (version.effect, version.digest))
 
     def flaw(self, version: StateVersion, copy_to: str | None = None) -> str | None:
-        """What is wrong with a version, as a clause with its path; None if it is sound.
+        """Describe the defect of a version in a clause with its path; None if it is sound.
 
         Args:
             version: The version, all of which is read.

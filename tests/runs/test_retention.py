@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from journal_support import optimizer_state
 
-from flstream.runs.retention import Retention, stored_rounds
+from flstream.runs.retention import Retention
 from flstream.runs.run_directory import RunDirectory
 
 
@@ -43,7 +43,7 @@ def test_a_round_has_a_model_under_whichever_name(run):
     fill(run, 0, 2, states=(3,))
     run.step_checkpoint(1, 0).write_text("model")
     run.step_checkpoint(2, 1).write_text("model")
-    assert stored_rounds(run) == {0, 1, 2}
+    assert run.stored_rounds == {0, 1, 2}
 
 
 STRANGE = [
