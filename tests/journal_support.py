@@ -12,8 +12,9 @@ from flstream.model.checkpoint import write_checkpoint
 from flstream.model.digests import body_digest
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
+from flstream.runs.model_files import OPTIMIZER, body_file
 from flstream.runs.run_directory import RunDirectory
-from flstream.runs.state_versions import StateVersion
+from flstream.runs.site_states import StateVersion
 from flstream.runs.summary import Summary
 from flstream.server.effects import encode_result
 from flstream.server.round_totals import FoldResult
@@ -51,6 +52,11 @@ def model(number: int) -> BufferSource:
 def state(number: int) -> BufferSource:
     """What the server's optimizer remembers after it."""
     return model(100 + number)
+
+
+def optimizer_state(run: RunDirectory, number: int) -> Path:
+    """The file of it beside the last model of a round."""
+    return body_file(run.checkpoint(number), OPTIMIZER)
 
 
 DIGESTS = {number: body_digest(model(number)) for number in range(9)}
@@ -264,7 +270,7 @@ def a_run(
     for number in range(completed + 1):
         write_checkpoint(run.checkpoint(number), model(number))
         if optimizer and number:
-            write_checkpoint(run.optimizer_state(number), state(number))
+            write_checkpoint(optimizer_state(run, number), state(number))
     return run
 
 

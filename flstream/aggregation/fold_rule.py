@@ -127,7 +127,7 @@ class ServerStep:
     def plain(self) -> list[Any]:
         """The step as the arguments of an effect have it."""
         fields: Any = self
-        return [self.name, asdict(fields)]
+        return [self.name, asdict(fields), list(self.moments)]
 
     def initial(self, moment: str) -> float:
         """Return the value of a moment before the first fold."""

@@ -19,8 +19,8 @@ import psutil
 from flstream.bench.cases import BenchPlan, Case, Need
 from flstream.errors import AbortedError, SimulationError, UsageError
 from flstream.model.checkpoint import FileSource
+from flstream.runs.history import RoundRecord
 from flstream.runs.journal import read_history
-from flstream.runs.round_record import RoundRecord
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary
 from flstream.simulation.interruption import undisturbed

@@ -72,10 +72,21 @@ def temporary_prefix(fork_server: int) -> str:
     return f"flstream-{fork_server}-"
 
 
+def adopt_orphans() -> None:
+    """Make what a descendant leaves behind, in whatever session, a child of this process."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with_parent(parent: int) -> None:
+    """Tie the life of this process to that of its parent, which may have ended already."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def serve(owner: socket.socket) -> None:
     """Fork processes for the owner until it is gone; then kill them, and all they have started."""
-    # What a process leaves behind, in whatever session, becomes a child of this one.
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     woken, waker = socket.socketpair()
     woken.setblocking(False)
     waker.setblocking(False)
@@ -140,9 +151,7 @@ def _reap(answers: dict[int, socket.socket]) -> None:
 
 def _run(parent: int, own: list[socket.socket], descriptors: list[int]) -> int:
     """Run the call of a new process, and return its exit code."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # of a fork server that is killed
-    if os.getppid() != parent:
-        return 1
+    end_with_parent(parent)
     os.setpgid(0, 0)  # a signal that its code sends to its own group meets nobody else
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -6,32 +6,12 @@ import errno
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import Any
 
-from flstream.engines.engine import WorkerSockets, worker_socket_pairs
+from flstream.engines.engine import worker_socket_pairs
 from flstream.engines.gpus import GpuDealer
 from flstream.engines.processes import Process, ProcessHost
 from flstream.errors import WorkerLostError
-
-
-class LocalWorker(NamedTuple):
-    """A worker of this machine.
-
-    Attributes:
-        process: Its process.
-        ends: The server's ends of the sockets to it.
-    """
-
-    process: Process
-    ends: WorkerSockets
-
-    def kill(self) -> None:
-        """Kill the worker, and what it has started."""
-        self.process.kill()
-
-    def exit_code(self, seconds: float) -> int | None:
-        """Wait for the worker's end, and return its exit code: see :class:`WorkerProcess`."""
-        return self.process.exit_code(seconds)
 
 
 class LocalEngine:
@@ -61,9 +41,9 @@ class LocalEngine:
         self._arguments = arguments
         self._gpus = gpus
         self._on_started = on_started
-        self._workers: dict[str, LocalWorker] = {}
+        self._workers: dict[str, Process] = {}
 
-    def start(self, name: str) -> LocalWorker:
+    def start(self, name: str) -> Process:
         """Fork a worker, and connect it by socket pairs: see :class:`Engine`."""
         gpus = self._gpus.deal(name)
         ours, theirs = worker_socket_pairs()
@@ -77,8 +57,9 @@ class LocalEngine:
                     raise
                 raise WorkerLostError(f"its process could not be started: {error}") from error
         self._on_started(name, process.pid)
-        worker = self._workers[name] = LocalWorker(process, ours)
-        return worker
+        process.ends = ours
+        self._workers[name] = process
+        return process
 
     def watch(self, name: str, pid: int, others: Sequence[int]) -> None:
         """Return at once: the launcher watches the processes of its machine."""

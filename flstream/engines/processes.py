@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 import psutil
 
 if TYPE_CHECKING:
+    from flstream.engines.engine import WorkerSockets
     from flstream.job import Job
 
 SOURCE = "FLSTREAM_SOURCE"
@@ -100,8 +101,10 @@ class Process:
 
     Attributes:
         pid: Its pid.
+        ends: The server's ends of the sockets to it, where it is a worker.
     """
 
+    ends: WorkerSockets
     _pidfd = -1  # of a thread that stands for a process
 
     def __init__(self, pid: int, pidfd: int, answers: int) -> None:

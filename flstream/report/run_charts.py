@@ -27,7 +27,7 @@ from flstream.report.memory_curves import HELPERS
 from flstream.report.metrics import Metric, metrics_of, values_by_round
 from flstream.report.run_record import RunRecord
 from flstream.report.text import counted, elide
-from flstream.runs.round_record import PHASES
+from flstream.runs.history import PHASES
 from flstream.telemetry.events import SERVER
 from flstream.text import printable
 from flstream.units import format_bytes

@@ -17,8 +17,7 @@ from flstream.report.metrics import Metric, metrics_of, values_by_round
 from flstream.report.run_record import LoggedValues, RunRecord
 from flstream.report.table import Column, Gap, Kind, Link, Mark, Row, Shade, Table, ends
 from flstream.report.text import clip, counted, format_epsilon, pieces
-from flstream.runs.round_record import PHASES
-from flstream.runs.site_record import SiteRecord
+from flstream.runs.history import PHASES, SiteRecord
 from flstream.runs.summary import Summary
 from flstream.telemetry.events import PrivacySpent
 from flstream.text import brief_names, natural_key

@@ -6,12 +6,11 @@ effect that is done, so that each line counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from flstream.runs.best import BestEvaluation, BestRound
-from flstream.runs.round_record import RoundRecord
-from flstream.runs.site_record import SiteRecord, SiteRecords
 from flstream.runs.site_scores import Columns, packed
 from flstream.telemetry.events import (
     AnyEvent,
@@ -23,6 +22,7 @@ from flstream.telemetry.events import (
     ModelRecord,
     ModelScored,
     ModelWritten,
+    PrivacySpent,
     ProcessEnded,
     ProcessReady,
     RoundFinished,
@@ -31,6 +31,7 @@ from flstream.telemetry.events import (
     RunResumed,
     RunStarted,
     SiteFailed,
+    SitePhaseChanged,
     SiteSuspended,
     Transfer,
     Warned,
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     from flstream.job import Job
 
 Status = Literal["running", "finished", "failed", "stopped"]
+
+PHASES = ("download", "train", "upload and fold", "checkpoint", "evaluate")
+"""Phases of a round, in order."""
 
 _UNKNOWN = RunStarted(
     job="",
@@ -51,6 +55,61 @@ _UNKNOWN = RunStarted(
     key_metric="accuracy",
     key_metric_mode="max",
 )
+
+
+class RoundRecord(msgspec.Struct):
+    """A round: seconds, metrics, transfers and privacy.
+
+    Attributes:
+        number: Number of the round, from 1; 0 for evaluations of the initial model.
+        phases: Seconds of download, training, upload and fold, and checkpoint.
+        evaluation: Seconds of all its evaluations.
+        trained: Metrics that the sites reported with their updates.
+        scores: Metrics of its last evaluation; None if it had none.
+        down: Transfers of models to the sites, evaluations included.
+        up: Transfers of the updates.
+        privacy: Privacy spent up to its end; None where the job is not private.
+        aggregator: Site in whose process the updates were folded; empty for the server's.
+    """
+
+    number: int
+    phases: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    evaluation: float = 0.0
+    trained: Metrics = {}
+    scores: Metrics | None = None
+    down: Transfer = Transfer()
+    up: Transfer = Transfer()
+    privacy: PrivacySpent | None = None
+    aggregator: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all phases together."""
+        return sum(self.phases) + self.evaluation
+
+
+class SiteRecord(msgspec.Struct):
+    """A site over the whole run: updates, weights, failures, and the seconds of its work.
+
+    Attributes:
+        name: Name of the site.
+        updates: Rounds whose model its update is part of.
+        weight: Sum of its weights in them.
+        downloads: Seconds of its downloads of models to train, if it has a process of its own.
+        trains: Seconds of its training, in all, if it has a process of its own.
+        slowest: Seconds of its slowest training.
+        failures: Rounds in which it had no part.
+        is_suspended: Whether it is asked no more.
+    """
+
+    name: str
+    updates: int = 0
+    weight: float = 0.0
+    downloads: float = 0.0
+    trains: float = 0.0
+    slowest: float = 0.0
+    failures: int = 0
+    is_suspended: bool = False
 
 
 def run_started(job: Job) -> RunStarted:
@@ -105,6 +164,7 @@ class History:
         down: Transfers of models to the sites.
         up: Transfers of updates to the server.
         written: Round and step of each model that was written, or about to be.
+        sites: Records of the sites that were asked to do anything, by name.
     """
 
     def __init__(self) -> None:
@@ -129,10 +189,13 @@ class History:
         self.warnings: list[str] = []
         self.down = self.up = Transfer()
         self.written: set[tuple[int, int]] = set()
-        self._sites = SiteRecords()
+        self.sites: dict[str, SiteRecord] = {}
         # Of all rounds, also of those that came to no end.
         self._records: dict[int, RoundRecord] = {}
         self._round_under_way: int | None = None
+        self._last_asked = 0  # the round in which sites were asked last
+        # Of each site that works, its phase and since when; only a site's own process reports it.
+        self._phases: dict[str, tuple[str, float]] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -164,15 +227,9 @@ class History:
             best.compare(number, metrics)
         return best.best
 
-    @property
-    def sites(self) -> Mapping[str, SiteRecord]:
-        """Records of the sites that were asked to do anything, by name."""
-        return self._sites.by_name
-
     def apply(self, event: AnyEvent) -> None:
         """Add one event, in the order of the journal."""
         self._add_time(event)
-        self._sites.apply(event)
         match event:
             case ModelWritten():
                 self.written.add((event.round, event.step))
@@ -182,6 +239,7 @@ class History:
             case RunResumed():
                 self.resumes.append(event)
                 self._round_under_way = None
+                self._phases.clear()
                 for message in event.warnings:
                     self._warn(message)
             case ProcessReady():
@@ -190,8 +248,9 @@ class History:
                 known = self.peak_rss.get(event.process, 0)
                 self.peak_rss[event.process] = max(known, event.peak_rss)
             case RoundStarted():
-                self._round_under_way = event.round
-                self.first_round_began = self.first_round_began or event.time
+                self._ask(event)
+            case SitePhaseChanged():
+                self._change_phase(event)
             case ModelReady() if not self.models:
                 self.model_bytes, self.model_tensors = event.bytes, event.tensors
                 self._add_model(ModelRecord(0, 0, 0, event.digest))
@@ -205,8 +264,11 @@ class History:
                 self.down += event.down
             case SiteFailed():
                 self.failures.append(event)
+                self._phases.pop(event.site, None)
+                self._site(event.site).failures += 1
             case SiteSuspended():
                 self.suspended.append(event.site)
+                self._site(event.site).is_suspended = True
             case EndedEarly():
                 self.ended_early = event.reason
             case Warned():
@@ -232,22 +294,52 @@ class History:
         self.models.append(model)
         self.digest = model.digest
 
+    def _ask(self, event: RoundStarted) -> None:
+        self._round_under_way = event.round
+        self.first_round_began = self.first_round_began or event.time
+        if event.round != self._last_asked:
+            self._phases.clear()
+        for site in event.sites:
+            self._phases.pop(site, None)
+        self._last_asked = event.round
+
+    def _change_phase(self, event: SitePhaseChanged) -> None:
+        phase, since = self._phases.get(event.site, ("", 0.0))
+        self._phases[event.site] = event.state, event.time
+        site, seconds = self._site(event.site), max(event.time - since, 0.0)
+        if (phase, event.state) == ("downloading", "training"):
+            site.downloads += seconds
+        elif phase == "training":
+            site.trains += seconds
+            site.slowest = max(site.slowest, seconds)
+
     def _finish_round(self, event: RoundFinished) -> None:
         record = self._record(event.round)
-        record.finish(event)
+        record.phases, record.trained = event.phases, event.metrics
+        record.privacy, record.aggregator = event.privacy, event.aggregator
+        record.down += event.down
+        record.up += event.up
         self.rounds.append(record)
         self._round_under_way = None
         self.down += event.down
         self.up += event.up
         self.digest = event.digest
+        for name, weight in event.weights.items():
+            site = self._site(name)
+            site.updates, site.weight = site.updates + 1, site.weight + weight
 
     def _evaluate(self, event: Evaluated) -> None:
         # Metrics that come with the updates of a round score the model of the round before.
-        self._record(event.round).evaluate(event)
-        self.scores[event.round] = event.metrics
+        record = self._record(event.round)
+        record.evaluation += event.seconds
+        record.scores = self.scores[event.round] = event.metrics
+        record.down += event.down
         self.is_received = event.received
         self.site_scores[event.round] = packed(event.sites)
         self.down += event.down
 
     def _record(self, number: int) -> RoundRecord:
         return self._records.setdefault(number, RoundRecord(number))
+
+    def _site(self, name: str) -> SiteRecord:
+        return self.sites.setdefault(name, SiteRecord(name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from flstream.runs.run_directory import RunDirectory
 _FREE = {"checkpoints.keep", "tracking.type", "tracking.args"} | {
     f"engine.{name}" for name in EngineSection.model_fields
 }
-_NOT_GIVEN = "not given"
 # The path of a file with code, before the name in it. Files are compared by contents.
 _FILE = re.compile(r'"/[^"]*\.py:')
 _READ_BYTES = 1 << 20
@@ -60,67 +59,26 @@ def files_of(job: Job) -> FilesByKey:
     Raises:
         UsageError: A file cannot be read.
     """
-    files: dict[str, Sequence[JobFile]] = {}
-    for key, path in _named_files(job):
-        is_code = path.suffix == ".py"
-        paths = own_files(path, job.folder) if is_code else [path, *_shards(path)]
-        files[key] = [_described(file, path.parent) for file in paths]
+    traces = None if job.network.traces is None else job.network.traces.path
+    named = {
+        "train.script": job.train.script,
+        "model.initial": job.model.initial,
+        "network.traces": traces,
+        # A tracker changes nothing of the run.
+        **{code.key: code.file for code in job.own_code() if code.key != "tracking.type"},
+    }
+    files = {}
+    for key, path in named.items():
+        if path is not None:
+            is_code = path.suffix == ".py"
+            paths = own_files(path, job.folder) if is_code else [path, *_shards(path)]
+            files[key] = [_described(file, path.parent) for file in paths]
     return files
 
 
 def render_files(job: Job) -> str:
     """Return the text of job.files.json."""
     return msgspec.json.format(msgspec.json.encode(files_of(job)), indent=2).decode() + "\n"
-
-
-def _read_files(run: RunDirectory) -> FilesByKey:
-    try:
-        text = run.job_files.read_bytes()
-        return msgspec.json.decode(text, type=dict[str, list[JobFile]])
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{run.job_files} cannot be read: {error}; put it back from a copy, or leave out "
-            "--resume to start a new run"
-        ) from error
-
-
-def _changes(before: Sequence[JobFile], now: Sequence[JobFile]) -> Iterator[str]:
-    """Yield a clause for each change of a key's files since the run began.
-
-    The first, which the key names, may have another name by now.
-    """
-    (old, *imported), (new, *imported_now) = before, now
-    yield from _change(new.name, old, new)
-    by_name = {file.name: file for file in imported}
-    for file in imported_now:
-        if file.name in by_name:
-            yield from _change(file.name, by_name[file.name], file)
-        else:
-            yield f"{file.name}, which {new.name} imports, is new"
-    for name in by_name.keys() - {file.name for file in imported_now}:
-        yield f"{name}, which {new.name} imported, is gone"
-
-
-def _change(name: str, old: JobFile, new: JobFile) -> Iterator[str]:
-    if (old.bytes, old.digest) != (new.bytes, new.digest):
-        digests = f"digest {old.digest[:_SHOWN]} there, {new.digest[:_SHOWN]} here"
-        yield f"{name} was changed since the run began ({digests})"
-
-
-def _named_files(job: Job) -> Iterator[tuple[str, Path]]:
-    """Yield each key of a job that names a file, with the file's path."""
-    traces = None if job.network.traces is None else job.network.traces.path
-    for key, path in (
-        ("train.script", job.train.script),
-        ("model.initial", job.model.initial),
-        ("network.traces", traces),
-    ):
-        if path is not None:
-            yield key, path
-    for code in job.own_code():
-        # A tracker changes nothing of the run.
-        if code.file is not None and code.key != "tracking.type":
-            yield code.key, code.file
 
 
 def _shards(path: Path) -> list[Path]:
@@ -164,79 +122,76 @@ def check_same_job(job: Job, run: RunDirectory) -> None:
             and every file that was changed.
         JobError: The run's job file cannot be read.
     """
-    before, now = _read_files(run), files_of(job)
-    files = before.keys() & now.keys()
-    differences = _differences(job, run, files)
-    changed = sorted({clause for key in files for clause in _changes(before[key], now[key])})
-    if differences or changed:
-        raise UsageError(_sentence(run, differences, changed))
-
-
-def _differences(job: Job, run: RunDirectory, files: Collection[str]) -> list[str]:
-    """Describe every key that differs, with both values; a job's own text needs no parser."""
+    try:
+        before = msgspec.json.decode(run.job_files.read_bytes(), type=dict[str, list[JobFile]])
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{run.job_files} cannot be read: {error}; put it back from a copy, or leave out "
+            "--resume to start a new run"
+        ) from error
+    now, text = files_of(job), b""
     with suppress(OSError):
-        if run.job_file.read_bytes() == render_job(job).encode():
-            return []
-    hocon = read_hocon(run.job_file)
-    if hocon.problems:
-        raise JobError(run.job_file, hocon.problems)
-    return list(_different_keys(job, hocon.values, files))
+        text = run.job_file.read_bytes()
+    keys = list[str]()
+    if text != render_job(job).encode():  # a job's own text needs no parser
+        hocon = read_hocon(run.job_file)
+        if hocon.problems:
+            raise JobError(run.job_file, hocon.problems)
+        keys = list(_different_keys(job, hocon.values, before.keys() & now.keys()))
+    changes = {clause for key in before.keys() & now for clause in _changes(before[key], now[key])}
+    message = "; ".join([*keys, *sorted(changes)])
+    if keys:
+        raise UsageError(
+            f"the run in {run.path} was made by another job: {message}; give the job it was made "
+            "by (its rounds may be more, and its checkpoints.keep, tracking and engine others), or "
+            "leave out --resume to start a new run"
+        )
+    if changes:
+        raise UsageError(
+            f"the run in {run.path} was made with other files: {message}; put back what it was "
+            "made with, or leave out --resume to start a new run"
+        )
 
 
-def _different_keys(job: Job, values: Mapping[str, Any], files: Collection[str]) -> Iterator[str]:
-    """Yield every key that differs, with both values.
+def _changes(before: Sequence[JobFile], now: Sequence[JobFile]) -> Iterator[str]:
+    """Yield a clause for each change of a key's files since the run began."""
+    source = now[0].name  # which the key names; it may have had another name
+    old = {file.name if place else source: file for place, file in enumerate(before)}
+    for file in now:
+        earlier = old.pop(file.name, None)
+        if earlier is None:
+            yield f"{file.name}, which {source} imports, is new"
+        elif earlier.digest != file.digest:
+            digests = f"digest {earlier.digest[:_SHOWN]} there, {file.digest[:_SHOWN]} here"
+            yield f"{file.name} was changed since the run began ({digests})"
+    yield from (f"{name}, which {source} imported, is gone" for name in old)
 
-    Args:
-        job: The job.
-        values: Values of the run's job file.
-        files: Keys that name a file in both jobs; the file's path is not compared.
+
+def _different_keys(job: Job, values: Mapping[str, Any], files: set[str]) -> Iterator[str]:
+    """Yield every key that differs from those of the run's job file, with both values.
+
+    The path of a file that a key names in both jobs is not compared.
     """
     written = job.written()
-    count, job_count = _sections(values), _sections(written)
+    sections = [settings.get(WORKFLOW) for settings in (values, written)]
+    count, job_count = (len(part) if isinstance(part, list) else 1 for part in sections)
     if count != job_count:
-        yield f"{WORKFLOW} is {_stages(count)} there and {_stages(job_count)} here"
+        stages = ("one section" if n == 1 else f"a list of {n}" for n in (count, job_count))
+        yield f"{WORKFLOW} is {next(stages)} there and {next(stages)} here"
     run_values, job_values = dict(flat(values)), dict(flat(written))
     for name in {**run_values, **job_values}:
         if name in _FREE or (count != job_count and name.startswith(WORKFLOW)):
             continue
         old, new = (
-            render_value(flat_values[name]) if name in flat_values else _NOT_GIVEN
+            render_value(flat_values[name]) if name in flat_values else "not given"
             for flat_values in (run_values, job_values)
         )
-        has_more_rounds = name == "rounds" and old.isdigit() and job.rounds > int(old)
-        if has_more_rounds and len(job.stages) > 1:
-            # The first would do more of them, and all that came after it be of no use.
-            yield f"rounds is {old} there and {new} here, and counts for each of the stages"
-        elif not (has_more_rounds or _is_same(old, new, is_file=name in files)):
-            yield f"{name} is {old} there and {new} here"
-
-
-def _sections(values: Mapping[str, Any]) -> int:
-    """Return the number of workflows of a job file."""
-    sections = values.get(WORKFLOW)
-    return len(sections) if isinstance(sections, list) else 1
-
-
-def _is_same(old: str, new: str, *, is_file: bool) -> bool:
-    """Whether two values are the same but for paths of files; of a file alone, the path is all."""
-    if is_file and ".py:" not in old + new:
-        return True
-    return _FILE.sub('"', old) == _FILE.sub('"', new)
-
-
-def _stages(count: int) -> str:
-    return "one section" if count == 1 else f"a list of {count}"
-
-
-def _sentence(run: RunDirectory, differences: Sequence[str], changed: Sequence[str]) -> str:
-    message = "; ".join([*differences, *changed])
-    if not differences:
-        return (
-            f"the run in {run.path} was made with other files: {message}; put back what it was "
-            "made with, or leave out --resume to start a new run"
-        )
-    return (
-        f"the run in {run.path} was made by another job: {message}; give the job it was made by "
-        "(its rounds may be more, and its checkpoints.keep, tracking and engine others), or leave "
-        "out --resume to start a new run"
-    )
+        differs = f"{name} is {old} there and {new} here"
+        if name == "rounds" and old.isdigit() and job.rounds > int(old):
+            if len(job.stages) > 1:
+                # The first would do more of them, and all that came after it be of no use.
+                yield f"{differs}, and counts for each of the stages"
+        elif name in files and ".py:" not in old + new:
+            pass  # of a file alone, the path is all
+        elif _FILE.sub('"', old) != _FILE.sub('"', new):
+            yield differs

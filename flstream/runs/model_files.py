@@ -46,11 +46,6 @@ class ModelFile(NamedTuple):
         """Whether it is a whole model, rather than what belongs to one."""
         return not self.body and not self.is_temporary
 
-    @property
-    def of_model(self) -> ModelFile:
-        """The file of the model that it belongs to."""
-        return self._replace(body="")
-
     @classmethod
     def parse(cls, name: str) -> Self | None:
         """Parse the name of a model's file; None if no run gives such a name."""
@@ -71,6 +66,13 @@ def body_file(checkpoint: Path, body: str) -> Path:
         body: Name of the body, such as :data:`OPTIMIZER`.
     """
     return checkpoint.with_name(f"{checkpoint.name.removesuffix(_END)}.{body}{_END}")
+
+
+def round_name(file: Path) -> Path:
+    """Path of the last model of a round, or of a body beside it, from that with its step."""
+    own = ModelFile.parse(file.name)
+    assert own is not None
+    return file.with_name(own._replace(step=None).name)
 
 
 def bodies_beside(model: ModelRecord) -> dict[str, str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -13,10 +13,8 @@ from flstream.job import Job
 from flstream.runs.history import History
 from flstream.runs.job_match import check_same_job
 from flstream.runs.journal import JournalContent, read_history, read_journal
-from flstream.runs.needed_files import needed_bases, needed_states, needed_updates
-from flstream.runs.retention import stored_rounds
 from flstream.runs.run_directory import RunDirectory
-from flstream.runs.site_states import check_states, set_aside_altered_states
+from flstream.runs.site_states import StateVersion, check_states, set_aside_altered_states
 from flstream.runs.sound_models import file_flaw, has_its_models, model_flaw
 from flstream.runs.summary import Summary, summarize
 from flstream.telemetry.event_log import EventLog, await_writer
@@ -27,6 +25,7 @@ from flstream.telemetry.events import (
     ModelRecord,
     RunResumed,
 )
+from flstream.telemetry.exact import decode_exact
 
 # A server whose launcher was killed ends as soon as it notices, but may be writing to the disk.
 _PATIENCE_SECONDS = 30.0
@@ -49,7 +48,6 @@ class ResumePoint(NamedTuple):
         records: The effects that are kept, in order.
         resumes: Earlier resumes whose lines are not kept, since no effect was done after them.
         until: Time at which the last sitting ended.
-        stored: How many rounds have a checkpoint on disk.
     """
 
     round: int | None
@@ -63,7 +61,6 @@ class ResumePoint(NamedTuple):
     records: Sequence[EffectDone] = ()
     resumes: Sequence[RunResumed] = ()
     until: float = 0.0
-    stored: int = 1
 
 
 def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> ResumePoint | None:
@@ -97,7 +94,7 @@ def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> R
         content = read_journal(run.events)
     except SimulationError as error:
         raise ResumeRefusedError(str(error)) from error
-    history, effects = content.history, content.effects
+    history, effects, warnings = content.history, content.effects, list[str]()
     if from_round is not None:
         models = _models(history, effects)
         if not models or not 0 <= from_round <= models[-1].round:
@@ -116,32 +113,24 @@ def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> R
         and history.facts.rounds == job.planned_rounds
         and has_its_models(history, run)
     ):
-        effect = effects[-1].effect if effects else 0
-        return ResumePoint(history.models[-1].round, effect, True, history.seconds)
+        return ResumePoint(history.models[-1].round, _last(effects), True, history.seconds)
     # It was due as its round was the last, which that is not any more.
     if effects and effects[-1].is_provisional and history.facts.rounds != job.planned_rounds:
         effects = effects[:-1]
-    effects, warnings = _without_lost_answers(run, effects)
+    count, flaw = _before_lost_answers(run, effects)
+    if flaw:
+        warnings = [f"effect {effects[count].effect} and what followed is done again: {flaw}"]
+        effects = effects[:count]
     models = _models(history, effects)
     if len(models) == 1 and (flaw := model_flaw(run, models[0])):
         # The initial model, which is built again to the same bits.
         warnings, models, effects = [f"the initial model was built anew: {flaw}"], [], []
-    try:
-        if models:
-            _check_whole(job, run, content, effects)
-    except ResumeRefusedError as error:
-        whole = _nearest_whole(job, run, content, models[-1].round)
-        if whole is None:
-            raise
-        raise ResumeRefusedError(
-            f"{error}; round {whole} is whole, and --resume --from-round {whole} goes back to its "
-            "end"
-        ) from error
-    effect = effects[-1].effect if effects else 0
-    end = content.ends[effect] if models else 0
+    if models:
+        _refuse_without(job, run, content, effects)
+    end = content.ends[_last(effects)] if models else 0
     return ResumePoint(
         round=models[-1].round if models else None,
-        effect=effect,
+        effect=_last(effects),
         is_finished=False,
         seconds=history.seconds,
         end=end,
@@ -151,7 +140,6 @@ def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> R
         records=effects,
         resumes=[event for place, event in content.resumes if place > end],
         until=history.sittings[-1][1],
-        stored=len(stored_rounds(run)),
     )
 
 
@@ -161,21 +149,8 @@ def _models(history: History, effects: Sequence[EffectDone]) -> list[ModelRecord
     return [*history.models[:1], *models]
 
 
-def _without_lost_answers(
-    run: RunDirectory, effects: Sequence[EffectDone]
-) -> tuple[Sequence[EffectDone], list[str]]:
-    """Return the effects before the first answer whose update a power cut may have taken.
-
-    That is one after the last effect that was synced. A warning says what is done again.
-    """
-    synced = max((n for n, done in enumerate(effects, 1) if done.name not in UNSYNCED), default=0)
-    for place in range(synced, len(effects)):
-        for update in needed_updates(effects[place : place + 1], ()):
-            path = run.updates(update.training) / f"{update.site}.safetensors"
-            if flaw := file_flaw(path, update.digest):
-                number = effects[place].effect
-                return effects[:place], [f"effect {number} and what followed is done again: {flaw}"]
-    return effects, []
+def _last(effects: Sequence[EffectDone]) -> int:
+    return effects[-1].effect if effects else 0
 
 
 def _up_to(effects: Sequence[EffectDone], number: int) -> Sequence[EffectDone]:
@@ -183,42 +158,123 @@ def _up_to(effects: Sequence[EffectDone], number: int) -> Sequence[EffectDone]:
     return [record for record in effects if record.round <= number]
 
 
-def _check_whole(
+def _before_lost_answers(run: RunDirectory, effects: Sequence[EffectDone]) -> tuple[int, str]:
+    """Return how many effects come before the first whose update a power cut has taken, and how.
+
+    That is one after the last effect that was synced.
+    """
+    synced = max((n for n, done in enumerate(effects, 1) if done.name not in UNSYNCED), default=0)
+    for place in range(synced, len(effects)):
+        for update in _updates_of(effects[place]):
+            if flaw := file_flaw(update.path(run), update.digest):
+                return place, flaw
+    return len(effects), ""
+
+
+class _WaitingUpdate(NamedTuple):
+    """An update in a file, which waits to be folded by a later effect."""
+
+    training: int  # number of the effect that asked for it
+    site: str
+    digest: str  # of its body
+    base: int  # version of the model that it was trained from
+    # Whether its file is whole wherever it is: that of an answer to a training that was started may
+    # have been folded before it was synced.
+    is_durable: bool
+
+    def path(self, run: RunDirectory) -> Path:
+        return run.updates(self.training) / f"{self.site}.safetensors"
+
+
+def _updates_of(record: EffectDone) -> Iterator[_WaitingUpdate]:
+    """Yield the updates that an effect has left in files."""
+    if record.name in ("train", "next"):
+        result: Any = decode_exact(record.result)
+        number, trained = result.get("start", record.effect), result.get("train", result)
+        for site, (digest, *_) in trained["files"].items():
+            yield _WaitingUpdate(number, site, digest, trained["base"], record.name == "train")
+
+
+def _flaw_after(
     job: Job, run: RunDirectory, content: JournalContent, effects: Sequence[EffectDone]
-) -> None:
-    """Check all that a run needs to resume after some of its effects: models, states, updates."""
+) -> str:
+    """Describe what a run lacks to resume after some of its effects; empty if it is whole.
+
+    That is a model or an update; the states of sites are looked at by ``check_states``.
+    """
     models = _models(content.history, effects)
     if flaw := model_flaw(run, models[-1]):
-        _refuse(run, f"needs a model that cannot be used: {flaw}")
-    check_states(run, needed_states(effects))
-    waiting = needed_updates(effects, content.effects)
+        return f"needs a model that cannot be used: {flaw}"
+    check_states(run, _needed_states(effects))
+    waiting = dict[tuple[int, str], _WaitingUpdate]()
+    dropped = set[tuple[int, str]]()
+    in_flight = dict[int, int]()  # the base of each training, by its effect
+    for record in effects:
+        for update in _updates_of(record):
+            waiting[update.training, update.site] = update
+        if record.model is not None:
+            # The program may refer to them no more, and their files are gone then.
+            dropped |= waiting.keys()
+        elif record.name == "start":
+            in_flight[record.effect] = decode_exact(record.result)
+        elif record.name == "next":
+            in_flight.pop(decode_exact(record.result)["start"], None)
+    for record in content.effects[len(effects) :]:
+        if record.model is not None:
+            used = decode_exact(record.result)["updates"]
+            dropped -= {(number, site) for number, sites in used for site in sites}
     # A later workflow of a list has cancelled what an earlier one left in flight.
-    for version in sorted(needed_bases(effects if len(job.stages) == 1 else (), waiting)):
+    bases = set(in_flight.values()) if len(job.stages) == 1 else set()
+    bases |= {update.base for key, update in waiting.items() if key not in dropped}
+    for version in sorted(bases):
         if version < len(models) and (flaw := model_flaw(run, models[version])):
-            _refuse(run, f"needs a model that sites were training that cannot be used: {flaw}")
-    for update in waiting:
-        path = run.updates(update.training) / f"{update.site}.safetensors"
-        is_checked = update.is_certain or (update.is_durable and path.exists())
-        if is_checked and (flaw := file_flaw(path, update.digest)):
-            _refuse(run, f"needs an update that cannot be used: {flaw}")
+            return f"needs a model that sites were training that cannot be used: {flaw}"
+    for key, update in waiting.items():
+        is_needed = key not in dropped or (update.is_durable and update.path(run).exists())
+        if is_needed and (flaw := file_flaw(update.path(run), update.digest)):
+            return f"needs an update that cannot be used: {flaw}"
+    return ""
 
 
-def _refuse(run: RunDirectory, need: str) -> NoReturn:
-    raise ResumeRefusedError(
-        f"the run in {run.path} {need}; put it back from a copy, or leave out --resume to "
-        "start a new run"
-    )
-
-
-def _nearest_whole(job: Job, run: RunDirectory, content: JournalContent, last: int) -> int | None:
-    """Return the last round up to another one whose end a run can go back to; None without one."""
-    for number in reversed(range(last + 1)):
-        try:
-            _check_whole(job, run, content, _up_to(content.effects, number))
-        except ResumeRefusedError:
+def _needed_states(records: Sequence[EffectDone]) -> list[tuple[str, StateVersion]]:
+    """Return the sites and versions of their states after some effects, but for empty ones."""
+    newest: dict[str, StateVersion] = {}
+    for record in records:
+        result: Any = decode_exact(record.result) if record.name != "start" else None
+        trained = result if record.name == "train" else (result or {}).get("train")
+        if trained is None:
             continue
-        return number
-    return None
+        # Only what was trained in the fold itself goes back with an update that it refused.
+        refused = result.get("refused", ())
+        for site, (effect, digest) in trained["states"].items():
+            if site not in refused:
+                newest[site] = StateVersion(effect, digest)
+    return list(newest.items())
+
+
+def _refuse_without(
+    job: Job, run: RunDirectory, content: JournalContent, effects: Sequence[EffectDone]
+) -> None:
+    """Refuse to resume after some effects if anything is lacking; name a round that is whole."""
+
+    def flaw_after(effects: Sequence[EffectDone]) -> str:
+        try:
+            flaw = _flaw_after(job, run, content, effects)
+        except ResumeRefusedError as error:
+            return str(error)
+        step = "put it back from a copy, or leave out --resume to start a new run"
+        return flaw and f"the run in {run.path} {flaw}; {step}"
+
+    if not (message := flaw_after(effects)):
+        return
+    for number in range(_models(content.history, effects)[-1].round, -1, -1):
+        if not flaw_after(_up_to(content.effects, number)):
+            message += (
+                f"; round {number} is whole, and --resume --from-round {number} goes back to its "
+                "end"
+            )
+            break
+    raise ResumeRefusedError(message)
 
 
 def take_up(job: Job, run: RunDirectory, point: ResumePoint) -> History:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from flstream.runs.model_files import ModelFile
 from flstream.runs.run_directory import RunDirectory
 
 Keep = int | Literal["all"]
@@ -18,30 +17,6 @@ Keep = int | Literal["all"]
 
 # Bytes of the shortest file that takes long to be freed.
 _LONG_BYTES = 16 << 20
-
-
-def stored_rounds(run: RunDirectory) -> set[int]:
-    """Return the rounds that have a model on disk.
-
-    Only regular files with exactly a checkpoint's name count.
-
-    Raises:
-        OSError: The folder of checkpoints cannot be read, or is a link.
-    """
-    return {file.round for file in stored_models(run)}
-
-
-def stored_models(run: RunDirectory) -> list[ModelFile]:
-    """Return the models on disk, in no order; only regular files with exactly such names count.
-
-    Raises:
-        OSError: The folder of checkpoints cannot be read, or is a link.
-    """
-    with _opened(run.checkpoints) as folder, os.scandir(folder) as entries:
-        files = [
-            ModelFile.parse(entry.name) for entry in entries if entry.is_file(follow_symlinks=False)
-        ]
-    return [file for file in files if file is not None and file.is_model]
 
 
 class Retention:
@@ -84,15 +59,7 @@ class Retention:
         return all(self._remove(path, warnings) for path in paths), warnings
 
     def _remove(self, path: Path, warnings: list[str]) -> bool:
-        """Remove a file of this run.
-
-        Args:
-            path: Path of the file.
-            warnings: List that gets a sentence if it cannot be removed.
-
-        Returns:
-            Whether no file of this run is left at the path.
-        """
+        """Remove a file; return whether no file of this run is left there, or add a warning."""
         try:
             with _opened(path.parent) as folder:
                 fd = os.open(path.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
@@ -104,18 +71,14 @@ class Retention:
         except FileNotFoundError:
             return True
         except OSError as error:
-            self._warn(path, "cannot be removed", error, warnings)
+            if path not in self._warned:
+                self._warned.add(path)
+                warnings.append(
+                    f"{os.path.relpath(path, self._run.path)} cannot be removed: {error.strerror}; "
+                    f"checkpoints.keep = {self.keep} frees no more disk until it can be"
+                )
             return False
         return True
-
-    def _warn(self, path: Path, what: str, error: OSError, warnings: list[str]) -> None:
-        if path not in self._warned:
-            self._warned.add(path)
-            where = os.path.relpath(path, self._run.path)
-            warnings.append(
-                f"{where} {what}: {error.strerror}; checkpoints.keep = {self.keep} frees no more "
-                "disk until it can be"
-            )
 
 
 def _close(fd: int) -> None:

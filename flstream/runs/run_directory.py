@@ -6,14 +6,14 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
 from flstream.errors import SimulationError, UsageError
 from flstream.model.descriptors import sync_directory
-from flstream.runs.model_files import OPTIMIZER, ModelFile
+from flstream.runs.model_files import ModelFile
 from flstream.runs.small_files import sync_file, temporary_of, write_whole
 from flstream.telemetry.events import ModelRecord
 from flstream.telemetry.locks import lock_file
@@ -205,24 +205,6 @@ class RunDirectory:
         step = self.step_checkpoint(record.round, record.step)
         return step if step.is_file() else self.checkpoint(record.round)
 
-    def body_file(self, body: str, round_number: int) -> Path:
-        """A body beside the last model of a round.
-
-        Args:
-            body: Name of the body.
-            round_number: The round.
-        """
-        return self.checkpoints / ModelFile(round_number, None, body).name
-
-    def optimizer_state(self, round_number: int, step: int | None = None) -> Path:
-        """The server optimizer's state beside a model.
-
-        Args:
-            round_number: Round of the model.
-            step: As of :meth:`step_checkpoint`; None for the last model of the round.
-        """
-        return self.checkpoints / ModelFile(round_number, step, OPTIMIZER).name
-
     def updates(self, effect: int) -> Path:
         """The folder of the updates of a training that wait to be folded."""
         return self.path / "updates" / f"effect-{effect:04d}"
@@ -328,38 +310,42 @@ class RunDirectory:
                 log.unlink()
 
     def leftovers(
-        self, models: Iterable[ModelRecord], written: Iterable[tuple[int, int]]
+        self, models: Sequence[ModelRecord], written: Iterable[tuple[int, int]]
     ) -> list[Path]:
         """Files of the run that have to go before it resumes from some models.
 
-        That is models that do not count any more, whatever was being written, and what only a run
-        that has ended has. Files that the journal does not know are somebody else's, and stay.
+        That is models that do not count any more, with what lies beside them, whatever was being
+        written, and what only a run that has ended has. Files that the journal does not know are
+        somebody else's, and stay.
 
         Args:
             models: The models that count.
             written: Round and step of every model that the run has written, or was about to.
         """
-        counting = {(model.round, model.step): self.model_file(model) for model in models}
-        rounds = {model.round for model in models}
-        files, void = self.checkpoint_files(), []
-        for number, step in sorted({*written} - counting.keys()):
+        rounds, void = {model.round for model in models}, set[Path]()
+        for number, step in {*written} - {(model.round, model.step) for model in models}:
             own, named = self.step_checkpoint(number, step), self.checkpoint(number)
+            void.add(own)
             # Of a round that counts in part, the name may be that of a model which does not.
-            is_void = number not in rounds or not os.path.lexists(own) or is_same_file(own, named)
-            for path in [named, own] if is_void else [own]:
-                # The model, then what lies beside it.
-                beside = [body for body, file in files if path.name == file.of_model.name]
-                void += [path, *(body for body in beside if body != path)]
+            if number not in rounds or not os.path.lexists(own) or is_same_file(own, named):
+                void.add(named)
         # The initial model is written by a process of its own, which the journal says nothing of.
-        if self.checkpoint(0) not in counting.values():
-            void.append(self.checkpoint(0))
-        gone = [path for path in dict.fromkeys(void) if path.is_file() and not path.is_symlink()]
-        gone += [path for path, file in files if file.is_temporary]
+        if self.checkpoint(0) not in map(self.model_file, models):
+            void.add(self.checkpoint(0))
+        gone = []
+        for path, file in self.checkpoint_files():
+            model = path.with_name(file._replace(body="").name)
+            if model in void and path.is_file() and not path.is_symlink():
+                gone.append((model, path != model, path))  # the model, then what lies beside it
         ends = [self.final_model, self.best_model, self.summary]
         temporary = [
             temporary_of(path) for path in (self.job_file, self.job_files, self.versions, *ends)
         ]
-        return gone + [path for path in (*ends, *temporary) if path.is_file()]
+        return [
+            *(path for *_, path in sorted(gone)),
+            *(path for path, file in self.checkpoint_files() if file.is_temporary),
+            *(path for path in (*ends, *temporary) if path.is_file()),
+        ]
 
     def checkpoint_files(self) -> list[tuple[Path, ModelFile]]:
         """Files that have names of a run's checkpoints, or of what belongs to them, by name."""
@@ -367,11 +353,11 @@ class RunDirectory:
         named = [(path, ModelFile.parse(path.name)) for path in paths]
         return [(path, file) for path, file in named if file is not None and not path.is_dir()]
 
-    def round_name(self, file: Path) -> Path:
-        """The name of a round for its last model, or a body beside that, which has a step's."""
-        own = ModelFile.parse(file.name)
-        assert own is not None
-        return self.checkpoints / own._replace(step=None).name
+    @property
+    def stored_rounds(self) -> set[int]:
+        """The rounds that have a model on disk, in a regular file with exactly such a name."""
+        files = [file for path, file in self.checkpoint_files() if not path.is_symlink()]
+        return {file.round for file in files if file.is_model}
 
     def publish(self, checkpoint: Path, name: Path) -> None:
         """Give a model's file a second name, such as :attr:`final_model`.

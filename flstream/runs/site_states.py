@@ -1,28 +1,172 @@
 """The sites' own states in a run directory, which the sites keep by themselves.
 
-See :mod:`flstream.runs.state_versions`. A run only has to see that those it goes on from are there,
-and to take back the state of a site whose update turned out to be of no use. Those of effects that
-are void stay until the effects are done again: they come to the same, or go then.
+In a site's folder::
+
+    state/effect-0003.<digest>      what the site had after effect 3, in which it trained
+    state/effect-0007.<digest>      and after effect 7
+    state/effect-0009.tmp           what it works on in effect 9, a copy of one of them
+    state/evaluate-0010.tmp         the same in an evaluation, of which nothing is kept
+    state/effect-0001.<digest>.tmp  a version that is being removed
+
+The digest in a name is that of the folder's content. Whatever has another name, or is no folder, or
+has other content than its name says, was not made here, and is left as it is.
+
+A run only has to see that the states it goes on from are there, and to take back the state of a
+site whose update turned out to be of no use. Those of effects that are void stay until the effects
+are done again: they come to the same, or go then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
+
+import msgspec
 
 from flstream.errors import ResumeRefusedError, SimulationError
-from flstream.model.folder_content import folder_bytes
+from flstream.model.descriptors import sync_directory
+from flstream.model.folder_content import copy_folder, folder_bytes, folder_digest, remove_folder
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.small_files import unused_name
-from flstream.runs.state_versions import (
-    StateFolder,
-    StateVersion,
-    is_folder,
-)
-from flstream.text import error_text
+from flstream.text import error_text, printable_path
 
+_VERSION = re.compile(r"effect-([0-9]{4,18})\.([0-9a-f]{32})")
+_UNFINISHED = re.compile(r"(effect|evaluate)-[0-9]{4,18}(?:\.[0-9a-f]{32})?\.tmp")
 # More states than this that cannot be used are only counted.
 _MOST_NAMED = 3
+
+
+class StateVersion(msgspec.Struct, frozen=True, array_like=True):
+    """State of a site after one of its trainings.
+
+    Attributes:
+        effect: Number of the train effect that left it.
+        digest: Digest of the folder's content, 32 hexadecimal digits.
+    """
+
+    effect: int
+    digest: str
+
+    @property
+    def folder_name(self) -> str:
+        """Name of its folder among the versions of the site."""
+        return f"effect-{self.effect:04d}.{self.digest}"
+
+
+class StateFolder:
+    """The folder with the versions of one site's state. It need not exist.
+
+    What its methods cannot do is an OSError with the path.
+
+    Args:
+        site_folder: Path of the site's folder in the run directory.
+
+    Attributes:
+        path: Path of the folder.
+    """
+
+    def __init__(self, site_folder: str | Path) -> None:
+        self.path = f"{site_folder}/state"
+
+    def path_of(self, version: StateVersion) -> str:
+        """Path of a version's folder, whether or not it is there."""
+        return f"{self.path}/{version.folder_name}"
+
+    def versions(self) -> list[StateVersion]:
+        """The versions that are there by name, in the order of their effects."""
+        matches = filter(None, map(_VERSION.fullmatch, self._folders()))
+        versions = [(StateVersion(int(match[1]), match[2]), match[0]) for match in matches]
+        # A name has no more zeros than there have to be.
+        named = [version for version, name in versions if version.folder_name == name]
+        return sorted(named, key=lambda version: (version.effect, version.digest))
+
+    def flaw(self, version: StateVersion, copy_to: str | None = None) -> str | None:
+        """Describe the defect of a version in a clause with its path; None if it is sound.
+
+        Args:
+            version: The version, all of which is read.
+            copy_to: Path of a copy that is made meanwhile, which must not exist, and is of use only
+                if there is no flaw; None for none.
+        """
+        path = self.path_of(version)
+        try:
+            digest = folder_digest(path) if copy_to is None else copy_folder(path, copy_to)
+        except OSError as error:
+            if not str(error.filename).startswith(path):
+                raise
+            if isinstance(error, FileNotFoundError) and error.filename == path:
+                return f"{printable_path(path)} is missing"
+            return error_text(error)
+        if digest != version.digest:
+            where = printable_path(path)
+            return f"{where} has the digest {digest}, and had {version.digest} when it was kept"
+        return None
+
+    def remove(self, going: Callable[[StateVersion], bool]) -> None:
+        """Remove versions, but for those that are not what their name says."""
+        for version in self.versions():
+            if going(version) and self.flaw(version) is None:
+                path = self.path_of(version)
+                # Half of a version must never be taken for a whole one.
+                removed = f"{path}.tmp"
+                if is_folder(removed):
+                    remove_folder(removed)
+                os.rename(path, removed)
+                remove_folder(removed)
+
+    def remove_superseded(self, base: StateVersion | None, effect: int, oldest: int) -> None:
+        """Remove what the base's predecessors have superseded, and what came to nothing.
+
+        A task begins with the base, so the base counts; and so it is then, and not when a version
+        is kept, that one more than those before it can go.
+
+        Args:
+            base: What the task begins with; None for an empty state.
+            effect: Number of the task's effect.
+            oldest: Number of the earliest effect that the run may go back to: what the site had
+                then stays, and all since.
+        """
+        if base is None or not is_folder(self.path_of(base)):
+            return
+        # What lies between the base and this task is of attempts that never came to count. What is
+        # of this task or a later one may count: a task is done again if its update was lost.
+        before = [version for version in self.versions() if version.effect < effect]
+        counted = [version for version in before if version.effect < base.effect or version == base]
+        first = sum(version.effect <= oldest for version in counted)
+        kept = counted[max(first - 1, 0) :]
+        self.remove(lambda version: version in before and version not in kept)
+
+    def remove_unfinished(self, purpose: Literal["effect", "evaluate"] | None = None) -> None:
+        """Remove working copies of a purpose, or all, and versions that were being removed."""
+        for name in self._folders():
+            match = _UNFINISHED.fullmatch(name)
+            if match is not None and purpose in (None, match[1]):
+                remove_folder(f"{self.path}/{name}")
+
+    def make(self) -> None:
+        """Make the folder, with a durable name, unless it is there."""
+        if not os.path.isdir(self.path):
+            os.makedirs(self.path)
+            site_folder = Path(self.path).parent
+            sync_directory(site_folder)
+            sync_directory(site_folder.parent)
+
+    def _folders(self) -> list[str]:
+        """Names of the folders in it, without links to some."""
+        try:
+            with os.scandir(self.path) as entries:
+                return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
+            return []
+
+
+def is_folder(path: str | Path) -> bool:
+    """Whether there is a folder of this name, and not a link to one."""
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def check_states(run: RunDirectory, needed: Iterable[tuple[str, StateVersion]]) -> None:
@@ -40,7 +184,7 @@ def check_states(run: RunDirectory, needed: Iterable[tuple[str, StateVersion]]) 
     """
     flaws = []
     for site, version in needed:
-        flaw = StateFolder(str(run.site(site))).flaw(version)
+        flaw = StateFolder(run.site(site)).flaw(version)
         if flaw is not None:
             flaws.append(f"that of {site} after effect {version.effect}: {flaw}")
     if not flaws:
@@ -59,9 +203,8 @@ def discard_site_state_after(
 ) -> None:
     """Take a site's state back to what it was after an effect.
 
-    Versions of later effects are removed, and whatever was left unfinished. What no site has made
-    is left as it is: files and links, folders of other names, and versions whose content is not
-    what their name says. It can be interrupted at any instant, and done again.
+    Versions of later effects are removed, and whatever was left unfinished. It can be interrupted
+    at any instant, and done again.
 
     Args:
         site_folder: The site's folder in the run directory.
@@ -71,17 +214,12 @@ def discard_site_state_after(
     Raises:
         SimulationError: Something cannot be removed.
     """
-    states = StateFolder(str(site_folder))
+    states = StateFolder(site_folder)
     if not is_folder(site_folder) or not is_folder(states.path):
         return
-    try:
+    with _in_a_sentence(f"the state of {site_folder.name} cannot be taken back"):
         states.remove_unfinished()
         states.remove(lambda version: version.effect > effect and version != keep)
-    except OSError as error:
-        raise SimulationError(
-            f"the state of {site_folder.name} cannot be taken back: {error_text(error)}; put that "
-            "right, and go on with --resume"
-        ) from error
 
 
 def set_aside_altered_states(run: RunDirectory, sites: Collection[str], effect: int) -> list[str]:
@@ -101,67 +239,59 @@ def set_aside_altered_states(run: RunDirectory, sites: Collection[str], effect: 
         SimulationError: One cannot be read or renamed.
     """
     warnings = []
-    for folder in _site_folders(run, sites):
-        states = StateFolder(str(folder))
-        try:
-            versions = states.versions() if is_folder(states.path) else []
+    for site, states, versions in _present(run, sites):
+        with _in_a_sentence(f"a state of {site} was changed, and cannot be renamed"):
             for version in versions:
                 if version.effect > effect and states.flaw(version) is not None:
                     path = Path(states.path_of(version))
                     renamed = path.rename(unused_name(path))
-                    warnings.append(
-                        f"{path} is not what {folder.name} left; it is {renamed.name} now"
-                    )
-        except OSError as error:
-            raise SimulationError(
-                f"a state of {folder.name} was changed, and cannot be renamed: "
-                f"{error_text(error)}; put that right, and go on with --resume"
-            ) from error
+                    warnings.append(f"{path} is not what {site} left; it is {renamed.name} now")
     return warnings
 
 
-def state_bytes(run: RunDirectory, sites: Collection[str], versions: int) -> int:
-    """The disk that the sites' states may still take, going by the newest one of each.
+def state_bytes(run: RunDirectory, sites: Collection[str], count: int) -> int:
+    """The bytes that the sites' states may still take on the disk, going by the newest of each.
 
     Of a site that has kept nothing yet, nothing is known.
 
     Args:
         run: The run directory.
         sites: Names of all sites.
-        versions: Number of versions that a site comes to.
-
-    Returns:
-        Bytes beyond those that are there now.
+        count: Number of versions that a site comes to.
 
     Raises:
         SimulationError: A state cannot be looked at.
     """
     more = 0
-    for folder in _site_folders(run, sites):
-        states = StateFolder(str(folder))
-        try:
-            present = states.versions() if is_folder(states.path) else []
-            missing = versions - len(present)
-            if present and missing > 0:
-                more += missing * folder_bytes(states.path_of(present[-1]))
-        except OSError as error:
-            raise SimulationError(
-                f"the state of {folder.name} cannot be looked at: {error_text(error)}; put that "
-                "right, and go on with --resume"
-            ) from error
+    for site, states, versions in _present(run, sites):
+        if versions and (missing := count - len(versions)) > 0:
+            with _in_a_sentence(f"the state of {site} cannot be looked at"):
+                more += missing * folder_bytes(states.path_of(versions[-1]))
     return more
 
 
-def _site_folders(run: RunDirectory, sites: Collection[str]) -> Iterator[Path]:
-    """The folders of sites that are there, in order.
+def _present(
+    run: RunDirectory, sites: Collection[str]
+) -> Iterator[tuple[str, StateFolder, list[StateVersion]]]:
+    """Yield the sites that have folders of their own, in order, with their states.
 
     Files and links are somebody else's, and so is a folder of another name: it may be a copy.
     """
-    names = set(sites)
+    with _in_a_sentence("the states of the sites cannot be looked at"):
+        names = sorted(set(os.listdir(run.sites)).intersection(sites))
+    for site in filter(lambda name: is_folder(run.site(name)), names):
+        states = StateFolder(run.site(site))
+        with _in_a_sentence(f"the state of {site} cannot be looked at"):
+            versions = states.versions() if is_folder(states.path) else []
+        yield site, states, versions
+
+
+@contextmanager
+def _in_a_sentence(what: str) -> Iterator[None]:
+    """Raise a SimulationError for what the system refuses."""
     try:
-        folders = sorted(path for path in run.sites.iterdir() if path.name in names)
+        yield
     except OSError as error:
         raise SimulationError(
-            f"{error_text(error)}; put that folder right, and go on with --resume"
+            f"{what}: {error_text(error)}; put that right, and go on with --resume"
         ) from error
-    yield from (path for path in folders if is_folder(path))

@@ -7,8 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from flstream.runs.history import History, Status
-from flstream.runs.round_record import RoundRecord
+from flstream.runs.history import History, RoundRecord, Status
 from flstream.runs.site_scores import by_site
 from flstream.telemetry.events import (
     LinkFacts,

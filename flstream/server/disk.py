@@ -163,7 +163,7 @@ def check_run(
         folder: The run directory.
         done: Number of the last completed round; 0 if there is only the initial model.
         stored: Number of checkpoints on disk now, with the initial model; see
-            :func:`flstream.runs.retention.stored_rounds`.
+            :attr:`flstream.runs.run_directory.RunDirectory.stored_rounds`.
         present: Size in bytes of the next round's files that exist already; see
             :func:`check_round`.
         states: Bytes that the sites' own states may still take; see

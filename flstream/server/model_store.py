@@ -20,7 +20,7 @@ from flstream.model.layout import Layout
 from flstream.model.order import ORDER
 from flstream.model.source import Source
 from flstream.runs.model_draft import ModelDraft, model_draft
-from flstream.runs.model_files import OPTIMIZER, bodies_beside, body_file
+from flstream.runs.model_files import OPTIMIZER, bodies_beside, body_file, round_name
 from flstream.runs.retention import Retention
 from flstream.runs.run_directory import is_same_file, link_or_rename
 from flstream.runs.small_files import unused_name
@@ -361,7 +361,7 @@ class ModelStore:
         is_named = False
         try:
             for path in [path for path in (*beside, model) if path.is_file()]:
-                name = self._run.round_name(path)
+                name = round_name(path)
                 if is_same_file(path, name):
                     continue
                 if os.path.lexists(name):

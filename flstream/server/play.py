@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 from flstream.debugging import code_failed
 from flstream.errors import (
@@ -39,20 +38,6 @@ from flstream.telemetry.events import (
 )
 from flstream.telemetry.halts import halt_at
 from flstream.worker.code_errors import sentence
-
-
-class Replay(NamedTuple):
-    """What the journal knows of a run that goes on.
-
-    Attributes:
-        initial: Digest of the initial model; None where it is to be built.
-        records: The effects that count, in the order in which they were written.
-        stored: How many rounds have a checkpoint on disk.
-    """
-
-    initial: str | None = None
-    records: Sequence[EffectDone] = ()
-    stored: int = 1
 
 
 class RunEffects:
@@ -97,27 +82,28 @@ def prepare(context: ServerContext) -> None:
     context.pool.prepare(lose)
 
 
-def play(context: ServerContext, initial: str, replay: Replay) -> None:
+def play(
+    context: ServerContext, initial: str, records: Sequence[EffectDone], *, is_built: bool
+) -> None:
     """Run the workflows of a job to their end.
 
     Args:
         context: The server.
         initial: Digest of the initial model.
-        replay: What the journal knows.
+        records: The effects that the journal knows, in order.
+        is_built: Whether the initial model was built now, by a process that has verified it.
 
     Raises:
         FlstreamError: The job failed; the message says why.
     """
-    records = replay.records
     journal = EffectJournal(records, context.emit)
     store = ModelStore(context, [each.model for each in records if each.model is not None])
     effects = RunEffects(RunState(context, journal, store))
     journal.before_sync = effects.state.trainer.sync_updates
-    # A model that was built now was written by a process that has verified it.
     record = ModelRecord(0, 0, 0, initial)
     # A number, and no model: a workflow decides how long the file of its first one stays.
-    version = store.add(record, 0, is_verified=replay.initial is None).version
-    _check_disk(context, store, record, records, replay)
+    version = store.add(record, 0, is_verified=is_built).version
+    _check_disk(context, store, record, records)
     try:
         for place in range(len(context.job.stages)):
             version = _play_stage(effects, place, version)
@@ -201,7 +187,6 @@ def _check_disk(
     store: ModelStore,
     initial: ModelRecord,
     records: Sequence[EffectDone],
-    replay: Replay,
 ) -> None:
     """Warn where the rounds to come will not all have the disk that they need.
 
@@ -217,7 +202,7 @@ def _check_disk(
         plan_disk(job, layout, job.clients.cohort_size, context.programs),
         context.run.path,
         done=done,
-        stored=replay.stored,
+        stored=len(context.run.stored_rounds),
         present=store.present_bytes(done + 1) + store.superseded_bytes(done),
         # One for each model that stays, the one before them, and one that is being made.
         states=state_bytes(context.run, job.clients.site_names, kept + 2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from flstream.runs.state_versions import StateVersion
+from flstream.runs.site_states import StateVersion
 from flstream.server.sampling import site_seed
 from flstream.worker.messages import SiteTask
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from flstream.runs.state_versions import StateVersion
+from flstream.runs.site_states import StateVersion
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
 from flstream.server.program_view import Model, Update

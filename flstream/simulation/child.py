@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import TextIO
 
 from flstream.engines.processes import kill_descendants
+from flstream.job.code import make_importable
 from flstream.simulation.places import this_place
+from flstream.worker.alias import install as install_alias
 
 # Exit status of a process that ended because its peer died.
 _ORPHANED = 3
@@ -35,6 +37,13 @@ def ignore_interrupts() -> None:
     """Leave Ctrl-C to the launcher, which stops this process in order."""
     if this_place() is None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def prepare_imports(alias: str | None, folder: str | Path) -> None:
+    """Make the job's folder importable, and install the names that stand for others."""
+    if alias is not None:
+        install_alias()
+    make_importable(folder)
 
 
 def abandon_in_children(abandon: Callable[[], None]) -> None:

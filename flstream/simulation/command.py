@@ -7,10 +7,8 @@ one fails; why a script has failed stands in a file that its rank leaves.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import tempfile
@@ -24,7 +22,7 @@ import msgspec
 from flstream.client.ranks import INHERITED
 from flstream.client.site_folder import enter_work_folder
 from flstream.engines.engine import WorkerSockets
-from flstream.engines.fork_server import temporary_prefix
+from flstream.engines.fork_server import adopt_orphans, end_with_parent, temporary_prefix
 from flstream.engines.processes import kill_descendants
 from flstream.errors import FlstreamError, SimulationError
 from flstream.simulation.child import end_with_peer
@@ -47,11 +45,8 @@ END = ".end"
 _STUB = Path(__file__).parent / "stub" / "flstream_rank.py"
 _LOG = Path("/proc/self/fd/2")
 _MOST_BYTES = 64
-# From Linux's prctl.h.
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # Of torchrun, which accelerate uses: a free port for each site instead of the same one for all.
 _STANDALONE = {"PET_STANDALONE": "1"}
-_libc = ctypes.CDLL(None)
 
 
 class ScriptEnd(msgspec.Struct, frozen=True):
@@ -117,7 +112,7 @@ def _last_message(
     log_start = _LOG.stat().st_size
     # What a rank that is killed leaves behind, such as a data loader's processes, becomes this
     # process's, and is killed with the rest.
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     parent, ranks = os.getpid(), list[socket.socket]()
     listener = _listener(str(folder / SOCKET))
     threading.Thread(target=_admit, args=(listener, ranks, end), daemon=True).start()
@@ -129,7 +124,7 @@ def _last_message(
             words,
             env={**own, **_STANDALONE, **variables},
             stdin=subprocess.DEVNULL,
-            preexec_fn=lambda: _end_with(parent),
+            preexec_fn=lambda: end_with_parent(parent),
         )
     except OSError as error:
         raise SimulationError(
@@ -189,13 +184,6 @@ def _admit(listener: socket.socket, ranks: list[socket.socket], end: WorkerSocke
         # They are rank 0's alone now: its death closes them.
         for sock in (end.down, end.up, end.peers):
             sock.close()
-
-
-def _end_with(parent: int) -> None:
-    """Tie the life of this process to that of its parent."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _kill_children() -> None:

@@ -33,7 +33,7 @@ from flstream.engines.processes import ProcessHost
 from flstream.errors import AbortedError, UsageError
 from flstream.job import Job
 from flstream.job.code import package_root
-from flstream.simulation.interruption import STOPS, handling
+from flstream.simulation.interruption import handling
 from flstream.simulation.places import EndedError, Places, ThreadPlace, this_place
 from flstream.telemetry.events import SERVER
 from flstream.tracking.thread import TRACKER
@@ -246,7 +246,7 @@ class InlineHost(ProcessHost):
                     line.set_exception(EOFError())
                     continue
                 try:
-                    with handling(STOPS, signal.default_int_handler):
+                    with handling(signal.default_int_handler):
                         line.set_result(self._input(text))
                 except KeyboardInterrupt:
                     self._stop.set()

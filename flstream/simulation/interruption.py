@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
@@ -14,23 +14,17 @@ from typing import NoReturn
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that stop a run: of Ctrl-C, of a plain ``kill``, and of a terminal that is closed."""
 
-Handler = Callable[[int, FrameType | None], object] | signal.Handlers
-
 
 @contextmanager
-def handling(signals: Sequence[signal.Signals], handler: Handler) -> Iterator[None]:
-    """Handle signals with a function until the end of the block.
+def handling(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Handle the signals that stop a run with a function until the end of the block.
 
     Handlers can be set, and are run, by the main thread alone; in another thread this does nothing.
-
-    Args:
-        signals: Signals to handle.
-        handler: Handler of these signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in signals}
+    before = {number: signal.signal(number, handler) for number in STOPS}
     try:
         yield
     finally:
@@ -49,7 +43,7 @@ def stoppable() -> Iterator[None]:
         raise KeyboardInterrupt
 
     try:
-        with handling(STOPS, stop):
+        with handling(stop):
             yield
     except KeyboardInterrupt as interrupt:
         traceback.clear_frames(interrupt.__traceback__)  # that they end here
@@ -60,13 +54,10 @@ def stoppable() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Delay signals until the end of the block, such as while files are removed.
-
-    Signals are handled in the main thread alone; in another thread this does nothing.
-    """
+    """Delay these signals until the end of the block, such as while files are removed."""
     came: list[int] = []
     try:
-        with handling(STOPS, lambda number, _: came.append(number)):
+        with handling(lambda number, _: came.append(number)):
             yield
     finally:
         if came:

@@ -19,7 +19,7 @@ from flstream.runs.history import History, run_started
 from flstream.runs.job_match import render_files
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import MemorySummary, Summary, summarize
-from flstream.simulation.interruption import STOPS, handling
+from flstream.simulation.interruption import handling
 from flstream.simulation.own_code import own_code_problems
 from flstream.telemetry.events import (
     SERVER,
@@ -91,9 +91,6 @@ def simulate(
     Raises:
         UsageError: The engine cannot be used as the job asks for; nothing is left of the run.
     """
-    # Which a job has imported that has a workflow.
-    from flstream.simulation.dry_run import outline_programs
-
     began = time.monotonic()
     run.write(run.job_files, render_files(job))
     run.write(run.job_file, render_job(job))
@@ -106,7 +103,7 @@ def simulate(
 
         history, earlier_seconds = take_up(job, run, resume), resume.seconds
     # The summary is written in any case, and Ctrl-C does not interrupt that.
-    with closing(Signal()) as stop, handling(STOPS, lambda *_: stop.set()):
+    with closing(Signal()) as stop, handling(lambda *_: stop.set()):
         with MemorySampler(run.memory) as sampler:
             is_inline = job.engine.is_inline
             follower = _Follower(history, sampler, listener, on_round, is_inline=is_inline)
@@ -120,16 +117,13 @@ def simulate(
                     stack.enter_context(host)
                     if problems := own_code_problems(job, host, stop):
                         raise JobError(f"the job {job.name}", problems)
-                    programs = outline_programs(job)
                     events, theirs = socket.socketpair()
                     stack.enter_context(events)
                     # Inline, the server has the launcher's host, as it is a thread of it.
                     own = (host,) if is_inline else ()
                     # It is the end of the server only if no copy of its end is open here.
                     with theirs:
-                        server = host.start(
-                            SERVER, _SERVER_PROCESS, job, run, theirs, resume, programs, *own
-                        )
+                        server = host.start(SERVER, _SERVER_PROCESS, job, run, theirs, resume, *own)
                     if not is_inline:  # of which the server is a part
                         sampler.watch(LAUNCHER, os.getpid())
                         sampler.watch(f"{LAUNCHER}/{FORK_SERVER}", host.fork_server_pid or 0)
@@ -187,7 +181,6 @@ class _Follower:
     ) -> None:
         self.tracker: TrackerThread | None = None
         self._history = history
-        self._node_warnings: list[str] = []
         self._sampler = sampler
         self._listener = listener
         self._on_round = on_round
@@ -227,7 +220,6 @@ class _Follower:
             self._sampler.peak_total_pss,
             dict(self._sampler.nodes) or UNSET,
         )
-        summary.warnings += self._node_warnings
         return summary
 
     def end(self, error: str, status: Literal["failed", "stopped"] = "failed") -> None:
@@ -268,12 +260,11 @@ class _Follower:
             case RunRefused(error=error):
                 raise UsageError(error)
             case NodeLost(node=node, reason=reason):
-                self._warn_once(f"node {node}: {reason}")
+                self._history.apply(Warned(message=f"node {node}: {reason}"))
                 self._sampler.forget(node)
             case NodeJoined(node=node, other_processor=other) if other:
-                self._warn_once(
-                    f"node {node} has another processor ({other}), which may round otherwise"
-                )
+                message = f"node {node} has another processor ({other}), which may round otherwise"
+                self._history.apply(Warned(message=message))
             case RoundFinished() if self._on_round is not None:
                 self._on_round()
         if self._listener is not None:
@@ -281,7 +272,3 @@ class _Follower:
                 self._listener(event, self._sampler)
             except OSError:
                 self._listener = None  # its terminal is gone, which does not concern the run
-
-    def _warn_once(self, warning: str) -> None:
-        if warning not in self._node_warnings:
-            self._node_warnings.append(warning)

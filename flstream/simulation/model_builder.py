@@ -18,7 +18,7 @@ from flstream.debugging import code_failed
 from flstream.engines.processes import ProcessHost
 from flstream.errors import FlstreamError, LayoutError, ModelError, SimulationError, UsageError
 from flstream.job import Job, ModelSection
-from flstream.job.code import make, make_importable
+from flstream.job.code import make
 from flstream.model.checkpoint import FileSink, write_checkpoint
 from flstream.model.composed import arranged
 from flstream.model.copy import copy
@@ -32,12 +32,12 @@ from flstream.model.order import ORDER, order_text
 from flstream.model.source import Source
 from flstream.model.ties import find_ties
 from flstream.runs.run_directory import RunDirectory
+from flstream.simulation.child import prepare_imports
 from flstream.simulation.export_files import MadeModel, keep_export_files
 from flstream.simulation.process_call import NoAnswerError, ProcessCall
 from flstream.telemetry.events import ModelReady
 from flstream.text import MOST_OF_AN_ERROR, shortened
 from flstream.transport.channel import AbortSignal
-from flstream.worker.alias import install as install_alias
 
 BUILDER = "model-builder"
 
@@ -65,9 +65,7 @@ def await_built(builder: ProcessCall[ModelReady], abort: AbortSignal) -> ModelRe
 
 def _built(job: Job, run: RunDirectory) -> ModelReady:
     """Write the initial model of a job, and keep what an export has beside it."""
-    if job.train.alias is not None:
-        install_alias()
-    make_importable(job.folder)
+    prepare_imports(job.train.alias, job.folder)
     metadata, path = {"format": "pt", "flstream.round": "0"}, run.checkpoint(0)
     source, order, result = _initial(job.model, job.seed)
     layout = source.layout
@@ -101,7 +99,7 @@ def _initial(model: ModelSection, seed: int) -> tuple[Source, str, MadeModel | N
             return weights, weights.metadata.get(ORDER, ""), None
         return arranged(weights), "", None
     layout, result = _call_factory(model, seed, with_bytes=not model.strict)
-    _expect_fit(model, layout, weights.layout)
+    _fitting(model, layout, weights.layout)
     own = None if model.strict else MemoryBody.of(result.state)
     source = fitted(layout, weights, str(model.initial), own)
     return source, order_text(layout, result.state), result
@@ -125,14 +123,12 @@ def initial_layout(model: ModelSection, seed: int) -> tuple[Layout, str]:
     layout, _ = _call_factory(model, seed, with_bytes=False)
     if model.initial is None:
         return layout, ""
-    weights = open_checkpoint(model.initial).layout
-    _expect_fit(model, layout, weights)
-    differences = Differences.between(layout, weights)
+    differences = _fitting(model, layout, open_checkpoint(model.initial).layout)
     return layout, differences.sentence(model.initial.name) if differences else ""
 
 
-def _expect_fit(model: ModelSection, layout: Layout, weights: Layout) -> None:
-    """Refuse a file of initial weights that are not those of the factory's model."""
+def _fitting(model: ModelSection, layout: Layout, weights: Layout) -> Differences:
+    """Refuse a file of weights that are not the factory's model's; return what differs."""
     differences = Differences.between(layout, weights)
     if len(differences.missing) + len(differences.misshapen) == len(layout.tensors):
         raise ModelError(
@@ -145,6 +141,7 @@ def _expect_fit(model: ModelSection, layout: Layout, weights: Layout) -> None:
             f"model.initial: {differences.sentence(str(model.initial))}; take a file of the model "
             "that model.factory builds, or set model.strict = false to keep what it makes for them"
         )
+    return differences
 
 
 def _call_factory(model: ModelSection, seed: int, *, with_bytes: bool) -> tuple[Layout, MadeModel]:

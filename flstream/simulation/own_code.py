@@ -11,7 +11,7 @@ from flstream.job import Job, Problem
 from flstream.job.code import described, find, misfit, raised
 from flstream.job.job import OwnCode
 from flstream.job.problems import RefusedValueError, given
-from flstream.simulation.process_call import NoAnswerError, ProcessCall, result_of
+from flstream.simulation.process_call import NoAnswerError, ProcessCall
 from flstream.transport.channel import Signal
 
 # Protocols of the classes that a section names, one of which they follow. The launcher does not
@@ -41,7 +41,8 @@ def own_code_problems(job: Job, host: ProcessHost, stop: Signal | None = None) -
         return problems_here(job)
     target = f"{__name__}:{problems_here.__name__}"
     try:
-        return result_of(ProcessCall(host, "own-code", list[Problem], target, job), stop)
+        call = ProcessCall[list[Problem]](host, "own-code", list[Problem], target, job)
+        return call.result(stop)
     except NoAnswerError as error:
         ended = f"the process that imported it {error}; do not end it there"
         return [Problem(own.key, given(own.place), "", ended) for own in classes]

@@ -20,15 +20,15 @@ from flstream.engines.preload import import_libraries
 from flstream.engines.processes import ProcessHost
 from flstream.errors import FlstreamError, ModelError, UsageError
 from flstream.job import Job, JobError, Problem
-from flstream.job.code import check, load, make_importable
+from flstream.job.code import check, load
 from flstream.job.imports import imports_in, missing_modules
 from flstream.model.layout import Layout, parse_header
+from flstream.simulation.child import prepare_imports
 from flstream.simulation.dry_run import outline_programs
 from flstream.simulation.forecast import Forecast, Imports, forecast
 from flstream.simulation.model_builder import initial_layout
 from flstream.simulation.own_code import own_code_problems
-from flstream.simulation.process_call import NoAnswerError, ProcessCall, result_of
-from flstream.worker.alias import install as install_alias
+from flstream.simulation.process_call import NoAnswerError, ProcessCall
 from flstream.worker.run_learner import Evaluates, Trains
 
 
@@ -87,16 +87,14 @@ def probe(job: Job, host: ProcessHost) -> Probe:
         CheckpointError: The weights cannot be read.
     """
     try:
-        return result_of(ProcessCall[Probe](host, "probe", Probe, f"{__name__}:_probed", job))
+        return ProcessCall[Probe](host, "probe", Probe, f"{__name__}:_probed", job).result()
     except NoAnswerError as error:
         factory = f"model.factory {job.model.factory}"
         raise ModelError(f"{factory}: the process that called it {error}") from None
 
 
 def _probed(job: Job) -> Probe:
-    if job.train.alias is not None:
-        install_alias()
-    make_importable(job.folder)
+    prepare_imports(job.train.alias, job.folder)
     shared, before = psutil.Process(os.getppid()).memory_info().rss, _private_bytes()
     if job.train.source is not None and job.train.command is None:
         _import_modules_of(job.train.source)

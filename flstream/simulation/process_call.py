@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Generic, TypeVar
@@ -75,7 +74,7 @@ class ProcessCall(Generic[ValueT]):
                 raise
 
     def result(self, abort: AbortSignal | None = None, seconds: float | None = None) -> ValueT:
-        """Wait for what the function returns.
+        """Wait for what the function returns, and close this.
 
         Args:
             abort: Signal to stop; None for none.
@@ -95,6 +94,8 @@ class ProcessCall(Generic[ValueT]):
             if code == -signal.SIGKILL:
                 how += ": the machine may have too little memory for the model"
             raise NoAnswerError(how) from None
+        finally:
+            self.close()
         if (kind := getattr(errors, answer.error, None)) is not None:
             raise kind(answer.message)
         if answer.error:
@@ -105,14 +106,6 @@ class ProcessCall(Generic[ValueT]):
     def close(self) -> None:
         """Close the socket, with which the process ends."""
         self._channel.close()
-
-
-def result_of(
-    call: ProcessCall[ValueT], abort: AbortSignal | None = None, seconds: float | None = None
-) -> ValueT:
-    """Wait for what a function returns, and end its process: see :meth:`ProcessCall.result`."""
-    with closing(call):
-        return call.result(abort, seconds)
 
 
 def _main(target: str, args: Sequence[Any], log: Path, caller: socket.socket) -> None:

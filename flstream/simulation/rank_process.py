@@ -18,12 +18,10 @@ import msgspec
 from flstream.client.ranks import RankPlace
 from flstream.client.session import Session
 from flstream.engines.engine import WorkerSockets
-from flstream.job.code import make_importable
-from flstream.simulation.child import abandon_in_children, end_with_peer
+from flstream.simulation.child import abandon_in_children, end_with_peer, prepare_imports
 from flstream.simulation.command import END, FOLDER, INFO, SOCKET, ScriptEnd
 from flstream.simulation.worker_process import have_fork_as_default, serving
 from flstream.telemetry.memory import own_peak_rss
-from flstream.worker.alias import install as install_alias
 from flstream.worker.code_errors import CodeFailure
 from flstream.worker.ranks import RankStore, RankTurns
 from flstream.worker.run_script import run_script
@@ -59,9 +57,7 @@ def rank_main(script: Path, words: Sequence[str]) -> int:
         return _leave(folder, 0, CodeFailure(_TWICE))
     end_with_peer(worker)
     abandon_in_children(worker.close)
-    if info.alias is not None:
-        install_alias()
-    make_importable(info.job_folder)
+    prepare_imports(info.alias, info.job_folder)
     have_fork_as_default()
     sys.path.insert(0, str(script.parent))
     ranks = RankStore(folder, place, _peer(worker))

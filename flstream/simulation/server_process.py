@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import socket
 import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 
 import msgspec
 
@@ -31,12 +31,12 @@ from flstream.runs.history import run_started
 from flstream.runs.resume import ResumePoint
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.context import ServerContext
-from flstream.server.play import Replay, play, prepare
-from flstream.server.program_view import ProgramOutline
+from flstream.server.play import play, prepare
 from flstream.server.stream_settings import stream_settings
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_pool import WorkerPool
 from flstream.simulation.child import ignore_interrupts, redirect_output
+from flstream.simulation.dry_run import outline_programs
 from flstream.simulation.model_builder import BUILDER, await_built, start_builder
 from flstream.streaming.service import DownloadService
 from flstream.streaming.settings import limits_for
@@ -56,7 +56,7 @@ from flstream.telemetry.events import (
     RunRefused,
 )
 from flstream.telemetry.memory import own_peak_rss, own_rss
-from flstream.transport.channel import AbortSignal
+from flstream.transport.channel import AbortSignal, is_hung_up
 from flstream.transport.messages import MessageChannel
 
 _WORKER = "flstream.simulation.worker_process:local_worker"
@@ -92,9 +92,7 @@ class StopRequest:
 
     def is_set(self) -> bool:
         """Whether the launcher has closed its way. Any thread may ask."""
-        poll = select.poll()
-        poll.register(self._launcher, select.POLLIN)
-        return bool(poll.poll(0))
+        return is_hung_up(self._launcher)
 
 
 class Reporter:
@@ -147,19 +145,15 @@ def server_main(
     run: RunDirectory,
     launcher: socket.socket,
     resume: ResumePoint | None,
-    programs: Sequence[ProgramOutline],
     inline_host: ProcessHost | None = None,
 ) -> None:
     """The process: run the job to its end, however it ends.
-
-    What a round is stands in the workflow, such as :mod:`flstream.workflows.fedavg`.
 
     Args:
         job: The job.
         run: Its run directory.
         launcher: Where events go; the launcher closes its way here to stop the run.
         resume: Where the run goes on; None if it begins.
-        programs: What its workflows do in their first rounds.
         inline_host: Host of the threads that stand for the other processes; None forks them.
     """
     ignore_interrupts()
@@ -171,7 +165,7 @@ def server_main(
         if inline_host is None:  # which is the launcher's otherwise
             stack.enter_context(closing(host))
         reporter = Reporter(stack.enter_context(EventLog(run.events)), channel)
-        outcome = _run(job, run, host, reporter, abort, resume, programs)
+        outcome = _run(job, run, host, reporter, abort, resume)
         if isinstance(outcome, RunRefused):  # of which nothing is left
             reporter.emit(outcome)
             return
@@ -186,7 +180,6 @@ def _run(
     reporter: Reporter,
     abort: StopRequest,
     resume: ResumePoint | None,
-    programs: Sequence[ProgramOutline],
 ) -> RunFinished | RunRefused:
     engine: Engine | None = None
     try:
@@ -199,6 +192,7 @@ def _run(
 
         with ExitStack() as stack:
             try:
+                programs = outline_programs(job)
                 engine, job = _engine(job, run, host, note_started, reporter.emit, abort)
             except UsageError as error:
                 return RunRefused(error=str(error))
@@ -211,25 +205,39 @@ def _run(
                 # First, since it has the most to do; the workers' imports overlap with it.
                 builder = stack.enter_context(closing(start_builder(job, run, host)))
                 note_started(BUILDER, builder.process.pid)
-            replay = Replay()
-            if resume is not None:
-                replay = Replay(resume.initial, resume.records, resume.stored)
             reporter.emit(run_started(job))
             settings = stream_settings(job, job.train.exchange_format)
             service = stack.enter_context(DownloadService(limits=limits_for(settings)))
-            pool = _pool(job, engine, service, abort, reporter.emit)
+            connect = partial(
+                WorkerHandle,
+                service=service,
+                abort=abort,
+                emit=reporter.emit,
+                is_linked=job.network.is_on,
+                is_direct=job.streaming.direct == "auto" and job.streaming.mode != "native",
+                has_deadlines=not job.engine.is_inline,
+            )
+            names, start = job.clients.worker_names, engine.start
+            pool = WorkerPool(
+                names,
+                len(names) == job.clients.count,
+                lambda name: connect(name, start(name)),
+                abort,
+                job.clients.round_timeout,
+                reporter.emit,
+            )
             stack.enter_context(closing(pool))
             stack.callback(engine.close)  # before the pool, which waits for starts under way
             rule = rule_for(job.aggregation)
             context = ServerContext(job, run, pool, service, rule, reporter.emit, abort, programs)
             prepare(context)
-            initial = replay.initial
-            if initial is None:
-                assert builder is not None
+            initial, records = (resume.initial, resume.records) if resume else (None, ())
+            if builder is not None:
                 built = await_built(builder, abort)
                 reporter.emit(built)
                 initial = built.digest
-            play(context, initial, replay)
+            assert initial is not None
+            play(context, initial, records, is_built=builder is not None)
             pool.dismiss(_GOODBYE_SECONDS)
             engine.close(_EXIT_SECONDS)
     except FlstreamError as error:
@@ -288,34 +296,6 @@ def _fitted(job: Job, room: int) -> Job:
     return job
 
 
-def _pool(
-    job: Job, engine: Engine, service: DownloadService, abort: AbortSignal, emit: Emit
-) -> WorkerPool:
-    names = job.clients.worker_names
-
-    def start(name: str) -> WorkerHandle:
-        process = engine.start(name)
-        return WorkerHandle(
-            name,
-            process,
-            service,
-            abort,
-            emit,
-            is_linked=job.network.is_on,
-            is_direct=job.streaming.direct == "auto" and job.streaming.mode != "native",
-            has_deadlines=not job.engine.is_inline,
-        )
-
-    return WorkerPool(
-        names,
-        len(names) == job.clients.count,
-        start,
-        abort,
-        job.clients.round_timeout,
-        emit,
-    )
-
-
 def _for_launcher(event: AnyEvent) -> AnyEvent:
     """Return an event without the result of an effect, which is for the journal alone."""
     if isinstance(event, EffectDone):
@@ -325,6 +305,5 @@ def _for_launcher(event: AnyEvent) -> AnyEvent:
 
 def _is_synced(event: AnyEvent) -> bool:
     """Whether a run goes on from an event, which then has to survive a power cut."""
-    if isinstance(event, EffectDone):
-        return event.name not in UNSYNCED
-    return isinstance(event, ModelReady)
+    is_effect = isinstance(event, EffectDone) and event.name not in UNSYNCED
+    return is_effect or isinstance(event, ModelReady)

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from flstream.engines.engine import WorkerSockets
 from flstream.errors import FlstreamError
 from flstream.job import Job
-from flstream.job.code import make_importable
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.stream_settings import stream_settings
 from flstream.simulation.child import (
@@ -23,6 +22,7 @@ from flstream.simulation.child import (
     abandon_in_children,
     end_with_peer,
     ignore_interrupts,
+    prepare_imports,
     redirect_output,
 )
 from flstream.simulation.command import report, run_command
@@ -37,7 +37,6 @@ from flstream.transport.channel import Channel
 from flstream.transport.link import LinkRelay
 from flstream.transport.messages import MessageChannel
 from flstream.transport.tcp import StartToken, dial
-from flstream.worker.alias import install as install_alias
 from flstream.worker.code import LearnerCode, ScriptCode, TrainCode, train_code
 from flstream.worker.messages import Failed, Goodbye, ToWorker
 from flstream.worker.peers import Peers
@@ -50,16 +49,8 @@ from flstream.worker.worker_info import WorkerInfo
 def local_worker(
     job: Job, run: RunDirectory, name: str, gpus: str | None, end: WorkerSockets
 ) -> None:
-    """Run the process of a worker on the launcher's machine.
-
-    Args:
-        job: The job.
-        run: The run directory.
-        name: Name of the worker.
-        gpus: Value of CUDA_VISIBLE_DEVICES; None to leave it to the job.
-        end: The worker's ends of the sockets to the server.
-    """
-    info = worker_info(job, run, name)
+    """Run a worker with a value of CUDA_VISIBLE_DEVICES, or as the job says where that is None."""
+    info = _worker_info(job, run, name)
     info = info if gpus is None else replace(info, gpus=gpus)
     worker_main(info, run, train_code(job.train), job.clients.threads, end)
 
@@ -72,15 +63,9 @@ def node_worker(
     address: str,
     keys: Mapping[str, bytes],
 ) -> None:
-    """Run the process of a worker on a node, which connects to the server's machine by itself.
+    """Run a worker on a node, by connections to the driver's address with a key for each role.
 
-    Args:
-        job: The job, with paths of this machine.
-        run: The run directory.
-        name: Name of the worker.
-        gpus: Value of CUDA_VISIBLE_DEVICES; None to leave it to the job.
-        address: Address of the driver, which passes the connections on to the server.
-        keys: Key of each connection, by role.
+    The driver passes them on to the server. The job has paths of this machine.
     """
     redirect_output(run.log(name))  # where it is told if the address cannot be reached
     ends = {
@@ -89,8 +74,7 @@ def node_worker(
     local_worker(job, run, name, gpus, WorkerSockets(**ends))
 
 
-def worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
-    """Return the facts about the run and a worker of a name."""
+def _worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
     is_own, gpus = job.clients.workers == job.clients.count, job.clients.gpus
     return WorkerInfo(
         name=name,
@@ -122,19 +106,31 @@ def worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
 def worker_main(
     info: WorkerInfo, run: RunDirectory, code: TrainCode, threads: int, end: WorkerSockets
 ) -> None:
-    """Run a worker's process: run tasks until the server ends the run.
-
-    Args:
-        info: Facts about the worker and the run.
-        run: The run directory.
-        code: Training code of the job.
-        threads: Number of torch's threads.
-        end: The worker's ends of the sockets to the server.
-    """
+    """Run tasks until the server ends the run, with so many of torch's threads."""
     ignore_interrupts()
     try:
         own = run.log(info.name) if info.site is None else run.site_log(info.site)
-        _run(info, SiteLogs(own, run.site_log).enter, code, threads, end)
+        logs = SiteLogs(own, run.site_log)
+        prepare_imports(info.alias, info.job_folder)
+        if info.gpus is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = info.gpus  # read with the first use of CUDA
+        if isinstance(code, ScriptCode) and code.command is not None:
+            run_command(info, code, threads, end)
+            return
+        import torch
+
+        torch.set_num_threads(threads)
+        end_with_peer(end.control)
+        if this_place() is None:
+            have_fork_as_default()
+        with serving(info, end, logs.enter) as worker:
+            if isinstance(code, LearnerCode):
+                serve_learner(worker, code)
+            elif info.site is not None:
+                serve_own_site(worker, code)
+            else:
+                serve_sites(worker, code)
+            worker.send(Goodbye(own_peak_rss()))
     except FlstreamError as error:
         print(f"flstream: {error}", file=sys.stderr)
     except OSError as error:
@@ -147,40 +143,6 @@ def worker_main(
         reason = f"its process met a defect, {shortened(what, MOST_OF_AN_ERROR)}"
         report(end, Failed("", 0, reason))
         raise
-
-
-def _run(
-    info: WorkerInfo,
-    enter: Callable[[str | None], None],
-    code: TrainCode,
-    threads: int,
-    end: WorkerSockets,
-) -> None:
-    """Run tasks, in a process whose output goes to a log."""
-    if info.alias is not None:
-        install_alias()
-    make_importable(info.job_folder)
-    if info.gpus is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = info.gpus  # read with the first use of CUDA
-    if isinstance(code, ScriptCode) and code.command is not None:
-        run_command(info, code, threads, end)
-        return
-    import torch
-
-    torch.set_num_threads(threads)
-    end_with_peer(end.control)
-    # Training code starts its processes as it does elsewhere on Linux: those of the launcher's fork
-    # server would import everything anew, and the script itself.
-    if this_place() is None:
-        have_fork_as_default()
-    with serving(info, end, enter) as worker:
-        if isinstance(code, LearnerCode):
-            serve_learner(worker, code)
-        elif info.site is not None:
-            serve_own_site(worker, code)
-        else:
-            serve_sites(worker, code)
-        worker.send(Goodbye(own_peak_rss()))
 
 
 @contextmanager
@@ -225,7 +187,11 @@ def serving(
 
 
 def have_fork_as_default() -> None:
-    """Make fork the start method, which training code may still set to another."""
+    """Make fork the start method, which training code may still set to another.
+
+    So that starts its processes as it does elsewhere on Linux: those of the launcher's fork server
+    would import everything anew, and the script itself.
+    """
     multiprocessing.set_start_method(None, force=True)
     if multiprocessing.get_all_start_methods()[0] != "fork":  # from Python 3.14 on
         multiprocessing.set_start_method("fork", force=True)

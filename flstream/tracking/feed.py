@@ -1,11 +1,16 @@
-"""Feed of a tracker from a run's journal, event by event."""
+"""Feed of a tracker from a run's journal, event by event, and its samples of memory."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 
-from flstream.runs.round_record import PHASES
+import msgspec
+
+from flstream.runs.history import PHASES
 from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.event_log import WholeLines
 from flstream.telemetry.events import (
@@ -21,7 +26,7 @@ from flstream.telemetry.events import (
     SiteUpdate,
     decode_event,
 )
-from flstream.tracking.memory_peaks import MemoryPeaks, RoundPeaks
+from flstream.telemetry.memory import Sample
 from flstream.tracking.tracker import GLOBAL, TrackedRun, Tracker
 
 
@@ -40,7 +45,7 @@ class TrackerFeed:
     def __init__(self, job: str, run: RunDirectory, make: Callable[[TrackedRun], Tracker]) -> None:
         self._job, self._run, self._make = job, run, make
         self._journal = WholeLines(run.events)
-        self._peaks = MemoryPeaks(run.memory)
+        self._peaks = _MemoryPeaks(run.memory)
         self._tracker: Tracker | None = None
         self._idle: dict[str, int] = {}
         # Sites that were asked to train, and whose update is yet to come.
@@ -60,14 +65,14 @@ class TrackerFeed:
                 self._tracker = self._make(TrackedRun(self._job, self._run.path, event.time))
             self._apply(self._tracker, event)
         if self._tracker is not None:
-            self._add_peaks(self._tracker, self._peaks.take())
+            self._add_peaks(self._tracker)
             self._tracker.flush()
 
     def close(self) -> None:
         """Give the tracker all that is left, as the run is over, and close it."""
         self.catch_up()
         if self._tracker is not None:
-            self._add_peaks(self._tracker, self._peaks.take(is_over=True))
+            self._add_peaks(self._tracker, is_over=True)
             self._tracker.close()
 
     def _apply(self, tracker: Tracker, event: AnyEvent) -> None:
@@ -105,21 +110,88 @@ class TrackerFeed:
                     values[f"bytes/{PHASES[-1]}"] = float(event.down.bytes)
                 tracker.scalars(GLOBAL, event.round, values, event.time)
 
-    def _add_peaks(self, tracker: Tracker, rounds: Iterable[RoundPeaks]) -> None:
-        for peaks in rounds:
+    def _add_peaks(self, tracker: Tracker, *, is_over: bool = False) -> None:
+        for number, time, highest, total in self._peaks.take(is_over=is_over):
             points: dict[str, dict[str, float]] = {GLOBAL: {}}
-            for process, rss in peaks.rss.items():
+            for process, rss in highest.items():
                 idle = self._idle.get(process)
                 # Of the server alone, and of processes that do the work of sites, it is known.
                 if idle is not None and not process.startswith("worker-"):
                     source, name = (GLOBAL, "server_") if process == SERVER else (process, "")
                     over = float(max(rss - idle, 0))
                     points.setdefault(source, {})[f"memory/{name}over_idle"] = over
-            if peaks.total:
-                points[GLOBAL]["memory/all_processes"] = float(peaks.total)
+            if total:
+                points[GLOBAL]["memory/all_processes"] = float(total)
             for source, values in points.items():
                 if values:
-                    tracker.scalars(source, peaks.round, values, peaks.time)
+                    tracker.scalars(source, number, values, time)
+
+
+class _MemoryPeaks:
+    """Highest memory of processes in each round, from ``memory.jsonl`` as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines, self._decoder = WholeLines(path), msgspec.json.Decoder(Sample)
+        # Ends of rounds whose samples are not all read yet; None is of samples of no round.
+        self._ends: deque[tuple[int | None, float]] = deque()
+        self._rss: dict[str, int] = {}
+        # Of each node, which has ticks of its own: the highest sum of a tick, and the last tick.
+        self._totals: dict[str | None, int] = {}
+        self._ticks: dict[str | None, dict[str, int]] = {}
+        # Resident bytes that a process shares with others, as of its last reading of PSS.
+        self._shared: dict[str, int] = {}
+
+    def end_round(self, number: int | None, time: float) -> None:
+        self._ends.append((number, time))
+
+    def take(self, *, is_over: bool) -> Iterator[tuple[int, float, dict[str, int], int]]:
+        """Yield the rounds that have a later sample, or all once the run is over.
+
+        Each with the time of its end, the highest RSS of each process, and the highest sum of all,
+        which has shared pages once; 0 if it is not known.
+        """
+        if not self._ends:
+            return  # the samples may wait
+        for sample in self._new_samples():
+            while self._ends and sample.time > self._ends[0][1]:
+                yield from self._end()
+            self._add(sample)
+        while is_over and self._ends:
+            yield from self._end()
+
+    def _new_samples(self) -> Iterator[Sample]:
+        with suppress(FileNotFoundError):
+            for line in self._lines:
+                # A line that a crash has torn is followed by sound ones after a resume.
+                with suppress(ValueError, RecursionError):
+                    yield self._decoder.decode(line)
+
+    def _end(self) -> Iterator[tuple[int, float, dict[str, int], int]]:
+        number, time = self._ends.popleft()
+        for node in self._ticks:
+            self._add_tick(node)
+        if number is not None and self._rss:
+            yield number, time, self._rss, sum(self._totals.values())
+        self._rss, self._totals = {}, {}
+
+    def _add(self, sample: Sample) -> None:
+        name = sample.process
+        self._rss[name] = max(sample.rss, self._rss.get(name, 0))
+        own = sample.uss if sample.pss is None else sample.pss
+        if own is not None:
+            self._shared[name] = sample.rss - own
+        tick = self._ticks.setdefault(sample.node, {})
+        if name in tick:
+            self._add_tick(sample.node)
+        tick[name] = sample.rss
+
+    def _add_tick(self, node: str | None) -> None:
+        """Add up the samples of one tick of a node, if it is known of all what they share."""
+        tick = self._ticks[node]
+        if tick.keys() <= self._shared.keys():
+            sizes = (max(rss - self._shared[name], 0) for name, rss in tick.items())
+            self._totals[node] = max(self._totals.get(node, 0), sum(sizes))
+        tick.clear()
 
 
 def _named(prefix: str, metrics: Metrics) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """A site's own files, kept from training to training such that no crash leaves them half written.
 
 A training works on a copy of the version that the journal names, and leaves a version of its own:
-see :mod:`flstream.runs.state_versions` for what lies where.
+see :mod:`flstream.runs.site_states` for what lies where.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from flstream.errors import ClientError
 from flstream.model.descriptors import sync_directory
 from flstream.model.folder_content import folder_digest, remove_folder, sync_folder
-from flstream.runs.state_versions import StateFolder, StateVersion, is_folder
+from flstream.runs.site_states import StateFolder, StateVersion, is_folder
 from flstream.text import error_text, printable_path
 
 
@@ -121,7 +121,8 @@ class SiteState:
             raise ClientError(self._failure)
 
     def _make(self) -> str:
-        working = self._versions.working_path("effect" if self._kept else "evaluate", self._effect)
+        purpose = "effect" if self._kept else "evaluate"
+        working = f"{self._versions.path}/{purpose}-{self._effect:04d}.tmp"
         try:
             self._lay_out(working)
         except ClientError as error:
@@ -143,7 +144,7 @@ class SiteState:
             if base is None:
                 os.mkdir(working)
             else:
-                flaw = self._versions.copy(base, working)
+                flaw = self._versions.flaw(base, copy_to=working)
         except OSError as error:
             raise ClientError(
                 f"the state of {self._site} cannot be laid out for effect {self._effect}: "

@@ -149,7 +149,7 @@ def test_a_worker_that_cannot_be_forked_is_lost_and_its_sockets_are_closed(host,
             engine.start("worker-1")
     assert len(os.listdir("/proc/self/fd")) == before
     worker = engine.start("worker-1")  # as it takes no sockets, it fails at once
-    assert started == {"worker-1": worker.process.pid}
+    assert started == {"worker-1": worker.pid}
     # When a worker ends, its sockets do: nobody else holds on to them.
     assert worker.exit_code(SECONDS) == 1
     assert worker.ends.control.recv(1) == b""

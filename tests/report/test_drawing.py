@@ -17,7 +17,7 @@ from flstream.report.drawing import (
 )
 from flstream.report.run_charts import seconds_chart
 from flstream.report.run_record import read_run
-from flstream.runs.round_record import PHASES
+from flstream.runs.history import PHASES
 
 NUMBERS = st.floats(-1e12, 1e12) | st.sampled_from([math.nan, math.inf])
 

@@ -16,6 +16,7 @@ from journal_support import (
     flip,
     fold_record,
     model,
+    optimizer_state,
     train_record,
 )
 
@@ -27,7 +28,7 @@ from flstream.runs.job_match import render_files
 from flstream.runs.journal import read_history
 from flstream.runs.resume import final_summary, plan_resume, take_up
 from flstream.runs.run_directory import RunDirectory
-from flstream.runs.state_versions import StateVersion
+from flstream.runs.site_states import StateVersion
 from flstream.runs.summary import Summary, summarize
 from flstream.telemetry.event_log import EventLog, await_writer
 from flstream.telemetry.events import (
@@ -253,7 +254,7 @@ def test_a_damaged_model_or_optimizer_state_is_refused_and_an_earlier_round_name
     assert (point.round, point.effect) == (2, EffectScript(5, 1).last_effect(2))
     assert [number for number, _ in scores(run, point)] == [1, 2]
     assert summarize(take_up(a_job(5), run, point)).rounds_completed == 1  # it ends with the next
-    sides = [run.optimizer_state(number).name for number in (1, 2)]
+    sides = [optimizer_state(run, number).name for number in (1, 2)]
     assert there(run) == sorted([*(run.checkpoint(n).name for n in (0, 1, 2)), *sides])
 
 
@@ -285,8 +286,8 @@ def test_rounds_are_not_thrown_away_when_nothing_is_left_to_go_on_from(tmp_path,
     elif lost == "the optimizer's state":  # as where only the last checkpoint is kept
         for number in (0, 1, 2):
             run.checkpoint(number).unlink()
-        flip(run.optimizer_state(3))
-        words = str(run.optimizer_state(3))
+        flip(optimizer_state(run, 3))
+        words = str(optimizer_state(run, 3))
     else:
         run.events.unlink()
         write_job(run, a_job(5))

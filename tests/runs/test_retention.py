@@ -5,8 +5,9 @@ import os
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from journal_support import optimizer_state
 
-from flstream.runs.retention import Retention, stored_rounds
+from flstream.runs.retention import Retention
 from flstream.runs.run_directory import RunDirectory
 
 
@@ -19,7 +20,7 @@ def fill(run, *rounds, states=()):
     for number in rounds:
         run.checkpoint(number).write_text("model")
     for number in states:
-        run.optimizer_state(number).write_text("state")
+        optimizer_state(run, number).write_text("state")
 
 
 def there(run):
@@ -28,7 +29,7 @@ def there(run):
 
 def names(run, *rounds, states=()):
     paths = [run.checkpoint(number) for number in rounds]
-    return sorted(path.name for path in [*paths, *(run.optimizer_state(n) for n in states)])
+    return sorted(path.name for path in [*paths, *(optimizer_state(run, n) for n in states)])
 
 
 @given(number=st.integers(0, 40), last=st.integers(0, 40), keep=st.integers(1, 40))
@@ -42,7 +43,7 @@ def test_a_round_has_a_model_under_whichever_name(run):
     fill(run, 0, 2, states=(3,))
     run.step_checkpoint(1, 0).write_text("model")
     run.step_checkpoint(2, 1).write_text("model")
-    assert stored_rounds(run) == {0, 1, 2}
+    assert run.stored_rounds == {0, 1, 2}
 
 
 STRANGE = [
@@ -62,8 +63,8 @@ def test_files_of_other_names_links_and_folders_stay_and_what_they_lead_to(run, 
     run.checkpoint(1).mkdir()
     fill(run, 2, 3, 4)
     run.publish(run.checkpoint(3), run.final_model)
-    run.optimizer_state(2).symlink_to(outside)
-    going = [run.optimizer_state(2), *map(run.checkpoint, range(4))]
+    optimizer_state(run, 2).symlink_to(outside)
+    going = [optimizer_state(run, 2), *map(run.checkpoint, range(4))]
     assert Retention(run, 1).remove(going) == (True, [])
     assert outside.read_text() == "mine"
     assert run.final_model.read_text() == "model"
@@ -85,7 +86,7 @@ def test_a_folder_that_is_a_link_is_not_entered(run, tmp_path):
 
 def test_a_file_that_cannot_be_removed_is_warned_of_once_and_keeps_those_after_it(run, monkeypatch):
     fill(run, 0, 1, states=(0,))
-    retention, going = Retention(run, 1), [run.optimizer_state(0), run.checkpoint(0)]
+    retention, going = Retention(run, 1), [optimizer_state(run, 0), run.checkpoint(0)]
 
     def refuse(name, *, dir_fd):
         raise PermissionError(1, "Operation not permitted")

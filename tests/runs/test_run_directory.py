@@ -123,8 +123,9 @@ def test_the_name_of_a_models_file_says_what_it_is(file):
 
 def test_files_of_a_model_have_the_names_that_scripts_rely_on(tmp_path):
     run = RunDirectory(tmp_path)
-    names = [run.checkpoint(3), run.step_checkpoint(3, 1), run.optimizer_state(3)]
-    names += [run.optimizer_state(3, 1), body_file(run.step_checkpoint(12345, 100), OPTIMIZER)]
+    models = [run.checkpoint(3), run.step_checkpoint(3, 1)]
+    beside = [*models, run.step_checkpoint(12345, 100)]
+    names = [*models, *(body_file(model, OPTIMIZER) for model in beside)]
     assert [path.name for path in names] == [
         "round-0003.safetensors",
         "round-0003.step-01.safetensors",

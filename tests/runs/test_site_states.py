@@ -10,8 +10,13 @@ import pytest
 
 from flstream.errors import ResumeRefusedError, SimulationError
 from flstream.runs.run_directory import RunDirectory
-from flstream.runs.site_states import check_states, discard_site_state_after, state_bytes
-from flstream.runs.state_versions import StateFolder, StateVersion
+from flstream.runs.site_states import (
+    StateFolder,
+    StateVersion,
+    check_states,
+    discard_site_state_after,
+    state_bytes,
+)
 from flstream.worker.state import SiteState
 
 

@@ -23,7 +23,6 @@ from flstream.telemetry.events import (
     encode_lines,
 )
 from flstream.tracking.feed import TrackerFeed
-from flstream.tracking.memory_peaks import MemoryPeaks
 from flstream.tracking.tracker import TrackedRun
 
 BEGAN = 1_700_000_000.0
@@ -201,7 +200,7 @@ def test_memory_of_what_is_void_belongs_to_no_round(fed):
     assert fed.tracker.values("global", "memory/server_over_idle") == [(1, 1.0 * MIB)]
 
 
-def test_the_total_of_memory_is_the_sum_of_each_nodes_highest_tick(tmp_path):
+def test_the_total_of_memory_is_the_sum_of_each_nodes_highest_tick(fed):
     # A second of a node's samples comes at once, between those of this machine.
     samples = [
         {"time": 1.0, "process": "server", "rss": 5, "uss": 5, "pss": 5},
@@ -214,10 +213,9 @@ def test_the_total_of_memory_is_the_sum_of_each_nodes_highest_tick(tmp_path):
         {"time": 1.2, "process": "site-3", "rss": 100, "uss": 100, "pss": 100, "node": "b"},
         {"time": 1.3, "process": "server", "rss": 6},
     ]
-    path = tmp_path / "memory.jsonl"
-    path.write_text("".join(json.dumps(each) + "\n" for each in samples))
-    peaks = MemoryPeaks(path)
-    peaks.end_round(1, 2.0)
-    (found,) = peaks.take(is_over=True)
-    assert found.total == 7 + (30 + 30) + 100
-    assert found.rss == {"server": 7, "site-1": 30, "site-2": 30, "site-3": 100}
+    lines = (json.dumps({**each, "time": BEGAN + each["time"]}) for each in samples)
+    fed.run.memory.write_text("".join(f"{line}\n" for line in lines))
+    fed.write(*started(), folded(1), finished(1, time=2.0))
+    fed.feed.close()
+    total = 7 + (30 + 30) + 100
+    assert fed.tracker.values("global", "memory/all_processes") == [(1, float(total))]

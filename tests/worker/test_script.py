@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flstream.runs.state_versions import StateFolder
+from flstream.runs.site_states import StateFolder
 from flstream.worker.messages import Answered, Failed, Logged, Ready
 
 ADDS = """

@@ -11,7 +11,7 @@ import pytest
 
 from flstream.errors import ClientError
 from flstream.model.folder_content import folder_digest
-from flstream.runs.state_versions import StateFolder, StateVersion
+from flstream.runs.site_states import StateFolder, StateVersion
 from flstream.worker.state import SiteState
 
 

@@ -11,7 +11,7 @@ from flstream.report.text import (
     pieces,
     privacy_words,
 )
-from flstream.runs.round_record import PHASES
+from flstream.runs.history import PHASES
 from flstream.telemetry import events
 from flstream.telemetry.memory import MemorySampler
 from flstream.text import MOST_ON_A_LINE, MOST_QUOTED, printable, quotable, shortened
