@@ -12,7 +12,7 @@ from flstream.model.memory import BufferSource
 from flstream.model.source import Source
 from flstream.streaming.coding import DecoderFor
 from flstream.streaming.download import RemoteSource
-from flstream.streaming.receiver import Exchange, Receiver
+from flstream.streaming.receiver import Receiver
 from flstream.streaming.settings import StreamSettings
 from flstream.telemetry.events import Transfer
 
@@ -114,4 +114,5 @@ class RemoteBody:
             self._remotes[-1].close(failure)
         else:
             # It was folded elsewhere, so not even its layout is asked for: a small body would come.
-            Exchange(self._receiver, self._token, self._settings).close(failure)
+            with self._receiver.turn(self._token, self._settings):
+                self._receiver.settle(failure)

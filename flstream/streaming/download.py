@@ -33,7 +33,7 @@ from flstream.model.source import OnRange, Scratch, Sink, Source, views_of
 from flstream.streaming import wire
 from flstream.streaming.coding import HEAD, DecoderFor
 from flstream.streaming.direct import FileReader, MemoryReader
-from flstream.streaming.receiver import BROKEN, Exchange, Receiver
+from flstream.streaming.receiver import BROKEN, Receiver
 from flstream.streaming.settings import DEFAULT_LIMITS, Limits, StreamSettings
 from flstream.streaming.wire import Range
 from flstream.telemetry.events import Transfer
@@ -57,13 +57,13 @@ Place = Callable[[int, int], Sequence[memoryview]]
 SinkT = TypeVar("SinkT", bound=Sink)
 
 
-class RemoteSource(Exchange):
+class RemoteSource:
     """A ref offered by a receiver's peer.
 
     It is read once: from front to back with :meth:`read`, or in the order in which the frames come
     with :meth:`deliver`. The channel holds the sender back, so this side needs memory for one frame
     at most. A frame that is damaged is fetched again, and no other; after a connection that broke,
-    what is missing is.
+    what is missing is. The receiver has its turn until it is closed, left or let go of.
 
     Args:
         receiver: Receiving side of the channel.
@@ -83,9 +83,11 @@ class RemoteSource(Exchange):
         is_kept: As given.
 
     Raises:
-        StreamingError: The sender refused, fell silent, or is gone.
+        StreamingError: The sender refused, fell silent, or is gone, or another download has its
+            turn for too long.
     """
 
+    _has_turn = False
     _reader: FileReader | MemoryReader | None = None
 
     def __init__(
@@ -100,7 +102,11 @@ class RemoteSource(Exchange):
         decoder_for: DecoderFor | None = None,
         is_kept: bool = False,
     ) -> None:
+        self.peer = receiver.peer
         self.is_kept = is_kept
+        self._receiver = receiver
+        self._token = token
+        self._settings = settings
         self._size = settings.chunk_size
         self._began = time.monotonic()
         self._ended: float | None = None
@@ -116,7 +122,8 @@ class RemoteSource(Exchange):
         self._due: deque[Range] = deque()
         self._asked_for = 0
         self._damaged: list[Range] = []
-        super().__init__(receiver, token, settings, abort)
+        receiver.begin(token, settings, abort)
+        self._has_turn = True
         try:
             is_direct = receiver.channel.direct and settings.direct and bool(self._size)
             most = MOST_EAGER_BYTES if self._size and eager and not digests else 0
@@ -127,10 +134,10 @@ class RemoteSource(Exchange):
             raise
 
     def _open(self, receiver: Receiver, most: int, digests: bool, is_direct: bool) -> None:
-        number = self.fetching = receiver.next_number()
-        request = wire.Open(self.token, number, most, self._size, digests, is_direct)
-        opened = self._opened = self.ask(request, wire.Opened)
-        self.was_lost = False  # of a connection that broke: the answer came on another
+        number = receiver.fetching = receiver.next_number()
+        request = wire.Open(self._token, number, most, self._size, digests, is_direct)
+        opened = self._opened = receiver.ask(request, wire.Opened)
+        receiver.was_lost = False  # of a connection that broke: the answer came on another
         self.layout = layout_of_header(opened.layout, self.peer, receiver.limits)
         if (names := names_in_order(self.layout, opened.order)) is None:
             raise ProtocolError(f"{self.peer} lists {len(self.layout.names)} tensors in no order")
@@ -139,7 +146,7 @@ class RemoteSource(Exchange):
             raise ProtocolError(f"{self.peer} sends chunks of {opened.chunk_size} bytes, not of 16")
         self._size = min(self._size, opened.chunk_size or self._size)
         nbytes = self.layout.nbytes
-        self._most_useless += nbytes  # it may be sent twice
+        receiver.most_useless += nbytes  # it may be sent twice
         match opened.place if is_direct else None:
             case wire.InFile(offset):
                 fd = receiver.channel.take_descriptor()
@@ -150,10 +157,9 @@ class RemoteSource(Exchange):
                 self._reader = MemoryReader(receiver.channel.peer_pid, spans, nbytes)
         if self._reader is None and 0 < nbytes <= most:
             self._due.append((0, nbytes))
-            self._asked_for = 1
-            self._requests += 1
+            self._asked_for = self._requests = 1
         else:
-            self.fetching = 0
+            receiver.fetching = 0
 
     @property
     def cost(self) -> Transfer:
@@ -223,38 +229,36 @@ class RemoteSource(Exchange):
         if self._reader is not None and self._read_directly(start, [into]):
             self._cursor = stop
         while self._cursor < stop:
-            room = into[self._cursor - start :]
-            if not self._rest:
-                self._read_frame(room)
-            else:
-                count = min(len(room), len(self._rest))
-                room[:count], self._rest = self._rest[:count], self._rest[count:]
-                self._cursor += count
+            self._cursor += self._fill(into[self._cursor - start :])
 
-    def _read_frame(self, into: memoryview) -> None:
-        """Receive the next frame: in place if there is room for all of it, else beside."""
+    def _fill(self, room: memoryview) -> int:
+        """Fill the beginning of a view with the next bytes; return how many there were."""
         cursor = self._cursor
         for first, last in self._have:
-            if first <= cursor < last and self._at_hand is not None:
-                self._cursor = min(last, cursor + len(into))
-                self._at_hand.read(cursor, self._cursor, into[: self._cursor - cursor])
-                return
-        if not self._due:
-            self._request(self._missing_from(cursor))
-        target = into
+            if first <= cursor < last and self._at_hand is not None and not self._rest:
+                count = min(last - cursor, len(room))
+                self._at_hand.read(cursor, cursor + count, room[:count])
+                return count
+        if not self._rest:
+            if not self._due:
+                self._request(self._missing_from(cursor))
+            beside = memoryview(b"")
 
-        def place(start: int, stop: int) -> list[memoryview]:
-            nonlocal target
-            length = stop - start
-            target = into[:length] if length <= len(into) else memoryview(bytearray(length))
-            return [target]
+            def place(start: int, stop: int) -> list[memoryview]:
+                nonlocal beside
+                if stop - start <= len(room):
+                    return [room[: stop - start]]
+                beside = memoryview(bytearray(stop - start))
+                return [beside]
 
-        frame = self._take(place, in_order=True)
-        assert frame is not None
-        if len(target) <= len(into):
-            self._cursor = frame[1]
-        else:
-            self._rest = target
+            frame = self._take(place, in_order=True)
+            assert frame is not None
+            if not beside:
+                return frame[1] - cursor
+            self._rest = beside
+        count = min(len(room), len(self._rest))
+        room[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
 
     def deliver(
         self, sink: Sink, on_range: OnRange | None, wanted: Sequence[Range] | None = None
@@ -294,7 +298,7 @@ class RemoteSource(Exchange):
     def _read_directly(self, start: int, into: Sequence[memoryview]) -> bool:
         """Read bytes without the sender; return False if that is not to be, from here on."""
         assert self._reader is not None
-        self._channel.expect_on(*self._aborts)
+        self._receiver.expect_on()
         try:
             self._reader.read(start, into)
         except OSError:  # the kernel does not allow it, or the sender is gone: frames will tell
@@ -323,34 +327,36 @@ class RemoteSource(Exchange):
         self._asked_for = len(wanted)
         if not wanted:
             return
-        number = self.fetching = self.next_number()
-        self.was_lost = False
+        receiver = self._receiver
+        number = receiver.fetching = receiver.next_number()
+        receiver.was_lost = False
         self._requests += 1
-        base = "" if decoder is None else decoder.base
-        is_encoded = decoder is not None
+        how = self._size, decoder is not None, "" if decoder is None else decoder.base
         try:
-            self.send(wire.Fetch(self.token, number, list(wanted), self._size, is_encoded, base))
+            receiver.request(wire.Fetch(self._token, number, list(wanted), *how))
         except BROKEN as error:
-            self.recover(error)
+            receiver.recover(error)
 
     def _take(self, place: Place, *, in_order: bool = False) -> Range | None:
         """Receive the next sound frame to its place; return its range, None once all is there."""
+        receiver = self._receiver
         while self._due or self._damaged:
             try:
-                if self.was_lost or not self._asked_for:
+                if receiver.was_lost or not self._asked_for:
                     # Nothing more will come of earlier requests.
-                    self._repairs += self.was_lost or bool(self._damaged)
+                    self._repairs += receiver.was_lost or bool(self._damaged)
                     self._request(wire.merged([*self._damaged, *self._due]))
-                    continue
-                header = self.header()
-                if header.kind == wire.MESSAGE:
-                    self.message(header)
-                    continue
-                if header.number != self.fetching:
-                    self.count_useless(header.length)  # of a request that was given up
                     continue
                 start, last = self._due[0]
                 stop = min(start + self._size, last) if self._size else last
+                receiver.awaited = self.layout, start
+                header = receiver.header()
+                if header.kind == wire.MESSAGE:
+                    receiver.message(header)
+                    continue
+                if header.number != receiver.fetching:
+                    receiver.count_useless(header.length)  # of a request that was given up
+                    continue
                 if header.start != start:
                     raise BrokenStreamError(
                         f"{self.peer} sent bytes from {header.start} on, where those from {start} "
@@ -360,28 +366,29 @@ class RemoteSource(Exchange):
                 if header.kind == wire.ENCODED:
                     is_sound = self._decode(header, views, stop)
                 elif header.length == stop - start:
-                    is_sound = self._packets.payload(views, self.wait)
+                    is_sound = receiver.packets.payload(views, receiver.wait)
                 else:
                     raise BrokenStreamError(
                         f"{self.peer} sent {header.length} bytes for a frame of {stop - start}"
                     )
             except BROKEN as error:
-                self.recover(error)
+                receiver.recover(error)
                 continue
             if stop < last:
                 self._due[0] = stop, last
             else:
                 self._due.popleft()
                 self._asked_for -= 1
-            if is_sound:
-                self.of_use()
-                self._bytes += header.length
-                self._chunks += 1
-                if not (self._due or self._damaged):
-                    self.fetching = 0
-                return start, stop
-            self._count_damage(start, stop)
-            self.was_lost |= in_order
+            if not is_sound:
+                self._count_damage(start, stop)
+                receiver.was_lost |= in_order
+                continue
+            receiver.of_use()
+            self._bytes += header.length
+            self._chunks += 1
+            if not (self._due or self._damaged):
+                receiver.fetching, receiver.awaited = 0, None
+            return start, stop
         return None
 
     def _decode(self, header: wire.Header, views: Sequence[memoryview], stop: int) -> bool:
@@ -389,7 +396,7 @@ class RemoteSource(Exchange):
         if self._decoder is None or not HEAD.size <= header.length < stop - header.start:
             raise BrokenStreamError(f"{self.peer} sent an encoded frame unasked")
         payload = memoryview(bytearray(header.length))
-        if not self._packets.payload([payload], self.wait):
+        if not self._receiver.packets.payload([payload], self._receiver.wait):
             return False
         digest, has_base = HEAD.unpack_from(payload)
         out = views[0] if len(views) == 1 else memoryview(bytearray(stop - header.start))
@@ -401,7 +408,7 @@ class RemoteSource(Exchange):
             is_sound = False
         if not is_sound:  # it came as it was sent: the sides have other models or codecs
             self._decoder = None
-            self.was_lost = True  # what follows is not asked for encoded
+            self._receiver.was_lost = True  # what follows is not asked for encoded
             return False
         if len(views) > 1:
             scatter([out], views)
@@ -420,14 +427,6 @@ class RemoteSource(Exchange):
                 "matched their digest; the sender's memory, or what it offers, is being changed"
             )
 
-    def awaited(self) -> str:
-        """Describe the answer, or the first bytes, that have not come."""
-        missing = [*self._damaged, *self._due]
-        if self._asked or not missing:
-            return super().awaited()
-        start = missing[0][0]
-        return f"the bytes from {start} on (tensor {self.layout.name_at(start)!r})"
-
     # The end.
 
     def confirm(self) -> None:
@@ -437,7 +436,7 @@ class RemoteSource(Exchange):
             RefusedError: It is not, or was.
             StreamingError: The sender is gone.
         """
-        self.ask(wire.Ping(self.token, self.next_number()), wire.Pong)
+        self._receiver.ask(wire.Ping(self._token, self._receiver.next_number()), wire.Pong)
 
     def close(self, failure: str = "") -> None:
         """Tell the sender that this receiver is done, and stop counting the seconds.
@@ -451,22 +450,34 @@ class RemoteSource(Exchange):
                 unless they were read directly.
         """
         self._ended = time.monotonic()
-        super().close(failure)
+        if not self._has_turn:
+            self._receiver.begin(self._token, self._settings)
+            self._has_turn = True
+        try:
+            self._receiver.settle(failure)
+        finally:
+            self.leave()
 
     def leave(self) -> None:
         """Take nothing more of what comes, so that the ref can be fetched again."""
         self._reader = None
-        super().leave()
+        if self._has_turn:
+            self._has_turn = False
+            self._receiver.end()
+
+    def __del__(self) -> None:
+        self.leave()  # of a source that was let go of
 
     def fail(self, error: BaseException) -> None:
         """Tell the sender that the download has failed, unless the ref stays on offer."""
-        if self.is_kept:
-            self.leave()
-            return
         is_ours = isinstance(error, FlstreamError)  # and not of a function of the user's
         reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
-        with suppress(StreamingError):
-            self.give_up(quotable(reason))
+        try:
+            if self._has_turn and not self.is_kept:
+                with suppress(StreamingError):
+                    self._receiver.give_up(quotable(reason))
+        finally:
+            self.leave()
 
 
 def _commit(sink: Sink, on_range: OnRange | None, start: int, stop: int) -> None:

@@ -6,8 +6,8 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Self, TypeVar
 
 from flstream.errors import (
@@ -18,6 +18,7 @@ from flstream.errors import (
     RefusedError,
     StreamingError,
 )
+from flstream.model.layout import Layout
 from flstream.streaming import wire
 from flstream.streaming.settings import DEFAULT_LIMITS, Limits, StreamSettings
 from flstream.text import quotable
@@ -55,14 +56,21 @@ ReplyT = TypeVar("ReplyT", wire.Opened, wire.Found, wire.Pong, wire.Closed)
 class Receiver:
     """The receiving end of a channel, with a download service at the other end.
 
-    It carries one download at a time. Threads may share it: each waits for its turn.
+    It carries one download at a time. Threads may share it: each waits for its turn, which is from
+    :meth:`begin` to :meth:`end`.
 
     Attributes:
         peer: Name of the sender.
         limits: What the sender may cause.
         abort: Signal that cancels every download.
         channel: The present connection.
-        packets: What arrives on it.
+        packets: What arrives on the connection that the download reads.
+        fetching: Number of the request that frames are to come for; 0 for none.
+        was_lost: Whether what was asked for is not to come: the connection broke since, or the
+            sender says that it has sent all.
+        awaited: Layout of the body whose frames are to come, and the offset of the next one; None
+            for none.
+        most_useless: Bytes of no use that the sender may send during the download.
 
     Args:
         channel: Channel that carries the packets.
@@ -103,27 +111,197 @@ class Receiver:
 
     def _adopt(self, channel: Channel) -> None:
         self.channel = channel
-        self.packets = wire.PacketReader(channel, self.peer)
+        self._arriving = wire.PacketReader(channel, self.peer)
         self._greeting = self._hello
 
-    def begin(self, seconds: float) -> None:
-        """Wait for the turn of a download."""
+    # The turn of a download.
+
+    def begin(
+        self, token: bytes, settings: StreamSettings, abort: AbortSignal | None = None
+    ) -> None:
+        """Wait for the turn of a download of a ref, which the abort may end beside that of all.
+
+        Raises:
+            RefusedError: The thread has a turn already.
+            DeadlineError: Another download is under way for too long.
+        """
         if self._whose == threading.get_ident():
             raise RefusedError(
                 f"another download from {self.peer} is under way on this connection, which carries "
                 "one at a time; end it first"
             )
-        if not self._turn.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+        if not self._turn.acquire(timeout=min(settings.request_timeout, threading.TIMEOUT_MAX)):
             raise DeadlineError(
                 f"another download from {self.peer} is under way, and a connection carries one at "
                 "a time; let it end, or connect a second time"
             )
         self._whose = threading.get_ident()
+        self._token, self._settings = token, settings
+        self._aborts = [signal for signal in (self.abort, abort) if signal is not None]
+        self._timeout = settings.request_timeout
+        self._deadline = Deadline(self._timeout)
+        self._asked: wire.Request | None = None
+        self._ping = self.fetching = 0
+        self.was_lost = self._is_failing = False
+        self.awaited: tuple[Layout, int] | None = None
+        self._useless, self.most_useless = 0, _MOST_REPEATED
+        self.packets = self._arriving
 
     def end(self) -> None:
         """Give the turn to the next download."""
         self._whose = None
         self._turn.release()
+
+    @contextmanager
+    def turn(
+        self, token: bytes, settings: StreamSettings, abort: AbortSignal | None = None
+    ) -> Iterator[None]:
+        """Have the turn of a download: see :meth:`begin`."""
+        self.begin(token, settings, abort)
+        try:
+            yield
+        finally:
+            self.end()
+
+    def settle(self, failure: str = "") -> None:
+        """Tell the sender that this receiver is done with the ref, or why it is of no use.
+
+        Raises:
+            RefusedError: The sender does not agree that it succeeded: what it offered was changed
+                meanwhile, or it gave this receiver up.
+            StreamingError: The sender cannot be told.
+        """
+        how = self._settings
+        # The answer may take as little time as that to a ping.
+        self._timeout = min(max(_CLOSE_SECONDS, how.ping_timeout), how.request_timeout)
+        self.ask(wire.Close(self._token, self.next_number(), not failure, failure), wire.Closed)
+
+    def give_up(self, failure: str) -> None:
+        """Tell the sender that a download has failed, over no new connection."""
+        # Neither does a signal end it. What is on its way is skipped, up to the answer: in a frame,
+        # the sender looks at nothing.
+        self._aborts, self._is_failing = [], True
+        self._useless, self.most_useless = 0, _MOST_SKIPPED
+        if self.packets.left <= _MOST_SKIPPED:
+            self.settle(failure)
+        else:
+            self._deadline = Deadline(_CLOSE_SECONDS)
+            self.request(wire.Close(self._token, self.next_number(), False, failure))
+
+    def ask(self, request: wire.Request, answer: type[ReplyT]) -> ReplyT:
+        """Send a request, and wait for its answer; again, if either is lost."""
+        self._asked, self._deadline = request, Deadline(self._timeout)
+        try:
+            while True:
+                try:
+                    self.request(request)
+                    self.was_lost = False
+                    while not self.was_lost:
+                        header = self.header()
+                        if header.kind != wire.MESSAGE:
+                            self.count_useless(header.length)
+                            continue
+                        reply = self.message(header)
+                        if isinstance(reply, answer) and reply.number == request.number:
+                            self._failing_since, self._attempts = None, 0
+                            return reply
+                except BROKEN as error:
+                    self.recover(error)
+        finally:
+            self._asked = None
+
+    def request(self, message: wire.Request) -> None:
+        """Send a request, about which earlier questions say nothing."""
+        self._ping = 0
+        self.send(message, self._deadline)
+
+    def recover(self, error: StreamingError) -> None:
+        """Go on over a new connection, or raise the error if there is none to be had."""
+        if self._is_failing:
+            raise error
+        self._reconnect(self.packets.channel, error, self._deadline.left or 0.0, self._aborts)
+        self.packets = self._arriving
+        self._ping, self.was_lost = 0, True
+
+    def expect_on(self) -> None:
+        """Look at the signals that end the download."""
+        self.packets.channel.expect_on(*self._aborts)
+
+    def header(self) -> wire.Header:
+        """Wait for the next packet, and return its header; its payload is to be read next."""
+        self.expect_on()
+        header = self.packets.header(self.wait)
+        if not self.packets.has_greeted:
+            is_short = header.kind == wire.MESSAGE and header.length <= wire.MAX_REQUEST_BYTES
+            hello = self.message(header) if is_short else None
+            if not isinstance(hello, wire.Hello):
+                raise BrokenStreamError(f"{self.peer} did not greet")
+            wire.expect_version(hello.version, self.peer)
+            self.packets.has_greeted = True
+            header = self.packets.header(self.wait)
+        return header
+
+    def message(self, header: wire.Header) -> wire.Reply | wire.Hello | None:
+        """Read and return the message behind a header; None if it refuses an earlier request."""
+        payload = self.packets.message(header, self.limits.layout_bytes + _BESIDE_LAYOUT, self.wait)
+        self.count_useless(header.length)
+        reply = wire.decode(wire.REPLIES, payload, self.peer)
+        request = 0 if self._asked is None else self._asked.number
+        if isinstance(reply, wire.Refused):
+            if reply.number in (self.fetching, self._ping, request):
+                raise RefusedError(f"{self.peer} refused: {quotable(reply.reason)}")
+            return None
+        if isinstance(reply, wire.Pong) and reply.number == self._ping:
+            self._ping = 0
+            # Whatever was sent before this answer has been read by now.
+            self.was_lost = reply.answering != (request or self.fetching)
+        return reply
+
+    def count_useless(self, length: int) -> None:
+        """Count a packet that brings no chunk, and refuse a sender that keeps sending them."""
+        self._useless += _PACKET_COST + length
+        if self._useless > self.most_useless:
+            raise ProtocolError(f"{self.peer} repeats itself: {self._useless} bytes to no use")
+
+    def of_use(self) -> None:
+        """Note that a chunk has come: the connection is sound, and the next one has its time."""
+        self._failing_since, self._attempts = None, 0
+        self._deadline = Deadline(self._timeout)
+
+    def wait(self) -> None:
+        """Wait for bytes, and find out whether the sender lives if there are none."""
+        how, quiet = self._settings, 0.0
+        while True:
+            limit = how.ping_timeout if self._ping else how.ping_after
+            began = time.monotonic()
+            if self.packets.channel.wait(self._deadline, *self._aborts, most=limit - quiet):
+                return
+            quiet += time.monotonic() - began
+            if (self._deadline.left or 0.0) <= 0:
+                raise DeadlineError(
+                    f"{self.peer} did not send {self._due()} within {self._timeout:g} s; "
+                    "it may hang, or be slower than (streaming_)per_request_timeout allows"
+                )
+            if quiet < limit:
+                continue
+            if self._ping:
+                raise ChannelClosedError(
+                    f"{self.peer} did not answer within {limit:g} s whether it lives; its process "
+                    "hangs, or the network does"
+                )
+            self._ping, quiet = self.next_number(), 0.0
+            self.send(wire.Ping(self._token, self._ping), self._deadline)
+
+    def _due(self) -> str:
+        """Describe what has not come."""
+        if self._asked is not None:
+            return f"an answer to {type(self._asked).__name__}"
+        if self.awaited is None:
+            return "anything"
+        layout, start = self.awaited
+        return f"the bytes from {start} on (tensor {layout.name_at(start)!r})"
+
+    # The connection.
 
     def next_number(self) -> int:
         """Return a new number for a request: from 1 up, and after the largest one from 1 again."""
@@ -144,16 +322,8 @@ class Receiver:
                 raise
             self._greeting = b""
 
-    def of_use(self) -> None:
-        """Note that something of use has come, so that the connection is sound."""
-        self._failing_since, self._attempts = None, 0
-
-    def reconnect(
-        self,
-        lost: Channel,
-        error: StreamingError,
-        seconds: float,
-        aborts: Sequence[AbortSignal] = (),
+    def _reconnect(
+        self, lost: Channel, error: StreamingError, seconds: float, aborts: list[AbortSignal]
     ) -> None:
         """Connect again, within `seconds`, in the place of a connection that broke."""
         with self._sending:
@@ -206,205 +376,5 @@ def _beat(receiver: weakref.ref[Receiver], closed: threading.Event) -> None:
             held.send(beat, Deadline(BEAT_SECONDS))
         except StreamingError as error:
             with suppress(StreamingError):  # the next beat tries again
-                held.reconnect(channel, error, BEAT_SECONDS)
+                held._reconnect(channel, error, BEAT_SECONDS, [])
         del held, channel
-
-
-class Exchange:
-    """The messages about one ref, and the time that this side waits for them.
-
-    Args:
-        receiver: Receiving side of the channel.
-        token: Token of the ref.
-        settings: Sizes and timeouts.
-        abort: Signal that ends the exchange, beside that of the receiver.
-
-    Attributes:
-        token: As given.
-        peer: Name of the sender.
-        was_lost: Whether what was asked for is not to come: the connection broke since, or the
-            sender says that it has sent all.
-        fetching: Number of the request that frames are to come for; 0 for none.
-
-    Raises:
-        DeadlineError: Another download is under way.
-    """
-
-    _is_over = True
-
-    def __init__(
-        self,
-        receiver: Receiver,
-        token: bytes,
-        settings: StreamSettings,
-        abort: AbortSignal | None = None,
-    ) -> None:
-        self.token = token
-        self.peer = receiver.peer
-        self.was_lost = False
-        self.fetching = 0
-        self._receiver = receiver
-        self._settings = settings
-        self._aborts = [signal for signal in (receiver.abort, abort) if signal is not None]
-        self._timeout = settings.request_timeout
-        self._deadline = Deadline(self._timeout)
-        self._asked: wire.Request | None = None
-        self._ping = 0
-        self._is_failing = False
-        self._useless, self._most_useless = 0, _MOST_REPEATED
-        receiver.begin(settings.request_timeout)
-        self._is_over = False
-        self._channel, self._packets = receiver.channel, receiver.packets
-
-    def leave(self) -> None:
-        """Read nothing more for it, so that another download has its turn."""
-        if not self._is_over:
-            self._is_over = True
-            self._receiver.end()
-
-    def __del__(self) -> None:
-        self.leave()  # of a source that was let go of
-
-    def close(self, failure: str = "") -> None:
-        """Tell the sender that this receiver is done with the ref, and end.
-
-        Args:
-            failure: Reason for which it is of no use; empty if it was used.
-
-        Raises:
-            RefusedError: The sender does not agree that it succeeded: what it offered was changed
-                meanwhile, or it gave this receiver up.
-            StreamingError: The sender cannot be told.
-        """
-        how = self._settings
-        # The answer may take as little time as that to a ping.
-        self._timeout = min(max(_CLOSE_SECONDS, how.ping_timeout), how.request_timeout)
-        try:
-            self.ask(wire.Close(self.token, self.next_number(), not failure, failure), wire.Closed)
-        finally:
-            self.leave()
-
-    def give_up(self, failure: str) -> None:
-        """Tell the sender that a download has failed, over no new connection, and end."""
-        # Neither does a signal end it. What is on its way is skipped, up to the answer: in a frame,
-        # the sender looks at nothing.
-        self._aborts, self._is_failing = [], True
-        self._useless, self._most_useless = 0, _MOST_SKIPPED
-        if self._packets.left <= _MOST_SKIPPED:
-            self.close(failure)
-            return
-        self._deadline = Deadline(_CLOSE_SECONDS)
-        try:
-            self.send(wire.Close(self.token, self.next_number(), False, failure))
-        finally:
-            self.leave()
-
-    def next_number(self) -> int:
-        """Return a new number for a request."""
-        return self._receiver.next_number()
-
-    def send(self, request: wire.Request) -> None:
-        """Send a request, about which earlier questions say nothing."""
-        self._ping = 0
-        self._receiver.send(request, self._deadline)
-
-    def ask(self, request: wire.Request, answer: type[ReplyT]) -> ReplyT:
-        """Send a request, and wait for its answer; again, if either is lost."""
-        self._asked, self._deadline = request, Deadline(self._timeout)
-        try:
-            while True:
-                try:
-                    self.send(request)
-                    self.was_lost = False
-                    while not self.was_lost:
-                        header = self.header()
-                        if header.kind != wire.MESSAGE:
-                            self.count_useless(header.length)
-                            continue
-                        reply = self.message(header)
-                        if isinstance(reply, answer) and reply.number == request.number:
-                            self._receiver.of_use()
-                            return reply
-                except BROKEN as error:
-                    self.recover(error)
-        finally:
-            self._asked = None
-
-    def recover(self, error: StreamingError) -> None:
-        """Go on over a new connection, or raise the error if there is none to be had."""
-        if self._is_failing:
-            raise error
-        seconds = self._deadline.left or 0.0
-        self._receiver.reconnect(self._channel, error, seconds, self._aborts)
-        self._channel, self._packets = self._receiver.channel, self._receiver.packets
-        self._ping, self.was_lost = 0, True
-
-    def header(self) -> wire.Header:
-        """Wait for the next packet, and return its header; its payload is to be read next."""
-        self._channel.expect_on(*self._aborts)
-        header = self._packets.header(self.wait)
-        if not self._packets.has_greeted:
-            is_short = header.kind == wire.MESSAGE and header.length <= wire.MAX_REQUEST_BYTES
-            hello = self.message(header) if is_short else None
-            if not isinstance(hello, wire.Hello):
-                raise BrokenStreamError(f"{self.peer} did not greet")
-            wire.expect_version(hello.version, self.peer)
-            self._packets.has_greeted = True
-            header = self._packets.header(self.wait)
-        return header
-
-    def message(self, header: wire.Header) -> wire.Reply | wire.Hello | None:
-        """Read and return the message behind a header; None if it refuses an earlier request."""
-        most = self._receiver.limits.layout_bytes + _BESIDE_LAYOUT
-        payload = self._packets.message(header, most, self.wait)
-        self.count_useless(header.length)
-        reply = wire.decode(wire.REPLIES, payload, self.peer)
-        request = 0 if self._asked is None else self._asked.number
-        if isinstance(reply, wire.Refused):
-            if reply.number in (self.fetching, self._ping, request):
-                raise RefusedError(f"{self.peer} refused: {quotable(reply.reason)}")
-            return None
-        if isinstance(reply, wire.Pong) and reply.number == self._ping:
-            self._ping = 0
-            # Whatever was sent before this answer has been read by now.
-            self.was_lost = reply.answering != (request or self.fetching)
-        return reply
-
-    def count_useless(self, length: int) -> None:
-        """Count a packet that brings no chunk, and refuse a sender that keeps sending them."""
-        self._useless += _PACKET_COST + length
-        if self._useless > self._most_useless:
-            raise ProtocolError(f"{self.peer} repeats itself: {self._useless} bytes to no use")
-
-    def of_use(self) -> None:
-        """Note that a chunk has come: the connection is sound, and the next one has its time."""
-        self._receiver.of_use()
-        self._deadline = Deadline(self._timeout)
-
-    def awaited(self) -> str:
-        """Describe what the sender is still to send, for the message of an error."""
-        return f"an answer to {type(self._asked).__name__}" if self._asked else "anything"
-
-    def wait(self) -> None:
-        """Wait for bytes, and find out whether the sender lives if there are none."""
-        how, quiet = self._settings, 0.0
-        while True:
-            limit = how.ping_timeout if self._ping else how.ping_after
-            began = time.monotonic()
-            if self._channel.wait(self._deadline, *self._aborts, most=limit - quiet):
-                return
-            quiet += time.monotonic() - began
-            if (self._deadline.left or 0.0) <= 0:
-                raise DeadlineError(
-                    f"{self.peer} did not send {self.awaited()} within {self._timeout:g} s; "
-                    "it may hang, or be slower than (streaming_)per_request_timeout allows"
-                )
-            if quiet < limit:
-                continue
-            if self._ping:
-                raise ChannelClosedError(
-                    f"{self.peer} did not answer within {limit:g} s whether it lives; its process "
-                    "hangs, or the network does"
-                )
-            self._ping, quiet = self.next_number(), 0.0
-            self._receiver.send(wire.Ping(self.token, self._ping), self._deadline)

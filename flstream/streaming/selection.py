@@ -13,7 +13,7 @@ from flstream.model.layout import Layout, TensorInfo
 from flstream.model.memory import Framework, MemoryBody, Params
 from flstream.model.ties import find_ties
 from flstream.streaming import wire
-from flstream.streaming.receiver import Exchange, Receiver
+from flstream.streaming.receiver import Receiver
 from flstream.streaming.settings import StreamSettings
 from flstream.text import quotable
 from flstream.transport.channel import AbortSignal
@@ -105,16 +105,13 @@ def find_refs(
     """Return the tokens of the refs that may have each of some tensors, oldest first."""
     labels = {spec: (spec.round_number, tuple(sorted(spec.tags)), spec.report) for spec in specs}
     wanted, tokens = list(dict.fromkeys(labels.values())), list[list[bytes]]()
-    exchange = Exchange(receiver, bytes(wire.TOKEN_BYTES), settings, abort)
-    try:
+    with receiver.turn(bytes(wire.TOKEN_BYTES), settings, abort):
         while len(tokens) < len(wanted):
             batch = wanted[len(tokens) :][: wire.MAX_LABELS]
-            answer = exchange.ask(wire.Find(exchange.next_number(), batch), wire.Found)
+            answer = receiver.ask(wire.Find(receiver.next_number(), batch), wire.Found)
             if len(answer.tokens) != len(batch):
                 raise ProtocolError(f"{receiver.peer} answered for {len(answer.tokens)} labels")
             tokens += answer.tokens
-    finally:
-        exchange.leave()
     by_label = dict(zip(wanted, tokens, strict=True))
     return {spec: by_label[label] for spec, label in labels.items()}
 

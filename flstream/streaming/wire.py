@@ -296,7 +296,7 @@ class PacketReader:
     def __init__(self, channel: Channel, peer: str) -> None:
         self.has_greeted = False  # whether the first message was read
         self.left = 0  # bytes of the present packet that are still to come
-        self._channel = channel
+        self.channel = channel
         self._peer = peer
         self._ahead = bytearray()
         self._following = memoryview(bytearray(_AHEAD_BYTES))
@@ -315,7 +315,7 @@ class PacketReader:
                 del self._ahead[:count]
                 self.left -= count
             else:
-                while not (count := self._channel.receive_some([self._following])):
+                while not (count := self.channel.receive_some([self._following])):
                     wait()
                 self._ahead += self._following[:count]
         header = Header.parse(self._ahead[:HEADER_BYTES], self._peer)
@@ -333,7 +333,7 @@ class PacketReader:
                 buffers[0][:count] = self._ahead[:count]
                 del self._ahead[:count]
             else:
-                while not (count := self._channel.receive_some([*buffers, self._following])):
+                while not (count := self.channel.receive_some([*buffers, self._following])):
                     wait()
                 if over := max(count - sum(map(len, buffers)), 0):
                     self._ahead += self._following[:over]
