@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from journal_support import a_job
+from run_fixtures import shared_host_for
 from serving import Server, Serving, worker_info, write
 
 from flstream.engines.engine import worker_socket_pairs
@@ -66,8 +68,8 @@ def script(tmp_path: Path) -> Serve:
 
 
 @pytest.fixture(scope="module")
-def host() -> Iterator[ProcessHost]:
-    with ProcessHost() as host:
+def host(fork_server: None) -> Iterator[ProcessHost]:
+    with shared_host_for(a_job()) as host:
         yield host
 
 

@@ -38,6 +38,10 @@ PROGRAMS = {
     "import flstream.simulation.launcher, flstream.report.running": {
         *("torch", *(f"flstream.{room}" for room in OF_OTHERS))
     },
+    # What a workflow of one's own imports.
+    "import flstream.workflows.registry, flstream.workflows.cyclic, flstream.workflows.fedavg": {
+        *("torch", "numpy", "rich", "typer")
+    },
     CODECS: {"torch"},
     EXAMINE: {"torch", "pydantic", "pyhocon"},
 }

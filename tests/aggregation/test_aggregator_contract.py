@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from folding import fold, fold_into, shifted, update
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import (
     COMPLEX,
@@ -24,6 +24,7 @@ from support import (
     tensor,
 )
 
+from flstream.aggregation.elements import BLOCK
 from flstream.aggregation.ranked import fraction_trim
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import UpdateRefusedError
@@ -108,11 +109,21 @@ def test_every_method_of_the_job_file_is_held_to_this_or_compares_updates():
 @kinds
 @pytest.mark.parametrize("code", [*FLOATS, *COMPLEX])
 @given(count=st.integers(1, 9), elements=st.sampled_from([1, 60]), seed=st.integers(0, 999))
-@example(count=4, elements=50_001, seed=0)  # more than a block
 @settings(max_examples=8)
 def test_floats_are_the_definition_in_float64_rounded_once(
     code, params_type, aggregator, count, elements, seed
 ):
+    check_floats(code, params_type, aggregator, count, elements, seed)
+
+
+@every_aggregator
+@kinds
+def test_and_so_are_those_of_more_than_a_block(params_type, aggregator):
+    check_floats("F32", params_type, aggregator, count=3, elements=BLOCK + 1, seed=0)
+
+
+def check_floats(code, params_type, aggregator, count, elements, seed):
+    """Compare the aggregate of updates of one tensor with its definition, to the bit."""
     base = {"w": tensor(code, (elements,), seed)}
     states = [{"w": tensor(code, (elements,), seed + 1 + i)} for i in range(count)]
     old = parts(base["w"]) if params_type == "DIFF" else 0
@@ -187,7 +198,7 @@ def test_the_order_of_the_sites_changes_no_bit_of_what_is_exact(order, seed, agg
 
 @every_aggregator
 @given(seed=st.integers(0, 9999), step=cuts(1400), params_type=st.sampled_from(["FULL", "DIFF"]))
-@settings(max_examples=40)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_any_bytes_give_the_same_bits_however_the_body_is_cut(aggregator, seed, step, params_type):
     rng, states = np.random.default_rng(seed), []
     for _ in range(4):
@@ -217,7 +228,7 @@ NAMES = sorted(every_kind(FOLDED))
     step=cuts(1400),
     params_type=st.sampled_from(["FULL", "DIFF"]),
 )
-@settings(max_examples=25)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_each_tensor_is_folded_as_if_only_those_existed_who_send_it(
     having, step, params_type, aggregator
 ):

@@ -73,12 +73,6 @@ def test_what_is_not_finite_is_refused_with_its_place_unless_it_is_allowed(step,
     assert_same_tensors(model, state)
 
 
-def test_bits_that_nobody_sends_stay_even_if_they_are_no_numbers():
-    base = {"a": torch.tensor([float("nan"), -0.0]), "b": torch.zeros(2)}
-    found = fold(base, sent([{"b": torch.ones(2)}], partial=True))
-    assert_same_tensors(found, {"a": base["a"], "b": torch.ones(2)})
-
-
 @pytest.mark.parametrize(
     ("state", "partial", "sentence"),
     [
@@ -164,12 +158,14 @@ def test_scales_without_sign_or_zero_are_not_averaged_and_may_be_left_out():
     assert as_bytes(found["F8_E8M0.scale"]) == as_bytes(base["F8_E8M0.scale"])
 
 
-def test_a_base_that_is_not_finite_is_no_fault_of_a_site():
-    base = {"w": torch.tensor([float("nan"), 1.0])}
-    ones = {"w": torch.ones(2)}
+def test_a_base_that_is_not_finite_is_no_fault_of_a_site_and_stays_where_nobody_sends_more():
+    base = {"w": torch.tensor([float("nan"), -0.0]), "v": torch.zeros(2)}
+    ones = {"w": torch.ones(2), "v": torch.ones(2)}
     with pytest.raises(AggregationError, match=r"'w' at \[0\]"):
         fold(base, sent([ones], params_type="DIFF"))
     assert_same_tensors(fold(base, sent([ones])), ones)
+    found = fold(base, sent([{"v": ones["v"]}], partial=True))
+    assert_same_tensors(found, {"w": base["w"], "v": ones["v"]})
 
 
 NAMES = ("head.weight", "head.bias", "body.weight", "body.bias")

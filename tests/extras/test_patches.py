@@ -71,6 +71,62 @@ def test_the_job_overrules_what_a_script_says_of_optimizer_states(jobs, plain, l
     assert not same(bits(local), bits(reset))
 
 
+# The loss has FedProx's term, to which the patch adds nothing.
+LIT_TERM = """
+Module.training_step = lambda self, batch: self.loss(batch) + flare.proximal_term(self)
+"""
+HF_TERM = """
+loss_of = transformers.Trainer.compute_loss
+
+def with_term(self, model, inputs, return_outputs=False, **how):
+    loss = loss_of(self, model, inputs, return_outputs, **how)
+    return loss if return_outputs else loss + term_of(model)
+
+transformers.Trainer.compute_loss = with_term
+term_of = flare.proximal_term
+"""
+# An adapter's parameters have other names than its tensors on the server.
+ADAPTER_TERM = f"""
+{HF_TERM}
+starts = {{}}
+
+def term_of(model):
+    number = flare.receive().current_round
+    if number not in starts:
+        starts[number] = {{name: each.detach().clone() for name, each in model.named_parameters()}}
+    return flare.proximal_term(model, starts[number], 5.0)
+"""
+HF_CLIPS = "build(), optim='sgd', max_grad_norm=0.1"
+HF_SUMS = "build(), optim='sgd', max_grad_norm=0, gradient_accumulation_steps=3"
+FEDPROX = "workflow.args.fedprox_mu=5"
+# A model, its library, the term in its loss, and the arguments of its trainer.
+TERMS = {
+    "lightning": (NET, LIT, LIT_TERM, "gradient_clip_val=0.1"),
+    "hf": (NET, HF, HF_TERM, HF_CLIPS),
+    "hf, an adapter": (ADAPTED, HF, ADAPTER_TERM, HF_CLIPS),
+    "lightning, sums": (NET, LIT, LIT_TERM, "accumulate_grad_batches=3"),
+    "hf, sums": (NET, HF, HF_TERM, HF_SUMS),
+}
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_a_patch_trains_as_a_loss_with_the_term_of_fedprox(jobs, name):
+    model, case, term, how = TERMS[name]
+
+    def trained(term):
+        trainer = f"trainer = trainer_of({how})\nflare.patch(trainer)"
+        script = case.script(f"from model import build\n{term}\n{trainer}")
+        run = finished(jobs, script, FEDPROX, model=model)
+        assert run.summary.warnings == []
+        return bits(run)
+
+    found, due = trained(""), trained(term)
+    # Clipped, a term that came later would be too large. Summed over the batches of a step, a term
+    # in the loss of each rounds otherwise than one for all of them.
+    is_same = torch.allclose if "sums" in name else torch.equal
+    assert all(is_same(each, due[key]) for key, each in found.items())
+
+
 OF_NET = {"hf": "net = trainer.model", "lightning": "net = module"}
 TORCHRUN = 'train.command="torchrun --nproc_per_node=2"'
 PATCHES = {
@@ -134,9 +190,9 @@ def test_an_adapter_reaches_all_ranks(jobs):
 def test_the_gradient_of_two_ranks_is_that_of_their_batches_together(jobs):
     """Of all examples in a step, the order of which is of no account; FedProx's counts once."""
     how = "per_device_train_batch_size=12, num_train_epochs=3, optim='sgd'"
-    one, prox = HF.patch.replace("Net()", f"Net(), {how}"), "workflow.args.fedprox_mu=5"
-    alone = bits(finished(jobs, HF.script(one), 'train.command="python3 -u"', prox))
-    together = bits(finished(jobs, HF.script(one.replace("=12", "=6")), TORCHRUN, prox))
+    one = HF.patch.replace("Net()", f"Net(), {how}")
+    alone = bits(finished(jobs, HF.script(one), 'train.command="python3 -u"', FEDPROX))
+    together = bits(finished(jobs, HF.script(one.replace("=12", "=6")), TORCHRUN, FEDPROX))
     for name, tensor in alone.items():
         torch.testing.assert_close(together[name], tensor)
 

@@ -11,7 +11,7 @@ import xxhash
 
 DRAW = "FLSTREAM_DRAW"
 """Environment variable with a draw to repeat."""
-SHARE = 3
+SHARE = 6
 """One case in so many runs each time."""
 
 PACKAGE = Path(__file__).parents[2] / "flstream"

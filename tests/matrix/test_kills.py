@@ -1,7 +1,7 @@
 """A run that is killed at any point, whoever is killed, resumes to the bits of the table.
 
 The cases cover each pair of kind of row, point, victim, time and engine of the resume; those of a
-kind go through its rows in turn. A third of them, drawn by the hash of flstream/, runs each time;
+kind go through its rows in turn. A sixth of them, drawn by the hash of flstream/, runs each time;
 `make test-nightly` runs all of them.
 """
 

@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from run_fixtures import Jobs
 from training_scripts import noisy, of_kind
 
 from flstream.telemetry.events import EffectDone
@@ -12,6 +13,8 @@ from flstream.telemetry.exact import decode_exact
 # The beginning of every file. A program notes in a file what the test is to know of it.
 _PRELUDE = '''
 from pathlib import Path
+
+from flstream.workflows import FoldRule
 
 HERE = Path(__file__).parent
 
@@ -58,16 +61,30 @@ def waiting():
 
 
 '''
+# What a text is put into that is no program, but what one does in each round.
+_ROUNDS = """def flow(run):
+    model = run.initial_model()
+    for number in run.rounds():
+{}
+    return model
+"""
 
 
 class Flows(NamedTuple):
     """Runs of a workflow ``flow`` that the test wrote."""
 
-    jobs: object
+    jobs: Jobs
 
     def write(self, text: str) -> str:
-        """Write the file of the workflow, and return the override that names it."""
-        (self.jobs.folder / "flow.py").write_text(_PRELUDE + textwrap.dedent(text))
+        """Write the file of the workflow, and return the override that names it.
+
+        Args:
+            text: The whole program, or what it does in each round.
+        """
+        text = textwrap.dedent(text)
+        if "def " not in text:
+            text = _ROUNDS.format(textwrap.indent(text, " " * 8))
+        (self.jobs.folder / "flow.py").write_text(_PRELUDE + text)
         return 'workflow.type="flow.py:flow"'
 
     def run(self, text: str, *overrides: str, script: str | None = None, **how):

@@ -1,12 +1,18 @@
-"""Every site scores every model: the global ones, and the last of each site."""
+"""Every site scores every model: the global ones, and the last of each site.
+
+The score of a site tells exactly which model it was given.
+"""
+
+import json
+import zlib
+from pathlib import Path
 
 import pytest
 import torch
-from cross_sites import AFTER_FEDAVG, BEST, FINAL, check, checking, due, matrix
 from flows import finished, numbered, records, shape
 from journal_support import flip
 from safetensors.torch import load_file
-from training_scripts import LARGE, of_kind
+from training_scripts import LARGE, noisy, of_kind
 
 from flstream.errors import UsageError
 from flstream.job import load_job
@@ -15,6 +21,55 @@ from flstream.telemetry.events import ModelsCollected, ModelScored
 
 SITES = ["site-1", "site-2", "site-3"]
 THREE = "clients.count=3"
+FINAL, BEST = "SRV_FL_global_model.pt", "SRV_best_FL_global_model.pt"
+AFTER_FEDAVG = "workflow=[{args{key_metric=check}},{type=cross_site,args{key_metric=check}}]"
+
+# A checksum of the weights that begins with the site's name.
+SCORES = """
+import zlib
+
+
+def score(params):
+    value = zlib.crc32(flare.get_site_name().encode())
+    for name in sorted(params):
+        value = zlib.crc32(np.asarray(params[name]).tobytes(), value)
+    return {"check": float(value)}
+
+
+def keep(params):
+    import os
+    from safetensors.torch import save_file
+    save_file(params, os.path.join(flare.system_info()["site_dir"], "sent.safetensors"))
+"""
+
+
+def checking(body: str = "", first: str = "") -> str:
+    """The sites of :func:`training_scripts.noisy`, which keep a copy of what they send last."""
+    return noisy(f"keep(params)\n{body}", scores=SCORES, first=first)
+
+
+def check(site: str, model: Path) -> float:
+    """What a site of :func:`checking` finds of a model's file."""
+    params, value = load_file(model), zlib.crc32(site.encode())
+    for name in sorted(params):
+        value = zlib.crc32(params[name].numpy().tobytes(), value)
+    return float(value)
+
+
+def matrix(run) -> dict:
+    """What the run has written."""
+    return json.loads((run.directory.path / "cross_site/cross_val_results.json").read_text())
+
+
+def due(run, sites) -> dict:
+    """What it should have written, going by the files of the models."""
+    directory = run.directory
+    files = {FINAL: directory.final_model, BEST: directory.best_model}
+    files |= {owner: directory.last_model(owner) for owner in sites}
+    return {
+        site: {owner: {"check": check(site, path)} for owner, path in files.items()}
+        for site in sites
+    }
 
 
 @pytest.fixture(scope="module")

@@ -17,14 +17,21 @@ def private(run):
     return [result(each)["privacy"] for each in records(run) if each.name == "fold"]
 
 
-FLOW = """
+REFUSED = {
+    "run.adopt(run.train(model, run.sites[:1]))": "run.adopt() makes an update the next model as i",
+    "run.start('site-1', model)": "privacy.type is central, which counts rounds",
+    "run.fold(model, [*run.train(model, run.sites), *run.train(model, run.sites)])": (
+        "was given two updates of site-1, and"
+    ),
+}
+FLOW = f"""
 def flow(run):
     model = run.initial_model()
     for number in run.rounds():
         drawn = run.sample(number)
         model = run.fold(model, run.train(model, drawn))
         %s
-    refused(run, ["run.adopt(run.train(model, run.sites[:1]))"], model=model)
+    refused(run, {list(REFUSED)}, model=model)
     return model
 """
 
@@ -32,8 +39,8 @@ def flow(run):
 def test_each_round_has_its_epsilon_its_norm_and_the_fraction_clipped(flows):
     counting = noisy().replace("params.values():\n", "params.values():\n        tensor += 1\n")
     run = flows.finish(FLOW % "", *ADAPTIVE, script=counting)
-    [(sentence, _)] = flows.sentences().values()
-    assert "run.adopt() makes an update the next model as it is" in sentence
+    for call, (sentence, _) in flows.sentences().items():
+        assert REFUSED[call] in sentence
     rounds, found = run.summary.rounds, private(run)
     accounting = Accounting("rdp", "poisson", 1.2, 4, 6, 1e-5)
     assert [each.epsilon for each in rounds] == [

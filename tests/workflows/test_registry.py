@@ -1,7 +1,4 @@
-"""The built-in workflows, and what a workflow of one's own begins with."""
-
-import subprocess
-import sys
+"""The built-in workflows are defined and explained."""
 
 import pytest
 
@@ -21,13 +18,3 @@ def test_a_built_in_workflow_is_defined_under_its_name_and_explains_its_argument
         assert info.description
         assert f"args.{field}`** (" in text
         assert " ".join(info.description.split()) in text
-
-
-def test_what_a_workflow_of_ones_own_imports_is_light():
-    code = (
-        "import sys, flstream.workflows.registry, flstream.workflows.cyclic, "
-        "flstream.workflows.fedavg; from flstream.workflows import WorkflowArgs, workflow;"
-        "print(*{'torch', 'numpy', 'rich', 'typer'} & set(sys.modules))"
-    )
-    command = [sys.executable, "-c", code]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "\n"

@@ -12,15 +12,11 @@ from flstream.model.checkpoint import FileSource
 from flstream.model.digests import body_digest
 
 HOPS = """
-def flow(run):
-    model = run.initial_model()
-    for number in run.rounds():
-        for site in run.sites:
-            model = run.adopt(run.train(model, [site]))
-            see(model, on_disk())
-            break_off(f"{number} {site}")
-        run.evaluate(model)
-    return model
+for site in run.sites:
+    model = run.adopt(run.train(model, [site]))
+    see(model, on_disk())
+    break_off(f"{number} {site}")
+run.evaluate(model)
 """
 THREE = ["clients.count=3", QUIET]
 
@@ -84,17 +80,13 @@ def test_replay_finds_models_by_their_digests(flows):
 
 def test_a_model_that_the_program_refers_to_stays_and_others_go(flows):
     text = """
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            model = run.fold(model, run.train(model, run.sites))
-            run.evaluate(model)
-            kept = model if number == 2 else kept if number > 2 else None
-            if number == 5:
-                see(on_disk())
-                model = run.fold(kept, run.train(kept, run.sites))
-                kept = None
-        return model
+    model = run.fold(model, run.train(model, run.sites))
+    run.evaluate(model)
+    kept = model if number == 2 else kept if number > 2 else None
+    if number == 5:
+        see(on_disk())
+        model = run.fold(kept, run.train(kept, run.sites))
+        kept = None
     """
     script = adding({}, "float('nan')")
     run = flows.finish(text, "rounds=7", "checkpoints.keep=1", script=script)
@@ -106,24 +98,17 @@ def test_a_model_that_the_program_refers_to_stays_and_others_go(flows):
 
 def test_a_model_that_updates_in_waiting_were_trained_from_stays(flows):
     text = """
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            base = run.fold(model, run.train(model, ["site-1"]))
-            waiting = list(run.train(base, ["site-2"]))
-            model, base = run.fold(base, run.train(base, ["site-1"])), None
-            model = run.fold(model, run.train(model, ["site-1"]))
-            run.evaluate(model)
-            model = run.fold(waiting[0].base, waiting)
-            see(number, load(model))
-            waiting.clear()
-        return model
+    from safetensors.torch import load_file
 
-
-    def load(model):
-        from safetensors.torch import load_file
-        path = run_folder() / "checkpoints" / f"round-{model.round:04d}.step-03.safetensors"
-        return load_file(path)["steps"].item()
+    base = run.fold(model, run.train(model, ["site-1"]))
+    waiting = list(run.train(base, ["site-2"]))
+    model, base = run.fold(base, run.train(base, ["site-1"])), None
+    model = run.fold(model, run.train(model, ["site-1"]))
+    run.evaluate(model)
+    model = run.fold(waiting[0].base, waiting)
+    path = run_folder() / f"checkpoints/round-{number:04d}.step-03.safetensors"
+    see(number, load_file(path)["steps"].item())
+    waiting.clear()
     """
     script = adding({}, "float('nan')")
     run = flows.finish(text, "checkpoints.keep=1", script=script)
@@ -164,15 +149,11 @@ def test_only_live_effects_remove_files_and_a_workflow_may_end_with_any_of_its_m
 def test_a_model_that_turns_out_unsound_in_mid_run_ends_the_run_with_a_sentence(flows):
     # It is not the newest one, so that only who refers to it finds out.
     text = """
-    def flow(run):
-        model = first = run.initial_model()
-        for number in run.rounds():
-            if number == 3:
-                break_off()
-                model = first
-            model = run.fold(model, run.train(model, run.sites))
-            first = model if number == 1 else first
-        return model
+    if number == 3:
+        break_off()
+        model = first
+    model = run.fold(model, run.train(model, run.sites))
+    first = model if number == 1 else first
     """
     expected = flows.finish(text, "rounds=3", QUIET)
     run = flows.broken(text, "rounds=3", QUIET)

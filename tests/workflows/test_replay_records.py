@@ -1,23 +1,17 @@
 """The journal's records of effects: what they hold, when they count, and what programs see."""
 
 from flows import models, numbered, records, result, shape
-from training_scripts import QUIET, adding, of_kind, plain, trained
+from training_scripts import adding, plain
 
 from flstream.server import effects
-from flstream.telemetry.event_log import EventLog
-from flstream.telemetry.events import RoundStarted
 
 
 def test_a_record_has_number_kind_digest_of_arguments_and_result(flows):
     text = """
-    def flow(run):
-        model = run.initial_model()
-        for _ in run.rounds():
-            updates = run.train(model, run.sites)
-            len(updates)
-            model = run.fold(model, updates)
-            run.evaluate(model)
-        return model
+    updates = run.train(model, run.sites)
+    len(updates)
+    model = run.fold(model, updates)
+    run.evaluate(model)
     """
     found = records(flows.finish(text))
     assert shape(found) == numbered(*["train", "fold", "evaluate"] * 2)
@@ -29,30 +23,6 @@ def test_a_record_has_number_kind_digest_of_arguments_and_result(flows):
     assert fold["weights"] == {"site-1": 1.0, "site-2": 2.0}
     assert fold["updates"] == [(1, ["site-1", "site-2"])]
     assert list(evaluate["metrics"]) == ["accuracy"]
-
-
-def test_what_came_after_the_last_record_is_done_again(flows):
-    text = """
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            updates = run.train(model, ["site-1"])
-            others = run.train(model, ["site-2"])
-            see(number, updates.sites)
-            if number == 2:
-                break_off()
-            see(number, others.sites)
-            model = run.fold(model, updates)
-        return model
-    """
-    run = flows.broken(text, QUIET)
-    with EventLog(run.directory.events) as log:
-        log.write(RoundStarted(round=2, sites=["site-2"]))
-    resumed = flows.resume(run, text, QUIET)
-    assert shape(records(resumed)) == numbered(*["train", "train", "fold"] * 2)
-    assert [each.sites for each in of_kind(resumed, RoundStarted)] == [["site-1"], ["site-2"]] * 2
-    # What was read before is not trained again.
-    assert trained(resumed, "site-1") == trained(resumed, "site-2") == [1, 2]
 
 
 # Values that JSON has no words for, or other words; a site sends back what it was sent.
@@ -118,11 +88,7 @@ def test_a_program_sees_what_the_record_holds_and_no_more(flows, monkeypatch):
         return value
 
     text = """
-    def flow(run):
-        model = run.initial_model()
-        for _ in run.rounds():
-            see([each.weight for each in run.train(model, run.sites)])
-        return model
+    see([each.weight for each in run.train(model, run.sites)])
     """
     monkeypatch.setattr(effects, "decode_exact", marked)
     flows.finish(text, "rounds=1")
@@ -134,18 +100,14 @@ FAILS = adding({("site-2", 2): "raise KeyError('oops')"})
 
 def test_an_effect_that_failed_cannot_be_caught_and_is_not_journaled(flows):
     text = """
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            try:
-                try:
-                    model = run.fold(model, run.train(model, run.sites))
-                except Exception:
-                    see("caught")
-            except:
-                see("held up", number)
-            see(number, run.evaluate(model))
-        return model
+    try:
+        try:
+            model = run.fold(model, run.train(model, run.sites))
+        except Exception:
+            see("caught")
+    except:
+        see("held up", number)
+    see(number, run.evaluate(model))
     """
     run = flows.run(text, script=FAILS)
     assert run.summary.status == "failed"

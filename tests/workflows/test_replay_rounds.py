@@ -68,16 +68,12 @@ def test_an_evaluation_of_the_last_round_alone_is_void_where_there_are_more_roun
 
 FAILING = {("site-3", each): "raise KeyError('oops')" for each in (1, 2)}
 SITES = """
-def flow(run):
-    model = run.initial_model()
-    for number in run.rounds():
-        see(number, run.sites, run.all_sites)
-        updates = run.train(model, run.all_sites, min_updates=1)
-        see(updates.sites, list(updates.failures))
-        see(run.sites)
-        model = run.fold(model, updates)
-        break_off(f"{number}")
-    return model
+see(number, run.sites, run.all_sites)
+updates = run.train(model, run.all_sites, min_updates=1)
+see(updates.sites, list(updates.failures))
+see(run.sites)
+model = run.fold(model, updates)
+break_off(f"{number}")
 """
 
 
@@ -108,12 +104,8 @@ def test_who_is_still_asked_follows_from_final_records(flows):
 )
 def test_too_few_sites_that_are_left_end_the_run(flows, asked, words):
     text = f"""
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            sites, least = {asked}, 1 if number == 1 and "sample" in {asked!r} else None
-            model = run.fold(model, run.train(model, sites, min_updates=least))
-        return model
+    sites, least = {asked}, 1 if number == 1 and "sample" in {asked!r} else None
+    model = run.fold(model, run.train(model, sites, min_updates=least))
     """
     how = ["clients.count=3", "clients.suspend_after=1", "clients.min_updates=3"]
     assert words in flows.fail(text, *how, script=adding(FAILING))

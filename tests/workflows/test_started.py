@@ -1,10 +1,8 @@
 """``run.start`` and ``run.next``: trainings of single sites, whose answers come one by one."""
 
-import textwrap
-
 import pytest
 import torch
-from flows import numbered, records, result, shape
+from flows import finished, numbered, records, result, shape
 from safetensors.torch import load_file
 from training_scripts import QUIET, adding, noisy, of_kind, results
 
@@ -12,31 +10,27 @@ from flstream.errors import ResumeRefusedError
 from flstream.server import update_files
 from flstream.telemetry.events import Evaluated, SiteSuspended
 
+PROCESSES = "engine.type=local"
 ALL = """
-def flow(run):
-    model = run.initial_model()
-    for number in run.rounds():
-        %s
-        model = run.fold(model, updates)
+if {is_started}:
+    for site in run.sites:
+        run.start(site, model, meta={{"lr": 0.5}})
         see(run.idle, run.in_flight)
-        run.evaluate(model)
-    return model
+    updates = sorted((run.next() for _ in run.sites), key=lambda each: each.site)
+else:
+    updates = run.train(model, run.sites, meta={{"lr": 0.5}})
+model = run.fold(model, updates)
+see(run.idle, run.in_flight)
+run.evaluate(model)
 """
-STARTED = """for site in run.sites:
-            run.start(site, model, meta={"lr": 0.5})
-            see(run.idle, run.in_flight)
-        updates = sorted((run.next() for _ in run.sites), key=lambda each: each.site)"""
 
 
-@pytest.mark.parametrize("engine", ["inline", "local"])
-@pytest.mark.parametrize("workers", ["clients.parallel=1", "clients.parallel=4"])
-def test_a_round_of_answers_that_are_put_in_order_has_the_bits_of_one_training(
-    flows, engine, workers
-):
-    how = ["clients.count=4", "rounds=2", workers, f"engine.type={engine}"]
-    together = flows.finish(ALL % 'updates = run.train(model, run.sites, meta={"lr": 0.5})', *how)
+@pytest.mark.parametrize("workers", [[], [PROCESSES, "clients.parallel=1"], [PROCESSES]])
+def test_a_round_of_answers_that_are_put_in_order_has_the_bits_of_one_training(flows, workers):
+    how = ["clients.count=4", "rounds=2", *workers]
+    together = flows.finish(ALL.format(is_started=False), *how)
     flows.seen()
-    one_by_one = flows.finish(ALL % STARTED, *how)
+    one_by_one = flows.finish(ALL.format(is_started=True), *how)
     assert results(one_by_one) == results(together)
     assert flows.seen()[:5] == [
         "['site-2', 'site-3', 'site-4'], ['site-1']",
@@ -50,9 +44,6 @@ def test_a_round_of_answers_that_are_put_in_order_has_the_bits_of_one_training(
 
 
 OWN_BASES = """
-from flstream.workflows import FoldRule
-
-
 def answer_of(run, model, site):
     run.start(site, model)
     return run.next()
@@ -87,110 +78,18 @@ def test_each_update_is_compared_with_its_own_base_also_two_of_one_site(flows):
     assert not of_kind(run, Evaluated)  # no metrics of three models are the score of one
 
 
-FAILING = """
-def flow(run):
-    model = run.initial_model()
-    for number in run.rounds():
-        for site in run.idle:
-            run.start(site, model)
-        answers = [run.next() for _ in run.in_flight]
-        see(sorted((each.site, each.ok, each.failure[-3:]) for each in answers))
-        model = run.fold(model, [each for each in answers if each.ok])
-    return model
-"""
-
-
-def test_an_answer_says_why_a_site_failed_and_one_that_fails_too_often_is_not_idle(flows):
-    script = adding({("site-2", number): "raise KeyError('k')" for number in (1, 2)})
-    run = flows.finish(FAILING, QUIET, "rounds=3", "clients.suspend_after=2", script=script)
-    failed = "('site-2', False, \"'k'\")"
-    both = f"[('site-1', True, ''), {failed}]"
-    assert flows.seen() == [both, both, "[('site-1', True, '')]"]
-    assert [event.round for event in of_kind(run, SiteSuspended)] == [2]
-
-
-MISTAKES = {
-    "run.start('site-2', model)": "run.start() was given site-2, whose training is in flight;",
-    "run.train(model, ['site-2'])": "run.train() was given site-2, whose training is in flight;",
-    "run.start('site-7', model)": "run.start() was given 'site-7', which is no site of the job",
-    "run.start('site-1', 'model')": "run.start() was given a str as its model; give it what",
-    "run.start('site-1', model, 0)": "run.start() was given timeout=0; give it seconds above 0",
-    "run.start('site-1', model, meta=1)": "run.start() was given a int as meta; give it a dict",
-    "run.fold(model, [failed])": "the answer of site-1, which failed and has no update: client",
-    "run.fold(model, [failed], at=['site-1'])": "the answer of site-1, which failed",
-    "run.next()": "run.next() was called with no training in flight, so no answer can come;",
-}
-
-
-def test_what_cannot_be_started_or_folded_is_refused_with_a_sentence(flows):
-    text = f"""
-    def flow(run):
-        refused(run, ["run.start('site-1', run.initial_model())"])
-        model = run.initial_model()
-        for number in run.rounds():
-            run.start("site-1", model)
-            failed = run.next()
-            run.start("site-2", model)
-            refused(run, {list(MISTAKES)[:-1]}, model=model, failed=failed)
-            run.next()
-            refused(run, ["run.next()"])
-        return model
-    """
-    script = adding({("site-1", 1): "raise KeyError('k')"})
-    flows.finish(text, QUIET, "rounds=1", script=script)
-    sentences = flows.sentences()
-    before = sentences.pop("run.start('site-1', run.initial_model())")
-    assert "run.start() was called before the first round" in before[0]
-    for call, due in MISTAKES.items():
-        assert due in sentences[call][0], call
-        assert not sentences[call][1]
-
-
-def test_a_private_job_starts_nothing_and_takes_one_update_of_a_site(flows):
-    text = """
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            refused(run, ["run.start('site-1', model)"], model=model)
-            two = [*run.train(model, run.sites), *run.train(model, run.sites)]
-            refused(run, ["run.fold(model, two)"], model=model, two=two)
-        return model
-    """
-    private = ["privacy.type=central", "privacy.noise_multiplier=1", "rounds=1"]
-    flows.finish(text, QUIET, *private, script=adding({}))
-    sentences = flows.sentences()
-    assert (
-        "and privacy.type is central; use run.train()" in sentences["run.start('site-1', model)"][0]
-    )
-    assert "was given two updates of site-1, and" in sentences["run.fold(model, two)"][0]
-
-
 LEFT = """
-def flow(run):
-    model = run.initial_model()
-    for number in run.rounds():
-        run.start("site-1", model)
-        first = run.next()
-        run.start("site-2", model)
-        model = run.fold(model, [first])
-        run.evaluate(model)
-        if number > 1:
-            updates = [run.next()]
-            see(updates[0].base.version)
-            model = run.fold(updates[0].base, updates)
-        else:
-            see("left", run.in_flight)
-            if {stops}:
-                return model
-            late = run.next()
-    return model
+run.start("site-1", model)
+first = run.next()
+run.start("site-2", model)
+model = run.fold(model, [first])
+run.evaluate(model)
 """
 
 
-@pytest.mark.parametrize("engine", ["inline", "local"])
+@pytest.mark.parametrize("engine", [[], [PROCESSES]])
 def test_a_training_in_flight_when_the_workflow_returns_is_cancelled(flows, engine):
-    how = ["rounds=1", f"engine.type={engine}"]
-    run = flows.finish(LEFT.format(stops=True), *how)
+    run = flows.finish(LEFT, "rounds=1", *engine)
     assert shape(records(run)) == numbered("start", "next", "start", "fold", "evaluate")
     assert not (run.directory.path / "updates").exists()
     assert run.summary.failures == []
@@ -198,33 +97,28 @@ def test_a_training_in_flight_when_the_workflow_returns_is_cancelled(flows, engi
 
 def test_a_later_workflow_trains_the_sites_of_which_one_was_cancelled(flows):
     stages = 'workflow=[{type="flow.py:flow"}, {type=fedavg}]'
-    flows.write(LEFT.format(stops=True))
-    run = flows.jobs.run(noisy(), stages, "rounds=1", "clients.parallel=1")
-    assert run.summary.status == "finished", run.summary.error
+    flows.write(LEFT)
+    run = finished(flows.jobs.run(noisy(), stages, "rounds=1", "clients.parallel=1"))
     assert [each["round"] for each in run.summary.metrics] == [1, 2]
     assert [each.name for each in records(run)][-2:] == ["fold", "evaluate"]
 
 
 MORE = """
-def flow(run):
-    model = run.initial_model()
-    for number in run.rounds():
-        for site in run.idle:
-            run.start(site, model)
-        answer = run.next()
-        while answer.site != "site-1":
-            answer = run.next()
-        model = run.fold(model, [answer])
-        see(number)
-    return model
+for site in run.idle:
+    run.start(site, model)
+answer = run.next()
+while answer.site != "site-1":
+    answer = run.next()
+model = run.fold(model, [answer])
+see(number)
 """
 
 
 def test_more_rounds_give_what_was_in_flight_again(flows):
-    sleeps = noisy('site == "site-2" and number == 1 and threading.Event().wait(1)')
-    run = flows.finish(MORE, QUIET, "rounds=1", "engine.type=local", script=sleeps)
+    waits = noisy('site == "site-2" and threading.Event().wait()')
+    run = flows.finish(MORE, QUIET, "rounds=1", PROCESSES, script=waits)
     assert shape(records(run)) == numbered("start", "start", "next", "fold")
-    again = flows.resume(run, MORE, QUIET, "rounds=2", "engine.type=local", script=sleeps)
+    again = flows.resume(run, MORE, QUIET, "rounds=2", PROCESSES, script=waits)
     names = [record.name for record in records(again)]
     assert names[:5] == ["start", "start", "next", "fold", "start"]
     assert [each.request for each in records(again) if each.name == "start"][:3] == [
@@ -234,55 +128,27 @@ def test_more_rounds_give_what_was_in_flight_again(flows):
     ]
 
 
-def test_a_program_that_starts_another_site_on_replay_is_refused_by_name(flows):
-    text = """
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            mark = HERE / "was-here"
-            site = "site-2" if mark.exists() else "site-1"
-            mark.touch()
-            run.start(site, model)
-            answer = run.next()
-            break_off()
-            model = run.fold(model, [answer])
-        return model
-    """
-    run = flows.broken(text, QUIET)
-    again = flows.jobs.go_on(run, noisy(), flows.write(text), QUIET)
-    assert "effect 1 of the workflow was start(model 0, site-1) before" in again.summary.error
-    assert "and is start(model 0, site-2) now" in again.summary.error
-
-
 def test_a_site_has_the_time_of_its_start_and_the_run_that_of_its_waits(flows):
     text = """
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            run.start("site-1", model, timeout=0.3)
-            see(run.next().failure)
-            run.limit_waiting(progress=0.3)
-            run.start("site-2", model)
-            run.next()
-        return model
+    run.start("site-1", model, timeout=0.3)
+    see(run.next().failure)
+    run.limit_waiting(progress=0.3)
+    run.start("site-2", model)
+    run.next()
     """
     script = noisy("threading.Event().wait(5)")
-    error = flows.fail(text, QUIET, "engine.type=local", script=script)
+    error = flows.fail(text, QUIET, PROCESSES, script=script)
     [seen] = flows.seen()
     assert "it did not answer its train task in the time it was given" in seen
     assert error.startswith("nothing came of the train task of round 1 for 0.3 s")
 
 
 WAITS = """
-def flow(run):
-    model = run.initial_model()
-    for number in run.rounds():
-        for site in run.idle:
-            run.start(site, model)
-        answers = sorted((run.next() for _ in run.in_flight), key=lambda each: each.site)
-        break_off("waiting")
-        model = run.fold(model, answers)
-    return model
+for site in run.idle:
+    run.start(site, model)
+answers = sorted((run.next() for _ in run.in_flight), key=lambda each: each.site)
+break_off("waiting")
+model = run.fold(model, answers)
 """
 
 
@@ -306,7 +172,18 @@ def test_an_answer_that_a_power_cut_took_is_done_again_with_those_after_it(flows
     assert again.summary.model.digest == expected.summary.model.digest
 
 
-def test_what_waits_is_durable_before_an_effect_that_is_synced(flows, monkeypatch):
+@pytest.mark.parametrize(
+    ("use", "due"),
+    [
+        # The first answer is part of the model whose record comes next.
+        ("following = run.fold(model, answers[:1])\nmodel = run.fold(model, answers[1:])", [1, 2]),
+        ("model = run.fold(model, answers)", []),
+        ("model = run.adopt(answers[:1])", [0, 1, 2]),
+        # What is dropped has a record, too.
+        ("answers.clear()\nrun.write_json('out/x.json', 1)", [0, 1, 2]),
+    ],
+)
+def test_what_waits_is_durable_before_an_effect_that_is_synced(flows, monkeypatch, use, due):
     synced = []
 
     def sync(path, real=update_files.sync_file):
@@ -314,79 +191,70 @@ def test_what_waits_is_durable_before_an_effect_that_is_synced(flows, monkeypatc
         real(path)
 
     monkeypatch.setattr(update_files, "sync_file", sync)
-    text = """
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            for site in run.sites:
-                run.start(site, model)
-            answers = [run.next() for _ in run.sites]
-            following = run.fold(model, answers[:1])
-            model = run.fold(model, answers[1:])
-        return model
-    """
+    text = f"""
+for site in run.sites:
+    run.start(site, model)
+answers = [run.next() for _ in run.sites]
+{use}
+"""
     run = flows.finish(text, QUIET, "rounds=1", "clients.count=3", "clients.parallel=1")
     starts = [result(each)["start"] for each in records(run) if each.name == "next"]
-    # The first answer is part of the model whose record comes next.
-    assert sorted(synced) == [f"effect-{number:04d}" for number in sorted(starts[1:])]
+    assert sorted(synced) == sorted(f"effect-{starts[place]:04d}" for place in due)
 
 
-def test_what_a_cancelled_training_has_left_of_a_sites_state_is_removed(flows):
+def test_sites_begin_once_they_are_started_and_a_cancelled_one_leaves_no_state(flows):
     text = """
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            run.start("site-1", model)
-            run.start("site-2", model)
-            answer = run.next()
-            see(answer.site)
-            model = run.fold(model, [answer])
-        return model
+    import threading
+
+    run.start("site-1", model)
+    run.start("site-2", model)
+    mark = run_folder() / "sites" / "site-2" / "wrote"
+    for _ in range(3000):
+        if mark.exists():
+            break
+        threading.Event().wait(0.01)
+    see(mark.exists(), run.in_flight)
+    model = run.fold(model, [run.next()])
     """
-    # It has written to its state, and never answers.
+    # One of them has written to its state, and never answers.
     body = """
-    from pathlib import Path
     if site == "site-2":
         (flare.get_state_dir() / "large").write_bytes(bytes(1 << 20))
-        (Path(folder) / "wrote").touch()
+        open(folder + "/wrote", "w").close()
         threading.Event().wait()
-    while not (Path(folder).parent / "site-2" / "wrote").exists():
-        threading.Event().wait(0.01)
     """
-    run = flows.finish(text, QUIET, "rounds=1", "engine.type=local", script=noisy(body))
-    assert flows.seen() == ["'site-1'"]
+    run = flows.finish(text, QUIET, "rounds=1", PROCESSES, script=noisy(body))
+    assert flows.seen() == ["True, ['site-1', 'site-2']"]
     left = run.directory.site("site-2") / "state"
     assert not left.exists() or list(left.iterdir()) == []
 
 
-def test_an_answer_that_is_not_finite_is_not_ok_and_weights_are_of_those_that_are(flows):
+def test_an_answer_says_why_its_site_failed_and_one_that_fails_too_often_is_not_idle(flows):
     text = """
-    from flstream.workflows import FoldRule
-
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            for site in run.sites:
-                run.start(site, model)
-            answers = sorted((run.next() for _ in run.sites), key=lambda each: each.site)
-            see([each.ok for each in answers], answers[1].failure)
-            sound = [each for each in answers if each.ok]
-            rule = FoldRule([1.0] * len(sound), scale=1 / len(sound), base="own")
-            model = run.fold(model, sound, rule)
-        return model
+    for site in run.idle:
+        run.start(site, model)
+    answers = sorted((run.next() for _ in run.in_flight), key=lambda each: each.site)
+    see([each.site for each in answers if each.ok], *(each.failure for each in answers))
+    sound = [each for each in answers if each.ok]
+    rule = FoldRule([1.0] * len(sound), scale=1 / len(sound), base="own")
+    model = run.fold(model, sound, rule)
     """
-    script = adding({("site-2", 1): "params['w'][3] = float('inf')"})
-    run = flows.finish(text, QUIET, "rounds=1", "clients.count=3", script=script)
-    [seen] = flows.seen()
-    assert seen.startswith("[True, False, True], \"the update of site-2 is not finite: tensor 'w'")
-    first, last = (load_file(run.directory.checkpoint(number)) for number in (0, 1))
-    # Site i adds i to each number: the mean of 1 and 3.
-    torch.testing.assert_close(last["b"], first["b"] + 2)
+    deeds = {("site-2", 1): "raise KeyError('k')", ("site-2", 2): "params['w'][3] = float('inf')"}
+    how = [QUIET, "rounds=3", "clients.count=3", "clients.suspend_after=2"]
+    run = flows.finish(text, *how, script=adding(deeds))
+    seen = flows.seen()
+    assert all(line.startswith("['site-1', 'site-3'], ''") for line in seen)
+    for line, words in zip(seen, ("KeyError: 'k'", "not finite: tensor 'w'", "''"), strict=True):
+        assert words in line
+    assert [event.round for event in of_kind(run, SiteSuspended)] == [2]
+    first, last = (load_file(run.directory.checkpoint(number)) for number in (0, 3))
+    # Site i adds i to each number: each round the mean of 1 and 3.
+    torch.testing.assert_close(last["b"], first["b"] + 3 * 2)
     assert not (run.directory.path / "updates").exists()
 
 
 @pytest.mark.parametrize(
-    ("body", "sentence"),
+    ("text", "sentence"),
     [
         (
             "asked = run.train(model, ['site-1'])\nrun.start('site-1', model)\n"
@@ -400,78 +268,11 @@ def test_an_answer_that_is_not_finite_is_not_ok_and_weights_are_of_those_that_ar
         ),
     ],
 )
-def test_a_site_has_one_task_and_nobody_folds_at_a_site_meanwhile(flows, body, sentence):
-    lines = textwrap.indent(body, " " * 8)
-    text = f"""
-def flow(run):
-    model = run.initial_model()
-    for number in run.rounds():
-{lines}
-    return model
-"""
+def test_a_site_has_one_task_and_nobody_folds_at_a_site_meanwhile(flows, text, sentence):
     assert sentence in flows.fail(text, QUIET, "rounds=1")
 
 
-def test_sites_begin_once_they_are_started_and_not_once_their_answer_is_asked_for(flows):
-    text = """
-    import threading
-
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            run.start("site-1", model)
-            mark = run_folder() / "sites" / "site-1" / "began"
-            for _ in range(600):
-                if mark.exists():
-                    break
-                threading.Event().wait(0.05)
-            see(mark.exists(), run.in_flight)
-            model = run.fold(model, [run.next()])
-        return model
-    """
-    body = "open(folder + '/began', 'w').close()"
-    flows.finish(text, QUIET, "rounds=1", "engine.type=local", script=noisy(body))
-    assert flows.seen() == ["True, ['site-1']"]
-
-
-@pytest.mark.parametrize("use", ["run.adopt([answer])", "run.fold(model, [answer])"])
-def test_the_file_of_an_answer_that_becomes_the_model_is_durable_by_then(flows, monkeypatch, use):
-    synced = []
-    monkeypatch.setattr(update_files, "sync_file", synced.append)
-    text = f"""
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            run.start("site-1", model)
-            answer = run.next()
-            model = {use}
-        return model
-    """
-    flows.finish(text, QUIET, "rounds=1")
-    assert len(synced) == ("adopt" in use)
-
-
-def test_an_answer_that_was_dropped_is_synced_with_its_record(flows, monkeypatch):
-    synced = []
-    monkeypatch.setattr(update_files, "sync_file", synced.append)
-    text = """
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            run.start("site-1", model)
-            run.next()
-            run.write_json("out/x.json", 1)
-            model = run.fold(model, run.train(model, run.sites))
-        return model
-    """
-    flows.finish(text, QUIET, "rounds=1")
-    assert len(synced) == 1
-
-
 CARRIES = """
-from flstream.workflows import FoldRule
-
-
 def flow(run):
     model, prev, early = run.initial_model(), [], {}
     busy = []

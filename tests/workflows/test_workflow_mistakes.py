@@ -2,13 +2,14 @@
 
 import pytest
 from flows import Flows, records, shape
-from training_scripts import QUIET, adding
+from training_scripts import QUIET, adding, plain
 
 from flstream.errors import UsageError
 
 # Calls by the sentence that refuses each: first those before the first round.
 BEFORE = {
     "run.train(model, run.sites)": "run.train() was called before the first round; call it in the",
+    "run.start('site-1', model)": "run.start() was called before the first round",
     "run.initial_model(task='zeros')": "a body named 'task'; a name has small letters",
     "run.initial_model(alpha='ones')": "a body beside a model begins with zeros",
 }
@@ -40,7 +41,19 @@ CATCHABLE = {
     "run.order(number, ['site-7'])": "run.order() was given 'site-7', which is no site of the job",
     "next(run.rounds())": "run.rounds() was called in a loop over run.rounds()",
 }
-ALL = BEFORE | MISTAKES | CATCHABLE
+# While site-2 trains, after site-1 has failed.
+IN_FLIGHT = {
+    "run.start('site-2', model)": "run.start() was given site-2, whose training is in flight;",
+    "run.train(model, ['site-2'])": "run.train() was given site-2, whose training is in flight;",
+    "run.start('site-7', model)": "run.start() was given 'site-7', which is no site of the job",
+    "run.start('site-1', 'model')": "run.start() was given a str as its model; give it what",
+    "run.start('site-1', model, 0)": "run.start() was given timeout=0; give it seconds above 0",
+    "run.start('site-1', model, meta=1)": "run.start() was given a int as meta; give it a dict",
+    "run.fold(model, [failed])": "the answer of site-1, which failed and has no update: client",
+    "run.fold(model, [failed], at=['site-1'])": "the answer of site-1, which failed",
+}
+AFTER = {"run.next()": "with no training in flight, so no answer can come;"}
+ALL = BEFORE | MISTAKES | CATCHABLE | IN_FLIGHT | AFTER
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +62,6 @@ def sentences(tmp_path_factory, jobs_in):
     flows = Flows(jobs_in(tmp_path_factory.mktemp("mistakes")))
     text = f"""
     import torch
-    from flstream.workflows import FoldRule
 
     def flow(run):
         first = model = run.initial_model()
@@ -60,10 +72,18 @@ def sentences(tmp_path_factory, jobs_in):
                 refused(run, {list(MISTAKES | CATCHABLE)},
                         first=first, model=model, updates=updates, number=number)
             model = run.fold(model, updates)
+        run.start("site-1", model, meta={{"fails": True}})
+        failed = run.next()
+        run.start("site-2", model)
+        refused(run, {list(IN_FLIGHT)}, model=model, failed=failed)
+        run.next()
+        refused(run, {list(AFTER)})
         return model
     """
-    run = flows.finish(text, QUIET, script=adding({}))
-    assert [record.name for record in records(run)] == ["fold", "train", "fold"]
+    fails = plain("if model.meta.get('fails'): raise KeyError('k')")
+    run = flows.finish(text, QUIET, script=fails)
+    names = [record.name for record in records(run)]
+    assert names == ["fold", "train", "fold", "start", "next", "start", "next"]
     return flows.sentences()
 
 
@@ -75,12 +95,8 @@ def test_what_is_wrong_with_a_call_is_a_sentence_that_no_workflow_can_catch(sent
 
 
 FLOW = """
-def flow(run):
-    model = run.initial_model()
-    for number in run.rounds():
-        model = run.fold(model, run.train(model, run.sites))
-        {}
-    return model
+model = run.fold(model, run.train(model, run.sites))
+{}
 """
 
 
@@ -110,19 +126,17 @@ def test_a_workflow_that_returns_nothing_ends_with_its_newest_model_and_a_warnin
 
 # What it asks for depends on a file, as another program's would on the clock.
 OTHER = """
-def flow(run):
-    model = run.initial_model()
-    for number in run.rounds():
-        other = (HERE / "other").read_text() if number == 2 else ""
-        sites = ["site-1"] if other == "other sites" else run.sites
-        updates = run.train(model, sites, min_updates=1 + (other == "more updates"))
-        updates = updates[:1] if other == "some updates" else updates[:]
-        model = run.fold(model, updates)
-        if other != "no evaluation":
-            run.evaluate(model)
-        if number == 2:
-            break_off()
-    return model
+other = (HERE / "other").read_text() if number == 2 else ""
+sites = ["site-1"] if other == "other sites" else run.sites
+updates = run.train(model, sites, min_updates=1 + (other == "more updates"))
+updates = updates[:1] if other == "some updates" else updates[:]
+model = run.fold(model, updates)
+if other != "no evaluation":
+    run.evaluate(model)
+if number == 2:
+    run.start("site-2" if other == "other start" else "site-1", model)
+    run.next()
+    break_off()
 """
 TRAIN, FOLD = "train(model 1, site-1, site-2)", "fold(model 1, updates of site-1, site-2 of effect"
 HOW = ["rounds=3", "clients.min_updates=1"]
@@ -140,7 +154,8 @@ def broken(tmp_path_factory, jobs_in):
     ("other", "before", "now"),
     [
         ("other sites", TRAIN, "train(model 1, site-1)"),
-        ("no evaluation", "evaluate(model 2)", "train(model 2, site-1, site-2)"),
+        ("no evaluation", "evaluate(model 2)", "start(model 2, site-1)"),
+        ("other start", "start(model 2, site-1)", "start(model 2, site-2)"),
         ("more updates", TRAIN, f"{TRAIN} with other sites, min_updates, timeout or meta"),
         ("some updates", f"{FOLD} 4)", "fold(model 1, updates of site-1 of effect 4)"),
     ],
@@ -167,15 +182,7 @@ def test_a_program_that_asks_as_before_goes_on_and_a_changed_one_is_refused(brok
 
 
 def test_a_rule_with_weights_and_those_of_the_job_are_refused_together(flows):
-    text = """
-    from flstream.workflows import FoldRule
-
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            model = run.fold(model, run.train(model, run.sites), FoldRule(%s))
-        return model
-    """
+    text = "model = run.fold(model, run.train(model, run.sites), FoldRule(%s))"
     how = [QUIET, "rounds=1", "aggregation.weights={site-1=2.0}"]
     flows.finish(text % "normalise=True", *how, script=adding({}))
     error = flows.fail(text % "2.0", *how, script=adding({}))
