@@ -42,10 +42,6 @@ class Retention:
         """The oldest round whose checkpoint stays once that of round ``last`` is durable."""
         return 0 if self.keep == "all" else max(last - self.keep + 1, 0)
 
-    def is_kept(self, round_number: int, last: int) -> bool:
-        """Whether the last model of a round stays once that of round ``last`` is durable."""
-        return self.keep == "all" or round_number > last - self.keep
-
     def remove(self, paths: Iterable[Path]) -> tuple[bool, list[str]]:
         """Remove files of this run, one after another until one cannot be removed.
 

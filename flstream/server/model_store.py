@@ -334,7 +334,7 @@ class ModelStore:
         last, present, self._present = self.newest.record.round, self._present, []
         for stored in present:
             record, is_last = stored.record, self._is_last(stored.record)
-            is_recent = is_last and self.retention.is_kept(record.round, last)
+            is_recent = is_last and record.round >= self.retention.oldest(last)
             if is_recent or record.version in kept:
                 self._present.append(stored)
                 continue
@@ -383,7 +383,7 @@ class ModelStore:
     def superseded_bytes(self, last: int) -> int:
         """Bytes of models up to a round that need not stay once the next one is begun, at most."""
         records = [each.record for each in self._present]
-        going = [each for each in records if not self.retention.is_kept(each.round, last)]
+        going = [each for each in records if each.round < self.retention.oldest(last)]
         paths = [self.path(record) for record in going]
         beside = [
             body_file(path, body)
