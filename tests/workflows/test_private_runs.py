@@ -19,7 +19,7 @@ def private(run):
 
 REFUSED = {
     "run.adopt(run.train(model, run.sites[:1]))": "run.adopt() makes an update the next model as i",
-    "run.start('site-1', model)": "privacy.type is central, which counts rounds",
+    "run.start('site-1', model)": "and privacy.type is central; use run.train()",
     "run.fold(model, [*run.train(model, run.sites), *run.train(model, run.sites)])": (
         "was given two updates of site-1, and"
     ),
