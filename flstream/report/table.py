@@ -1,6 +1,7 @@
 """One table model with three renderers: plain text, terminal and HTML.
 
-Build a :class:`Table` of raw values once; each column's kind formats its cells::
+Build a :class:`Table` of raw values once, by rows or by :meth:`Table.of` of items; each column's
+kind formats its cells::
 
     table = Table(
         columns=[Column("site", "name"), Column("down", "bytes"), Column("train", "seconds", 2)],
@@ -21,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from rich.cells import cell_len
@@ -68,6 +70,8 @@ STATE_STYLES = {
 
 _MARK_STYLES = {"best": "bold", "bad": "red", "different": "bold"}
 _LEFT = ("name", "text", "state", "link")
+# In columns of these kinds, zero of an item stands for no value.
+_NONE_IF_ZERO = ("bytes", "seconds", "duration", "rate")
 _STAR = " *"
 # Least width of a column that can be shortened, and of any heading.
 _LEAST = {"name": 8, "link": 8, "text": 16}
@@ -82,6 +86,7 @@ class Column(NamedTuple):
         kind: Kind of the cells.
         rank: Order in which columns are left out where not all fit, the highest first; columns of
             rank 0 stay as long as the first one has room beside them.
+        cell: What it takes of an item: a path of attributes, or a function.
         least: Minimum width, for columns that must not move while a view is redrawn.
         most: Maximum width of names and text; 0 for as wide as the longest.
     """
@@ -89,6 +94,7 @@ class Column(NamedTuple):
     head: str
     kind: Kind = "text"
     rank: int = 0
+    cell: str | Callable[[Any], Any] = ""
     least: int = 0
     most: int = 0
 
@@ -165,6 +171,42 @@ class Table:
     rows: Sequence[Row | Gap]
     title: str = ""
     is_live: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        first: Column,
+        items: Iterable[tuple[Cell, Any]],
+        columns: Iterable[Column],
+        title: str = "",
+        mark: Callable[[Any], Mark] = lambda _: "",
+        shown: tuple[int, int, int] | None = None,
+    ) -> Table:
+        """Build the table of items, each after the cell that names it; None is an empty item.
+
+        A column of a rank above 0 is left out where no item has a value for it.
+
+        Args:
+            first: Column of the names.
+            items: Names and items.
+            columns: The other columns.
+            title: Heading above the table.
+            mark: Function that returns the mark of an item's row.
+            shown: Arguments of :func:`ends`; None for all rows.
+        """
+        items = list(items)
+        heads, rows = [first], [[name] for name, _ in items]
+        for column in columns:
+            take = attrgetter(column.cell) if isinstance(column.cell, str) else column.cell
+            cells = [None if item is None else take(item) for _, item in items]
+            if column.kind in _NONE_IF_ZERO:
+                cells = [cell or None for cell in cells]
+            if not column.rank or any(cell is not None for cell in cells):
+                heads.append(column)
+                for row, cell in zip(rows, cells, strict=True):
+                    row.append(cell)
+        marked = [Row(row, mark(item)) for row, (_, item) in zip(rows, items, strict=True)]
+        return cls(heads, ends(marked, *shown) if shown else marked, title)
 
     def lines(self, width: int | None = None) -> list[str]:
         """Return the table as lines of plain text that fit a width in columns, if there is one."""
