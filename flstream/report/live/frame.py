@@ -81,8 +81,8 @@ def render(run: LiveRun, memory: LiveMemory, now: float, width: int, height: int
     rounds = run.history.rounds[-min(past, _MOST_PAST) :] if past >= _LEAST_PAST else []
     if rounds:
         values = {
-            each.number: flat_metrics({**(each.scores or {}), "train": each.trained})
-            for each in rounds
+            record.number: flat_metrics({**(record.scores or {}), "train": record.trained})
+            for record in rounds
         }
         metrics = order_metrics(metric for row in values.values() for metric in row)
         table = rounds_table([*map(round_summary, rounds)], values, metrics, most=len(rounds))
