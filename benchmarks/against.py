@@ -37,21 +37,13 @@ MILLISECONDS = {"s": 0.1, "ms": 100.0}
 
 
 class Comparison(NamedTuple):
-    """A row that both checkouts have measured in pairs.
+    """A row that both checkouts have measured in pairs."""
 
-    Attributes:
-        what: Description of the measurement.
-        unit: Unit of the figures.
-        here: Figures of this checkout, in the order of the pairs.
-        there: Figures of the other one.
-        bound: Largest acceptable median ratio.
-    """
-
-    what: str
-    unit: str
-    here: Sequence[float]
-    there: Sequence[float]
-    bound: float
+    what: str  # description of the measurement
+    unit: str  # unit of the figures
+    here: Sequence[float]  # figures of this checkout, in the order of the pairs
+    there: Sequence[float]  # figures of the other one
+    bound: float  # largest acceptable median ratio
 
     @property
     def ratios(self) -> list[float]:

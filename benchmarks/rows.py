@@ -39,27 +39,17 @@ LEAST = {
 
 
 class Row(NamedTuple):
-    """A figure, and what it is compared with.
+    """A figure, and what it is compared with."""
 
-    Attributes:
-        what: Description of the measurement.
-        value: The figure, in its unit.
-        unit: One of :data:`RATES` or :data:`LEAST`.
-        limit: Value measured in the same run, or set as a target, in the same unit.
-        beside: Name of the limit; empty for a target.
-        least: Smallest acceptable ratio of the value to the limit; None for no lower bound.
-        most: Largest acceptable ratio; None for no upper bound.
-        spread: The values of which the figure is the median, as text.
-    """
-
-    what: str
-    value: float
-    unit: str
-    limit: float
-    beside: str = ""
+    what: str  # description of the measurement
+    value: float  # the figure, in its unit
+    unit: str  # one of :data:`RATES` or :data:`LEAST`
+    limit: float  # value measured in the same run, or set as a target, in the same unit
+    beside: str = ""  # name of the limit; empty for a target
+    # Smallest acceptable ratio of the value to the limit; None for no lower bound.
     least: float | None = None
-    most: float | None = None
-    spread: str = ""
+    most: float | None = None  # largest acceptable ratio; None for no upper bound
+    spread: str = ""  # the values of which the figure is the median, as text
 
     @property
     def ratio(self) -> float:

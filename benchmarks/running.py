@@ -22,19 +22,12 @@ JOBS = Path(__file__).parent.parent / "jobs"
 
 
 class MeasuredRun(NamedTuple):
-    """A run that has ended.
+    """A run that has ended."""
 
-    Attributes:
-        summary: Content of ``summary.json``.
-        events: Records of ``events.jsonl``.
-        samples: Records of ``memory.jsonl``.
-        began: Time at which the command was started, in seconds since the epoch.
-    """
-
-    summary: Summary
-    events: list[dict[str, Any]]
-    samples: list[dict[str, Any]]
-    began: float
+    summary: Summary  # content of ``summary.json``
+    events: list[dict[str, Any]]  # records of ``events.jsonl``
+    samples: list[dict[str, Any]]  # records of ``memory.jsonl``
+    began: float  # time at which the command was started, in seconds since the epoch
 
 
 def run(job: Path, folder: Path, *settings: str, may_fail: str = "") -> MeasuredRun:

@@ -41,16 +41,11 @@ Into = Literal["bare", "scratch", "existing memory", "new memory", "file"]
 
 
 class Link(NamedTuple):
-    """One process's ends of the connections between a sender and a receiver.
+    """One process's ends of the connections between a sender and a receiver."""
 
-    Attributes:
-        receiver: Name of the receiver.
-        control: Connection for control messages: tokens, and when to begin.
-        sockets: For downloads over each way; then for bytes without a protocol.
-    """
-
-    receiver: str
-    control: Any
+    receiver: str  # name of the receiver
+    control: Any  # connection for control messages: tokens, and when to begin
+    # For downloads over each way; then for bytes without a protocol.
     sockets: Sequence[socket.socket]
 
     def bare(self, run: Run) -> socket.socket:
@@ -68,17 +63,11 @@ class Link(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A model to send.
+    """A model to send."""
 
-    Attributes:
-        tensors: Number of tensors.
-        size: Size of each tensor in bytes.
-        path: Path of a sparse file with the model; None for a model in memory.
-    """
-
-    tensors: int
-    size: int
-    path: Path | None = None
+    tensors: int  # number of tensors
+    size: int  # size of each tensor in bytes
+    path: Path | None = None  # path of a sparse file with the model; None for a model in memory
 
     @property
     def nbytes(self) -> int:
@@ -101,21 +90,13 @@ class Model(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A model sent once to one or more receivers at a time.
+    """A model sent once to one or more receivers at a time."""
 
-    Attributes:
-        label: Name of the measurement; runs with the same label are repetitions.
-        model: Model to send.
-        receivers: Number of receivers.
-        into: Kind of sink of each receiver; ``bare`` is a socket without a protocol.
-        way: Over a socket pair, by direct reads beside one, or over TCP on the loopback.
-    """
-
-    label: str
-    model: Model
-    receivers: int = 1
-    into: Into = "scratch"
-    way: Way = "pair"
+    label: str  # name of the measurement; runs with the same label are repetitions
+    model: Model  # model to send
+    receivers: int = 1  # number of receivers
+    into: Into = "scratch"  # kind of sink of each receiver; ``bare`` is a socket without a protocol
+    way: Way = "pair"  # over a socket pair, by direct reads beside one, or over TCP on the loopback
 
 
 class Sent(NamedTuple):
@@ -134,17 +115,12 @@ class Received(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Results of a list of runs.
+    """Results of a list of runs."""
 
-    Attributes:
-        rates: Bytes a second of each run, over all its receivers together, by label.
-        sent: Measurements of the sender.
-        received: Measurements of each receiver.
-    """
-
+    # Bytes a second of each run, over all its receivers together, by label.
     rates: dict[str, list[float]]
-    sent: Sent
-    received: list[Received]
+    sent: Sent  # measurements of the sender
+    received: list[Received]  # measurements of each receiver
 
     def rate(self, label: str) -> float:
         """Return the median rate of a label's runs without the first, which warms up."""

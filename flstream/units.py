@@ -186,15 +186,6 @@ def format_seconds_exact(seconds: float) -> str:
     return f"{int(seconds) if seconds.is_integer() else seconds!r} s"
 
 
-def format_bits(bits: float) -> str:
-    """Format a rate in bits a second for display: `10 Mbit/s`, `1.25 Gbit/s`, `300 bit/s`."""
-    for unit, name in ((10**9, "Gbit"), (10**6, "Mbit"), (10**3, "kbit")):
-        # Compared as printed, so that nothing ever reads "1e+03 kbit/s".
-        if float(f"{bits:.3g}") >= unit:
-            return f"{bits / unit:.3g} {name}/s"
-    return f"{bits:.3g} bit/s"
-
-
 def format_bits_exact(bits: float) -> str:
     """Format a rate in bits a second without loss, as `10 Mbit` or a number, for `parse_rate`."""
     for unit, name in ((10**9, "Gbit"), (10**6, "Mbit"), (10**3, "kbit")):

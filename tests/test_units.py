@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flstream.units import (
-    format_bits,
     format_bits_exact,
     format_bytes,
     format_bytes_exact,
@@ -83,7 +82,6 @@ def test_an_exact_value_reads_back_as_itself(size, seconds, bits):
 
 
 PRINTED = {
-    format_bits: {300: "300 bit/s", 999.9: "1 kbit/s", 1e7: "10 Mbit/s", 1.25e9: "1.25 Gbit/s"},
     format_rate: {310.5 * MIB: "310.5 MiB/s", 12: "12 B/s"},
     format_bytes: {0: "0 B", 2 * MIB: "2 MiB", 18140365: "17.3 MiB", MIB - 1: "1.0 MiB"},
     format_bytes_exact: {0: "0", 1000: "1000", 512 * 1024: "512 KiB", 1024 * MIB: "1 GiB"},

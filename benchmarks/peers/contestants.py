@@ -42,19 +42,13 @@ PEERS = {
 
 
 class Contestant(NamedTuple):
-    """A peer with one choice of settings, in one job.
+    """A peer with one choice of settings, in one job."""
 
-    Attributes:
-        name: Name on the command line and in JSON.
-        peer: Key of :data:`PEERS`; its adapter is ``adapters/<peer>_peer.py``.
-        label: Name in tables.
-        arguments: Arguments of the adapter after the numbers of clients and of rounds, with
-            ``{clients}`` and ``{size}`` to be filled in.
-    """
-
-    name: str
-    peer: str
-    label: str
+    name: str  # name on the command line and in JSON
+    peer: str  # key of :data:`PEERS`; its adapter is ``adapters/<peer>_peer.py``
+    label: str  # name in tables
+    # Arguments of the adapter after the numbers of clients and of rounds, with ``{clients}`` and
+    # ``{size}`` to be filled in.
     arguments: tuple[str, ...] = ()
 
 
@@ -92,23 +86,15 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """One run; seconds and bytes.
+    """One run; seconds and bytes."""
 
-    Attributes:
-        startup: From the command to the beginning of the first round.
-        rounds: Each from its beginning to that of the next, without the last, which has no next.
-        server_idle: RSS of the server's process after its imports, before it had a model.
-        server_peak: The kernel's high-water mark of its RSS.
-        peak_pss: Highest PSS of all processes together at one time.
-        failure: One line that says why the run does not count, or nothing.
-    """
-
-    startup: float = 0.0
+    startup: float = 0.0  # from the command to the beginning of the first round
+    # Each from its beginning to that of the next, without the last, which has no next.
     rounds: tuple[float, ...] = ()
-    server_idle: int = 0
-    server_peak: int = 0
-    peak_pss: int = 0
-    failure: str = ""
+    server_idle: int = 0  # RSS of the server's process after its imports, before it had a model
+    server_peak: int = 0  # the kernel's high-water mark of its RSS
+    peak_pss: int = 0  # highest PSS of all processes together at one time
+    failure: str = ""  # one line that says why the run does not count, or nothing
 
 
 @dataclass(frozen=True)

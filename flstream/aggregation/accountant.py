@@ -27,23 +27,14 @@ FoldCounts = Mapping[int, int]
 
 
 class Accounting(msgspec.Struct, frozen=True):
-    """Inputs of epsilon beside the folds.
+    """Inputs of epsilon beside the folds."""
 
-    Attributes:
-        accountant: Name of the accountant.
-        sampling: How cohorts are drawn.
-        noise_multiplier: Noise on the sum of updates, in units of the clipping norm.
-        cohort: Number of sites that are drawn, or expected.
-        population: Number of sites that they are drawn from while all of them are asked.
-        delta: Probability at which epsilon may fail.
-    """
-
-    accountant: Literal["rdp", "pld"]
-    sampling: Literal["poisson", "without_replacement"]
-    noise_multiplier: float
-    cohort: int
-    population: int
-    delta: float
+    accountant: Literal["rdp", "pld"]  # name of the accountant
+    sampling: Literal["poisson", "without_replacement"]  # how cohorts are drawn
+    noise_multiplier: float  # noise on the sum of updates, in units of the clipping norm
+    cohort: int  # number of sites that are drawn, or expected
+    population: int  # number of sites that they are drawn from while all of them are asked
+    delta: float  # probability at which epsilon may fail
 
     @classmethod
     def of(cls, job: Job) -> Accounting:

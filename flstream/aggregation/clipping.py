@@ -108,19 +108,12 @@ class _SquareSum:
 
 @dataclass(frozen=True)
 class AdaptiveNorm:
-    """The step of the clipping norm after a fold.
+    """The step of the clipping norm after a fold."""
 
-    Attributes:
-        target_quantile: Fraction of updates whose norm is to be within the clipping norm.
-        learning_rate: How fast the norm follows.
-        cohort: Number that counts are divided by: that of the sites that are expected.
-        count_stddev: Standard deviation of the noise on the count.
-    """
-
-    target_quantile: float
-    learning_rate: float
-    cohort: int
-    count_stddev: float
+    target_quantile: float  # fraction of updates whose norm is to be within the clipping norm
+    learning_rate: float  # how fast the norm follows
+    cohort: int  # number that counts are divided by: that of the sites that are expected
+    count_stddev: float  # standard deviation of the noise on the count
 
     def after(self, norm: float, received: int, clipped: int, noise: float) -> float:
         """Return the clipping norm of the next fold.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,7 +31,7 @@ class FoldRule:
             ``"zero"`` where what was sent is a difference already.
     """
 
-    weights: Mapping[str, float] | Sequence[float] | float | None = None
+    weights: Sequence[float] | float | None = None
     normalise: bool = False
     scale: float = 1.0
     base: Base = "own"
@@ -47,9 +47,7 @@ class FoldRule:
         if not _is_number(self.scale):
             raise WorkflowError(f"FoldRule(scale={self.scale!r}): a scale is a finite number")
         weights: Any = self.weights
-        if isinstance(weights, Mapping):
-            weights = list(weights.values())
-        elif not isinstance(weights, Sequence) or isinstance(weights, str | bytes):
+        if not isinstance(weights, Sequence) or isinstance(weights, str | bytes):
             weights = [] if weights is None else [weights]
         for each in weights:
             if not (_is_number(each) and each > 0):
@@ -69,38 +67,24 @@ class FoldRule:
                 "give one for each, in their order"
             )
 
-    def weight_of(self, site: str, place: int, own: float) -> float:
-        """Weight of a site's update.
+    def weight_of(self, place: int, own: float) -> float:
+        """Weight of the update at a place among those that the fold was given, from 0.
 
         Args:
-            site: Name of the site.
-            place: Place of the update among those that the fold was given, from 0.
+            place: The place.
             own: The update's own weight.
-
-        Raises:
-            WorkflowError: The weights are by site, and it is not among them.
         """
         if self.weights is None:
             return own
-        if isinstance(self.weights, Sequence):
-            return float(self.weights[place])
-        if isinstance(self.weights, Mapping):
-            if site not in self.weights:
-                raise WorkflowError(
-                    f"FoldRule(weights=...) has no weight for {site}, whose update is folded; "
-                    "give it one"
-                )
-            return float(self.weights[site])
-        return float(self.weights)
+        return float(self.weights[place] if isinstance(self.weights, Sequence) else self.weights)
 
     def plain(self) -> list[Any]:
         """The rule as the arguments of an effect have it."""
         weights: Any = self.weights
-        if isinstance(weights, Mapping):
-            weights = {site: float(weight) for site, weight in weights.items()}
+        if isinstance(weights, Sequence):
+            weights = [float(weight) for weight in weights]
         elif weights is not None:
-            is_list = isinstance(weights, Sequence)
-            weights = [float(weight) for weight in weights] if is_list else float(weights)
+            weights = float(weights)
         return [weights, self.normalise, float(self.scale), self.base]
 
 

@@ -9,7 +9,8 @@ from itertools import accumulate
 import numpy as np
 
 from flstream.aggregation.elements import BLOCK, Array, blocks
-from flstream.aggregation.regions import Region, UpdatePart
+from flstream.aggregation.regions import Region
+from flstream.aggregation.update_set import UpdatePart
 
 
 class WeightedMean:

@@ -12,11 +12,11 @@ from flstream.aggregation.elements import Array, blocks
 from flstream.aggregation.geometric_median import geometric_median_weights
 from flstream.aggregation.krum import around_median, bulyan_weights, krum_weights
 from flstream.aggregation.mean import WeightedMean
-from flstream.aggregation.next_model import Fold
 from flstream.aggregation.own_rule import OwnRule
 from flstream.aggregation.ranked import fraction_trim, median_trim, trimmed_mean
-from flstream.aggregation.regions import Region, UpdatePart
+from flstream.aggregation.regions import Region
 from flstream.aggregation.rules import AggregationRule
+from flstream.aggregation.update_set import Fold, UpdatePart
 from flstream.errors import AggregationError
 from flstream.job.sections import least_updates, most_byzantine
 

@@ -28,21 +28,14 @@ OptimizerType = Literal["fedavgm", "fedadagrad", "fedadam", "fedyogi"]
 
 @dataclass(frozen=True)
 class ServerOptimizer(ServerStep):
-    """An optimizer that moves the model along the aggregate's difference from it.
+    """An optimizer that moves the model along the aggregate's difference from it."""
 
-    Attributes:
-        type: Name of the algorithm.
-        learning_rate: Server learning rate, eta in the papers.
-        beta_1: Share of the momentum kept in a round, from 0 to below 1.
-        beta_2: Share of the second moment kept in a round, from 0 to below 1; FedAdagrad keeps all.
-        tau: Degree of adaptivity, above 0: the smaller, the more adaptive.
-    """
-
-    type: OptimizerType
-    learning_rate: float
-    beta_1: float
+    type: OptimizerType  # name of the algorithm
+    learning_rate: float  # server learning rate, eta in the papers
+    beta_1: float  # share of the momentum kept in a round, from 0 to below 1
+    # Share of the second moment kept in a round, from 0 to below 1; FedAdagrad keeps all.
     beta_2: float = 0.99
-    tau: float = 0.001
+    tau: float = 0.001  # degree of adaptivity, above 0: the smaller, the more adaptive
 
     @property
     def name(self) -> str:

@@ -14,7 +14,7 @@ from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.side_layout import SideLayout
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.update_set import UpdateSet
-from flstream.aggregation.walk import OnRange, find_not_finite, weigh_updates
+from flstream.aggregation.walk import OnRange, find_not_finite, folded_ranges, weigh_updates
 from flstream.errors import AggregationError
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.dtypes import FLOATS, first_not_finite
@@ -82,11 +82,7 @@ class PartialSum:
         mean = WeightedMean()
         quiet = np.errstate(over="ignore", invalid="ignore")
         with quiet, FileSink(self._path, self._side_layout.layout, durable=False) as sink:
-            for start, stop, regions, contributions in cohort.ranges():
-                mean.begin(regions)
-                self.load(mean, regions)
-                for index, parts, _ in contributions:
-                    mean.add(index, parts, are_last=False)
+            for start, stop, regions in folded_ranges(cohort, mean, self, holds_last=False):
                 bad = self._first_not_finite(mean, regions)
                 if bad is not None:
                     find_not_finite(base, updates, rule, step, start, on_range)

@@ -136,18 +136,12 @@ def _polynomial(terms: list[float], x: Array, out: Array) -> None:
 
 @dataclass(frozen=True)
 class GaussianMechanism:
-    """What makes the mean of one fold private.
+    """What makes the mean of one fold private."""
 
-    Attributes:
-        clip_norm: Bound of the L2 norm of each update's difference from the model.
-        cohort: Number that the sum of differences is divided by.
-        noise: Standard deviation of the noise on each number of the mean.
-        name: Name of the fold, which decides the noise; of the seed, the round and the fold in it.
-    """
-
-    clip_norm: float
-    cohort: int
-    noise: float
+    clip_norm: float  # bound of the L2 norm of each update's difference from the model
+    cohort: int  # number that the sum of differences is divided by
+    noise: float  # standard deviation of the noise on each number of the mean
+    # Name of the fold, which decides the noise; of the seed, the round and the fold in it.
     name: str
 
 

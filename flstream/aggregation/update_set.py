@@ -1,4 +1,7 @@
-"""The updates of one walk, opened, and read side by side range by range."""
+"""The updates of one walk, opened, and read side by side range by range.
+
+The part of an update in a region has its values for the model there, in float64.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from itertools import cycle
+from typing import Protocol
+
+import numpy as np
 
 from flstream.aggregation.ahead import read_ahead
-from flstream.aggregation.regions import BaseValues, Region, UpdatePart, cut, regions_of
+from flstream.aggregation.elements import Array, block_room
+from flstream.aggregation.regions import Region, cut, not_finite, regions_of
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import GROUPS_READ, RANGES_TOGETHER
 from flstream.aggregation.update import Reading, UpdateSource
-from flstream.model.source import Scratch, Source
+from flstream.model.dtypes import FLOATS, first_not_finite, load, numbers_in
+from flstream.model.source import Scratch, Source, view_of
 
 # Least bytes of all updates for which handing work to a thread saves more than it costs.
 _LEAST_READ_AHEAD_BYTES = 8 << 20
@@ -21,10 +29,118 @@ _LEAST_READ_AHEAD_BYTES = 8 << 20
 _MOST_OPENED = 8
 
 
+class BaseValues:
+    """The model that the updates started from, of which each range is read at most once."""
+
+    def __init__(self, base: Source, step: int) -> None:
+        self._base = base
+        self._scratch = Scratch()
+        self._range = (0, 0)
+        self._data: memoryview | None = None
+        self._room = block_room({spec.dtype for spec in base.layout.tensors}, step)
+
+    def begin(self, start: int, stop: int) -> None:
+        """Begin a range."""
+        self._range = (start, stop)
+        self._data = None
+
+    def of(self, region: Region) -> memoryview:
+        """Return the model's bytes for a region of the range."""
+        start, stop = self._range
+        if self._data is None:
+            self._data = view_of(self._base, start, stop, self._scratch)
+        return self._data[region.start - start : region.stop - start]
+
+    def numbers(self, region: Region) -> Array:
+        """Return the model's numbers in a region of the range."""
+        return numbers_in(region.dtype, self.of(region))
+
+    def block(self, region: Region, block: slice) -> Array:
+        """Return a block of the model's numbers in float64, valid until the next call."""
+        old = self._room[: block.stop - block.start]
+        load(self.numbers(region)[block], old)
+        return old
+
+
+class UpdatePart:
+    """The part of an update in a region of a range; its difference from the model is scaled."""
+
+    def __init__(self, cohort: UpdateSet, place: int, region: Region, data: memoryview) -> None:
+        update = cohort.readings[place].update
+        self.place, self.site, self.region = place, update.site, region
+        self.weight = region.weight_of(update)
+        self._sent = numbers_in(region.dtype, data)
+        self._is_difference = update.params_type == "DIFF"
+        if region.body:
+            # Whether the params are weights or differences says nothing of other bodies.
+            self._is_difference = region.fold_rule is not None and region.fold_rule.base == "zero"
+        self._old = cohort.base_of(update)
+        self._scale = 1.0 if region.body else cohort.scales[place]
+        # The model's layout, where numbers are to be finite.
+        self._checked = cohort.checked
+
+    def reals(self, block: slice, out: Array) -> None:
+        """Write what is summed of a block into a float64 array of its length.
+
+        That is the new values, or, under a rule of the workflow's, the differences that it sums.
+        Integers are not scaled; their differences wrap, and so do sums of these with the old ones.
+        """
+        is_float = self.region.dtype in FLOATS
+        is_new = self._scale == 1 and self.region.fold_rule is None
+        if not self._is_difference and (is_new or not is_float):
+            self.sent(block, out)
+        elif not is_float:
+            old, sent = self._old.numbers(self.region)[block], self._sent[block]
+            # A difference of bools selects those to flip.
+            np.copyto(out, old ^ sent if self.region.dtype == "BOOL" else old + sent)
+        else:
+            self.differences(block, out)
+            if self._scale != 1:
+                np.multiply(out, self._scale, out=out)
+            if self.region.fold_rule is None:
+                np.add(out, self._old.block(self.region, block), out=out)
+
+    def differences(self, block: slice, out: Array) -> None:
+        """Write a block's differences from the old values, before scaling, into a float64 array."""
+        self.sent(block, out)
+        if not self._is_difference:
+            np.subtract(out, self._old.block(self.region, block), out=out)
+
+    def sent(self, block: slice, out: Array) -> None:
+        """Write a block's numbers as they were sent into a float64 array."""
+        load(self._sent[block], out)
+        if self._checked is not None:
+            index = first_not_finite(out, block.start)
+            if index is not None:
+                value = float(out[index - block.start])
+                raise not_finite(self.site, self._checked, self.region, index, value)
+
+
 Contribution = tuple[int, Sequence[UpdatePart], bool]
 """The parts of the updates that are read together, for one region of a range: the region's index;
 the parts of those updates that have it; and whether these are the last. The bytes of the last ones
 stay valid until the next range is begun; those of others, until the next contribution."""
+
+
+class Fold(Protocol):
+    """A way to make the next model of updates, one range at a time."""
+
+    def begin(self, regions: Sequence[Region]) -> None:
+        """Begin a range that consists of these regions."""
+        ...
+
+    def add(self, index: int, parts: Sequence[UpdatePart], *, are_last: bool) -> None:
+        """Add the parts of further updates for the region at an index of the range.
+
+        Updates come in the cohort's order, and every update among a region's carriers is added. The
+        bytes of the last parts stay valid until all results have been returned; those of others
+        only during this call.
+        """
+        ...
+
+    def result(self, index: int, block: slice) -> Array:
+        """Return the new values of a block of a region, once: float64, which may be overwritten."""
+        ...
 
 
 class UpdateSet:
@@ -60,11 +176,11 @@ class UpdateSet:
         self._is_large = layout.nbytes * len(updates) >= _LEAST_READ_AHEAD_BYTES
         if self._is_large:  # at once, since each is compared with the model first
             with ThreadPoolExecutor(_MOST_OPENED, "opening") as threads:
-                self._readings = list(threads.map(lambda each: Reading(each, layout), updates))
+                self.readings = list(threads.map(lambda each: Reading(each, layout), updates))
         else:
-            self._readings = [Reading(update, layout) for update in updates]
-        self._scales = scales or [1.0] * len(updates)
-        self._checked = layout if checks_finite and rule.on_nonfinite == "reject" else None
+            self.readings = [Reading(update, layout) for update in updates]
+        self.scales = scales or [1.0] * len(updates)
+        self.checked = layout if checks_finite and rule.on_nonfinite == "reject" else None
         self.old = BaseValues(base, step)
         # Those of other models that updates were trained from, each read once.
         others = {id(each.base): each.base for each in updates if each.base is not None}
@@ -72,7 +188,7 @@ class UpdateSet:
         self.regions = regions_of(
             layout,
             rule,
-            [each.carried.by_name if each.update.partial else None for each in self._readings],
+            [each.carried.by_name if each.update.partial else None for each in self.readings],
             before or [0.0] * len(layout.tensors),
         )
 
@@ -89,7 +205,7 @@ class UpdateSet:
         reads = (
             partial(self._read, first, start, stop, next(scratches))
             for start, stop in self._layout.ranges(self.step)
-            for first in range(0, len(self._readings), RANGES_TOGETHER)
+            for first in range(0, len(self.readings), RANGES_TOGETHER)
         )
         made = (
             read_ahead(reads, GROUPS_READ - 1)
@@ -107,7 +223,7 @@ class UpdateSet:
         self, first: int, start: int, stop: int, scratches: Sequence[Scratch]
     ) -> list[memoryview]:
         """Read a range of the updates that are folded together, beginning with one of them."""
-        together = self._readings[first : first + len(scratches)]
+        together = self.readings[first : first + len(scratches)]
         return [
             reading.read(start, stop, scratch)
             for reading, scratch in zip(together, scratches, strict=False)  # the last may be fewer
@@ -116,7 +232,7 @@ class UpdateSet:
     def _contributions(
         self, start: int, regions: Sequence[Region], groups: Iterator[list[memoryview]]
     ) -> Iterator[Contribution]:
-        count = len(self._readings)
+        count = len(self.readings)
         for first in range(0, count, RANGES_TOGETHER):
             ranges = next(groups)
             for index, region in enumerate(regions):
@@ -128,14 +244,16 @@ class UpdateSet:
                 if parts:
                     yield index, parts, first + len(ranges) == count
 
+    def base_of(self, update: UpdateSource) -> BaseValues:
+        """Return the values of the model that an update was trained from."""
+        return self._others.get(id(update.base), self.old)
+
     def _part(self, place: int, region: Region, start: int, data: memoryview) -> UpdatePart:
         """The part of an update in a region, given its bytes for a range from ``start`` on."""
-        reading = self._readings[place]
-        old = self._others.get(id(reading.update.base), self.old)
+        reading = self.readings[place]
         offset = reading.place(region.start) - reading.place(start)
         data = data[offset : offset + region.stop - region.start]
         if reading.may_be_unchanged and not region.body:
             # Which one range disproves, where a site has trained.
-            reading.compare(data, old.of(region))
-        scale = 1.0 if region.body else self._scales[place]
-        return UpdatePart(place, reading.update, region, data, old, scale, self._checked)
+            reading.compare(data, self.base_of(reading.update).of(region))
+        return UpdatePart(self, place, region, data)

@@ -8,7 +8,7 @@ It needs a few ranges of memory, whatever the model's size and however many upda
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -16,20 +16,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flstream.aggregation.clipping import clip_scales, difference_norms
-from flstream.aggregation.elements import block_room, blocks
+from flstream.aggregation.elements import BLOCK, SMALL_BLOCK, Array, block_room, blocks
 from flstream.aggregation.gram import gram_matrix
 from flstream.aggregation.mean import WeightedMean
 from flstream.aggregation.methods import Weigh, combination
-from flstream.aggregation.next_model import NextModel
-from flstream.aggregation.optimizers import Optimization
-from flstream.aggregation.regions import element_at
+from flstream.aggregation.optimizers import Optimization, OptimizerWalk
+from flstream.aggregation.private import PrivateMean
+from flstream.aggregation.regions import Region, element_at
 from flstream.aggregation.rules import LEAST_WEIGHT, AggregationRule
 from flstream.aggregation.update import UpdateSource
-from flstream.aggregation.update_set import UpdateSet
+from flstream.aggregation.update_set import BaseValues, Fold, UpdateSet
 from flstream.errors import AggregationError, UpdateRefusedError
 from flstream.job.sections import is_own
-from flstream.model.dtypes import FLOATS, first_not_finite
+from flstream.model.digests import BodyDigest
+from flstream.model.dtypes import FLOATS, INTEGERS, first_not_finite, numbers_in, store
 from flstream.model.source import Sink, Source
+from flstream.telemetry.halts import halt_at
 
 if TYPE_CHECKING:
     from flstream.aggregation.partial_sum import PartialSum
@@ -85,13 +87,7 @@ def fold_updates(
         count = len(updates) + (0 if earlier is None else len(earlier.sites))
         model = NextModel(sink, cohort.old, rule, optimization, count)
         bad = None
-        for start, stop, regions, contributions in cohort.ranges():
-            fold.begin(regions)
-            if earlier is not None:
-                assert isinstance(fold, WeightedMean)
-                earlier.load(fold, regions)
-            for index, parts, are_last in contributions:
-                fold.add(index, parts, are_last=are_last)
+        for start, stop, regions in folded_ranges(cohort, fold, earlier):
             bad = model.write(start, stop, regions, fold)
             if bad is not None:
                 break
@@ -110,6 +106,23 @@ def fold_updates(
     for each in updates:
         each.confirm()
     return model.digest
+
+
+def folded_ranges(
+    cohort: UpdateSet, fold: Fold, earlier: PartialSum | None, *, holds_last: bool = True
+) -> Iterator[tuple[int, int, Sequence[Region]]]:
+    """Fold all updates range by range; yield start, stop and regions of each that is folded.
+
+    With ``holds_last`` the last updates are summed once results are requested.
+    """
+    for start, stop, regions, contributions in cohort.ranges():
+        fold.begin(regions)
+        if earlier is not None:
+            assert isinstance(fold, WeightedMean)
+            earlier.load(fold, regions)
+        for index, parts, are_last in contributions:
+            fold.add(index, parts, are_last=are_last and holds_last)
+        yield start, stop, regions
 
 
 def weigh_updates(
@@ -184,3 +197,90 @@ def find_not_finite(
                             "examples",
                         )
         on_range(folded)
+
+
+class NextModel:
+    """Writes the next model: the aggregate of so many updates, or an optimizer's step to it."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        old: BaseValues,
+        rule: AggregationRule,
+        optimization: Optimization | None,
+        updates: int,
+    ) -> None:
+        self._sink = sink
+        self._old = old
+        self._is_checked = rule.on_nonfinite == "reject"
+        self._digest = BodyDigest(sink.layout)
+        self._optimizer: OptimizerWalk | None = None
+        if optimization is not None:
+            selected = {name for name in rule.selected(sink.layout) if not rule.body_of(name)}
+            self._optimizer = OptimizerWalk(optimization, sink.layout, selected, updates)
+        self._private: PrivateMean | None = None
+        if rule.mechanism is not None:
+            self._private = PrivateMean(rule.mechanism, sink.layout)
+
+    @property
+    def digest(self) -> str:
+        """Digest of what was written."""
+        return self._digest.hexdigest()
+
+    def write(
+        self, start: int, stop: int, regions: Sequence[Region], fold: Fold
+    ) -> tuple[Region, int] | None:
+        """Write a range, unless it has a number that must be finite and is not.
+
+        Returns:
+            The region of that number, and its index there; or None.
+        """
+        halt_at("fold")
+        (out,) = self._sink.views(start, stop)
+        for index, region in enumerate(regions):
+            data = out[region.start - start : region.stop - start]
+            is_float = region.dtype in FLOATS
+            optimizer = self._optimizer if is_float and not region.body else None
+            # Of numbers that are private, it must not show whether anybody sent them.
+            if region.is_kept and not (self._private and region.is_selected):
+                data[:] = self._old.of(region)
+                if optimizer and region.is_selected:
+                    optimizer.keep(region)
+                continue
+            target = numbers_in(region.dtype, data)
+            is_small = self._optimizer or region.fold_rule is not None
+            for part in blocks(region.numbers, SMALL_BLOCK if is_small else BLOCK):
+                if region.is_kept:
+                    values = self._old.block(region, part).copy()
+                else:
+                    values = fold.result(index, part)
+                if region.dtype in INTEGERS:
+                    bad = first_not_finite(values, part.start)
+                    if bad is None:
+                        _store_rounded(values, target[part])
+                        continue
+                    return region, bad
+                if region.fold_rule is not None:
+                    np.multiply(values, region.fold_rule.scale, out=values)
+                    np.add(values, self._old.block(region, part), out=values)
+                if self._private and is_float:
+                    self._private.apply(region, part, values, self._old.block(region, part))
+                if optimizer:
+                    optimizer.advance(region, part, values, self._old.block(region, part))
+                store(values, target[part])
+                if self._is_checked and is_float:
+                    bad = first_not_finite(target[part], part.start)
+                    if bad is not None:
+                        return region, bad
+        self._sink.commit(start, stop)
+        self._digest.update([out])
+        return None
+
+
+def _store_rounded(values: Array, out: Array) -> None:
+    """Round finite float64 half to even, to the nearest number that an integer type has."""
+    limits = np.iinfo(out.dtype)
+    np.rint(values, out=values)
+    above, below = values >= float(limits.max), values <= float(limits.min)
+    out[:] = np.where(above | below, 0.0, values)
+    out[above], out[below] = limits.max, limits.min

@@ -46,17 +46,11 @@ _NOT_ENCODED = 64 << 10
 
 
 class Case(NamedTuple):
-    """A set of overrides of the exchange job.
+    """A set of overrides of the exchange job."""
 
-    Attributes:
-        name: Name in tables, such as `pull 2 MiB`.
-        overrides: Overrides of the job file, beside those of all cases.
-        in_files: Whether clients keep the model in a file instead of in memory.
-    """
-
-    name: str
-    overrides: tuple[str, ...]
-    in_files: bool = False
+    name: str  # name in tables, such as `pull 2 MiB`
+    overrides: tuple[str, ...]  # overrides of the job file, beside those of all cases
+    in_files: bool = False  # whether clients keep the model in a file instead of in memory
 
 
 class Need(NamedTuple):
@@ -68,26 +62,16 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """Cases to measure with one model.
+    """Cases to measure with one model."""
 
-    Attributes:
-        model_bytes: Size of the model in bytes.
-        clients: Number of clients, each a process.
-        tensors: Number of tensors of equal size; None for a mix like a transformer's.
-        cases: The cases; others are compared with the first.
-        repeat: Number of runs of each case.
-        with_codecs: Whether codecs are compared, so that models differ by what was lost.
-        job_file: Job file whose key `model.args.size` is the size of the model.
-        rounds: Rounds of a run, of which the last one is measured.
-    """
-
-    model_bytes: int
-    clients: int
-    tensors: int | None
-    cases: Sequence[Case]
-    repeat: int
-    with_codecs: bool = False
-    job_file: Path = EXCHANGE
+    model_bytes: int  # size of the model in bytes
+    clients: int  # number of clients, each a process
+    tensors: int | None  # number of tensors of equal size; None for a mix like a transformer's
+    cases: Sequence[Case]  # others are compared with the first
+    repeat: int  # number of runs of each case
+    with_codecs: bool = False  # whether codecs are compared, so that models differ by what was lost
+    job_file: Path = EXCHANGE  # job file whose key `model.args.size` is the size of the model
+    # Rounds of a run, of which the last one is measured.
     rounds: int = 2  # the first shares its time with the start of processes
 
     def job(self, case: Case) -> Job:

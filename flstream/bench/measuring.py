@@ -1,4 +1,4 @@
-"""Runs of a bench's cases in temporary folders, and the figures of each."""
+"""Runs of a bench's cases in temporary folders, the figures of each, and their JSON document."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -26,6 +28,7 @@ from flstream.runs.summary import Summary
 from flstream.simulation.interruption import undisturbed
 from flstream.simulation.launcher import simulate
 from flstream.telemetry.events import SERVER
+from flstream.telemetry.machine import this_machine
 from flstream.telemetry.memory import ProcessMemory, read_samples
 from flstream.units import format_bytes
 
@@ -38,65 +41,38 @@ Traces = dict[str, list[tuple[float, int]]]
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures of one run. Seconds, bytes and requests are those of its last round.
+    """Figures of one run. Seconds, bytes and requests are those of its last round."""
 
-    Attributes:
-        seconds: Seconds of the whole round.
-        download: Seconds until every client had the model.
-        train: Seconds in which the clients changed it.
-        upload_and_fold: Seconds until every update was folded.
-        checkpoint: Seconds until the next model was durable.
-        down_bytes: Bytes that moved to all clients.
-        up_bytes: Bytes that moved from all clients.
-        direct_bytes: Bytes of both that receivers read from files or memory themselves.
-        requests: Requests of all clients, both ways.
-        rate: Bytes a second, both ways, while models and updates moved.
-        server_over_idle: Peak RSS of the server over that after its imports, in bytes.
-        client_over_idle: The same of the client with the highest peak.
-        total_pss: Highest PSS of all processes at one time, in bytes.
-        wall_seconds: Seconds of the whole run, from its first process to its last.
-    """
-
-    seconds: float
-    download: float
-    train: float
-    upload_and_fold: float
-    checkpoint: float
-    down_bytes: float
-    up_bytes: float
-    direct_bytes: float
-    requests: float
-    rate: float
-    server_over_idle: float
-    client_over_idle: float
-    total_pss: float
-    wall_seconds: float
+    seconds: float  # of the whole round
+    download: float  # until every client had the model
+    train: float  # in which the clients changed it
+    upload_and_fold: float  # until every update was folded
+    checkpoint: float  # until the next model was durable
+    down_bytes: float  # bytes that moved to all clients
+    up_bytes: float  # bytes that moved from all clients
+    direct_bytes: float  # bytes of both that receivers read from files or memory themselves
+    requests: float  # requests of all clients, both ways
+    rate: float  # bytes a second, both ways, while models and updates moved
+    server_over_idle: float  # peak RSS of the server over that after its imports, in bytes
+    client_over_idle: float  # the same of the client with the highest peak
+    total_pss: float  # highest PSS of all processes at one time, in bytes
+    wall_seconds: float  # of the whole run, from its first process to its last
 
 
 @dataclass
 class Result:
-    """Measurements of a case.
-
-    Attributes:
-        case: The case.
-        need: Predicted memory and disk of a run.
-        runs: Figures of each run.
-        reason: Why it was not run as often as planned; empty if it was.
-        has_failed: Whether that was a failure, and not a lack of memory or disk.
-        digest: Digest of the final model; empty without runs.
-        loss: L2 norm of the difference of the final model from the first case's, divided by that
-            of all changes of the first case's; None where codecs are not compared.
-        traces: Memory over time in the first run, of the server and the client with the highest
-            peak.
-    """
+    """Measurements of a case."""
 
     case: Case
-    need: Need
-    runs: list[Figures] = field(default_factory=list)
-    reason: str = ""
-    has_failed: bool = False
-    digest: str = ""
+    need: Need  # predicted memory and disk of a run
+    runs: list[Figures] = field(default_factory=list)  # figures of each run
+    reason: str = ""  # why it was not run as often as planned; empty if it was
+    has_failed: bool = False  # whether that was a failure, and not a lack of memory or disk
+    digest: str = ""  # digest of the final model; empty without runs
+    # L2 norm of the difference of the final model from the first case's, divided by that of all
+    # changes of the first case's; None where codecs are not compared.
     loss: float | None = None
+    # Memory over time in the first run, of the server and the client with the highest peak.
     traces: Traces = field(default_factory=dict)
 
     @property
@@ -153,6 +129,32 @@ def measure(plan: BenchPlan, folder: Path, tell: Callable[[str], None]) -> list[
                 reasons = "; ".join(f"{result.case.name} {result.reason}" for result in results)
                 raise UsageError(f"nothing fits here, name a smaller --model-size: {reasons}")
     return results
+
+
+def document(plan: BenchPlan, results: Sequence[Result]) -> dict[str, Any]:
+    """Convert the results of a bench to JSON; bytes, seconds and bytes a second are numbers."""
+    keys = ("model_bytes", "clients", "tensors", "rounds", "repeat")
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": asdict(this_machine()),
+        "plan": {key: getattr(plan, key) for key in keys},
+        "results": [
+            {
+                "case": result.case.name,
+                "overrides": list(result.case.overrides),
+                "ran": bool(result.runs),
+                "reason": result.reason,
+                "failed": result.has_failed,
+                "digest": result.digest,
+                "predicted": result.need._asdict(),
+                "median": asdict(result.median) if result.median else None,
+                "ratio": result.ratio(results),
+                "error": result.loss,
+                "runs": [asdict(run) for run in result.runs],
+            }
+            for result in results
+        ],
+    }
 
 
 def _lack(need: Need, folder: Path) -> str:

@@ -86,8 +86,7 @@ def bench(
     and leaves nothing there.
     """
     from flstream.bench.cases import make_plan
-    from flstream.bench.document import document
-    from flstream.bench.measuring import measure
+    from flstream.bench.measuring import document, measure
     from flstream.report.bench_table import print_bench
     from flstream.report.console import error_console, make_console, report_error
     from flstream.simulation.interruption import stoppable

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Mapping, Sequence, Set
+
+import numpy as np
 
 from flstream.codecs.blocks import Blockwise
-from flstream.errors import UsageError
-from flstream.filters.block import BLOCK, BlockFilter, Direction, Passage, Values
+from flstream.errors import ClientError, FlstreamError, UsageError
+from flstream.filters.block import BLOCK, BlockFilter, Direction, Passage, Values, block_at
 from flstream.filters.built_in import gaussian_noise, percentile_privacy, svt_privacy
-from flstream.filters.numbers import filtered_values, load_block, source_values
 from flstream.job.code import make
 from flstream.job.filters import GAUSSIAN, PERCENTILE, SVT, FilterSection
-from flstream.model.dtypes import numbers_in, quietly, store, unit
+from flstream.model.dtypes import FLOATS, load, numbers_in, quietly, store, unit
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
-from flstream.model.source import Source
+from flstream.model.random_numbers import Floats
+from flstream.model.source import Scratch, Source, view_of
 
 BUILT_IN: Mapping[str, Callable[..., BlockFilter]] = {
     PERCENTILE: percentile_privacy,
@@ -58,13 +60,13 @@ def filtered(
             continue
         if values is None:
             # What was left out before need not be in the base.
-            values = source_values(source, base, layout.by_name)
+            values = _unfiltered(source, base, layout.by_name)
         apply: BlockFilter = (
             BUILT_IN[spec.type](values, passage, place, **dict(spec.args))
             if spec.type in BUILT_IN
             else make(spec.type, dict(spec.args))
         )
-        values = filtered_values(values, apply, passage, place, spec.name)
+        values = _through(apply, values, passage, place, spec.name)
     changed = [] if values is None else values.tensors
     block_bytes = {each.name: BLOCK * unit(each.dtype) for each in changed}
 
@@ -73,10 +75,82 @@ def filtered(
         assert values is not None
         numbers = values.block(spec, index)
         if base is not None:
-            numbers = numbers + load_block(base, spec, index)
+            numbers = numbers + _load_block(base, spec, index)
         store(numbers, numbers_in(spec.dtype, out))  # rounds the sum once
 
     return Blockwise(source, layout, block_bytes, fill)
+
+
+def _load_block(source: Source, spec: TensorInfo, index: int) -> Floats:
+    """Read the float64 numbers of a block of a tensor that a body has with this dtype and shape."""
+    size = BLOCK * unit(spec.dtype)
+    first = source.layout.by_name[spec.name].start + index * size
+    stop = first + min(size, spec.nbytes - index * size)
+    sent = numbers_in(spec.dtype, view_of(source, first, stop, Scratch()))
+    numbers = np.empty(len(sent))
+    load(sent, numbers)
+    return numbers
+
+
+def _unfiltered(source: Source, base: Source | None, names: Container[str]) -> Values:
+    """Return the named numbers of a body, or their differences from another one."""
+    tensors = [
+        spec for spec in source.layout.tensors if spec.dtype in FLOATS and spec.name in names
+    ]
+    for spec in tensors:
+        if base is not None and spec.name not in base.layout.by_name:
+            raise ClientError(
+                f"tensor {spec.name!r} of the update is not part of the model, so its change "
+                "cannot be filtered; leave it out"
+            )
+
+    def block(spec: TensorInfo, index: int) -> Floats:
+        numbers = _load_block(source, spec, index)
+        if base is not None:
+            numbers -= _load_block(base, spec, index)
+        return numbers
+
+    return Values(tensors, block)
+
+
+def _through(apply: BlockFilter, values: Values, passage: Passage, place: int, name: str) -> Values:
+    """Return numbers as the filter at a place leaves them.
+
+    A number that is not finite stays as it is: a filter that bounds numbers would hide it from the
+    server, which refuses such an update.
+    """
+
+    def block(spec: TensorInfo, index: int) -> Floats:
+        numbers = values.block(spec, index)
+        strange = np.flatnonzero(~np.isfinite(numbers))
+        before, count = numbers[strange], len(numbers)
+        try:
+            left = apply(numbers, block_at(spec, index, passage, place))
+        except FlstreamError:
+            raise
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # it may be the user's code
+            raise ClientError(
+                f"the filter {name} raised {type(error).__name__} at tensor {spec.name!r}: "
+                f"{error}; mend the filter"
+            ) from error
+        if not isinstance(left, np.ndarray) or left.shape != (count,):
+            shape = list(np.shape(left))
+            raise ClientError(
+                f"the filter {name} returned {type(left).__name__} of shape {shape} for a "
+                f"block of {count} numbers of tensor {spec.name!r}; return as many numbers"
+            )
+        if np.iscomplexobj(left):
+            raise ClientError(
+                f"the filter {name} returned complex numbers for a block of tensor "
+                f"{spec.name!r}; return floats"
+            )
+        floats: Floats = np.ascontiguousarray(left, np.float64)
+        if len(strange):
+            floats = floats.copy()
+            floats[strange] = before
+        return floats
+
+    return Values(values.tensors, block)
 
 
 def remaining(layout: Layout, specs: Sequence[FilterSection], direction: Direction) -> Layout:

@@ -23,21 +23,13 @@ Blocks = Callable[[], Iterable[Floats]]
 
 @dataclass
 class _Search:
-    """The search for one number.
+    """The search for one number."""
 
-    Attributes:
-        rank: Its place among those that begin with the prefix, from 0.
-        prefix: First bits that it is known to have.
-        bits: How many those are.
-        count: How many numbers begin with them.
-        kept: Numbers that begin with them, of the pass that keeps them.
-    """
-
-    rank: int
-    prefix: int = 0
-    bits: int = 0
-    count: int = 0
-    kept: list[Keys] = field(default_factory=list)
+    rank: int  # its place among those that begin with the prefix, from 0
+    prefix: int = 0  # first bits that it is known to have
+    bits: int = 0  # how many those are
+    count: int = 0  # how many numbers begin with them
+    kept: list[Keys] = field(default_factory=list)  # those, of the pass that keeps them
 
     def narrow(self, counts: np.ndarray[Any, Any]) -> None:
         """Take the next digit, given how many numbers have each of its values."""

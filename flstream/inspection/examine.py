@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from flstream.errors import CheckpointError, UsageError
-from flstream.inspection.difference import Difference, find_difference
+from flstream.inspection.numbers import Difference, TensorRow, find_difference, tensor_statistics
 from flstream.inspection.runs import (
     InspectedRun,
     Verification,
@@ -21,7 +21,6 @@ from flstream.inspection.runs import (
     verify_checkpoint,
     verify_run,
 )
-from flstream.inspection.statistics import TensorRow, tensor_statistics
 from flstream.model.checkpoint import regular_size
 from flstream.model.formats.opening import CheckpointFile, open_checkpoint
 from flstream.model.header import TensorInfo

@@ -62,7 +62,7 @@ def inspect_run(path: Path) -> InspectedRun:
     run = RunDirectory(path)
     has_journal = run.events.is_file()
     history = read_history(run.events, phases=False) if has_journal else History()
-    models = models_by_round(history)
+    models = models_by_file(history)
     metrics = {record.number: record.trained for record in history.rounds}
     metrics |= history.scores
     failures = Counter(failure.round for failure in history.failures)
@@ -71,7 +71,7 @@ def inspect_run(path: Path) -> InspectedRun:
         place, number = run.checkpoints / file.name, file.round
         if not os.path.lexists(place):  # the run has just removed it
             continue
-        model = record_of(models.get(number, ()), file)
+        model = models.get((number, file.step))
         digest, bodies = (model.digest, bodies_beside(model)) if model else ("", {})
         scores = dict(metrics.get(number, {})) if model and file.step is None else {}
         checkpoints.append(
@@ -110,22 +110,13 @@ def inspect_run(path: Path) -> InspectedRun:
     )
 
 
-def models_by_round(history: History) -> dict[int, list[ModelRecord]]:
-    """Group the models of a run by the rounds that made them, oldest first."""
-    models: dict[int, list[ModelRecord]] = {}
-    for model in history.models:
-        models.setdefault(model.round, []).append(model)
-    return models
+def models_by_file(history: History) -> dict[tuple[int, int | None], ModelRecord]:
+    """Return the models of a run by round and step of their files.
 
-
-def record_of(models: Sequence[ModelRecord], file: ModelFile) -> ModelRecord | None:
-    """Return the record of a file among the models of its round; None without one.
-
-    The file of a round is its last model.
+    The file of a round, which has no step, is its last model.
     """
-    if file.step is not None:
-        return next((model for model in models if model.step == file.step), None)
-    return models[-1] if models else None
+    places = [(model, step) for model in history.models for step in (model.step, None)]
+    return {(model.round, step): model for model, step in places}
 
 
 def checkpoint_files(run: RunDirectory) -> list[ModelFile]:
@@ -172,7 +163,7 @@ def verify_checkpoint(file: CheckpointFile) -> Verification:
     # A workflow may end with an earlier model than its newest.
     models = history.models
     if model_file is not None:
-        record = record_of(models_by_round(history).get(model_file.round, ()), model_file)
+        record = models_by_file(history).get((model_file.round, model_file.step))
         models = [] if record is None else [record]
     return _verify(file, run, [(model.round, model.digest) for model in models])
 

@@ -10,9 +10,8 @@ from rich.text import Text
 from flstream.bench.cases import BenchPlan
 from flstream.bench.measuring import Result
 from flstream.report.console import print_tables
-from flstream.report.table import Column
+from flstream.report.table import Column, Table
 from flstream.report.text import counted, wrapped
-from flstream.report.views import Field, table_of
 from flstream.text import printable
 from flstream.units import format_bytes
 
@@ -32,14 +31,14 @@ def print_bench(console: Console, plan: BenchPlan, results: Sequence[Result]) ->
     """Print the figures of each case, why cases were not run, and how to read the figures."""
     size, clients = format_bytes(plan.model_bytes), counted(plan.clients, "client")
     runs = f"medians of {plan.repeat} runs" if plan.repeat > 1 else "one run of each case"
-    fields = _fields(results, with_codecs=plan.with_codecs)
+    columns = _columns(results, with_codecs=plan.with_codecs)
     cases = [(result.case.name, result if result.median else None) for result in results]
     case = Column("case", "name")
     # A table that is too wide becomes two, of rounds and of memory.
-    is_wide = max(map(len, table_of(case, cases, fields).lines())) > console.width
+    is_wide = max(map(len, Table.of(case, cases, columns).lines())) > console.width
     title = f"A model of {size}, {clients}: {runs}"
-    for part in (fields[:7], fields[7:]) if is_wide else (fields,):
-        print_tables(console, table_of(case, cases, part, title))
+    for part in (columns[:7], columns[7:]) if is_wide else (columns,):
+        print_tables(console, Table.of(case, cases, part, title))
         title = "Memory, and what was lost" if plan.with_codecs else "Memory"
     lines = [(_shortfall(result), "") for result in results if result.reason]
     lines.append((f"{_NOTES} {_ERROR_NOTE}" if plan.with_codecs else _NOTES, "dim"))
@@ -49,25 +48,25 @@ def print_bench(console: Console, plan: BenchPlan, results: Sequence[Result]) ->
             console.print(Text(line, style=style))
 
 
-def _fields(results: Sequence[Result], *, with_codecs: bool) -> list[Field]:
+def _columns(results: Sequence[Result], *, with_codecs: bool) -> list[Column]:
     digest = next((result.digest for result in results if result.runs), "")
-    fields = [
-        Field("seconds", "seconds", 0, "median.seconds"),
-        Field("ratio", "seconds", 0, lambda result: result.ratio(results)),
-        Field("down", "bytes", 0, "median.down_bytes"),
-        Field("up", "bytes", 0, "median.up_bytes"),
-        Field("direct", "bytes", 0, "median.direct_bytes"),
-        Field("requests", "count", 0, "median.requests"),
-        Field("rate", "rate", 0, "median.rate"),
-        Field("server", "bytes", 0, "median.server_over_idle"),
-        Field("client", "bytes", 0, "median.client_over_idle"),
-        Field("all PSS", "bytes", 0, "median.total_pss"),
+    columns = [
+        Column("seconds", "seconds", 0, "median.seconds"),
+        Column("ratio", "seconds", 0, lambda result: result.ratio(results)),
+        Column("down", "bytes", 0, "median.down_bytes"),
+        Column("up", "bytes", 0, "median.up_bytes"),
+        Column("direct", "bytes", 0, "median.direct_bytes"),
+        Column("requests", "count", 0, "median.requests"),
+        Column("rate", "rate", 0, "median.rate"),
+        Column("server", "bytes", 0, "median.server_over_idle"),
+        Column("client", "bytes", 0, "median.client_over_idle"),
+        Column("all PSS", "bytes", 0, "median.total_pss"),
     ]
 
     def error(result: Result) -> str:
         return "exact" if result.digest == digest else f"{result.loss or 0:.2%}"
 
-    return [*fields, Field("error", "text", 0, error)] if with_codecs else fields
+    return [*columns, Column("error", "text", 0, error)] if with_codecs else columns
 
 
 def _shortfall(result: Result) -> str:

@@ -10,11 +10,10 @@ import msgspec
 from msgspec import structs
 from rich.console import Console
 
-from flstream.inspection.difference import Difference
 from flstream.inspection.examine import Count, Findings
 from flstream.inspection.export import Export
+from flstream.inspection.numbers import Difference, TensorRow
 from flstream.inspection.runs import InspectedRun
-from flstream.inspection.statistics import TensorRow
 from flstream.report.table import Column, Row, Table, ends
 from flstream.report.text import GAP, counted, format_metrics, wrapped
 from flstream.text import printable

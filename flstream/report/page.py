@@ -20,7 +20,7 @@ from flstream.report import run_charts as charts
 from flstream.report import views
 from flstream.report.metrics import UNSCORED, metrics_of
 from flstream.report.run_record import RunRecord, read_run
-from flstream.report.table import Link
+from flstream.report.table import Link, format_cell
 from flstream.report.text import counted, format_epsilon, format_metric
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.small_files import write_whole
@@ -187,7 +187,7 @@ def _write(path: Path, text: str) -> None:
 
 def _render(template: str, *, is_running: bool, **context: Any) -> str:
     return (
-        _environment()
+        environment()
         .get_template(template)
         .render(
             context,
@@ -205,7 +205,8 @@ def format_date(seconds: float) -> str:
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
+    """Return the environment of the templates, whose ``show`` renders a table."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=True,
@@ -214,7 +215,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     formats = (format_bytes, format_seconds, format_date, format_metric, format_epsilon)
-    for text in (printable, counted, brief_names, *formats):
+    for text in (printable, counted, brief_names, format_cell, *formats):
         environment.filters[text.__name__] = text
     environment.globals |= {"views": views, "charts": charts, "unscored": UNSCORED}
     return environment

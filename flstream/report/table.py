@@ -1,6 +1,7 @@
 """One table model with three renderers: plain text, terminal and HTML.
 
-Build a :class:`Table` of raw values once; each column's kind formats its cells::
+Build a :class:`Table` of raw values once, by rows or by :meth:`Table.of` of items; each column's
+kind formats its cells::
 
     table = Table(
         columns=[Column("site", "name"), Column("down", "bytes"), Column("train", "seconds", 2)],
@@ -9,7 +10,7 @@ Build a :class:`Table` of raw values once; each column's kind formats its cells:
     )
     lines = table.lines(width=80)    # plain text that fits 80 columns; without a width, whole
     console.print(table)             # rich: fits the console, with colours
-    markup = table.__html__()        # HTML; in a template with autoescape, {{ table }}
+    {{ show(table) }}                # HTML, in a template: a macro of run.html
 
 A table that is too wide first shortens names and sentences with an ellipsis, then leaves out the
 columns of the highest rank and says which; a number is never cut. Of a long table show the ends,
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from rich.cells import cell_len
@@ -68,6 +69,8 @@ STATE_STYLES = {
 
 _MARK_STYLES = {"best": "bold", "bad": "red", "different": "bold"}
 _LEFT = ("name", "text", "state", "link")
+# In columns of these kinds, zero of an item stands for no value.
+_NONE_IF_ZERO = ("bytes", "seconds", "duration", "rate")
 _STAR = " *"
 # Least width of a column that can be shortened, and of any heading.
 _LEAST = {"name": 8, "link": 8, "text": 16}
@@ -82,6 +85,7 @@ class Column(NamedTuple):
         kind: Kind of the cells.
         rank: Order in which columns are left out where not all fit, the highest first; columns of
             rank 0 stay as long as the first one has room beside them.
+        cell: What it takes of an item: a path of attributes, or a function.
         least: Minimum width, for columns that must not move while a view is redrawn.
         most: Maximum width of names and text; 0 for as wide as the longest.
     """
@@ -89,6 +93,7 @@ class Column(NamedTuple):
     head: str
     kind: Kind = "text"
     rank: int = 0
+    cell: str | Callable[[Any], Any] = ""
     least: int = 0
     most: int = 0
 
@@ -108,17 +113,11 @@ class Shade(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of a table.
+    """A row of a table."""
 
-    Attributes:
-        cells: Raw values, one for each column; None for no value.
-        mark: ``best`` (a star in plain text), ``bad``, ``different``, or empty.
-        color: CSS colour that stands for the row in charts; empty for none.
-    """
-
-    cells: Sequence[Cell]
-    mark: Mark = ""
-    color: str = ""
+    cells: Sequence[Cell]  # raw values, one for each column; None for no value
+    mark: Mark = ""  # ``best`` (a star in plain text), ``bad``, ``different``, or empty
+    color: str = ""  # CSS colour that stands for the row in charts; empty for none
 
 
 class Gap(NamedTuple):
@@ -152,19 +151,49 @@ def ends(rows: Iterable[Row], first: int = 5, last: int = 12, most: int = 20) ->
 
 @dataclass(frozen=True)
 class Table:
-    """A table, which rich, plain text and HTML render.
+    """A table, which rich, plain text and HTML render."""
 
-    Attributes:
-        columns: The columns, the first of which names the row.
-        rows: Rows, and gaps where rows are left out.
-        title: Heading above the table; empty for none.
-        is_live: Whether the table is redrawn in place: what does not fit is left out silently.
-    """
-
-    columns: Sequence[Column]
-    rows: Sequence[Row | Gap]
-    title: str = ""
+    columns: Sequence[Column]  # the columns, the first of which names the row
+    rows: Sequence[Row | Gap]  # rows, and gaps where rows are left out
+    title: str = ""  # heading above the table; empty for none
+    # Whether the table is redrawn in place: what does not fit is left out silently.
     is_live: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        first: Column,
+        items: Iterable[tuple[Cell, Any]],
+        columns: Iterable[Column],
+        title: str = "",
+        mark: Callable[[Any], Mark] = lambda _: "",
+        shown: tuple[int, int, int] | None = None,
+    ) -> Table:
+        """Build the table of items, each after the cell that names it; None is an empty item.
+
+        A column of a rank above 0 is left out where no item has a value for it.
+
+        Args:
+            first: Column of the names.
+            items: Names and items.
+            columns: The other columns.
+            title: Heading above the table.
+            mark: Function that returns the mark of an item's row.
+            shown: Arguments of :func:`ends`; None for all rows.
+        """
+        items = list(items)
+        heads, rows = [first], [[name] for name, _ in items]
+        for column in columns:
+            take = attrgetter(column.cell) if isinstance(column.cell, str) else column.cell
+            cells = [None if item is None else take(item) for _, item in items]
+            if column.kind in _NONE_IF_ZERO:
+                cells = [cell or None for cell in cells]
+            if not column.rank or any(cell is not None for cell in cells):
+                heads.append(column)
+                for row, cell in zip(rows, cells, strict=True):
+                    row.append(cell)
+        marked = [Row(row, mark(item)) for row, (_, item) in zip(rows, items, strict=True)]
+        return cls(heads, ends(marked, *shown) if shown else marked, title)
 
     def lines(self, width: int | None = None) -> list[str]:
         """Return the table as lines of plain text that fit a width in columns, if there is one."""
@@ -174,36 +203,10 @@ class Table:
         """Render the table on a terminal."""
         yield from self._lines(options.max_width)
 
-    def __html__(self) -> str:
-        """Return the table as HTML with everything escaped, without its title."""
-        heads = "".join(
-            f"<th{_class(column.kind)} scope=col>{escape(printable(column.head))}</th>"
-            for column in self.columns
-        )
-        rows = "\n".join(map(self._html_row, self.rows))
-        return (
-            f"<div class=scroll><table>\n<thead><tr>{heads}</tr></thead>\n"
-            f"<tbody>\n{rows}\n</tbody></table></div>"
-        )
-
-    def _html_row(self, row: Row | Gap) -> str:
-        if isinstance(row, Gap):
-            return f"<tr class=gap><td colspan={len(self.columns)}>{row}</td></tr>"
-        cells = []
-        for index, (column, cell) in enumerate(zip(self.columns, row.cells, strict=True)):
-            content = _html_cell(column.kind, cell, row.color)
-            if index:
-                cells.append(f"<td{_class(column.kind)}>{content}</td>")
-                continue
-            swatch = f'<i class=color style="background:{row.color}"></i>' if row.color else ""
-            cells.append(f"<th{_class(column.kind)} scope=row>{swatch}{content}</th>")
-        mark = f" class={row.mark}" if row.mark else ""
-        return f"<tr{mark}>{''.join(cells)}</tr>"
-
     def _lines(self, width: int | None) -> Iterator[Text]:
         rows = [row for row in self.rows if isinstance(row, Row)]
         kinds = [column.kind for column in self.columns]
-        texts = [list(map(_format, kinds, row.cells)) for row in rows]
+        texts = [list(map(format_cell, row.cells, kinds)) for row in rows]
         if any(row.mark == "best" for row in rows):
             for row, cells in zip(rows, texts, strict=True):
                 cells[0] += _STAR if row.mark == "best" else " " * len(_STAR)
@@ -247,8 +250,9 @@ _FORMATS: dict[Kind, Callable[[Any], str]] = {
 }
 
 
-def _format(kind: Kind, cell: Cell) -> str:
-    return "-" if cell is None else _FORMATS[kind](cell)
+def format_cell(cell: Cell, kind: Kind, none: str = "-") -> str:
+    """Format a cell of a column; ``none`` stands for no value."""
+    return none if cell is None else _FORMATS[kind](cell)
 
 
 def _fit(
@@ -287,26 +291,3 @@ def _padded(kind: Kind, text: str, width: int) -> str:
     text = clip(text, width) if kind == "text" else elide(text, width)
     blank = " " * (width - _width(text))
     return text + blank if kind in _LEFT else blank + text
-
-
-def _class(kind: Kind) -> str:
-    if kind not in _LEFT:
-        return ""
-    return " class=text" if kind in ("text", "link") else " class=name"
-
-
-def _html_cell(kind: Kind, cell: Cell, color: str) -> str:
-    if cell is None:
-        return "\N{EN DASH}"
-    text = escape(_format(kind, cell))
-    match kind:
-        case "link" if cell.address:
-            return f'<a href="{escape(cell.address)}">{text}</a>'
-        case "state":
-            return f'<span class="status {text}">{text}</span>'
-        case "shade":
-            return f'<span class=shade style="--place:{60 * cell.place:.0f}%">{text}</span>'
-        case "share":
-            fill = f";background:{color}" if color else ""
-            return f'{text}<span class=bar><b style="width:{100 * cell:.1f}%{fill}"></b></span>'
-    return text

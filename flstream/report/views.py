@@ -1,129 +1,76 @@
-"""Tables of runs, built once each from their records for the terminal, the page and notebooks.
-
-A table is a list of named items and of fields: columns with what they take of an item. A field of
-which no item has a value is left out.
-"""
+"""Tables of runs, built once each from their records for the terminal, the page and notebooks."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from statistics import mean, median_low, stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 from flstream.report.metrics import Metric, metrics_of, values_by_round
 from flstream.report.run_record import LoggedValues, RunRecord
-from flstream.report.table import Column, Gap, Kind, Link, Mark, Row, Shade, Table, ends
+from flstream.report.table import Column, Gap, Link, Row, Shade, Table, ends
 from flstream.report.text import clip, counted, format_epsilon, pieces
 from flstream.runs.history import PHASES, SiteRecord
-from flstream.runs.summary import Summary
-from flstream.telemetry.events import PrivacySpent
+from flstream.runs.summary import RoundSummary, Summary
 from flstream.text import brief_names, natural_key
 from flstream.units import format_bytes
 
 _MOST_COLUMNS = 60  # labels or models that have a column
 # The names that NVFlare's readers look for say little to people.
 _OWNERS = {"SRV_FL_global_model.pt": "final model", "SRV_best_FL_global_model.pt": "best model"}
-# The first metric and the seconds of a round stay longest on a narrow terminal.
-_PHASE_HEADS = {"download": 3, "train": 3, "up+fold": 3, "checkpoint": 5, "evaluate": 4}
-# In columns of these kinds, zero stands for no value.
-_NONE_IF_ZERO = ("bytes", "seconds", "duration", "rate")
-
-
-class Field(NamedTuple):
-    """A column of a table, as :class:`Column` has it, with what it takes of an item."""
-
-    head: str
-    kind: Kind
-    rank: int  # as of a column; a field of rank 0 is there even if no item has a value
-    cell: str | Callable[[Any], Any]  # path of attributes, or a function
-
-
-def table_of(
-    first: Column,
-    items: Iterable[tuple[Any, Any]],
-    fields: Iterable[Field],
-    title: str = "",
-    mark: Callable[[Any], Mark] = lambda _: "",
-) -> Table:
-    """Return the table of items, each after the cell that names it; None is an empty one."""
-    items = list(items)
-    columns, rows = [first], [[name] for name, _ in items]
-    for field in fields:
-        take = attrgetter(field.cell) if isinstance(field.cell, str) else field.cell
-        cells = [None if item is None else take(item) for _, item in items]
-        if field.kind in _NONE_IF_ZERO:
-            cells = [cell or None for cell in cells]
-        if not field.rank or any(cell is not None for cell in cells):
-            columns.append(Column(field.head, field.kind, field.rank))
-            for row, cell in zip(rows, cells, strict=True):
-                row.append(cell)
-    return Table(
-        columns, [Row(row, mark(item)) for row, (_, item) in zip(rows, items, strict=True)], title
-    )
-
-
-def _rows(table: Table) -> list[Row]:
-    return [row for row in table.rows if isinstance(row, Row)]
-
-
-def _ends(table: Table, *counts: int) -> Table:
-    return replace(table, rows=ends(_rows(table), *counts))
-
-
-class RoundRow(NamedTuple):
-    """A round as a table shows it."""
-
-    number: int  # 0 for the initial model
-    metrics: Mapping[Metric, float]
-    phases: Sequence[float] = (0.0,) * len(PHASES)
-    privacy: PrivacySpent | None = None  # spent up to its end
-    aggregator: str = ""  # site that folded its updates; empty for the server
 
 
 def rounds_table(
-    rounds: Sequence[RoundRow], metrics: Sequence[Metric], best: int | None, most: int = 20
+    rounds: Sequence[RoundSummary],
+    values: Mapping[int, Mapping[Metric, float]],
+    metrics: Sequence[Metric],
+    best: int | None = None,
+    most: int = 20,
 ) -> Table:
-    """Return the table of rounds, of more than ``most`` the ends and the best, with metrics."""
+    """Return the table of rounds, of more than ``most`` the ends and the best.
 
-    def spent(cell: Callable[[PrivacySpent], Any]) -> Callable[[RoundRow], Any]:
-        return lambda row: row.privacy and cell(row.privacy)
+    Args:
+        rounds: The rounds; round 0 is the initial model.
+        values: Metrics of the rounds, by their number.
+        metrics: Metrics that have a column, in order.
+        best: Number of the best round; None for none.
+        most: Most rows.
+    """
 
-    def metric_of(metric: Metric) -> Callable[[RoundRow], float | None]:
-        return lambda row: row.metrics.get(metric)
+    def metric_of(metric: Metric) -> Callable[[RoundSummary], float | None]:
+        return lambda row: values.get(row.round, {}).get(metric)
 
-    def seconds_of(phase: int) -> Callable[[RoundRow], float]:
-        return lambda row: row.phases[phase]
-
-    fields = [
-        *(Field(m.title, "metric", 6 * bool(at), metric_of(m)) for at, m in enumerate(metrics)),
-        Field("epsilon", "name", 1, spent(format_epsilon)),
-        Field("clipping norm", "number", 6, spent(lambda privacy: privacy.clip_norm)),
-        Field("clipped", "share", 6, spent(lambda privacy: privacy.clipped)),
-        *(
-            Field(head, "seconds", rank, seconds_of(at))
-            for at, (head, rank) in enumerate(_PHASE_HEADS.items())
-        ),
-        Field("folded at", "name", 5, lambda row: row.aggregator or None),
+    # The first metric and the seconds of a round stay longest on a narrow terminal.
+    columns = [
+        *(Column(m.title, "metric", 6 * bool(at), metric_of(m)) for at, m in enumerate(metrics)),
+        Column("epsilon", "name", 1, lambda row: row.privacy and format_epsilon(row.privacy)),
+        Column("clipping norm", "number", 6, lambda row: row.privacy and row.privacy.clip_norm),
+        Column("clipped", "share", 6, lambda row: row.privacy and row.privacy.clipped),
+        Column("download", "seconds", 3, "download"),
+        Column("train", "seconds", 3, "train"),
+        Column("up+fold", "seconds", 3, "upload_and_fold"),
+        Column("checkpoint", "seconds", 5, "checkpoint"),
+        Column("evaluate", "seconds", 4, "evaluate"),
+        Column("folded at", "name", 5, lambda row: row.aggregator or None),
     ]
-    items = ((row.number, row) for row in rounds)
-    title, first = "Rounds (in seconds)", Column("round", "count")
-    table = table_of(first, items, fields, title, lambda row: "best" if row.number == best else "")
-    return _ends(table, most // 4, most * 3 // 5, most)
+    return Table.of(
+        Column("round", "count"),
+        ((row.round, row) for row in rounds),
+        columns,
+        "Rounds (in seconds)",
+        lambda row: "best" if row.round == best else "",
+        (most // 4, most * 3 // 5, most),
+    )
 
 
 def rounds_of(summary: Summary, most: int = 20) -> Table:
     """Return the table of a summary's rounds; before them the initial model where it was scored."""
-    metrics = values_by_round(summary)
-    rows = [RoundRow(0, metrics[0])] if 0 in metrics else []
-    rows += [
-        RoundRow(r.round, metrics.get(r.round, {}), r.phases, r.privacy, r.aggregator)
-        for r in summary.rounds
-    ]
+    values = values_by_round(summary)
+    initial = [RoundSummary(0, 0.0, 0.0, 0.0, 0.0)] if 0 in values else []
     best = summary.best.round if summary.best else None
-    return rounds_table(rows, metrics_of([summary]), best, most)
+    return rounds_table([*initial, *summary.rounds], values, metrics_of([summary]), best, most)
 
 
 def transfer_table(summary: Summary) -> Table:
@@ -131,18 +78,18 @@ def transfer_table(summary: Summary) -> Table:
     transfer = summary.transfer
     ways = {"down": transfer.down, "up": transfer.up}
     has_moved = any(way.bytes or way.reused for way in ways.values())
-    fields = [
-        Field("bytes", "bytes", 0, "bytes"),
-        Field("direct", "bytes", 2, "direct"),
-        Field("not sent", "bytes", 1, "reused"),
-        Field("requests", "count", 2, "requests"),
-        Field("chunks", "count", 4, "chunks"),
-        Field("retries", "count", 3, "retries"),
-        Field("seconds", "seconds", 1, "seconds"),
-        Field("rate", "rate", 1, lambda way: way.bytes / way.seconds if way.seconds else None),
+    columns = [
+        Column("bytes", "bytes", 0, "bytes"),
+        Column("direct", "bytes", 2, "direct"),
+        Column("not sent", "bytes", 1, "reused"),
+        Column("requests", "count", 2, "requests"),
+        Column("chunks", "count", 4, "chunks"),
+        Column("retries", "count", 3, "retries"),
+        Column("seconds", "seconds", 1, "seconds"),
+        Column("rate", "rate", 1, lambda way: way.bytes / way.seconds if way.seconds else None),
     ]
     title = f"Transfer ({transfer.mode} mode, {pieces(transfer.chunk_size)})"
-    return table_of(Column("", "name"), ways.items() if has_moved else (), fields, title)
+    return Table.of(Column("", "name"), ways.items() if has_moved else (), columns, title)
 
 
 def memory_table(summary: Summary, most: int = 16, largest: int = 3) -> Table:
@@ -157,15 +104,15 @@ def memory_table(summary: Summary, most: int = 16, largest: int = 3) -> Table:
         processes[f"median of {len(clients):,}"] = median
     else:
         processes |= clients
-    fields = [
-        Field("idle RSS", "bytes", 2, "idle_rss"),
-        Field("peak RSS", "bytes", 1, "peak_rss"),
-        Field("over idle", "bytes", 0, "over_idle"),
-        Field("peak USS", "bytes", 3, "peak_uss"),
-        Field("node", "name", 2, lambda memory: memory.node or None),  # unset is false
+    columns = [
+        Column("idle RSS", "bytes", 2, "idle_rss"),
+        Column("peak RSS", "bytes", 1, "peak_rss"),
+        Column("over idle", "bytes", 0, "over_idle"),
+        Column("peak USS", "bytes", 3, "peak_uss"),
+        Column("node", "name", 2, lambda memory: memory.node or None),  # unset is false
     ]
     title = f"Peak memory (the model is {format_bytes(summary.model.bytes)})"
-    table = table_of(Column("process", "name"), processes.items(), fields, title)
+    table = Table.of(Column("process", "name"), processes.items(), columns, title)
     if len(clients) > most:
         gap = Gap(len(clients) - largest)
         return replace(table, rows=[*table.rows[:-1], gap, table.rows[-1]])
@@ -180,58 +127,55 @@ def nodes_table(summary: Summary) -> Table:
         largest = max((client.over_idle for client in workers.values()), default=0)
         items.append((node, (size, largest, brief_names(list(workers), 8))))
     items.sort(key=lambda item: natural_key(item[0]))
-    fields = [
-        Field("all processes (PSS)", "bytes", 0, lambda item: item[0]),
-        Field("largest over idle", "bytes", 1, lambda item: item[1]),
-        Field("workers that it had last", "text", 2, lambda item: item[2]),
+    columns = [
+        Column("all processes (PSS)", "bytes", 0, lambda item: item[0]),
+        Column("largest over idle", "bytes", 1, lambda item: item[1]),
+        Column("workers that it had last", "text", 2, lambda item: item[2]),
     ]
-    return table_of(Column("node", "name"), items, fields, "Nodes")
+    return Table.of(Column("node", "name"), items, columns, "Nodes")
 
 
 def failures_table(summary: Summary, most: int = 5) -> Table:
     """Return the table of failed sites, those that failed most often first."""
     times = Counter(failure.site for failure in summary.failures)
     last = {failure.site: failure for failure in summary.failures}
-    fields = [
-        Field("times", "count", 1, lambda failure: times[failure.site]),
-        Field("last round", "count", 2, "round"),
-        Field("reason, the last time", "text", 0, "reason"),
+    columns = [
+        Column("times", "count", 1, lambda failure: times[failure.site]),
+        Column("last round", "count", 2, "round"),
+        Column("reason, the last time", "text", 0, "reason"),
     ]
     title = (
         f"Failures ({counted(len(times), 'site')}, {counted(len(summary.failures), 'time')}; "
         "summary.json has each reason)"
     )
     items = ((site, last[site]) for site, _ in times.most_common())
-    table = table_of(Column("site", "name"), items, fields, title, lambda _: "bad")
-    return _ends(table, most, 0, most)
+    first, shown = Column("site", "name"), (most, 0, most)
+    return Table.of(first, items, columns, title, lambda _: "bad", shown)
 
 
 def sites_table(sites: Mapping[str, SiteRecord]) -> Table:
     """Return the table of sites: those that failed most, then those that trained longest."""
     whole = sum(site.weight for site in sites.values()) or 1.0
-    fields = [
-        Field("updates", "count", 0, "updates"),
-        Field("train", "seconds", 1, "trains"),
-        Field("slowest", "seconds", 2, "slowest"),
-        Field("download", "seconds", 3, "downloads"),
-        Field("failures", "count", 1, "failures"),
-        Field("weight", "number", 4, "weight"),
-        Field("share", "share", 5, lambda site: site.weight / whole),
+    columns = [
+        Column("updates", "count", 0, "updates"),
+        Column("train", "seconds", 1, "trains"),
+        Column("slowest", "seconds", 2, "slowest"),
+        Column("download", "seconds", 3, "downloads"),
+        Column("failures", "count", 1, "failures"),
+        Column("weight", "number", 4, "weight"),
+        Column("share", "share", 5, lambda site: site.weight / whole),
     ]
-    items = (
-        (site.name + " (asked no more)" * site.is_suspended, site)
-        for site in sorted(sites.values(), key=_urgency)
+    by_urgency = sorted(
+        sites.values(),
+        key=lambda it: (not it.is_suspended, -it.failures, -it.slowest, natural_key(it.name)),
     )
+    items = ((site.name + " (asked no more)" * site.is_suspended, site) for site in by_urgency)
     failed = sum(bool(site.failures) for site in sites.values())
     title = f"{counted(len(sites), 'site')}, of which {failed:,} failed at least once (in seconds)"
-    table = table_of(
-        Column("site", "name"), items, fields, title, lambda site: "bad" if site.failures else ""
+    first, shown = Column("site", "name"), (45, 15, 60)
+    return Table.of(
+        first, items, columns, title, lambda site: "bad" if site.failures else "", shown
     )
-    return _ends(table, 45, 15, 60)
-
-
-def _urgency(site: SiteRecord) -> tuple[bool, int, float, list[tuple[int, str]]]:
-    return not site.is_suspended, -site.failures, -site.slowest, natural_key(site.name)
 
 
 def seconds_table(run: RunRecord, colors: Mapping[str, str]) -> Table:
@@ -251,12 +195,12 @@ def settings_tables(runs: Sequence[RunRecord], labels: Sequence[str]) -> tuple[T
     if len(runs) > 1:
         values = [{key: it.value for key, it in run.settings.items()} for run in runs]
         return _compared(values, labels)
-    fields = [Field("value", "text", 0, "value"), Field("meaning", "text", 1, "meaning")]
+    columns = [Column("value", "text", 0, "value"), Column("meaning", "text", 1, "meaning")]
     settings = runs[0].settings.items()
     own = [setting for setting in settings if not setting[1].is_default]
     others = [setting for setting in settings if setting[1].is_default]
     first = Column("key", "name")
-    return table_of(first, own, fields), table_of(first, others, fields)
+    return Table.of(first, own, columns), Table.of(first, others, columns)
 
 
 def versions_tables(runs: Sequence[RunRecord], labels: Sequence[str]) -> tuple[Table, Table]:
@@ -278,7 +222,7 @@ def _compared(values: Sequence[Mapping[str, str]], labels: Sequence[str]) -> tup
 
 def index_table(runs: Sequence[RunRecord], links: Sequence[Link]) -> Table:
     """Return the table of all runs of a folder, whose names link their pages."""
-    return table_of(Column("run", "link"), zip(links, runs, strict=True), _RUN_FIELDS)
+    return Table.of(Column("run", "link"), zip(links, runs, strict=True), _RUN_COLUMNS)
 
 
 def comparison_table(
@@ -290,47 +234,42 @@ def comparison_table(
     def last(metric: Metric) -> Callable[[RunRecord], float | None]:
         return lambda run: next((row[metric] for row in rounds[run.path] if metric in row), None)
 
-    fields = [field for field in _RUN_FIELDS if field.head not in ("job", "of")]
-    fields += [
-        Field(f"last {metric.title}", "metric", 3, last(metric))
+    columns = [column for column in _RUN_COLUMNS if column.head not in ("job", "of")]
+    columns += [
+        Column(f"last {metric.title}", "metric", 3, last(metric))
         for metric in metrics_of([run.summary for run in runs])
     ]
     items = zip(labels, runs, strict=True)
-    table = table_of(Column("run", "name"), items, [*fields, *_COST_FIELDS])
-    rows = [Row(row.cells, color=color) for row, color in zip(_rows(table), colors, strict=True)]
-    return replace(table, rows=[*rows, *(_spread_rows(table) if spread else [])])
-
-
-_RUN_FIELDS = [
-    Field("status", "state", 0, "status"),
-    Field("job", "name", 2, "summary.job"),
-    Field("rounds", "count", 1, "summary.rounds_completed"),
-    Field("sites", "count", 3, "summary.clients"),
-    Field("best", "metric", 1, lambda run: run.summary.best and run.summary.best.value),
-    Field("of", "name", 2, lambda run: run.summary.best and run.summary.best.metric),
-    Field("in round", "count", 2, lambda run: run.summary.best and run.summary.best.round),
-    Field("time", "duration", 1, "seconds"),
-]
-_COST_FIELDS = [
-    Field("server over idle", "bytes", 4, "summary.memory.server.over_idle"),
-    Field("largest client over idle", "bytes", 4, "summary.memory.largest_client"),
-    Field("all processes (PSS)", "bytes", 4, "summary.memory.peak_total_pss"),
-    Field("down", "bytes", 4, "summary.transfer.down.bytes"),
-    Field("up", "bytes", 4, "summary.transfer.up.bytes"),
-    Field("model digest", "name", 5, lambda run: run.summary.model.digest[:12] or None),
-]
-
-
-def _spread_rows(table: Table) -> list[Row]:
-    rows: list[Row] = []
-    columns = list(zip(*(row.cells for row in _rows(table)), strict=True))
-    for name, fold in (("mean", mean), ("standard deviation", stdev)):
-        cells: list[Any] = [name]
-        for column, values in zip(table.columns[1:], columns[1:], strict=True):
+    table = Table.of(Column("run", "name"), items, [*columns, *_COST_COLUMNS])
+    cells = [row.cells for row in table.rows if isinstance(row, Row)]
+    rows = [Row(row, color=color) for row, color in zip(cells, colors, strict=True)]
+    for name, fold in (("mean", mean), ("standard deviation", stdev)) if spread else ():
+        sums: list[Any] = [name]
+        for column, values in list(zip(table.columns, zip(*cells, strict=True), strict=True))[1:]:
             is_number = column.kind in ("metric", "bytes", "duration") and None not in values
-            cells.append(fold(values) if is_number else None)
-        rows.append(Row(cells, "best" if name == "mean" else ""))
-    return rows
+            sums.append(fold(values) if is_number else None)
+        rows.append(Row(sums, "best" if name == "mean" else ""))
+    return replace(table, rows=rows)
+
+
+_RUN_COLUMNS = [
+    Column("status", "state", 0, "status"),
+    Column("job", "name", 2, "summary.job"),
+    Column("rounds", "count", 1, "summary.rounds_completed"),
+    Column("sites", "count", 3, "summary.clients"),
+    Column("best", "metric", 1, lambda run: run.summary.best and run.summary.best.value),
+    Column("of", "name", 2, lambda run: run.summary.best and run.summary.best.metric),
+    Column("in round", "count", 2, lambda run: run.summary.best and run.summary.best.round),
+    Column("time", "duration", 1, "seconds"),
+]
+_COST_COLUMNS = [
+    Column("server over idle", "bytes", 4, "summary.memory.server.over_idle"),
+    Column("largest client over idle", "bytes", 4, "summary.memory.largest_client"),
+    Column("all processes (PSS)", "bytes", 4, "summary.memory.peak_total_pss"),
+    Column("down", "bytes", 4, "summary.transfer.down.bytes"),
+    Column("up", "bytes", 4, "summary.transfer.up.bytes"),
+    Column("model digest", "name", 5, lambda run: run.summary.model.digest[:12] or None),
+]
 
 
 def across_sites_tables(run: RunRecord) -> list[Table]:
@@ -368,13 +307,13 @@ def _matrix(title: str, values: Mapping[str, Mapping[str, float | None]]) -> Tab
 
 def texts_table(logged: LoggedValues) -> Table:
     """Return the table of the last logged texts, the newest first."""
-    fields = [
-        Field("round", "count", 0, "round"),
-        Field("step", "count", 1, "step"),
-        Field("key", "name", 0, "key"),
-        Field("text", "text", 0, lambda event: clip(event.text, 500)),
+    columns = [
+        Column("round", "count", 0, "round"),
+        Column("step", "count", 1, "step"),
+        Column("key", "name", 0, "key"),
+        Column("text", "text", 0, lambda event: clip(event.text, 500)),
     ]
     items = ((event.site or "workflow", event) for event in logged.texts)
-    table = table_of(Column("site", "name"), items, fields)
+    table = Table.of(Column("site", "name"), items, columns)
     more = logged.text_count - len(table.rows)
     return replace(table, rows=[*table.rows, Gap(more)]) if more else table

@@ -184,7 +184,7 @@ def summarize(history: History) -> Summary:
         ],
         benched=list(history.suspended),
         transfer=TransferSummary(facts.mode, facts.chunk_size, history.down, history.up),
-        rounds=[_round(record) for record in history.rounds],
+        rounds=[round_summary(record) for record in history.rounds],
         network=dict(facts.network) or UNSET,
     )
 
@@ -205,7 +205,8 @@ def _metrics(history: History) -> list[dict[str, Any]]:
     return tables
 
 
-def _round(record: RoundRecord) -> RoundSummary:
+def round_summary(record: RoundRecord) -> RoundSummary:
+    """The summary of a round."""
     privacy = {} if record.privacy is None else msgspec.structs.asdict(record.privacy)
     return RoundSummary(
         record.number, *record.phases, record.evaluation, record.aggregator, **privacy

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from flstream.bench.cases import BenchPlan, Case, Need, make_plan
-from flstream.bench.document import document
-from flstream.bench.measuring import Figures, Result, measure
+from flstream.bench.measuring import Figures, Result, document, measure
 from flstream.errors import UsageError
 
 SIZE = 256 << 10

@@ -10,9 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import every_kind
 
-from flstream.inspection.difference import Changed, Difference, find_difference
 from flstream.inspection.examine import as_document
-from flstream.inspection.statistics import BLOCK, Statistics, as_array, tensor_statistics
+from flstream.inspection.numbers import (
+    BLOCK,
+    Changed,
+    Difference,
+    Statistics,
+    as_array,
+    find_difference,
+    tensor_statistics,
+)
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Scratch
 

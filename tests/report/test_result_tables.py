@@ -7,7 +7,7 @@ import pytest
 from run_directories import summary_of
 
 from flstream.report.console import make_console
-from flstream.report.result import print_result
+from flstream.report.running import print_result
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import BestSummary, SiteFailure, Summary
 

@@ -6,6 +6,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from flstream.report.page import environment
 from flstream.report.table import Column, Gap, Link, Row, Table, ends
 
 COLUMNS = [
@@ -24,6 +25,10 @@ ROWS = [
     Row(["hospital-of-" + 40 * "x" + "-1", "failed", 17, None, 0.5, 0.0, WHY], "bad"),
     Row([WIDE * 30, "training", 0, 1e9, 0.0, None, "\x1b[31mred"]),
 ]
+
+
+def in_html(table: Table) -> str:
+    return str(environment().get_template("run.html").module.show(table))
 
 
 def printed(table: Table, width: int) -> list[str]:
@@ -68,14 +73,14 @@ def test_a_long_table_shows_its_ends_and_its_best_row():
     assert numbers == [0, 1, 398, 400, 596, 997, 998, 999]
     table = Table([Column("round", "count")], shown)
     assert "... 596 rows left out" in table.lines()
-    assert "... 596 rows left out" in table.__html__()
+    assert "... 596 rows left out" in in_html(table)
     assert ends(Row([number]) for number in range(8)) == [Row([number]) for number in range(8)]
 
 
 def test_html_escapes_names_and_links_pages():
     columns = [Column("<run>", "link"), Column("part", "share"), Column("status", "state")]
-    html = Table(columns, [Row([Link("<b>", 'a"b.html'), 0.25, "finished"], "best")]).__html__()
+    html = in_html(Table(columns, [Row([Link("<b>", 'a"b.html'), 0.25, "finished"], "best")]))
     assert "<b>" not in html.replace('<b style="width:25.0%">', "")
-    assert '<a href="a&quot;b.html">&lt;b&gt;</a>' in html
+    assert '<a href="a&#34;b.html">&lt;b&gt;</a>' in html
     assert '<span class="status finished">' in html
     assert "<tr class=best>" in html

@@ -17,7 +17,7 @@ MISTAKES = {
     "run.fold(first, updates)": "given model 0 (round 0), and updates of model 1 (round 1); fold",
     "run.fold(model, [updates[0], updates[0]])": "was given an update of site-1 twice; give it",
     "run.fold(model, [])": "run.fold() was given no update; skip the fold",
-    "run.fold(model, updates, FoldRule({'site-1': 1.0}))": "has no weight for site-2",
+    "run.fold(model, updates, FoldRule([1.0]))": "has 1 weights for 2 updates; give one for each",
     "run.adopt(updates)": "takes the update of one site, and was given 2; use run.fold()",
     "run.train(model, ['site-7'])": "no site of the job; its sites are site-1, site-2",
     "run.train(model, ['site-1', 'site-1'])": "was given site-1 twice; name each site once",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from flstream.report.live.run_state import LiveRun
-from flstream.report.metrics import order_metrics
+from flstream.report.metrics import flat_metrics, order_metrics
 from flstream.report.table import Cell, Column, Gap, Row, Table
 from flstream.report.text import (
     GAP,
@@ -25,6 +26,7 @@ from flstream.report.text import (
     pieces,
 )
 from flstream.report.views import rounds_table
+from flstream.runs.summary import round_summary
 from flstream.telemetry.events import SERVER, RunStarted, WorkerActivity
 from flstream.telemetry.memory import ProcessMemory
 from flstream.text import printable
@@ -32,7 +34,7 @@ from flstream.units import format_bytes, format_rate, format_seconds
 
 # Lines of a terminal below which only the title, the bars, the workers and the rates are shown.
 _ROOMY = 15
-_LABEL, _LEAST_NAME, _LEAST_PAST, _MOST_WORKERS = 8, 8, 2, 32
+_LABEL, _LEAST_NAME, _LEAST_PAST, _MOST_PAST, _MOST_WORKERS = 8, 8, 2, 24, 32
 # Columns beside a bar, those of a terminal on which there are more of them, and the least of a bar.
 _BESIDE, _BESIDE_WIDE, _WIDE, _LEAST_BAR = 28, 40, 100, 10
 _MOVING, _WORKING = ("downloading", "uploading"), ("training", "evaluating", "submitting")
@@ -76,10 +78,15 @@ def render(run: LiveRun, memory: LiveMemory, now: float, width: int, height: int
     workers = _workers(run, memory, now, height - _lines([*top, *bottom]) - roomy)
     top += [*([Text()] if roomy else []), workers] if workers.rows else []
     past = height - _lines([*top, *bottom]) - 2
-    if past >= _LEAST_PAST and (rows := run.rounds[-past:]):
-        metrics = order_metrics(metric for row in rows for metric in row.metrics)
-        table = rounds_table(rows, metrics, None, len(rows))
-        top += [Text(), Table(table.columns, table.rows, is_live=True)]
+    rounds = run.history.rounds[-min(past, _MOST_PAST) :] if past >= _LEAST_PAST else []
+    if rounds:
+        values = {
+            record.number: flat_metrics({**(record.scores or {}), "train": record.trained})
+            for record in rounds
+        }
+        metrics = order_metrics(metric for row in values.values() for metric in row)
+        table = rounds_table([*map(round_summary, rounds)], values, metrics, most=len(rounds))
+        top += [Text(), replace(table, is_live=True)]
     return Group(*top, *bottom)
 
 

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from flstream.report.metrics import flat_metrics
-from flstream.report.views import RoundRow
 from flstream.runs.history import History
 from flstream.telemetry import events
 
 _ENDED = ("finished", "failed", "stopped")
-_PACE_ROUNDS, _MOST_PAST, _MOST_FAILURES = 8, 24, 32
+_PACE_ROUNDS, _MOST_FAILURES = 8, 32
 _UNREADABLE_SECONDS = 0.5  # of a round: nobody could read what goes on in a quicker one
 
 
@@ -34,20 +32,6 @@ class LiveRun:
     def start(self) -> events.RunStarted | None:
         """Event that the run began with; None before."""
         return self.history.facts if self.history.facts.job else None
-
-    @property
-    def rounds(self) -> list[RoundRow]:
-        """The last rounds that are completed."""
-        return [
-            RoundRow(
-                record.number,
-                flat_metrics({**(record.scores or {}), "train": record.trained}),
-                (*record.phases, record.evaluation),
-                record.privacy,
-                record.aggregator,
-            )
-            for record in self.history.rounds[-_MOST_PAST:]
-        ]
 
     @property
     def seconds_a_round(self) -> float | None:
