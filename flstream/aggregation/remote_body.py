@@ -114,5 +114,8 @@ class RemoteBody:
             self._remotes[-1].close(failure)
         else:
             # It was folded elsewhere, so not even its layout is asked for: a small body would come.
-            with self._receiver.turn(self._token, self._settings):
+            self._receiver.begin(self._token, self._settings)
+            try:
                 self._receiver.settle(failure)
+            finally:
+                self._receiver.end()

@@ -185,10 +185,7 @@ class FrameCoder:
         self.base = name if fits else ""
 
     def encode(self, data: memoryview, start: int, stop: int) -> EncodedBytes | None:
-        """Encode the bytes ``[start, stop)``, consecutive in memory.
-
-        Returns:
-            The payload; None where it is not shorter, and the bytes are to be sent as they are.
+        """Encode the bytes ``[start, stop)``; return None where they get no shorter.
 
         Raises:
             CodecError: The compressor, which may be the user's own, failed.
@@ -207,12 +204,7 @@ class FrameCoder:
     def decode(
         self, data: memoryview, out: memoryview, start: int, stop: int, *, has_base: bool
     ) -> None:
-        """Decode what :meth:`encode` returned, or anything else: see :class:`Decoder`.
-
-        Raises:
-            CodecError: It is not the encoded form of such a frame; what is in ``out`` is then of no
-                use.
-        """
+        """Decode what :meth:`encode` returned, or anything else: see :class:`Decoder`."""
         size = len(out)
         with self._naming(start, stop):
             expanded = self._codec.compressor.expand(data, size)

@@ -39,11 +39,8 @@ def begin_writeback(fd: int, offset: int, count: int) -> None:
 def open_to_write(path: Path, *, keep: bool) -> int:
     """Open or create a file to be written by this descriptor alone, without changing what is read.
 
-    Args:
-        path: Path of the file.
-        keep: Whether the content of an existing file is needed. If not, a new file takes its name;
-            whoever has the old one open keeps that. So it is where the file has another name, or a
-            link leads to it.
+    Where the content of an existing file is not to be kept, or it has another name, or a link leads
+    to it, a new file takes its name; whoever has the old one open keeps that.
 
     Raises:
         OSError: The file cannot be opened or created, or is being written through another

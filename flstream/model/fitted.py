@@ -12,6 +12,7 @@ from flstream.model.dtypes import BY_CODE, torch_dtype
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
 from flstream.model.source import Source
+from flstream.text import brief_names
 
 if TYPE_CHECKING:
     import torch
@@ -90,8 +91,8 @@ def fitted(layout: Layout, file: Source, origin: str, own: Source | None = None)
         first, *others = _named(file.layout, layout.all_names[spec.name])
         places[spec.name] = _cast(spec, (file, first), origin, rounds=rounds)
         for other in others:
-            again = _cast(spec, (file, other), origin, rounds=rounds)
-            if _digest(spec, places[spec.name]) != _digest(spec, again):
+            both = places[spec.name], _cast(spec, (file, other), origin, rounds=rounds)
+            if len({body_digest(composed({spec.name: place})) for place in both}) > 1:
                 raise CheckpointError(
                     f"{origin} has different values for {first.name!r} and {other.name!r}, "
                     "which are tied in the model; untie them there, or save the file again"
@@ -103,10 +104,6 @@ def _named(file: Layout, names: Sequence[str]) -> list[TensorInfo]:
     """Return the tensors of a file that have one of these names, each once."""
     own_names = {file.aliases.get(name, name) for name in names}
     return [file.by_name[name] for name in sorted(own_names) if name in file.by_name]
-
-
-def _digest(spec: TensorInfo, place: Place) -> str:
-    return body_digest(composed({spec.name: place}))
 
 
 def _cast(spec: TensorInfo, place: Place, origin: str, *, rounds: bool) -> Place:
@@ -151,18 +148,15 @@ def _is_exact(values: torch.Tensor, cast: torch.Tensor) -> bool:
     again = cast.to(values.dtype)
     if values.is_complex():
         values, again = torch.view_as_real(values), torch.view_as_real(again)
-    if values.is_floating_point():
-        # Those of eight bits lack operators.
-        wide, again = values.double(), again.double()
-        return bool(((wide == again) | (wide.isnan() & again.isnan())).all())
-    return bool((values == again).all())
+    if not values.is_floating_point():
+        return torch.equal(values, again)
+    # As float64, since those of eight bits lack operators.
+    return torch.allclose(values.double(), again.double(), rtol=0, atol=0, equal_nan=True)
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:_MOST_NAMED])
-    more = len(names) - _MOST_NAMED
     counted = f"{len(names)} tensors" if len(names) > 1 else "1 tensor"
-    return f"{counted} ({shown}{f' and {more} more' if more > 0 else ''})"
+    return f"{counted} ({brief_names([*map(repr, names)], _MOST_NAMED)})"
 
 
 def _prefix_hint(missing: Sequence[str], extra: Sequence[str]) -> str:

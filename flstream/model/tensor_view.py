@@ -134,15 +134,6 @@ class TensorView:
         assert self._on_device is not None  # others are written to in place
         _copy(_tensor_over(view), self._on_device[start : start + len(view)])
 
-    def tobytes(self) -> bytes:
-        """Return a copy of all bytes."""
-        if self.data is not None:
-            return bytes(self.data)
-        data = bytearray(self.nbytes)
-        if data:
-            self.read(0, self.nbytes, memoryview(data))
-        return bytes(data)
-
 
 def _plain(name: str, value: object) -> torch.Tensor:
     """Return a tensor as a plain one, over the same storage, whose operators are torch's own."""

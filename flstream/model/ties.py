@@ -12,14 +12,10 @@ _STEP = 1 << 20
 
 
 def find_ties(places: Mapping[str, Hashable]) -> dict[str, str]:
-    """Find the names that show the same elements of the same memory as another name.
+    """Return the name that stands for a tensor, by each of its other names.
 
-    Args:
-        places: Key of a tensor's elements in memory by name, of those that have any.
-
-    Returns:
-        The name that stands for the tensor, by each of its other names. It is the first in
-        alphabetical order, so that it does not depend on the order of the state dict.
+    It is the first in alphabetical order, so that it does not depend on that of the state dict.
+    Tensors are given by a key of their elements in memory.
     """
     firsts: dict[Hashable, str] = {}
     ties = {}
@@ -37,14 +33,8 @@ def distinct_views(
 
     Training often breaks a tie in its results, by cloning every value, or lists a tied parameter
     under one of its names only, as ``Module.named_parameters`` does. Neither loses anything.
-
-    Args:
-        tensors: Torch tensors and NumPy arrays by name.
-        tied: Aliases of the model that these are an update of; None to find the ties.
-        writable: Whether the tensors are to be written to.
-
-    Returns:
-        The tensors by name without the aliases, and the aliases.
+    Returned are the tensors without the aliases, and the aliases, which are found if None are
+    given.
 
     Raises:
         LayoutError: A value cannot be streamed, or two names that the model ties hold different

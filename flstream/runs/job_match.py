@@ -85,7 +85,7 @@ def _shards(path: Path) -> list[Path]:
     """Return the files that the index of a sharded checkpoint names; none for other files."""
     if path.suffix != ".json":
         return []
-    from flstream.model.formats.shards import shard_paths
+    from flstream.model.formats.opening import shard_paths
 
     try:
         return shard_paths(path)

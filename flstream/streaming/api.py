@@ -55,7 +55,7 @@ from flstream.streaming.payload import (
     pack,
     payload_body,
     payload_memory,
-    value_of,
+    unpack,
 )
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.refs import OfferOptions, Ref
@@ -423,7 +423,9 @@ def download_payload(
 
     def finish(body: MemoryBody) -> None:
         nonlocal value
-        value = value_of(body, registry)
+        spec = body.layout.by_name["message"]
+        [message] = body.views(spec.start, spec.stop)
+        value = unpack(message, body.tensors, registry)
 
     def attempt() -> tuple[Any, Transfer]:
         remote = _opened(receiver, ref_id, options)

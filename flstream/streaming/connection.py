@@ -57,7 +57,7 @@ _LEAST_REST_SECONDS = 1e-4
 # Bytes of the longest frame that is encoded.
 _MOST_ENCODED_BYTES = 8 << 20
 # Filler for the rest of a frame whose ref has settled.
-_ZEROS = memoryview(bytes(64 << 10))
+_ZEROS = memoryview(bytes(_PIECE_BYTES))
 
 
 class Connection(threading.Thread):
@@ -77,7 +77,7 @@ class Connection(threading.Thread):
         # Messages, headers and digests that are to be sent before what comes next.
         self._waiting: list[memoryview] = []
         # The request that frames are sent for, and the next frame of it to be made.
-        self._fetch: wire.Fetch | None = None
+        self.fetch: wire.Fetch | None = None
         self._frames: Iterator[tuple[int, int]] = iter(())
         self._encoder: FrameEncoder | None = None
         self._next: wire.Request | None = None  # what came while something took long
@@ -86,11 +86,6 @@ class Connection(threading.Thread):
         # is sound only as long as they are on offer.
         self._placed: set[bytes] = set()
 
-    @property
-    def is_sending(self) -> bool:
-        """Whether frames are being sent."""
-        return self._fetch is not None
-
     def run(self) -> None:
         """Answer one request after another, until the channel ends."""
         reason = ""
@@ -98,10 +93,10 @@ class Connection(threading.Thread):
             self._post(wire.Hello(wire.VERSION))
             while True:
                 length, began = 0, time.thread_time()
-                if self._fetch is None or self._next is not None or self._has_input():
+                if self.fetch is None or self._next is not None or self._has_input():
                     self._take(self._request())
                 else:
-                    length = self._send_frame(self._fetch)
+                    length = self._send_frame(self.fetch)
                 if length < _SHORT_BYTES and self._service.is_sending_beside(self):
                     # Not to wait for anything, but to leave the interpreter's lock to the others.
                     time.sleep(max(time.thread_time() - began, _LEAST_REST_SECONDS))
@@ -146,27 +141,19 @@ class Connection(threading.Thread):
         elif self.instance is None:
             raise BrokenStreamError(f"{self.receiver} did not greet")
         elif message.number:
-            self._answer(message)
+            if not isinstance(message, wire.Find | wire.Ping):
+                self.fetch, self._frames = None, iter(())  # one download at a time
+            with self._refusing(message):
+                self._answer(message)
         elif not isinstance(message, wire.Ping):
             raise BrokenStreamError(f"{self.receiver} sent a request with the number of a beat")
 
     def _answer(self, request: wire.Request) -> None:
-        if not isinstance(request, wire.Find | wire.Ping):
-            self._fetch, self._frames = None, iter(())  # one download at a time
-        try:
-            if isinstance(request, wire.Find):
-                tokens = self._service.find(self.receiver, request.labels)
-                self._post(wire.Found(request.number, tokens))
-            else:
-                self._answer_about(self._service.ref(request.token, self.receiver), request)
-        except (ChannelClosedError, ProtocolError):
-            raise
-        except Exception as error:  # such as a file that became shorter, or a defect of a source
-            self._refuse(request, error)
-
-    def _answer_about(
-        self, ref: Ref | None, request: wire.Open | wire.Fetch | wire.Ping | wire.Close
-    ) -> None:
+        if isinstance(request, wire.Find):
+            tokens = self._service.find(self.receiver, request.labels)
+            self._post(wire.Found(request.number, tokens))
+            return
+        ref = self._service.ref(request.token, self.receiver)
         source = None if ref is None else ref.source
         if isinstance(request, wire.Close):
             self._close(request, ref)
@@ -186,7 +173,7 @@ class Connection(threading.Thread):
                 case wire.Ping():
                     if change := change_of(source):
                         raise RefusedError(change)
-                    answering = self._fetch.number if self._fetch is not None else 0
+                    answering = self.fetch.number if self.fetch is not None else 0
                     self._post(wire.Pong(request.number, answering))
 
     def _open(self, request: wire.Open, ref: Ref, source: Source) -> None:
@@ -233,7 +220,7 @@ class Connection(threading.Thread):
         encoder_for = ref.options.get("encoder") if fetch.encoded else None
         with _naming_codec():
             self._encoder = None if encoder_for is None else encoder_for(fetch.base)
-        self._fetch, self._frames = fetch, wire.cut(fetch.ranges, fetch.chunk_size)
+        self.fetch, self._frames = fetch, wire.cut(fetch.ranges, fetch.chunk_size)
 
     def _expect_sound(self, fetch: wire.Fetch, nbytes: int, most: int) -> None:
         """Refuse a request that has an error, for a body of ``nbytes``."""
@@ -266,12 +253,19 @@ class Connection(threading.Thread):
 
     # What is sent.
 
-    def _refuse(self, request: wire.Request, error: Exception) -> None:
-        reason = str(error)
-        if not isinstance(error, FlstreamError):  # of a defect here, a traceback is of use
-            traceback.print_exception(error)
-            reason = f"what is on offer cannot be read: {type(error).__name__}: {error}"
-        self._post(wire.Refused(request.number, reason))
+    @contextmanager
+    def _refusing(self, request: wire.Request) -> Iterator[None]:
+        """Refuse a request that fails, such as for a file that became shorter."""
+        try:
+            yield
+        except (ChannelClosedError, ProtocolError):
+            raise
+        except Exception as error:
+            reason = str(error)
+            if not isinstance(error, FlstreamError):  # of a defect here, a traceback is of use
+                traceback.print_exception(error)
+                reason = f"what is on offer cannot be read: {type(error).__name__}: {error}"
+            self._post(wire.Refused(request.number, reason))
 
     def _post(self, message: wire.Reply | wire.Hello, descriptors: Sequence[int] = ()) -> None:
         """Send a message, and all that waits before it."""
@@ -299,19 +293,13 @@ class Connection(threading.Thread):
                 if views is not None:
                     count = self.channel.send_some([*self._waiting, *views])
             if views is None:  # its owner has the memory back: the receiver finds the frame damaged
-                self._send_zeros(stop - start)
+                self._send(_ZEROS[: stop - start])
                 return
             del views, source  # not to keep a tensor alive while the receiver rests
             self._waiting = advance(self._waiting, min(count, waits))
             start += max(count - waits, 0)
             if not count:
                 self._wait_for_room()
-
-    def _send_zeros(self, count: int) -> None:
-        while count:
-            zeros = _ZEROS[:count]
-            self._send(zeros)
-            count -= len(zeros)
 
     def _wait_for_room(self) -> None:
         """Wait until the receiver takes more, however long, as long as it says that it lives."""
@@ -331,24 +319,19 @@ class Connection(threading.Thread):
         place = next(self._frames, None)
         if place is None:
             self._send()
-            self._fetch = None
+            self.fetch = None
             return 0
-        ref = self._service.ref(fetch.token, self.receiver)
-        try:
-            if ref is None:
+        with self._refusing(fetch):
+            if (ref := self._service.ref(fetch.token, self.receiver)) is None:
                 raise RefusedError(NOT_ON_OFFER)
             delivery = self._delivery = ref.deliveries[self.receiver]
             length = self._send_range(fetch, ref, delivery, *place)
-        except (ChannelClosedError, ProtocolError):
-            raise
-        except Exception as error:  # such as a file that became shorter, or a defect of a source
-            self._fetch = None
-            self._refuse(fetch, error)
-            return 0
-        delivery.chunks += 1
-        delivery.bytes += length
-        delivery.active_at = time.monotonic()
-        return length
+            delivery.chunks += 1
+            delivery.bytes += length
+            delivery.active_at = time.monotonic()
+            return length
+        self.fetch = None  # it was refused
+        return 0
 
     def _send_range(
         self, fetch: wire.Fetch, ref: Ref, delivery: Delivery, start: int, stop: int
@@ -370,13 +353,13 @@ class Connection(threading.Thread):
             self._waiting.append(memoryview(wire.pack_digest(wire.digest_of([whole]))))
             return len(whole)
         digest = xxhash.xxh3_64()
-        for begin in range(start, stop, _PIECE_BYTES):
-            end = min(begin + _PIECE_BYTES, stop)
+        for begin, end in wire.cut([(start, stop)], _PIECE_BYTES):
             try:
                 piece = self._piece(ref, delivery, begin, end, digest)
             except Exception:
                 if begin > start:  # a frame that has begun is to have an end, if a damaged one
-                    self._send_zeros(stop - begin)
+                    for first, last in wire.cut([(begin, stop)], _PIECE_BYTES):
+                        self._send(_ZEROS[: last - first])
                     self._waiting.append(memoryview(wire.pack_digest(~digest.intdigest() % 2**64)))
                 raise
             if begin == start:

@@ -223,13 +223,6 @@ def payload_memory(layout: Layout, into: Params, framework: Framework, peer: str
     return body
 
 
-def value_of(body: MemoryBody, registry: Registry) -> Any:
-    """Rebuild the value of a body that has arrived in its memory: see :func:`unpack`."""
-    spec = body.layout.by_name["message"]
-    [message] = body.views(spec.start, spec.stop)
-    return unpack(message, body.tensors, registry)
-
-
 def _code_of(kind: type) -> int | None:
     """Return the code of a type that needs no decomposer. Torch may be imported later, or never."""
     is_tensor = f"{kind.__module__}.{kind.__name__}" in _TENSORS

@@ -6,8 +6,8 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Self, TypeVar
 
 from flstream.errors import (
@@ -152,17 +152,6 @@ class Receiver:
         self._whose = None
         self._turn.release()
 
-    @contextmanager
-    def turn(
-        self, token: bytes, settings: StreamSettings, abort: AbortSignal | None = None
-    ) -> Iterator[None]:
-        """Have the turn of a download: see :meth:`begin`."""
-        self.begin(token, settings, abort)
-        try:
-            yield
-        finally:
-            self.end()
-
     def settle(self, failure: str = "") -> None:
         """Tell the sender that this receiver is done with the ref, or why it is of no use.
 
@@ -279,7 +268,7 @@ class Receiver:
             quiet += time.monotonic() - began
             if (self._deadline.left or 0.0) <= 0:
                 raise DeadlineError(
-                    f"{self.peer} did not send {self._due()} within {self._timeout:g} s; "
+                    f"{self.peer} did not send {self._lacking()} within {self._timeout:g} s; "
                     "it may hang, or be slower than (streaming_)per_request_timeout allows"
                 )
             if quiet < limit:
@@ -292,7 +281,7 @@ class Receiver:
             self._ping, quiet = self.next_number(), 0.0
             self.send(wire.Ping(self._token, self._ping), self._deadline)
 
-    def _due(self) -> str:
+    def _lacking(self) -> str:
         """Describe what has not come."""
         if self._asked is not None:
             return f"an answer to {type(self._asked).__name__}"

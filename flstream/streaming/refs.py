@@ -109,19 +109,13 @@ class OfferOptions(TypedDict, total=False):
     order: Iterable[str]
 
 
-def block_size(nbytes: int) -> int:
-    """Return 64 KiB, or so much more that the digests of a body's blocks take 2 MiB at most."""
-    size = BLOCK_BYTES
-    while size * _MOST_BLOCKS < nbytes:
-        size *= 2
-    return size
-
-
 class BlockDigests:
     """The digests of all blocks of a body, taken once, by all threads that need them."""
 
     def __init__(self, nbytes: int) -> None:
-        self.block = block_size(nbytes)
+        self.block = BLOCK_BYTES  # or so much more that all digests take 2 MiB at most
+        while self.block * _MOST_BLOCKS < nbytes:
+            self.block *= 2
         self._nbytes = nbytes
         self._found = array("Q")
         self._taking = threading.Lock()

@@ -54,13 +54,7 @@ def selected_memory(
 ) -> MemoryBody:
     """Make memory for some tensors of a layout, as a body in which each is where it is there.
 
-    Args:
-        whole: The layout.
-        names: Names of tensors, each once. One that is tied to another's selects that tensor, under
-            the name that is given.
-        into: What receives them; None for new memory.
-        framework: Kind of the new memory.
-        peer: Name of the sender, for messages.
+    A name that is tied to another's selects that tensor, under the name that is given.
 
     Raises:
         RefusedError: There is no such tensor, a name is there twice, or there is none.
@@ -105,13 +99,16 @@ def find_refs(
     """Return the tokens of the refs that may have each of some tensors, oldest first."""
     labels = {spec: (spec.round_number, tuple(sorted(spec.tags)), spec.report) for spec in specs}
     wanted, tokens = list(dict.fromkeys(labels.values())), list[list[bytes]]()
-    with receiver.turn(bytes(wire.TOKEN_BYTES), settings, abort):
+    receiver.begin(bytes(wire.TOKEN_BYTES), settings, abort)
+    try:
         while len(tokens) < len(wanted):
             batch = wanted[len(tokens) :][: wire.MAX_LABELS]
             answer = receiver.ask(wire.Find(receiver.next_number(), batch), wire.Found)
             if len(answer.tokens) != len(batch):
                 raise ProtocolError(f"{receiver.peer} answered for {len(answer.tokens)} labels")
             tokens += answer.tokens
+    finally:
+        receiver.end()
     by_label = dict(zip(wanted, tokens, strict=True))
     return {spec: by_label[label] for spec, label in labels.items()}
 

@@ -172,7 +172,7 @@ class DownloadService:
 
     def is_sending_beside(self, connection: Connection) -> bool:
         """Whether another connection than this one is sending frames."""
-        return any(other.is_sending for other in self._connections if other is not connection)
+        return any(other.fetch for other in self._connections if other is not connection)
 
     def greeted(self, connection: Connection) -> None:
         """End earlier connections of a receiver that came back before their end was known."""

@@ -1,29 +1,31 @@
-"""Opening a checkpoint of any format by its name. Only regular files are opened."""
+"""Opening a checkpoint of any format by its name. Only regular files are opened.
+
+A model may lie in several files, listed in an index such as ``model.safetensors.index.json``.
+"""
 
 from __future__ import annotations
 
-import zipfile
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from flstream.errors import CheckpointError, LayoutError
 from flstream.model.checkpoint import FileSource, regular_size
+from flstream.model.composed import Place, composed
+from flstream.model.header import MAX_HEADER_BYTES
 from flstream.model.layout import Layout
 from flstream.model.source import Source, in_place
 
 Format = Literal["safetensors", "safetensors shards", "torch", "npz"]
 
-AGAIN = "fetch the file again or save it anew"
-"""Next step for a damaged file."""
 # Suffixes of files that are zip archives; the last three are those of torch.
 _ARCHIVES = (".npz", ".pt", ".pth", ".bin")
 # Most bytes of tensors for each byte of a file: the highest ratio that deflate can reach.
 _MOST_EXPANSION = 1032
-_ENCRYPTED = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +81,10 @@ class CheckpointFile:
         Raises:
             CheckpointError: A member of an archive is damaged.
         """
+        from flstream.model.formats.archives import check_members
+
         archives = (path for path in self.files if path.suffix.lower() in _ARCHIVES)
-        return [*self.facts, *map(_check_members, archives)]
+        return [*self.facts, *map(check_members, archives)]
 
 
 def open_checkpoint(path: Path) -> CheckpointFile:
@@ -97,17 +101,11 @@ def open_checkpoint(path: Path) -> CheckpointFile:
     regular_size(path)
     suffix = path.suffix.lower()
     if suffix == ".json":
-        from flstream.model.formats.shards import open_shards
-
-        return open_shards(path)
-    if suffix == ".npz":
-        from flstream.model.formats.npz import open_npz
-
-        return open_npz(path)
+        return _open_shards(path)
     if suffix in _ARCHIVES:
-        from flstream.model.formats.torch_file import open_torch
+        from flstream.model.formats.archives import open_npz, open_torch
 
-        return open_torch(path)
+        return open_npz(path) if suffix == ".npz" else open_torch(path)
     source = FileSource(path)
     header, size = source.header_bytes, source.layout.nbytes
     facts = [
@@ -121,40 +119,104 @@ def open_checkpoint(path: Path) -> CheckpointFile:
     )
 
 
-@contextmanager
-def open_archive(path: Path, remedy: str) -> Iterator[zipfile.ZipFile]:
-    """Open a zip archive, whose errors get the file's name, and a remedy for what is none."""
-    with reading(path):
-        if not zipfile.is_zipfile(path):
-            raise CheckpointError(f"{path} is no zip archive, or was cut short; {remedy}")
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                if member.flag_bits & _ENCRYPTED:
-                    raise CheckpointError(
-                        f"{path}: the member {member.filename!r} is encrypted; save the file "
-                        "without a password"
-                    )
-            yield archive
+class _Index(msgspec.Struct):
+    """The content of an index."""
+
+    weight_map: Annotated[dict[str, str], msgspec.Meta(min_length=1)]  # file name by tensor
+    metadata: dict[str, Any] | None = None
 
 
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Give errors of reading an archive the name of the file."""
+def _open_shards(path: Path) -> CheckpointFile:
+    """Open the tensors that an index names."""
+    members, metadata = _parse(path)
+    shards = {name: open_checkpoint(_shard_path(name, path)) for name in sorted(members)}
+    aliases: dict[str, str] = {}
+    places: dict[str, Place] = {}
+    for name, shard in shards.items():
+        lacking = sorted(members[name].difference(shard.layout.names))
+        if lacking:
+            raise CheckpointError(
+                f"{path} says that tensor {lacking[0]!r} is in {name}, which has no such tensor; "
+                "fetch both files again"
+            )
+        own = shard.layout
+        aliases |= own.subset(members[name]).aliases
+        places |= {spec.name: (shard, spec) for spec in own.tensors if spec.name in members[name]}
+    source = composed(places, aliases)
+    further = sum(len(shard.layout.tensors) for shard in shards.values()) - len(places)
+
+    total, nbytes = metadata.get("total_size", ""), source.layout.nbytes
+    agrees = "as" if total == str(nbytes) else f"where it says {total}, not as"
+    facts = [
+        f"every tensor of the index is in its shard, of {len(shards)}",
+        *([f"the shards have {further} more that the index does not name"] if further else ()),
+        *([f"the tensors take {nbytes} bytes, {agrees} the index says"] if total else ()),
+        *(f"{name}: {fact}" for name, shard in shards.items() for fact in shard.facts),
+    ]
+    size = path.stat().st_size
+    return CheckpointFile(
+        path,
+        "safetensors shards",
+        source,
+        metadata,
+        size + sum(shard.header_bytes for shard in shards.values()),
+        size + sum(shard.file_bytes for shard in shards.values()),
+        tuple(shard.path for shard in shards.values()),
+        facts,
+    )
+
+
+def shard_paths(path: Path) -> list[Path]:
+    """Return the paths of the files that an index names.
+
+    Raises:
+        CheckpointError: The index is not sound, or a file is not in its folder.
+    """
+    return [_shard_path(name, path) for name in sorted(_parse(path)[0])]
+
+
+def _parse(path: Path) -> tuple[dict[str, set[str]], Mapping[str, str]]:
+    """Return the names of the tensors by shard, and the metadata."""
     try:
-        yield
-    # An archive, and the headers in it, can be wrong in any way.
-    except (
-        OSError, EOFError, ValueError, TypeError, SyntaxError, NotImplementedError, RuntimeError,
-        MemoryError, zipfile.BadZipFile, zlib.error,
-    ) as error:  # fmt: skip
-        flaw = str(error).partition("\n")[0] or type(error).__name__
-        raise CheckpointError(f"{path} cannot be read: {flaw}; {AGAIN}") from error
+        with path.open("rb") as file:
+            text = file.read(MAX_HEADER_BYTES + 1)
+        if len(text) > MAX_HEADER_BYTES:
+            raise ValueError(f"it has more than {MAX_HEADER_BYTES} bytes")
+        index = msgspec.json.decode(text, type=_Index)
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} is no index of shards that can be read: {error}; fetch the index again"
+        ) from error
+    members: dict[str, set[str]] = {}
+    for name, shard in index.weight_map.items():
+        members.setdefault(shard, set()).add(name)
+    return members, {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in (index.metadata or {}).items()
+    }
 
 
-def _check_members(path: Path) -> str:
-    """Read every member of an archive to its end, which compares its CRC-32, and say so."""
-    with open_archive(path, AGAIN) as archive:
-        damaged = archive.testzip()
-        if damaged is not None:
-            raise CheckpointError(f"{path}: the member {damaged!r} is damaged; {AGAIN}")
-        return f"the {len(archive.namelist())} members of the archive match their CRC-32"
+def _shard_path(name: str, index: Path) -> Path:
+    """Return the path of a shard, which must lie beside the index or below it."""
+    parts = PurePosixPath(name)
+    is_beside = bool(name) and "\0" not in name and not parts.is_absolute()
+    if not is_beside or ".." in parts.parts or name.lower().endswith(".json"):
+        raise CheckpointError(
+            f"{index} names the shard {name!r}, which is no file of tensors beside it; correct the "
+            "index"
+        )
+    path = index.parent / name
+    try:
+        real = path.resolve(strict=True)
+    except (OSError, RuntimeError) as error:  # a link to itself is a RuntimeError
+        raise CheckpointError(
+            f"{index} names the shard {name!r}, which is not there; fetch it into {index.parent}"
+        ) from error
+    # A download cache has its files in one folder, under their digests, and links to them.
+    homes = index.parent.resolve(), index.resolve().parent
+    if not any(real.is_relative_to(home) for home in homes):
+        raise CheckpointError(
+            f"{index} names the shard {name!r}, a link out of its folder to {real}; "
+            "put a copy there"
+        )
+    return path
