@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 import subprocess
 import threading
 import time
@@ -15,7 +14,7 @@ from typing import Self
 
 import psutil
 
-from flstream.simulation.interruption import STOPS, handling
+from flstream.simulation.interruption import handling
 
 INTERVAL = 0.05
 """Seconds between two readings of every process's high-water mark of RSS."""
@@ -67,7 +66,7 @@ def run_to_end(
             return None
 
 
-@handling(STOPS, signal.SIG_IGN)  # a second Ctrl-C must not cut this short
+@handling(lambda *_: None)  # a second Ctrl-C must not cut this short
 def _kill_descendants() -> None:
     # Those that are being killed may start others, so look again until there are none.
     while living := psutil.Process().children(recursive=True):
