@@ -1,5 +1,6 @@
 """What a job file may say, and what a job is once it is resolved."""
 
+import copy
 import pickle
 import subprocess
 import sys
@@ -321,6 +322,7 @@ def test_any_values_written_out_are_the_same_from_another_folder(
 
 
 LIKELY = st.sampled_from(["auto", "all", "mean", "1", "2 MiB", "10 s", "1%", "up", "zstd", "a:b"])
+KEYS = sorted(job_keys())
 ANY = st.recursive(
     SCALARS | st.floats() | LIKELY,
     lambda inner: (
@@ -331,13 +333,13 @@ ANY = st.recursive(
 )
 
 
-@settings(max_examples=10)
-@given(value=ANY)
-def test_any_value_is_taken_and_written_back_or_refused_in_a_sentence(tmp_path, load, value):
-    path = tmp_path / "value.conf"
-    for key in job_keys():
+@settings(max_examples=25)
+@given(value=ANY, keys=st.lists(st.sampled_from(KEYS), min_size=8, max_size=8, unique=True))
+def test_any_value_is_taken_and_written_back_or_refused_in_a_sentence(tmp_path, load, value, keys):
+    path, sound = tmp_path / "value.conf", load().written()
+    for key in keys:
         *sections, name = key.split(".")
-        values = load().written()
+        values = copy.deepcopy(sound)
         reduce(dict.__getitem__, sections, values)[name] = value
         try:
             job = make_job(values, Path("/nowhere"), "values")

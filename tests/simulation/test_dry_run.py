@@ -4,8 +4,8 @@ import inspect
 from pathlib import Path
 
 import pytest
+from run_fixtures import shared_host_for
 
-from flstream.engines.processes import ProcessHost
 from flstream.job import JobError, load_job
 from flstream.server.run import Run
 from flstream.simulation import dry_run as module
@@ -197,12 +197,13 @@ def test_a_program_that_cannot_be_run_dry_is_said_to_be_taken_for_another(own, n
         ("swallows", "it went on for more than 2 s"),
     ],
 )
-def test_a_program_may_end_its_process_or_go_on_for_ever(tmp_path, monkeypatch, name, flaw):
+def test_a_program_may_end_its_process_or_go_on_for_ever(
+    tmp_path, monkeypatch, fork_server, name, flaw
+):
     monkeypatch.setattr(module, "_SECONDS", 2.0 if name == "swallows" else 20.0)
     (tmp_path / "flow.py").write_text(EVERYTHING)
     job = load_job(DIGITS, [f'workflow.type="{tmp_path}/flow.py:{name}"'])
-    with ProcessHost.of(job) as host:
-        [outline] = outline_programs(job, host)
+    [outline] = outline_programs(job, shared_host_for(job))
     assert outline.flaw == flaw
 
 
