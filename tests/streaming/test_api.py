@@ -24,6 +24,7 @@ from flstream.streaming import (
     download_file,
     download_specs,
     download_tensors,
+    wire,
 )
 from flstream.streaming.wire import MAX_LABELS
 
