@@ -23,8 +23,16 @@ from flstream.errors import WorkerLostError
 SECONDS = 20.0
 
 
+@pytest.fixture(scope="module", autouse=True)
+def bare():
+    """Fork servers that import no torch, which no process here needs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flstream.engines.processes._PRELOAD", "bare_preload")
+        yield
+
+
 @pytest.fixture(scope="module")
-def host():
+def host(bare):
     """A host of this module."""
     with ProcessHost({"FLSTREAM_TEST": "given"}) as host:
         yield host

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from run_fixtures import shared_host_for
 from safetensors.torch import save_file
 
-from flstream.engines.processes import ProcessHost
 from flstream.errors import CheckpointError, ModelError
 from flstream.job import load_job
 from flstream.model.memory import MemoryBody
@@ -61,10 +61,9 @@ def job_of(tmp_path_factory):
     return make
 
 
-@pytest.fixture(scope="module")
-def host():
-    with ProcessHost({}) as host:
-        yield host
+@pytest.fixture
+def host(fork_server):
+    return shared_host_for()
 
 
 def shapes(layout):
