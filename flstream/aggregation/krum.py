@@ -9,10 +9,67 @@ cannot be near to one that has as many honest ones around it. All updates count 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from flstream.aggregation.elements import SMALL_BLOCK, Array, blocks
+from flstream.aggregation.mean import WeightedMean
+from flstream.aggregation.methods import Combination, CoordinateFold
+from flstream.aggregation.rules import AggregationRule
+from flstream.errors import AggregationError
+from flstream.job.sections import METHODS
+
+
+def krum(rule: AggregationRule, updates: int) -> Combination:
+    """Make Krum, which takes one update.
+
+    Raises:
+        AggregationError: There are too few updates.
+    """
+    return WeightedMean(), partial(krum_weights, byzantine=_byzantine(rule, updates), chosen=1)
+
+
+def multi_krum(rule: AggregationRule, updates: int) -> Combination:
+    """Make Multi-Krum, the mean of those that it chooses.
+
+    Raises:
+        AggregationError: There are too few updates.
+    """
+    byzantine = _byzantine(rule, updates)
+    chosen = rule.chosen or updates - byzantine
+    if chosen > updates:
+        raise AggregationError(
+            f"multi_krum is to choose {chosen} updates, and there are {updates}; lower "
+            "aggregation.selected, or raise clients.min_updates"
+        )
+    return WeightedMean(), partial(krum_weights, byzantine=byzantine, chosen=chosen)
+
+
+def bulyan(rule: AggregationRule, updates: int) -> Combination:
+    """Make Bulyan.
+
+    Raises:
+        AggregationError: There are too few updates.
+    """
+    byzantine = _byzantine(rule, updates)
+    fold = CoordinateFold(partial(around_median, left_out=2 * byzantine))
+    return fold, partial(bulyan_weights, byzantine=byzantine)
+
+
+def _byzantine(rule: AggregationRule, updates: int) -> int:
+    """Return how many updates may be Byzantine: as the rule has it, or as many as possible."""
+    method, byzantine = METHODS[rule.method], rule.byzantine
+    needed = method.least_updates(byzantine or 0)
+    if byzantine is None:
+        byzantine = method.most_byzantine(updates)
+    if updates < needed:
+        raise AggregationError(
+            f"{rule.method} needs {needed} or more updates where {max(byzantine, 0)} of them may "
+            f"be Byzantine, and there are {updates}; lower aggregation.byzantine, or have more "
+            "sites train (clients.per_round, clients.min_updates)"
+        )
+    return byzantine
 
 
 def squared_distances(gram: Array) -> Array:

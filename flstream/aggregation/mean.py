@@ -5,12 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flstream.aggregation.elements import BLOCK, Array, blocks
 from flstream.aggregation.regions import Region
 from flstream.aggregation.update_set import UpdatePart
+
+if TYPE_CHECKING:
+    from flstream.aggregation.methods import Combination
+    from flstream.aggregation.rules import AggregationRule
+
+
+def mean(rule: AggregationRule, updates: int) -> Combination:
+    """Make the mean."""
+    return WeightedMean(), None
 
 
 class WeightedMean:

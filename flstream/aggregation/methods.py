@@ -1,24 +1,20 @@
-"""The methods of a job file: how each weighs updates, and how it folds them."""
+"""How a method folds updates, and weighs them before that."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import accumulate, pairwise
+from pkgutil import resolve_name
 
 import numpy as np
 
 from flstream.aggregation.elements import Array, blocks
-from flstream.aggregation.geometric_median import geometric_median_weights
-from flstream.aggregation.krum import around_median, bulyan_weights, krum_weights
 from flstream.aggregation.mean import WeightedMean
 from flstream.aggregation.own_rule import OwnRule
-from flstream.aggregation.ranked import fraction_trim, median_trim, trimmed_mean
 from flstream.aggregation.regions import Region
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.update_set import Fold, UpdatePart
-from flstream.errors import AggregationError
-from flstream.job.sections import least_updates, most_byzantine
+from flstream.job.sections import METHODS, is_own
 
 Combine = Callable[[Array, Array], Array]
 """Function of the values of a block, of shape (updates, numbers), and of the updates' weights.
@@ -32,54 +28,23 @@ Weigh = Callable[[Array, Array], Array]
 weights, that returns their new weights; an update of weight 0 is left out."""
 
 
-def combination(rule: AggregationRule, updates: int) -> tuple[Fold, Weigh | None]:
-    """Make what folds so many updates, and what weighs them before that if the rule compares them.
+Combination = tuple[Fold, Weigh | None]
+"""What folds updates, and what weighs them before that, where they are compared."""
+
+
+def combination(rule: AggregationRule, updates: int) -> Combination:
+    """Make what folds so many updates.
 
     Raises:
         AggregationError: They are too few; or a user's own rule cannot be made.
     """
-    match rule.method:
-        case "mean":
-            return WeightedMean(), None
-        case "median":
-            return CoordinateFold(partial(trimmed_mean, trim=median_trim)), None
-        case "trimmed_mean":
-            trim = fraction_trim(rule.trim)
-            return CoordinateFold(partial(trimmed_mean, trim=trim)), None
-        case "geometric_median":
-            return WeightedMean(), geometric_median_weights
-        case "bulyan":
-            byzantine = _byzantine(rule, updates)
-            fold = CoordinateFold(partial(around_median, left_out=2 * byzantine))
-            return fold, partial(bulyan_weights, byzantine=byzantine)
-        case "krum" | "multi_krum":
-            byzantine = _byzantine(rule, updates)
-            chosen = 1 if rule.method == "krum" else rule.chosen or updates - byzantine
-            if chosen > updates:
-                raise AggregationError(
-                    f"multi_krum is to choose {chosen} updates, and there are {updates}; lower "
-                    "aggregation.selected, or raise clients.min_updates"
-                )
-            weigh = partial(krum_weights, byzantine=byzantine, chosen=chosen)
-            return WeightedMean(), weigh
+    if not is_own(rule.method):
+        make: Callable[[AggregationRule, int], Combination]
+        make = resolve_name(METHODS[rule.method].make)
+        return make(rule, updates)
     own = OwnRule(rule.method, rule.args)
-    own_fold: Fold = CoordinateFold(own.fold) if own.folds else WeightedMean()
-    return own_fold, own.weigh if own.weighs else None
-
-
-def _byzantine(rule: AggregationRule, updates: int) -> int:
-    """Return how many updates may be Byzantine: as the rule has it, or as many as possible."""
-    if rule.byzantine is None:
-        byzantine, needed = most_byzantine(rule.method, updates), least_updates(rule.method, 0)
-    else:
-        byzantine, needed = rule.byzantine, least_updates(rule.method, rule.byzantine)
-    if updates < needed:
-        raise AggregationError(
-            f"{rule.method} needs {needed} or more updates where {max(byzantine, 0)} of them may "
-            f"be Byzantine, and there are {updates}; lower aggregation.byzantine, or have more "
-            "sites train (clients.per_round, clients.min_updates)"
-        )
-    return byzantine
+    fold: Fold = CoordinateFold(own.fold) if own.folds else WeightedMean()
+    return fold, own.weigh if own.weighs else None
 
 
 class CoordinateFold:

@@ -13,7 +13,7 @@ from flstream.aggregation.update import UpdateSource
 from flstream.errors import AggregationError, UsageError
 from flstream.job.bodies import MAIN
 from flstream.job.code import find
-from flstream.job.sections import CHOOSING, AggregationSection, is_own
+from flstream.job.sections import METHODS, AggregationSection, is_own
 from flstream.model.dtypes import FLOATS
 from flstream.model.joined import body_of, own_name
 from flstream.model.layout import Layout
@@ -79,7 +79,7 @@ class AggregationRule:
         """Whether it takes a pass over all updates to compare them, before it folds any."""
         if is_own(self.method):
             return callable(getattr(find(self.method, "class"), "weigh", None))
-        return self.method in (*CHOOSING, "geometric_median")
+        return METHODS[self.method].compares
 
     def private(self, mechanism: GaussianMechanism) -> AggregationRule:
         """Return the rule of a fold that a mechanism makes private."""

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING
 from flstream.job.conditions import read_condition
 from flstream.job.keys import WORKFLOW
 from flstream.job.problems import MISSING, Problem, given
-from flstream.job.sections import (
-    CHOOSING,
-    EPSILON,
-    RUN,
-    WEIGHTED,
-    is_own,
-    least_updates,
-    most_byzantine,
-)
+from flstream.job.sections import EPSILON, METHODS, RUN
 from flstream.job.site_names import site_problems
 
 if TYPE_CHECKING:
@@ -131,24 +123,26 @@ def _workflow(job: Job, stage: Stage, section: str) -> Iterator[Problem]:
 def _aggregation(job: Job) -> Iterator[Problem]:
     section = job.aggregation
     method, cohort = section.method, job.clients.cohort_size
-    if not is_own(method):
+    built_in = METHODS.get(method)
+    if built_in is not None:
         if section.args:
             yield Problem("aggregation.args", "", f"none, as aggregation.method is {method}")
-        alike = section.weights and method not in WEIGHTED
+        alike = section.weights and not built_in.is_weighted
         allowed = f"left out where aggregation.method is {method}, which counts all alike"
         if alike:
             yield Problem("aggregation.weights", "", allowed)
     if section.clip_norm is None and method == "norm_bounded_mean":
         allowed = "a number above 0, or median, as aggregation.method is norm_bounded_mean"
         yield Problem("aggregation.clip_norm", MISSING, allowed)
-    for name, owners in (("byzantine", CHOOSING), ("selected", ("multi_krum",))):
+    choosing = [name for name, other in METHODS.items() if other.needed]
+    for name, owners in (("byzantine", choosing), ("selected", ["multi_krum"])):
         allowed = f"null, as aggregation.method is {method}; it is of {', '.join(owners)}"
         if getattr(section, name) is not None and method not in owners:
             yield Problem(f"aggregation.{name}", "", allowed)
-    if method in CHOOSING:
+    if built_in is not None and built_in.needed:
         # A cohort may only become smaller in a round.
-        byzantine, most = section.byzantine or 0, most_byzantine(method, cohort)
-        needed = least_updates(method, byzantine)
+        byzantine, most = section.byzantine or 0, built_in.most_byzantine(cohort)
+        needed = built_in.least_updates(byzantine)
         hint = f"a round has {cohort} updates at most: clients.count, clients.per_round"
         allowed = f"a method for fewer than {needed} updates, such as median"
         if most < 0:

@@ -14,7 +14,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
@@ -311,39 +311,48 @@ class TrainSection(Section):
         return Path(where) if where.endswith(".py") else None
 
 
-METHODS = (
-    "mean",
-    "median",
-    "trimmed_mean",
-    "krum",
-    "multi_krum",
-    "bulyan",
-    "geometric_median",
-    "norm_bounded_mean",
-)
+class Method(NamedTuple):
+    """A way to combine updates that comes with flstream.
+
+    Attributes:
+        make: Place of the function of (rule, updates) that makes it, as ``package.module:name``.
+        is_weighted: Whether updates count by their weights; others count all alike.
+        compares: Whether all updates are compared before any is folded.
+        needed: Of a method that chooses among updates, the numbers (a, b) by which it needs
+            a f + b updates where f of them may be Byzantine; None for others.
+    """
+
+    make: str
+    is_weighted: bool = False
+    compares: bool = False
+    needed: tuple[int, int] | None = None
+
+    def least_updates(self, byzantine: int) -> int:
+        """Return the least number of updates for a number of them that may be Byzantine."""
+        factor, more = self.needed or (0, 0)
+        return factor * byzantine + more
+
+    def most_byzantine(self, updates: int) -> int:
+        """Return how many updates may be Byzantine at most; -1 if there are too few for any."""
+        factor, more = self.needed or (1, 0)
+        return max((updates - more) // factor, -1)
+
+
+# The needs are of Blanchard et al. 2017 (arXiv:1703.02757) and El Mhamdi et al. 2018
+# (arXiv:1802.07927).
+METHODS: Mapping[str, Method] = {
+    "mean": Method("flstream.aggregation.mean:mean", is_weighted=True),
+    "median": Method("flstream.aggregation.ranked:median"),
+    "trimmed_mean": Method("flstream.aggregation.ranked:trimmed"),
+    "krum": Method("flstream.aggregation.krum:krum", compares=True, needed=(2, 3)),
+    "multi_krum": Method("flstream.aggregation.krum:multi_krum", compares=True, needed=(2, 3)),
+    "bulyan": Method("flstream.aggregation.krum:bulyan", compares=True, needed=(4, 3)),
+    "geometric_median": Method(
+        "flstream.aggregation.geometric_median:geometric_median", compares=True
+    ),
+    "norm_bounded_mean": Method("flstream.aggregation.mean:mean", is_weighted=True),
+}
 """The methods that come with flstream."""
-
-WEIGHTED = ("mean", "norm_bounded_mean")
-"""Those of them that weight updates; others count all alike."""
-
-# Updates needed for f that may be Byzantine, as (a, b) of a f + b: Blanchard et al. 2017
-# (arXiv:1703.02757) and El Mhamdi et al. 2018 (arXiv:1802.07927).
-_NEEDED = {"krum": (2, 3), "multi_krum": (2, 3), "bulyan": (4, 3)}
-
-CHOOSING = tuple(_NEEDED)
-"""Those that choose among the updates, for a number of them that may be Byzantine."""
-
-
-def least_updates(method: str, byzantine: int) -> int:
-    """Return the least number of updates for a number of them that may be Byzantine."""
-    factor, more = _NEEDED[method]
-    return factor * byzantine + more
-
-
-def most_byzantine(method: str, updates: int) -> int:
-    """Return how many of the updates may be Byzantine at most; -1 if there are too few for any."""
-    factor, more = _NEEDED[method]
-    return max((updates - more) // factor, -1)
 
 
 def is_own(method: str) -> bool:

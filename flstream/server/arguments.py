@@ -11,7 +11,7 @@ from flstream.aggregation.fold_rule import FoldRule, ServerStep
 from flstream.errors import MisfitError, WorkflowError
 from flstream.job import Job
 from flstream.job.bodies import MAIN, RESERVED_NAMES, is_body_name
-from flstream.job.sections import WEIGHTED
+from flstream.job.sections import METHODS
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.program_view import Model, SiteModel, Update
 
@@ -296,10 +296,11 @@ def fold_rules(
             f"{missing[0]}=FoldRule(...)"
         )
     aggregation = job.aggregation
-    if found and aggregation.method not in WEIGHTED:
+    method = METHODS.get(aggregation.method)
+    if found and (method is None or not method.is_weighted):
         raise MisfitError(
             "run.fold() was given rules, which are sums, and aggregation.method is "
-            f"{aggregation.method}; set it to {' or '.join(WEIGHTED)}"
+            f"{aggregation.method}; set it to mean"
         )
     if MAIN in found and found[MAIN].weights is not None and aggregation.weights:
         raise MisfitError(
