@@ -33,8 +33,9 @@ def test_a_node_that_does_not_see_the_run_directory_is_refused(tmp_path):
 
 def test_the_log_of_a_worker_says_what_it_cannot_reach(tmp_path, fork_server):
     keys = {"control": StartToken.new().key}
-    arguments = a_job(), RunDirectory(tmp_path), "site-1", None, "127.0.0.1:1", keys
+    job = a_job()
+    arguments = job, RunDirectory(tmp_path), "site-1", None, "127.0.0.1:1", keys
     worker = "flstream.simulation.worker_process:node_worker"
-    process = shared_host_for().start("site-1", worker, *arguments)
+    process = shared_host_for(job).start("site-1", worker, *arguments)
     assert process.exit_code(60.0) == 1
     assert "server at 127.0.0.1:1 cannot be reached" in (tmp_path / "site-1.log").read_text()

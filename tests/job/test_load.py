@@ -322,7 +322,7 @@ def test_any_values_written_out_are_the_same_from_another_folder(
 
 
 LIKELY = st.sampled_from(["auto", "all", "mean", "1", "2 MiB", "10 s", "1%", "up", "zstd", "a:b"])
-KEYS = sorted(job_keys())
+JOB_KEYS = sorted(job_keys())
 ANY = st.recursive(
     SCALARS | st.floats() | LIKELY,
     lambda inner: (
@@ -334,7 +334,7 @@ ANY = st.recursive(
 
 
 @settings(max_examples=25)
-@given(value=ANY, keys=st.lists(st.sampled_from(KEYS), min_size=8, max_size=8, unique=True))
+@given(value=ANY, keys=st.lists(st.sampled_from(JOB_KEYS), min_size=8, max_size=8, unique=True))
 def test_any_value_is_taken_and_written_back_or_refused_in_a_sentence(tmp_path, load, value, keys):
     path, sound = tmp_path / "value.conf", load().written()
     for key in keys:

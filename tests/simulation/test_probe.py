@@ -62,8 +62,8 @@ def job_of(tmp_path_factory):
 
 
 @pytest.fixture
-def host(fork_server):
-    return shared_host_for()
+def host(fork_server, job_of):
+    return shared_host_for(job_of("model:Tied"))
 
 
 def shapes(layout):
