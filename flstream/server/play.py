@@ -99,6 +99,8 @@ def play(
     journal = EffectJournal(records, context.emit)
     store = ModelStore(context, [each.model for each in records if each.model is not None])
     effects = RunEffects(RunState(context, journal, store))
+    if effects.state.private is not None:
+        effects.state.private.check_first_round()
     journal.before_sync = effects.state.trainer.sync_updates
     record = ModelRecord(0, 0, 0, initial)
     # A number, and no model: a workflow decides how long the file of its first one stays.

@@ -68,10 +68,7 @@ class RunState:
         self.asked = AskedKinds()
         self.sent = SentValues()
         self.last_models: dict[str, tuple[str, int]] = {}
-        self.private: PrivateFolds | None = None
-        if job.privacy.is_on:
-            self.private = PrivateFolds(job)
-            self.private.check_first_round()
+        self.private = PrivateFolds(job) if job.privacy.is_on else None
         self.round = 0
         # By round, the number of the last effect that counted at its end.
         self._round_ends: list[int] = []
