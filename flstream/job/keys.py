@@ -76,8 +76,9 @@ class Key(NamedTuple):
         return str(self.schema.get("description", ""))
 
 
+@cache
 def schema_of(annotation: Any) -> Schema:
-    """Return the JSON schema of a type, with its definitions in their places."""
+    """Return the JSON schema of a type, with its definitions in their places; not to be changed."""
     schema = TypeAdapter(annotation).json_schema()
     whole: Schema = _inlined(schema, schema.get("$defs", {}))
     return whole
