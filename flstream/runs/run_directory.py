@@ -34,6 +34,7 @@ class RunDirectory:
 
     Attributes:
         path: The folder.
+        is_named: Whether whoever runs the job has named the folder.
         job_file: The job as resolved, with every default written out.
         job_files: Digests of the files that the job named when the run began.
         versions: Versions and machine of the run.
@@ -51,6 +52,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.is_named = True
         self.job_file = path / "job.conf"
         self.job_files = path / "job.files.json"
         self.versions = path / "versions.json"
@@ -82,6 +84,7 @@ class RunDirectory:
         named = path or root / f"{job_name}-{time.strftime('%Y%m%d-%H%M%S')}"
         try:
             run = cls(named.absolute() if path else _new_folder(named.absolute()))
+            run.is_named = path is not None
             run.path.mkdir(parents=True, exist_ok=True)
             if any(run.path.iterdir()):
                 raise UsageError(
@@ -282,9 +285,10 @@ class RunDirectory:
             ) from error
 
     def withdraw(self) -> None:
-        """Remove what a run has made that was refused before it began; the folder is empty then.
+        """Remove what a run has made that was refused before it began.
 
-        A run that is asked for once more, with what was wrong put right, finds it as it was.
+        A folder that somebody has named stays, empty: a run that is asked for once more, with what
+        was wrong put right, finds it as it was.
         """
         if self.events.exists() and self.events.stat().st_size:
             return  # it has begun
@@ -292,7 +296,8 @@ class RunDirectory:
         files = self.job_file, self.job_files, self.versions, self.memory, self.events
         for path in (*files, self.log("ray")):
             path.unlink(missing_ok=True)
-        for folder in (self.checkpoints, self.sites):
+        folders = [self.checkpoints, self.sites, *([] if self.is_named else [self.path])]
+        for folder in folders:
             with suppress(OSError):
                 folder.rmdir()
 

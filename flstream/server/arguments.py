@@ -144,7 +144,7 @@ def check_bodies(job: Job, bodies: Mapping[str, object]) -> None:
         if bodies and is_set:
             raise MisfitError(
                 f"run.initial_model() was given the body {next(iter(bodies))!r} beside the model, "
-                f"and {key} has {what}, which know the tensors of a model alone; leave out {key}"
+                f"and {key} has {what}, for the tensors of a model alone; leave out {key}"
             )
 
 

@@ -116,6 +116,19 @@ def test_every_mistake_in_a_job_file_is_named_and_a_folder_in_use_left_alone(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_workflow_that_the_job_rules_out_is_refused_and_leaves_no_folder(
+    flstream_here, write_job, tmp_path
+):
+    job = write_job()
+    wrong = ("--set", "workflow.type=feddyn", "--set", "aggregation.method=median", *INLINE)
+    for more, left in (((), []), (("--run-dir", "runs/mine"), ["mine"])):
+        done = flstream_here("simulate", job, *wrong, *more)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "leave out aggregation.method" in done.stderr
+        assert [folder.name for folder in (tmp_path / "runs").iterdir()] == left
+    assert list((tmp_path / "runs" / "mine").iterdir()) == []
+
+
 def test_ctrl_c_ends_a_run_whose_own_code_is_slow_to_import(write_job, tmp_path):
     path, begun = write_job(), tmp_path / "begun"
     os.mkfifo(begun)
