@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -27,7 +28,7 @@ CallName = Literal["is_running", "receive"]
 _MOST_UNANSWERED = 2
 
 
-class TaskTurn(Protocol):
+class TaskTurn(ABC):
     """A site's part of a task; the worker has one kind for rank 0, and one for other ranks.
 
     Attributes:
@@ -42,21 +43,25 @@ class TaskTurn(Protocol):
             of what they keep.
     """
 
-    kind: str
-    site: SiteContext | None
-    received: FLModel | None
-    global_params: Params | None
-    personal_names: frozenset[str]
-    asks: set[str]
-    before_keeping: dict[str, Callable[[FLModel], None]]
+    def __init__(self, kind: str, site: SiteContext) -> None:
+        self.kind = kind
+        self.site: SiteContext | None = site
+        self.received: FLModel | None = None
+        self.global_params: Params | None = None
+        self.personal_names: frozenset[str] = frozenset()
+        self.asks: set[str] = set()
+        self.before_keeping: dict[str, Callable[[FLModel], None]] = {}
 
     @property
     def layout(self) -> Layout | None:
         """Layout of the received model; None before, and in ranks that receive no tensors."""
+        return None
 
+    @abstractmethod
     def receive(self, into: Into | None = None, place: Place | None = None) -> FLModel:
         """Return the model, and seed the global random generators."""
 
+    @abstractmethod
     def answer(self, model: FLModel) -> None:
         """Answer for the site."""
 

@@ -81,7 +81,7 @@ class _DryJournal:
                 self._models[round_number] = step + 1
                 model = ModelRecord(round_number, sum(self._models.values()), step, "")
                 if "step" in arguments:
-                    outline.moments = arguments["step"][-1]
+                    outline.moments = sorted({*outline.moments, *arguments["step"][-1]})
                 self._add(f"{kind} at a site" if "at" in arguments else kind)
             case "evaluate":
                 result = ScoreResult(defaultdict(float), {}, {})

@@ -48,6 +48,7 @@ def rank_main(script: Path, words: Sequence[str]) -> int:
         if isinstance(stream, TextIOWrapper):  # each line at once, as in a worker's own process
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
     folder, place = Path(os.environ.pop(FOLDER)), RankPlace.of(os.environ)
+    # Written by the worker in a folder that it alone may enter, as it names sections of the job.
     info: WorkerInfo = pickle.loads((folder / INFO).read_bytes())
     worker = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     worker.connect(str(folder / SOCKET))

@@ -7,7 +7,6 @@ store of the command's folder; the other ranks wait for that. Each call has the 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from flstream.client.fl_model import FLModel
 from flstream.client.learner import SiteContext
 from flstream.client.ranks import RankPlace
 from flstream.client.seeding import seed_everything
-from flstream.client.session import CallName
+from flstream.client.session import CallName, TaskTurn
 from flstream.errors import ClientError
 from flstream.worker.messages import Task
 from flstream.worker.task_model import received_model
@@ -27,7 +26,6 @@ from flstream.worker.worker_info import WorkerInfo
 
 if TYPE_CHECKING:
     from flstream.client.session import Into, Place
-    from flstream.model.memory import Params
 
 # A process that waits ends with that of its worker.
 _FOREVER = timedelta(days=3650)
@@ -129,7 +127,7 @@ class RankStore:
         return Path(os.fsdecode(path))
 
 
-class RankTurn:
+class RankTurn(TaskTurn):
     """A site's part of a task in a rank other than 0, which has no tensors and answers nothing.
 
     Args:
@@ -137,16 +135,8 @@ class RankTurn:
         site: The site and the task.
     """
 
-    layout: None = None
-
     def __init__(self, task: Task, site: SiteContext) -> None:
-        self.kind: str = task.kind
-        self.site: SiteContext | None = site
-        self.received: FLModel | None = None
-        self.global_params: Params | None = None
-        self.personal_names: frozenset[str] = frozenset()
-        self.asks: set[str] = set()
-        self.before_keeping: dict[str, Callable[[FLModel], None]] = {}
+        super().__init__(task.kind, site)
         self._task = task
 
     def receive(self, into: Into | None = None, place: Place | None = None) -> FLModel:

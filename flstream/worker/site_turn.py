@@ -12,7 +12,7 @@ from flstream.client.fl_model import FLModel, ParamsType, check_kinds
 from flstream.client.learner import SiteContext
 from flstream.client.received_values import no_params
 from flstream.client.seeding import seed_everything
-from flstream.client.session import knows_task
+from flstream.client.session import TaskTurn, knows_task
 from flstream.errors import ClientError
 from flstream.job.bodies import PROXIMAL_MU
 from flstream.model.layout import Layout
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from flstream.client.session import Into, Place
 
 
-class SiteTurn:
+class SiteTurn(TaskTurn):
     """A site's part of a task.
 
     In a task for a single site, the model is received into the tensors that are trained, and the
@@ -65,13 +65,7 @@ class SiteTurn:
         state: SiteState,
         take: Callable[[SiteAnswer, Source | None], None],
     ) -> None:
-        self.kind: str = model.task.kind
-        self.site: SiteContext | None = site
-        self.received: FLModel | None = None
-        self.global_params: Params | None = None
-        self.personal_names: frozenset[str] = frozenset()
-        self.asks: set[str] = set()
-        self.before_keeping: dict[str, Callable[[FLModel], None]] = {}
+        super().__init__(model.task.kind, site)
         self._worker, self._model = worker, model
         self._state = state
         self._take = take
