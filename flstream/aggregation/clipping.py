@@ -32,9 +32,6 @@ def clip_scales(
         updates: The updates.
         norms: The L2 norm of each one's difference from the model.
         limit: The limit, or the median of all norms; None for none, and no factors.
-
-    Raises:
-        UpdateRefusedError: A norm is not finite.
     """
     for update, norm in zip(updates, norms, strict=True):
         if not math.isfinite(norm):

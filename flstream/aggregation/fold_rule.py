@@ -37,11 +37,7 @@ class FoldRule:
     base: Base = "own"
 
     def __post_init__(self) -> None:
-        """Refuse what is no rule.
-
-        Raises:
-            WorkflowError: The message names the attribute and its value.
-        """
+        """Refuse what is no rule."""
         if self.base not in _BASES:
             raise WorkflowError(f"FoldRule(base={self.base!r}): a base is {' or '.join(_BASES)}")
         if not _is_number(self.scale):

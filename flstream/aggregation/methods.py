@@ -33,11 +33,7 @@ Combination = tuple[Fold, Weigh | None]
 
 
 def combination(rule: AggregationRule, updates: int) -> Combination:
-    """Make what folds so many updates.
-
-    Raises:
-        AggregationError: They are too few; or a user's own rule cannot be made.
-    """
+    """Make what folds so many updates."""
     if not is_own(rule.method):
         make: Callable[[AggregationRule, int], Combination]
         make = resolve_name(METHODS[rule.method].make)

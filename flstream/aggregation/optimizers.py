@@ -113,17 +113,7 @@ class Optimization(NamedTuple):
 
 
 class OptimizerWalk:
-    """The steps of an optimizer on one model, block by block.
-
-    Args:
-        optimization: The optimizer with its state.
-        model: Layout of the model.
-        selected: Names of the tensors that are aggregated.
-        updates: Number of updates in the aggregate.
-
-    Raises:
-        CheckpointError: The state is of another model or optimizer.
-    """
+    """The steps of an optimizer on one model, block by block."""
 
     def __init__(
         self, optimization: Optimization, model: Layout, selected: Collection[str], updates: int

@@ -34,15 +34,7 @@ class Weighs(Protocol):
 
 
 class OwnRule:
-    """A user's own rule in one walk. Its object is new, so that a resumed run has the same.
-
-    Args:
-        method: Place of its class: ``package.module:Class`` or ``/abs/path.py:Class``.
-        args: Keyword arguments of the class.
-
-    Raises:
-        AggregationError: The class cannot be called with them.
-    """
+    """A user's own rule in one walk. Its object is new, so that a resumed run has the same."""
 
     def __init__(self, method: str, args: Mapping[str, Any]) -> None:
         self._where, _, name = method.rpartition(":")

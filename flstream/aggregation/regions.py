@@ -65,9 +65,6 @@ def regions_of(
         rule: Rule that selects the tensors that are aggregated; the others keep their values.
         carried: For each update the names of its tensors; None for one that has all.
         before: For each tensor of the layout, the weight summed earlier.
-
-    Raises:
-        AggregationError: A tensor that is to be aggregated has numbers without a mean.
     """
     regions: list[Region] = []
     selected = rule.selected(layout)

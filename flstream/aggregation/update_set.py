@@ -155,9 +155,6 @@ class UpdateSet:
         before: For each tensor the weight summed earlier; zeros by default.
         checks_finite: Whether every number is checked to be finite. A mean need not: its result
             shows whether a number is not, and only then are the updates read again and checked.
-
-    Raises:
-        UpdateRefusedError: An update does not fit the model.
     """
 
     def __init__(
@@ -197,9 +194,6 @@ class UpdateSet:
 
         Yields:
             Start, stop and regions of a range, and the contributions of all updates, in order.
-
-        Raises:
-            UpdateRefusedError: The numbers are checked, and one of them is not finite.
         """
         scratches = cycle([[Scratch() for _ in range(RANGES_TOGETHER)] for _ in range(GROUPS_READ)])
         reads = (

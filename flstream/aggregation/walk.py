@@ -169,10 +169,6 @@ def find_not_finite(
 
     Updates are read again, up to the range after byte ``folded``, and every number is checked. It
     calls ``on_range(folded)`` after each range, since no more is folded.
-
-    Raises:
-        UpdateRefusedError: An update has an infinity or a NaN there, or in a mean, a number that
-            becomes one when it is multiplied by the update's weight.
     """
     cohort = UpdateSet(base, updates, rule, step, checks_finite=True)
     room = block_room(FLOATS, step)

@@ -168,12 +168,7 @@ def _lack(need: Need, folder: Path) -> str:
 
 
 def _run(plan: BenchPlan, result: Result, work: Path) -> None:
-    """Run a case once, and add its figures to its result.
-
-    Raises:
-        AbortedError: Ctrl-C stopped the run.
-        SimulationError: The run failed.
-    """
+    """Run a case once, and add its figures to its result."""
     with tempfile.TemporaryDirectory(prefix="run-", dir=work) as path:
         run = RunDirectory.create("exchange", Path(path))
         summary = simulate(plan.job(result.case), run)

@@ -27,11 +27,7 @@ _RECEIVED = "the received model"
 
 
 class ModelExchange:
-    """Exchange of models between a trainer and the server, a task at a time.
-
-    Args:
-        strict: Whether the trainer's tensors must have the names and shapes of the server's.
-    """
+    """Exchange of models between a trainer and the server, a task at a time."""
 
     def __init__(self, *, strict: bool) -> None:
         # Score of the received model, which is sent with the update.
@@ -75,11 +71,6 @@ class ModelExchange:
 
         The bytes go straight into them where they have the model's names, dtypes and shapes.
         Another dtype is cast, and then there is a second copy of the model.
-
-        Args:
-            module: The trainer's module.
-            state: Its tensors by the server's names.
-            assign: Function that copies tensors into the trainer's, by the server's names.
         """
         own = MemoryBody.of(state).layout
         is_own = is_own_memory(module, state)
@@ -164,16 +155,7 @@ class ModelExchange:
 
 
 def meta_of(module: object, steps: int) -> dict[str, Any]:
-    """Return the meta of an update: its weight, and what the trained module has to add.
-
-    Args:
-        module: The module. Its attribute ``__fl_meta__``, if there is one, goes along and may give
-            another weight.
-        steps: How much was trained, above 0.
-
-    Raises:
-        ClientError: The attribute is no dict.
-    """
+    """Return the meta of an update: its weight, and what the trained module has to add."""
     meta = getattr(module, _META, None) or {}
     if not isinstance(meta, dict):
         raise ClientError(f"{_META} of the module is a {type(meta).__name__}; make it a dict")

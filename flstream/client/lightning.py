@@ -126,14 +126,7 @@ def _callback_base(trainer: Any) -> type:
 
 
 class _Hooks:
-    """The hooks of the patch's callback.
-
-    Args:
-        exchange: Exchange of the module with the server.
-        restores: Whether a task goes on with the state that the last one has left, unless the job
-            says so.
-        extends: Whether the trainer's limits count for each task.
-    """
+    """The hooks of the patch's callback."""
 
     def __init__(self, exchange: ModelExchange, restores: bool, extends: bool) -> None:
         self._exchange, self._wanted, self._extends = exchange, restores, extends

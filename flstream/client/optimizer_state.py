@@ -17,12 +17,7 @@ _PLAIN = "flstream.plain"
 
 
 def restores_state(wanted: bool) -> bool:
-    """Return whether a trainer goes on with the state that the site's last training has left.
-
-    Args:
-        wanted: What the training code says, which ``train.optimizer_state`` overrules for the
-            current task.
-    """
+    """Return whether a trainer goes on with the state that the site's last training has left."""
     policy = session.current().turns.optimizer_state
     if policy is None:
         return wanted

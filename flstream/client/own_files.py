@@ -24,9 +24,6 @@ OWN_FOLDER = ".flstream"
 class KeptTensors:
     """Tensors by name, with some text beside them, in a file of the site's state.
 
-    Args:
-        path: Path of the file.
-
     Attributes:
         path: As given.
     """
@@ -36,20 +33,12 @@ class KeptTensors:
 
     @classmethod
     def of(cls, session: Session, name: str) -> KeptTensors:
-        """The tensors of a name in the current task; a model of the site's own has its own.
-
-        Raises:
-            ClientError: There is no task, or the site's state cannot be laid out.
-        """
+        """The tensors of a name in the current task; a model of the site's own has its own."""
         own = ".own" if session.own_origin is not None else ""
         return cls(session.context.state_dir / OWN_FOLDER / f"{name}{own}.safetensors")
 
     def read(self) -> tuple[dict[str, torch.Tensor], Mapping[str, str]] | None:
-        """Return the tensors and the text by key; None before anything was kept.
-
-        Raises:
-            CheckpointError: The file cannot be read.
-        """
+        """Return the tensors and the text by key; None before anything was kept."""
         if not self.path.exists():
             return None
         source = FileSource(self.path)
@@ -59,15 +48,7 @@ class KeptTensors:
         return tensors, source.metadata
 
     def read_like(self, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the kept tensors, on the devices and in the dtypes of others of their names.
-
-        Args:
-            like: The others. Before anything was kept, there are zeros for each.
-
-        Raises:
-            ClientError: One was not kept, or with another shape.
-            CheckpointError: The file cannot be read.
-        """
+        """Return the kept tensors, on the devices and in the dtypes of others of their names."""
         content = self.read()
         if content is None:
             return {name: tensor.new_zeros(tensor.shape) for name, tensor in like.items()}
@@ -81,12 +62,7 @@ class KeptTensors:
         return {name: tensors[name].to(tensor) for name, tensor in like.items()}
 
     def read_into(self, tensors: Mapping[str, Any]) -> None:
-        """Copy kept tensors over those of their names, if anything was kept.
-
-        Raises:
-            ClientError: A tensor has another shape or dtype there.
-            CheckpointError: The file cannot be read.
-        """
+        """Copy kept tensors over those of their names, if anything was kept."""
         if not self.path.exists():
             return
         source = FileSource(self.path)
@@ -103,22 +79,14 @@ class KeptTensors:
         copy(composed({name: (source, spec) for name, spec in specs.items()}), body)
 
     def write(self, tensors: Mapping[str, torch.Tensor], text: Mapping[str, str]) -> None:
-        """Keep tensors in the place of those before.
-
-        Raises:
-            CheckpointError: The file cannot be written.
-        """
+        """Keep tensors in the place of those before."""
         self.write_body(
             MemoryBody.of({name: tensor.detach() for name, tensor in tensors.items()}, tied={}),
             text,
         )
 
     def write_body(self, body: MemoryBody, text: Mapping[str, str]) -> None:
-        """Keep the tensors of a body in the place of those before.
-
-        Raises:
-            CheckpointError: The file cannot be written.
-        """
+        """Keep the tensors of a body in the place of those before."""
         # The state as a whole is made durable, under the digest of its content.
         with FileSink(self.path, body.layout, text, durable=False) as sink:
             copy(body, sink)

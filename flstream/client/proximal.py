@@ -91,12 +91,7 @@ def seen_in_loss(term: torch.Tensor) -> torch.Tensor:
 
 
 class ProximalGradient:
-    """The gradient of the proximal term, for patches of trainers, which do not have the loss.
-
-    Args:
-        mu: Weight of the term.
-        origins: Parameters, each with its value in the global model.
-    """
+    """The gradient of the proximal term, for patches of trainers, which do not have the loss."""
 
     def __init__(
         self, mu: float, origins: Sequence[tuple[torch.nn.Parameter, torch.Tensor]]
@@ -132,13 +127,6 @@ def proximal_gradient(
     """Return the gradient of the term in the current training; None where the server gives no mu.
 
     All ranks of a site call it, once the model is loaded.
-
-    Args:
-        module: Module in training.
-        state: Its tensors that are exchanged, by the server's names and over its memory.
-
-    Raises:
-        ClientError: The exchanged tensors are not the parameters that are trained.
     """
     import torch
 

@@ -61,15 +61,7 @@ def is_first_rank() -> bool:
 
 
 def check_processes(count: int, start: str) -> None:
-    """Compare the number of processes that a trainer takes part in with that of the site.
-
-    Args:
-        count: The trainer's number of processes.
-        start: How the trainer is set up for as many as there are, for the message.
-
-    Raises:
-        ClientError: They differ.
-    """
+    """Compare the number of processes that a trainer takes part in with that of the site."""
     ranks = current().turns.place.ranks
     if count != ranks:
         raise ClientError(

@@ -28,12 +28,7 @@ __all__ = ["MLflowWriter", "SummaryWriter", "WandBWriter"]
 
 
 class _Writer:
-    """A writer without a place of its own, or anything to flush.
-
-    Args:
-        *_: Without effect, as is ``log_dir``: values go into the run's events, and to its tracker.
-        **__: The same.
-    """
+    """A writer without a place of its own, or anything to flush."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass

@@ -37,25 +37,14 @@ class BlockPlace:
     count: int
 
     def refused(self, index: int, value: object, codec: str) -> CodecError:
-        """Return the error for a number that a codec cannot encode.
-
-        Args:
-            index: Place of the number in the block.
-            value: The number.
-            codec: Name of the codec.
-        """
+        """Return the error for a number that a codec cannot encode."""
         return CodecError(
             f"tensor {self.tensor!r} has {value} as element {self.offset + index}, which the codec "
             f"{codec} cannot encode; mend the number, or name the tensor in require_lossless"
         )
 
     def damaged(self, flaw: str, codec: str) -> CodecError:
-        """Return the error for bytes that a codec has not encoded.
-
-        Args:
-            flaw: What is wrong with them, to follow "have".
-            codec: Name of the codec.
-        """
+        """Return the error for bytes that a codec has not encoded."""
         last = self.offset + self.count - 1
         return CodecError(
             f"the encoded elements {self.offset} to {last} of tensor {self.tensor!r} have {flaw}, "

@@ -37,11 +37,7 @@ class Cast:
 
     @quietly
     def encode(self, numbers: Numbers, place: BlockPlace) -> bytes:
-        """Return the rounded numbers.
-
-        Raises:
-            CodecError: A finite number would become infinite.
-        """
+        """Return the rounded numbers."""
         data = stored(self._code, numbers)
         lowest, highest = float(numbers.min()), float(numbers.max())
         # NaNs hide what else is there.

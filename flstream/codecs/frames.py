@@ -185,11 +185,7 @@ class FrameCoder:
         self.base = name if fits else ""
 
     def encode(self, data: memoryview, start: int, stop: int) -> EncodedBytes | None:
-        """Encode the bytes ``[start, stop)``; return None where they get no shorter.
-
-        Raises:
-            CodecError: The compressor, which may be the user's own, failed.
-        """
+        """Encode the bytes ``[start, stop)``; return None where they get no shorter."""
         for index, step in enumerate(self._steps(self._source)):
             room = self._codec.rooms.steps[index % 2].take(len(data))
             self._apply(step, data, room, start, undo=False)

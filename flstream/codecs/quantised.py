@@ -56,11 +56,7 @@ class Quantised:
 
     @quietly
     def encode(self, numbers: Numbers, place: BlockPlace) -> bytes:
-        """Return the scales and the whole numbers.
-
-        Raises:
-            CodecError: A number is infinite or NaN.
-        """
+        """Return the scales and the whole numbers."""
         count = len(numbers)
         rest = -count % self.group
         rows = np.pad(numbers, (0, rest)) if rest else numbers
@@ -84,11 +80,7 @@ class Quantised:
 
     @quietly
     def decode(self, data: memoryview, place: BlockPlace) -> Numbers:
-        """Return the products of whole numbers and scales.
-
-        Raises:
-            CodecError: A scale is negative, infinite or NaN.
-        """
+        """Return the products of whole numbers and scales."""
         kind = number_type(place.dtype)
         head = self._scales_bytes(place.dtype, place.count)
         scales = np.frombuffer(data[:head], kind)
@@ -133,11 +125,7 @@ def _with_exact_products(scales: Numbers, dtype: str, bits: int) -> Numbers:
 
 
 def _largest(rows: Numbers) -> Numbers:
-    """Return the largest magnitude of each row; NaN where there is one.
-
-    Args:
-        rows: Numbers in two dimensions; the length of a row is a power of two.
-    """
+    """Return the largest magnitude of each row; NaN where there is one."""
     left = np.abs(rows)
     if rows.shape[1] >= _LONG_ROW:
         return np.asarray(left.max(axis=1))

@@ -75,13 +75,7 @@ class RoundedWriter:
                     self._begun = bytearray()
 
     def _rounded(self, data: memoryview, place: BlockPlace) -> memoryview:
-        """Round a block.
-
-        Raises:
-            CodecError: A codec of the user's own, of which it is not known beforehand that it does
-                what codecs of models must, changes what it has decoded, so that sites would not
-                receive the model, or gives no finite number for one that is.
-        """
+        """Round a block."""
         rounded, name = self._decoded(data, place), self._codec.name
         if not self._codec.is_own:
             return rounded

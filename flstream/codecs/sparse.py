@@ -78,23 +78,14 @@ class TopK:
 
     @quietly
     def encode(self, numbers: Numbers, place: BlockPlace) -> bytes:
-        """Return the places and the largest numbers.
-
-        Raises:
-            CodecError: A number is infinite or NaN.
-        """
+        """Return the places and the largest numbers."""
         kept = _count_of(self.fraction, place.count)
         places = _places_of_largest(numbers, kept, place, "topk")
         return places.tobytes() + stored(place.dtype, numbers[places])
 
     @quietly
     def decode(self, data: memoryview, place: BlockPlace) -> Numbers:
-        """Return the largest numbers at their places, and zeros.
-
-        Raises:
-            CodecError: A place is twice there or outside of the block, or a number is infinite or
-                NaN.
-        """
+        """Return the largest numbers at their places, and zeros."""
         head = _count_of(self.fraction, place.count) * _PLACE_BYTES
         places = _checked_places(data[:head], place, "topk")
         kept = loaded(place.dtype, data[head:])
@@ -126,11 +117,7 @@ class Ternary:
 
     @quietly
     def encode(self, numbers: Numbers, place: BlockPlace) -> bytes:
-        """Return the mean, the places and the signs.
-
-        Raises:
-            CodecError: A number is infinite or NaN.
-        """
+        """Return the mean, the places and the signs."""
         count = _count_of(self.fraction, place.count)
         places = _places_of_largest(numbers, count, place, "ternary")
         kept = numbers[places]
@@ -144,12 +131,7 @@ class Ternary:
 
     @quietly
     def decode(self, data: memoryview, place: BlockPlace) -> Numbers:
-        """Return plus or minus the mean at their places, and zeros.
-
-        Raises:
-            CodecError: A place is twice there or outside of the block, or the mean is negative,
-                infinite or NaN.
-        """
+        """Return plus or minus the mean at their places, and zeros."""
         kind = number_type(place.dtype)
         count = _count_of(self.fraction, place.count)
         head, tail = kind.itemsize, kind.itemsize + count * _PLACE_BYTES

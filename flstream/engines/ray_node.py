@@ -46,19 +46,7 @@ class NodeHost:
     def describe(
         self, name: str, job: Job, run: RunDirectory, nonce: str, versions: Mapping[str, str]
     ) -> str:
-        """Get ready to start workers, and return the name of the processor.
-
-        Args:
-            name: Name of the node in the run.
-            job: The job, with paths of the server's machine.
-            run: The run directory.
-            nonce: Content of :data:`NONCE_FILE` there.
-            versions: Versions of libraries on the server's machine.
-
-        Raises:
-            SimulationError: Other versions are installed here.
-            UsageError: The run directory cannot be used here.
-        """
+        """Get ready to start workers, and return the name of the processor."""
         machine, copy = this_machine(), os.getcwd()
         for library in _EQUAL:
             own, theirs = machine.versions.get(library, "none"), versions.get(library, "none")
@@ -87,15 +75,7 @@ class NodeHost:
     def start(
         self, job: Job, run: RunDirectory, name: str, address: str, keys: Mapping[str, bytes]
     ) -> None:
-        """Start a worker, which connects to the driver by itself.
-
-        Args:
-            job: The job, with paths of the server's machine.
-            run: The run directory.
-            name: Name of the worker.
-            address: Where the driver listens.
-            keys: Key of each of its connections, by role.
-        """
+        """Start a worker, which connects to the driver by itself."""
         self.kill(name)  # one that was given up may be alive
         arguments = job.moved(Path.cwd()), run, name, self._gpus.deal(name), address, keys
         try:
@@ -114,9 +94,6 @@ class NodeHost:
         self, watched: Sequence[tuple[str, int, Sequence[int]]]
     ) -> tuple[dict[str, int | None], NodeMemory]:
         """Report about the node, as soon as a worker ends, or after a second.
-
-        Args:
-            watched: Workers whose memory is that of these processes together: name, pid, others.
 
         Returns:
             Exit codes of workers that have ended since the last poll, by name; and measurements.

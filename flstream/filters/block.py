@@ -74,9 +74,6 @@ class Block:
 
         Random numbers depend on the job's seed, the site, the round, the filter's place, the tensor
         and the place of the number in it alone, so that a repeated task has the same.
-
-        Args:
-            stream: Name of a stream of them; those of different names have nothing in common.
         """
         return normals(self._key(stream), self.offset, self.count)
 
@@ -101,13 +98,7 @@ class BlockFilter(Protocol):
     """A filter that is ready for a model: a function of a block's numbers, element by element."""
 
     def __call__(self, values: Floats, block: Block, /) -> Floats:
-        """Return the numbers that leave, as many as came.
-
-        Args:
-            values: float64 numbers of the block, which may be overwritten: differences of an
-                update from the model that the site was sent, or numbers of a model itself.
-            block: What they are.
-        """
+        """Return the numbers that leave, as many as came."""
         ...
 
 
@@ -130,12 +121,7 @@ def numbers_of(spec: TensorInfo) -> int:
 
 
 def blocks_of(values: Values, *, scalars: bool = True) -> Iterator[tuple[TensorInfo, int]]:
-    """Yield every block of a model, as a tensor and the block's index in it.
-
-    Args:
-        values: Numbers of the model.
-        scalars: Whether those of tensors without dimensions are among them.
-    """
+    """Yield every block of a model, as a tensor and the block's index in it."""
     for spec in values.tensors:
         if scalars or spec.shape:
             for index in range(-(-numbers_of(spec) // BLOCK)):

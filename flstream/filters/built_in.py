@@ -28,14 +28,7 @@ _MOST_EXPONENT = 600.0
 
 
 def gaussian_noise(values: Values, passage: Passage, place: int, *, sigma: float) -> BlockFilter:
-    """Add a normal random number to each number.
-
-    Args:
-        values: Numbers of any model.
-        passage: Site, round and direction.
-        place: Place of the filter.
-        sigma: Standard deviation of the noise.
-    """
+    """Add a normal random number to each number."""
     return lambda numbers, block: numbers + sigma * block.normals()
 
 

@@ -104,13 +104,7 @@ def _found(search: _Search) -> float:
 
 
 def percentile_of(blocks: Blocks, count: int, percent: float) -> float:
-    """Return a percentile of numbers, as ``numpy.percentile`` interpolates it, to the same bits.
-
-    Args:
-        blocks: Begins a pass over the numbers.
-        count: How many there are, at least 1.
-        percent: From 0 to 100.
-    """
+    """Return a percentile of numbers, as ``numpy.percentile`` interpolates it, to the same bits."""
     place = (count - 1) * (percent / 100)
     below = int(place)
     low, high = order_statistics(blocks, count, [below, min(below + 1, count - 1)])

@@ -183,17 +183,7 @@ def widened(values: _Array) -> _Array:
 def find_difference(
     source: Source, other: Source, other_path: str, wanted: Collection[str]
 ) -> Difference:
-    """Compare two checkpoints of any formats by the names of their tensors.
-
-    Args:
-        source: The first checkpoint.
-        other: The other checkpoint.
-        other_path: Path of the other checkpoint.
-        wanted: Names of the tensors to compare; a tied name stands for its tensor.
-
-    Raises:
-        CheckpointError: One of the checkpoints cannot be read.
-    """
+    """Compare two checkpoints of any formats by the names of their tensors."""
     mine, theirs = _by_name(source.layout, wanted), _by_name(other.layout, wanted)
     reshaped, changed = [], []
     compared = compared_bytes = equal_bytes = 0

@@ -223,12 +223,6 @@ def import_once(where: str) -> ModuleType:
     The import of a file leaves ``sys.path`` and ``sys.modules`` as they were, so that modules
     beside it are not mistaken for those of another job, and do not hide installed modules. What
     the code prints goes to stderr.
-
-    Args:
-        where: Dotted name ``package.module``, or absolute path ``/abs/path.py``.
-
-    Raises:
-        Exception: Whatever the imported code raises.
     """
     if where in sys.modules:
         return sys.modules[where]

@@ -20,11 +20,7 @@ _WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".json")
 
 
 def existing_path(value: Any, info: ValidationInfo, suffixes: tuple[str, ...] = ("",)) -> Path:
-    """Return the absolute path of an existing file with one of some suffixes.
-
-    Raises:
-        ValueError: There is no such file; the message is a hint, and may be empty.
-    """
+    """Return the absolute path of an existing file with one of some suffixes."""
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError("")  # the description says all
     path = _absolute(folder_of(info), value)
@@ -50,10 +46,6 @@ def code_name(what: str, built_in: Callable[[], Collection[str]] = tuple) -> tup
 
     Code beside the job file or in a file resolves to `/abs/path/model.py:build`, which can be
     found from anywhere; an installed module keeps its name. No code is imported.
-
-    Args:
-        what: Kind of the code, such as `Class`.
-        built_in: Function that returns the names of the built-ins.
     """
 
     def allowed() -> str:
@@ -130,14 +122,7 @@ def _compiled(path: Path) -> CodeType:
 
 
 def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the cells of each row by column, after a text that names the file and the line.
-
-    Args:
-        path: Path of the file; its first line names the columns.
-
-    Raises:
-        ValueError: There is a mistake in it; the message names the file, and the line.
-    """
+    """Yield the cells of each row by column, after a text that names the file and the line."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)

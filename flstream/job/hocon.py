@@ -302,11 +302,7 @@ class _Resolver:
         self._under_way: list[int] = []
 
     def get(self, node: Any) -> Any:
-        """Return a part of the content without substitutions; `_Unset` for what nothing sets.
-
-        Raises:
-            ConfigException: A value needs itself, or parts of different kinds are joined.
-        """
+        """Return a part of the content without substitutions; `_Unset` for what nothing sets."""
         match node:
             case ConfigValues():
                 return self._joined(node)

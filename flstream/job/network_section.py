@@ -210,11 +210,7 @@ class _TraceRow(Section):
 
 
 def _traces(value: Any, info: ValidationInfo) -> Traces:
-    """Read a file of traces.
-
-    Raises:
-        ValueError: There is a mistake in it; the message names the file, and the line.
-    """
+    """Read a file of traces."""
     if isinstance(value, Traces):
         return value
     try:
@@ -289,12 +285,7 @@ class NetworkSection(LinkSection):
         return bool(self.sites) or any(getattr(self, key) is not None for key in keys)
 
     def link(self, site: str, seed: int) -> NetworkLink:
-        """Return the link of a site.
-
-        Args:
-            site: Name of the site.
-            seed: Seed of the job.
-        """
+        """Return the link of a site."""
         own, values = self.sites.get(site), dict[str, Any]()
         for key, (least, most) in _LIMITS.items():
             is_own = own is not None and key in own.model_fields_set
@@ -306,12 +297,7 @@ class NetworkSection(LinkSection):
         return NetworkLink(**values, trace=self.traces.sites.get(site, ()) if self.traces else ())
 
     def links(self, sites: Iterable[str], seed: int) -> dict[str, NetworkLink]:
-        """Return the links of sites by their names; none where nothing is emulated.
-
-        Args:
-            sites: Names of the sites.
-            seed: Seed of the job.
-        """
+        """Return the links of sites by their names; none where nothing is emulated."""
         return {site: self.link(site, seed) for site in sites} if self.is_on else {}
 
 

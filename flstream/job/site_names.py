@@ -33,11 +33,7 @@ _SITE_NAMES = "a list of names of letters, digits, '.', '_' and '-', each of the
 
 
 def site_of(quoted: str) -> str:
-    """Return the name of a site that a section has as a key.
-
-    Raises:
-        RefusedValueError: It is none.
-    """
+    """Return the name of a site that a section has as a key."""
     site = quoted.strip('"')  # HOCON keeps the quotes of a key with a dot
     if not _NAME.fullmatch(site):
         raise RefusedValueError(Problem("", f"key {site!r}", _SITE_NAMES, hint_of_name(site)))
@@ -45,13 +41,7 @@ def site_of(quoted: str) -> str:
 
 
 def site_problems(key: str, names: Iterable[str], sites: Sequence[str]) -> Iterator[Problem]:
-    """Yield the problem of names that no site of the job has, all in one.
-
-    Args:
-        key: Key that has the names.
-        names: The names.
-        sites: Names of the job's sites.
-    """
+    """Yield the problem of names that no site of the job has, all in one."""
     if unknown := sorted(set(names).difference(sites)):
         allowed = f"sites of the job, which are {sites[0]} to {sites[-1]}"
         hint = did_you_mean(unknown[0], sites)

@@ -119,14 +119,7 @@ def built_ins() -> Mapping[str, str]:
 
 
 def find_workflow(kind: str) -> WorkflowCode:
-    """Import a workflow, unless this process has it already.
-
-    Args:
-        kind: Name of a built-in, or the place of a function in its absolute form.
-
-    Raises:
-        RefusedValueError: It cannot be imported, or is not a workflow.
-    """
+    """Import a workflow, unless this process has it already."""
     function = find(built_ins().get(kind, kind), "function")
     if flaw := _flaw(function):
         hint = f"{kind.rpartition(':')[2]} {flaw}"

@@ -155,10 +155,6 @@ def header_of(fd: int, origin: str) -> FileHeader:
     """Read the header of an open safetensors file, and check it against the file's length.
 
     The descriptor's offset stays as it is, since other processes may share it.
-
-    Raises:
-        CheckpointError: It is not a sound safetensors file.
-        OSError: It cannot be read.
     """
     size = os.fstat(fd).st_size
     prefix = os.pread(fd, 8, 0)

@@ -35,10 +35,6 @@ def distinct_views(
     under one of its names only, as ``Module.named_parameters`` does. Neither loses anything.
     Returned are the tensors without the aliases, and the aliases, which are found if None are
     given.
-
-    Raises:
-        LayoutError: A value cannot be streamed, or two names that the model ties hold different
-            bytes; the message has the names.
     """
     for name in tensors:
         check_name(name)

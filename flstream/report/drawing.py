@@ -108,11 +108,7 @@ def _legend(curve: Curve, y: Unit) -> str:
 
 
 def band_of(curves: Sequence[tuple[Values, Values]]) -> tuple[np.ndarray, ...]:
-    """Return places, means, lowest and highest values, and standard deviations of many curves.
-
-    Args:
-        curves: Places and values of each; at least one value is finite.
-    """
+    """Return places, means, lowest and highest values, and standard deviations of many curves."""
     places = np.concatenate([np.asarray(place, float) for place, _ in curves])
     values = np.concatenate([np.asarray(value, float) for _, value in curves])
     places, values = places[np.isfinite(values)], values[np.isfinite(values)]

@@ -128,9 +128,6 @@ def read_run(path: Path, *, is_running: bool | None = None) -> RunRecord:
     Args:
         path: Path of the run directory.
         is_running: Whether the run is going on; None to find out by its lock.
-
-    Raises:
-        UsageError: The folder is not a run directory, or cannot be read.
     """
     run = RunDirectory(path.absolute())
     try:

@@ -55,9 +55,6 @@ def files_of(job: Job) -> FilesByKey:
     """Read the files that a job names: its code with the files it imports, and its initial model.
 
     Data files that the code reads are not included, as only the code knows them.
-
-    Raises:
-        UsageError: A file cannot be read.
     """
     traces = None if job.network.traces is None else job.network.traces.path
     named = {
@@ -112,15 +109,6 @@ def check_same_job(job: Job, run: RunDirectory) -> None:
 
     Only ``rounds`` (to more), ``checkpoints.keep``, ``tracking`` and ``engine`` may differ. The
     files may have been moved.
-
-    Args:
-        job: The job.
-        run: The run directory.
-
-    Raises:
-        UsageError: It is another job; the message names every key that differs, with both values,
-            and every file that was changed.
-        JobError: The run's job file cannot be read.
     """
     try:
         before = msgspec.json.decode(run.job_files.read_bytes(), type=dict[str, list[JobFile]])

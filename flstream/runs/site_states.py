@@ -227,16 +227,8 @@ def set_aside_altered_states(run: RunDirectory, sites: Collection[str], effect: 
 
     Sites leave states of these names again when they repeat their trainings.
 
-    Args:
-        run: The run directory.
-        sites: Names of all sites.
-        effect: Number of the last effect that counts. States of later ones are read.
-
     Returns:
         A sentence for each.
-
-    Raises:
-        SimulationError: One cannot be read or renamed.
     """
     warnings = []
     for site, states, versions in _present(run, sites):

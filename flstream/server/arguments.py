@@ -17,11 +17,7 @@ from flstream.server.program_view import Model, SiteModel, Update
 
 
 def check_model(method: str, model: object) -> None:
-    """Refuse what is no model.
-
-    Raises:
-        WorkflowError: The message names the method and what it was given.
-    """
+    """Refuse what is no model."""
     if not isinstance(model, Model):
         raise WorkflowError(
             f"run.{method}() was given a {type(model).__name__} as its model; give it what "
@@ -40,11 +36,7 @@ def check_name(method: str, name: object) -> None:
 
 
 def check_values(method: str, argument: str, values: object) -> None:
-    """Refuse what are no values by name.
-
-    Raises:
-        WorkflowError: The message names the method, the argument and what it was given.
-    """
+    """Refuse what are no values by name."""
     if values is not None and not isinstance(values, Mapping):
         raise WorkflowError(
             f"run.{method}() was given a {type(values).__name__} as {argument}; give it a dict of "
@@ -53,11 +45,7 @@ def check_values(method: str, argument: str, values: object) -> None:
 
 
 def check_scored(model: object, *, counts: bool) -> None:
-    """Refuse what cannot be scored.
-
-    Raises:
-        WorkflowError: The message says what it was given.
-    """
+    """Refuse what cannot be scored."""
     if isinstance(model, Model) or (isinstance(model, SiteModel) and not counts):
         return
     given = "the model of a site with counts=True" if counts else f"a {type(model).__name__}"
@@ -68,11 +56,7 @@ def check_scored(model: object, *, counts: bool) -> None:
 
 
 def check_training(sites: object, min_updates: Any, timeout: Any) -> None:
-    """Refuse arguments of a training that are of the wrong kind, or out of range.
-
-    Raises:
-        WorkflowError: The message names the argument and its value.
-    """
+    """Refuse arguments of a training that are of the wrong kind, or out of range."""
     check_sites_and_timeout("train", sites, timeout)
     is_count = isinstance(min_updates, int) and not isinstance(min_updates, bool)
     if min_updates is not None and not (is_count and min_updates >= 0):
@@ -83,11 +67,7 @@ def check_training(sites: object, min_updates: Any, timeout: Any) -> None:
 
 
 def check_sites_and_timeout(method: str, sites: object, timeout: Any) -> None:
-    """Refuse sites and a timeout that are of the wrong kind, or out of range.
-
-    Raises:
-        WorkflowError: The message names the method, the argument and its value.
-    """
+    """Refuse sites and a timeout that are of the wrong kind, or out of range."""
     if isinstance(sites, str) or not isinstance(sites, Sequence):
         raise WorkflowError(
             f"run.{method}() was given {sites!r} as its sites; give it a list of their names"
@@ -101,11 +81,7 @@ def check_sites_and_timeout(method: str, sites: object, timeout: Any) -> None:
 
 
 def check_idle(method: str, sites: Iterable[str], in_flight: Container[str]) -> None:
-    """Refuse a training of sites that have one in flight.
-
-    Raises:
-        WorkflowError: The message names the method and one of them.
-    """
+    """Refuse a training of sites that have one in flight."""
     if busy := [site for site in sites if site in in_flight]:
         raise WorkflowError(
             f"run.{method}() was given {busy[0]}, whose training is in flight; choose from "
@@ -114,16 +90,7 @@ def check_idle(method: str, sites: Iterable[str], in_flight: Container[str]) -> 
 
 
 def check_bodies(job: Job, bodies: Mapping[str, object]) -> None:
-    """Refuse bodies that a model cannot have beside it.
-
-    Args:
-        job: The job.
-        bodies: What each is to begin with, by name.
-
-    Raises:
-        WorkflowError: The message names the body and its value.
-        MisfitError: Filters, or a codec with a loss, would change them on their way.
-    """
+    """Refuse bodies that a model cannot have beside it."""
     for name, value in bodies.items():
         if not is_body_name(name):
             raise WorkflowError(
@@ -158,10 +125,6 @@ def check_fold(
         cohort: The updates, with the rules that they are under.
         step: The server's step of the workflow's own; None without one.
         at: Sites of which one is to fold; None for the server.
-
-    Raises:
-        WorkflowError: The message says what is in the way.
-        MisfitError: It is a key of the job, which the message names.
     """
     if step is not None:
         _check_step(job, step)
@@ -225,12 +188,7 @@ def _check_step(job: Job, step: object) -> None:
 
 
 def check_adopted(job: Job, updates: Sequence[Update]) -> list[Update]:
-    """Return the update of one site that is to become the next model.
-
-    Raises:
-        WorkflowError: There is not exactly one.
-        MisfitError: The job is private.
-    """
+    """Return the update of one site that is to become the next model."""
     found = list(updates)
     if len(found) != 1:
         raise WorkflowError(
@@ -249,9 +207,6 @@ def check_not_private(job: Job, does: str, instead: str) -> None:
         job: The job.
         does: The call and what it does, as a clause.
         instead: Call that does it in a private job; empty for none.
-
-    Raises:
-        MisfitError: The job is private.
     """
     if job.privacy.is_on:
         advice = f"use {instead}, or set" if instead else "set"

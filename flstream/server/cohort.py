@@ -34,15 +34,7 @@ class FoldedUpdates:
 
     @classmethod
     def of(cls, updates: Sequence[Update], method: str = "fold") -> FoldedUpdates:
-        """What a workflow passes to ``run.fold``.
-
-        Args:
-            updates: As given.
-            method: Name of the method, for messages.
-
-        Raises:
-            WorkflowError: It is no sequence of updates, is empty, or has one of them twice.
-        """
+        """What a workflow passes to ``run.fold``."""
         # Whether it was read follows from the program, so it is the same on replay.
         if isinstance(updates, Updates) and not updates.is_read:
             _check_is_there(updates.training, method)
@@ -73,15 +65,7 @@ class FoldedUpdates:
         return cls(list(dict.fromkeys(training for training, _ in chosen)), chosen)
 
     def under(self, rules: Mapping[str, FoldRule]) -> FoldedUpdates:
-        """The same updates under rules of the workflow.
-
-        Args:
-            rules: By name of the body, with weights in the order of the updates.
-
-        Raises:
-            WorkflowError: There are weights for updates of which nothing was read yet, or not one
-                for each.
-        """
+        """The same updates under rules of the workflow."""
         if self.chosen is None:
             if any(isinstance(rule.weights, Sequence) for rule in rules.values()):
                 raise WorkflowError(
@@ -131,11 +115,7 @@ class FoldedUpdates:
         return list(used.items())
 
     def check_base(self, model: Model) -> None:
-        """Refuse updates that were trained from another model, but where each has its own base.
-
-        Raises:
-            WorkflowError: The message names the versions.
-        """
+        """Refuse updates that were trained from another model, but where each has its own base."""
         if MAIN in self.rules and self.rules[MAIN].base == "own":
             return
         for training in self.trainings:
@@ -161,11 +141,7 @@ class FoldedUpdates:
 
 
 def _check_is_there(training: SiteTraining, method: str) -> None:
-    """Refuse updates that were folded as they came: none is left.
-
-    Raises:
-        WorkflowError: They were.
-    """
+    """Refuse updates that were folded as they came: none is left."""
     if training.is_folded:
         raise WorkflowError(
             f"run.{method}() was given updates of round {training.round} that were folded as they "

@@ -128,14 +128,7 @@ class CohortFold:
         return run
 
     def make(self, round_number: int) -> ModelRecord:
-        """Fold what is not part of a sum yet, and write the next model, durably.
-
-        Args:
-            round_number: The model's round.
-
-        Raises:
-            SimulationError: Too few updates are sound; the message names the others.
-        """
+        """Fold what is not part of a sum yet, and write the next model, durably."""
         began, updates = time.monotonic(), self.left()
         if self._sums is not None:
             self._add(self._sums, updates)
@@ -162,16 +155,8 @@ class CohortFold:
     ) -> tuple[Sequence[CollectedUpdate], ResultT]:
         """Fold those updates that are sound.
 
-        Args:
-            collected: The updates, in order.
-            fold: Folds ``updates`` a ``step`` at a time; raises :class:`UpdateRefusedError` for one
-                that is of no use, and is then called again without it.
-
         Returns:
             The sound updates, and what the fold has returned.
-
-        Raises:
-            SimulationError: Too few are left; the message names the others.
         """
         sound = list(collected)
         step = self._step(sound)
@@ -196,20 +181,12 @@ class CohortFold:
         return sound, made
 
     def progress(self, done: int) -> None:
-        """Tell how many bytes of the model are done.
-
-        Raises:
-            AbortedError: The run is to stop.
-        """
+        """Tell how many bytes of the model are done."""
         self._check()
         self.context.picture.fold(done, self._base.layout.nbytes, self._remote_sites)
 
     def left(self) -> Sequence[CollectedUpdate]:
-        """The updates that are not part of a sum yet, in order; lost ones are made again.
-
-        Raises:
-            SimulationError: Too few are left; the message names the others.
-        """
+        """The updates that are not part of a sum yet, in order; lost ones are made again."""
         left: list[CollectedUpdate] = []
         done = {answer.site for answer in self.answers} | self.refused.keys()
         for training in self.cohort.trainings:
@@ -309,11 +286,7 @@ class CohortFold:
             run.folded(settled)
 
     def _leave_out(self, lost: SiteLost) -> None:
-        """Leave out a site whose update has turned out to be of no use.
-
-        Raises:
-            SimulationError: Too few are left; the message names the others.
-        """
+        """Leave out a site whose update has turned out to be of no use."""
         if self._run is not None:
             self._run.fail(*lost)
             return

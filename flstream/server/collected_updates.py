@@ -25,12 +25,6 @@ from flstream.worker.messages import InlineUpdate, SiteAnswer
 class CollectedUpdate:
     """A site's update, in memory.
 
-    Args:
-        answer: What the site answered beside it.
-        body: Its bytes, as they were sent.
-        cost: Cost of fetching it.
-        form: How they were encoded, and what they are an update of.
-
     Attributes:
         answer: What the site answered beside it.
         body: As given.
@@ -63,11 +57,7 @@ class CollectedUpdate:
         return self.form.codec is not None
 
     def source(self, step: int) -> UpdateSource:
-        """The update as a fold takes it.
-
-        Args:
-            step: Bytes that are read at a time.
-        """
+        """The update as a fold takes it."""
         answer = self.answer
         return UpdateSource(
             answer.site,
@@ -83,11 +73,7 @@ class CollectedUpdate:
         )
 
     def confirm(self) -> None:
-        """Make sure that what was read of it is what the site has sent.
-
-        Raises:
-            UpdateRefusedError: It was changed meanwhile, or its worker is gone.
-        """
+        """Make sure that what was read of it is what the site has sent."""
 
     def _note_change(self) -> None:
         self.has_changed = True
@@ -103,11 +89,7 @@ class CollectedUpdate:
 
 
 def check_fits(answer: SiteAnswer, layout: Layout, form: UpdateForm) -> None:
-    """Refuse an update that is not of the model, before any of its bytes are fetched.
-
-    Raises:
-        UpdateRefusedError: It is not; the message names the tensor.
-    """
+    """Refuse an update that is not of the model, before any of its bytes are fetched."""
     difference = form.difference(layout, partial=answer.partial)
     if difference is not None:
         raise UpdateRefusedError(answer.site, f"does not fit the model: {difference}")
@@ -117,13 +99,6 @@ class RemoteUpdate(CollectedUpdate):
     """A site's update that is still in its worker.
 
     It is fetched each time a walk reads it.
-
-    Args:
-        answer: What the site answered beside it.
-        worker: The worker that offers it.
-        token: Token of its body.
-        settings: How it is streamed.
-        form: The model that it was trained from, and how it is encoded.
 
     Attributes:
         worker, token, settings: As given.
@@ -178,11 +153,7 @@ class RemoteUpdate(CollectedUpdate):
 
 
 def update_in_answer(answer: SiteAnswer, update: InlineUpdate, form: UpdateForm) -> CollectedUpdate:
-    """Return the update that came in a site's answer.
-
-    Raises:
-        UpdateRefusedError: It is not what was sent, or does not fit the model.
-    """
+    """Return the update that came in a site's answer."""
     layout = form.model.layout
     if update.header != layout.plain_header[8:]:
         try:

@@ -57,9 +57,6 @@ class ModelCollection:
 
     A site's model lies in ``cross_site/models``. Where the training code submits none of its own,
     it is a second name of the last model that the site sent, and takes no disk.
-
-    Args:
-        state: The state of the run.
     """
 
     def __init__(self, state: RunState) -> None:
@@ -111,18 +108,7 @@ class ModelCollection:
         tasks: Mapping[str, SiteTask],
         seconds: float,
     ) -> CollectResult:
-        """Collect the model of each site.
-
-        Args:
-            effect: Number of the effect.
-            base: The newest model of the run, whose layout theirs have.
-            sites: The sites, in order.
-            tasks: The parts of those that may know of the task.
-            seconds: How long a site may take.
-
-        Raises:
-            UnsoundModelError: The last model of a site is damaged or gone.
-        """
+        """Collect the model of each site."""
         began, last = time.monotonic(), self._state.last_models
         self._sources.clear()
         submitted, failures = self._submitted(effect, base, tasks, seconds)
@@ -146,12 +132,7 @@ class ModelCollection:
         return CollectResult(models, failures, failed)
 
     def source(self, model: SiteModel) -> FileSource:
-        """The file of a model, verified once and kept open.
-
-        Raises:
-            WorkflowError: Another one of its site was collected since.
-            UnsoundModelError: The file is damaged or gone.
-        """
+        """The file of a model, verified once and kept open."""
         newest = self._newest[model.site]
         if newest.effect != model.effect:
             raise WorkflowError(

@@ -40,17 +40,7 @@ class TaskWaits(NamedTuple):
     def expecting(
         self, events: Iterator[bool], task: str, number: int, sites: Callable[[], Sequence[str]]
     ) -> Iterator[bool]:
-        """Pass on a pool's events, and give the run up if there is none for too long.
-
-        Args:
-            events: True after each event, and False now and then.
-            task: The task in words.
-            number: Its round.
-            sites: Function that returns the sites that are waited for.
-
-        Raises:
-            SimulationError: The message names them.
-        """
+        """Pass on a pool's events, and give the run up if there is none for too long."""
         moved = monotonic()
         for has_moved in events:
             if has_moved:
@@ -100,16 +90,7 @@ class ResultCollector:
             self._enough_at = monotonic()
 
     def fail(self, site: str, reason: str) -> None:
-        """Record a site's failure, and drop its answer if it had one.
-
-        Args:
-            site: Name of the site.
-            reason: Clause that says why it failed.
-
-        Raises:
-            SimulationError: Fewer than ``least`` sites are left; the message names each failed site
-                with its reason.
-        """
+        """Record a site's failure, and drop its answer if it had one."""
         self.failures[site] = reason
         self.answers.pop(site, None)
         if len(self.answers) < self.least:
@@ -122,12 +103,7 @@ class ResultCollector:
             )
 
     def restore(self, answered: Iterable[str], failures: Mapping[str, str]) -> None:
-        """Restore the outcome of a task that was done before, without its results.
-
-        Args:
-            answered: Sites that answered.
-            failures: Reason for each site's failure, by site.
-        """
+        """Restore the outcome of a task that was done before, without its results."""
         self.answers = {site: self.answers[site] for site in answered if site in self.answers}
         self.failures = dict(failures)
         self.spared = {
@@ -171,11 +147,7 @@ class ResultCollector:
         self.spared.update(sites)
 
     def check_size(self) -> None:
-        """Check that the cohort has at least ``least`` sites.
-
-        Raises:
-            SimulationError: It has fewer.
-        """
+        """Check that the cohort has at least ``least`` sites."""
         if len(self.cohort) < self.least:
             raise SimulationError(
                 f"{len(self.cohort)} sites are left to {self.task}, and {self.least} have to "

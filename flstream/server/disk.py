@@ -88,21 +88,12 @@ class DiskPlan:
         """Most checkpoints that will exist at one time beyond those stored now.
 
         Unless all are kept, these are the last ``keep``, the best one and the one being written.
-
-        Args:
-            done: Number of the last completed round.
-            stored: Number of checkpoints on disk now.
         """
         to_come = self.rounds - done
         return to_come if self.keep == "all" else min(to_come, max(1, self.keep + 2 - stored))
 
     def first_short(self, done: int, lasts: int) -> int:
-        """Number of the first round that may not fit, where not all do.
-
-        Args:
-            done: Number of the last completed round.
-            lasts: Number of rounds that fit if each keeps its checkpoint.
-        """
+        """Number of the first round that may not fit, where not all do."""
         # The initial model, which is never the best, gives its place to one round more.
         has_gone = self.keep != "all" and done < self.keep <= done + lasts
         return min(done + lasts + 1 + has_gone, self.rounds)
@@ -116,19 +107,7 @@ def check_round(
     present: int = 0,
     free: FreeBytes = free_bytes,
 ) -> None:
-    """Check that the disk has room for a round, before any site trains for it.
-
-    Args:
-        plan: Disk space that the run needs.
-        folder: The run directory.
-        round_number: Number of the round that is about to begin.
-        present: Size in bytes of the round's files that an earlier attempt left, and that are
-            reused or overwritten.
-        free: Function that returns a folder's free space.
-
-    Raises:
-        SimulationError: There is too little space; the message lists each item with its size.
-    """
+    """Check that the disk has room for a round, before any site trains for it."""
     room = free(folder)
     parts = plan.of_a_round
     need = sum(parts.values())
@@ -173,9 +152,6 @@ def check_run(
     Returns:
         A sentence of warning, with a fitting ``checkpoints.keep``, if not all the rounds to come
         fit; None if they do.
-
-    Raises:
-        SimulationError: The next round does not fit.
     """
     room = free(folder)
     if room is None or done >= plan.rounds:

@@ -38,11 +38,6 @@ class EffectJournal:
     An effect that the journal knows is not done again: its record gives what came of it. The first
     one that it does not know is done, and from there on the run is live.
 
-    Args:
-        records: The effects that are done, in order.
-        emit: Takes the records of effects that are done. It syncs all but those of
-            :data:`~flstream.telemetry.events.UNSYNCED`.
-
     Attributes:
         asked: Number of effects that the workflow has asked for.
         before_sync: Makes the files durable that earlier records without a sync name.
@@ -85,9 +80,6 @@ class EffectJournal:
                 result, which msgspec can convert, with the model that it made; None for none.
             result_type: Type of its result.
             is_provisional: Whether it is an evaluation that is due only as its round is the last.
-
-        Raises:
-            ReplayMismatchError: Before, the program asked for another effect here.
         """
         digest = xxhash.xxh3_128_hexdigest(encode_exact(arguments))
         is_known = self.asked < len(self._records)
@@ -115,11 +107,7 @@ class EffectJournal:
 
 
 def _check_same(record: EffectDone, kind: str, request: str, digest: str) -> None:
-    """Refuse another effect than the one on record.
-
-    Raises:
-        ReplayMismatchError: It is another one.
-    """
+    """Refuse another effect than the one on record."""
     if (record.name, record.arguments) == (kind, digest):
         return
     if request == record.request:

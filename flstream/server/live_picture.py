@@ -18,11 +18,7 @@ _RATE_SECONDS, _LEAST_SECONDS = 2.0, 0.5  # over which rates are
 
 
 class LivePicture:
-    """The picture of a run at this moment: counting costs little, and a snapshot is rare.
-
-    Args:
-        emit: Function that takes events.
-    """
+    """The picture of a run at this moment: counting costs little, and a snapshot is rare."""
 
     def __init__(self, emit: Callable[[Snapshot], None]) -> None:
         self._emit = emit
@@ -38,14 +34,7 @@ class LivePicture:
         asked: int,
         workers: Callable[[], Iterable[WorkerActivity]],
     ) -> None:
-        """Begin a task.
-
-        Args:
-            phase: Phase while no worker downloads alone.
-            round_number: Number of the task's round.
-            asked: Number of sites that are to have it.
-            workers: Function that returns what the workers do.
-        """
+        """Begin a task."""
         now = self._now
         now.phase, now.round, now.asked = phase, round_number, asked
         now.done = now.failed = now.folded = 0
@@ -66,13 +55,7 @@ class LivePicture:
         self._now.failed += 1
 
     def fold(self, folded: int, size: int, sites: Sequence[str]) -> None:
-        """Show how far a walk over updates is.
-
-        Args:
-            folded: Bytes of the model that are done.
-            size: Bytes of the model.
-            sites: Sites whose updates come from their processes as they are folded.
-        """
+        """Show how far a walk over updates is."""
         now = self._now
         if now.done + now.failed < now.asked:
             return  # updates are added to a sum as they come: the other sites are at work
@@ -89,11 +72,7 @@ class LivePicture:
         self.emit_snapshot(at_once=is_done)
 
     def emit_snapshot(self, *, at_once: bool = False) -> None:
-        """Emit a snapshot, if the last one is old enough.
-
-        Args:
-            at_once: Whether to emit it in any case.
-        """
+        """Emit a snapshot, if the last one is old enough."""
         seconds = time.monotonic()
         if seconds < self._next and not at_once:
             return

@@ -41,12 +41,7 @@ class UnchangedUpdates:
         self._known: set[str] = set()
 
     def warnings(self, round_number: int, sites: Sequence[str]) -> Sequence[str]:
-        """Return a sentence on those of some sites of which it was not known yet; none without any.
-
-        Args:
-            round_number: Number of the current round.
-            sites: Sites whose updates are the model that they received.
-        """
+        """Return a warning about the sites of which it was not known yet; none without any."""
         new = [site for site in sites if site not in self._known]
         self._known.update(new)
         if not new:
@@ -60,13 +55,7 @@ class UnchangedUpdates:
 
 
 class ModelEffects:
-    """Makes models of updates: does each effect that is new, and replays the others.
-
-    Args:
-        state: The state of the run.
-        trainings: Does the trainings whose updates were not read before.
-
-    """
+    """Makes models of updates: does each effect that is new, and replays the others."""
 
     def __init__(self, state: RunState, trainings: TrainingEffects) -> None:
         self._state = state
@@ -74,12 +63,7 @@ class ModelEffects:
         self._unchanged = UnchangedUpdates()
 
     def begin(self, version: int, bodies: Mapping[str, object]) -> Model:
-        """Begin a workflow with a model; see :meth:`flstream.server.run.Run.initial_model`.
-
-        Args:
-            version: Version of the model.
-            bodies: What the bodies beside it are to be, by name.
-        """
+        """Begin a workflow with a model; see :meth:`flstream.server.run.Run.initial_model`."""
         check_bodies(self._state.context.job, bodies)
         return self._state.store.begin(version, list(bodies))
 

@@ -34,14 +34,7 @@ def is_mapped(context: ServerContext, model: Source) -> bool:
 def hint_at_pull(
     context: ServerContext, round_number: int, nbytes: int, copied: dict[str, int]
 ) -> str | None:
-    """Return a sentence if most sites wrote to most of a model that they had mapped.
-
-    Args:
-        context: The server.
-        round_number: The round.
-        nbytes: Size of the model in bytes.
-        copied: Bytes of the pages that were written to, by site.
-    """
+    """Return a sentence if most sites wrote to most of a model that they had mapped."""
     most = [site for site, count in copied.items() if 2 * count > nbytes]
     if not context.job.streaming.maps or 2 * len(most) <= len(copied):
         return None
@@ -113,12 +106,6 @@ def offers_by_peers(
 
     The next one takes its turn when the iterator goes on. Any worker can open the file, so the last
     one that is asked is the receiving one itself.
-
-    Args:
-        context: The server, which reads nothing of the model.
-        model: The model.
-        worker: Who receives it.
-        hosts: Sites whose workers are asked first.
     """
     pool = context.pool
     names = dict.fromkeys([*map(context.worker_of, hosts), *pool.names])

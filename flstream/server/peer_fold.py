@@ -42,16 +42,6 @@ def fold_at(
     """Fold a cohort's updates in the process of a site into the next model, which is durable.
 
     If that process is lost, its own update is made again, and the next site folds.
-
-    Args:
-        fold: The cohort, and the server that coordinates the fold.
-        at: Sites, of which the first that lives folds.
-        keeps_last: Whether the last models of the sites are kept, as somebody collects them.
-        round_number: The model's round.
-
-    Raises:
-        SimulationError: Too few updates are sound, or no site is left that could fold them; the
-            message names the others.
     """
     context, pool, sites = fold.context, fold.context.pool, list(at)
     lost = dict[str, str]()
@@ -105,13 +95,7 @@ def _walk(
     updates: Sequence[UpdateSource],
     step: int,
 ) -> Folded:
-    """Ask a worker for the walk, and for a durable model.
-
-    Raises:
-        UpdateRefusedError: An update is of no use.
-        StreamingError: The worker is.
-        SimulationError: Nothing came of the fold for too long.
-    """
+    """Ask a worker for the walk, and for a durable model."""
     store, model, optimizer = fold.store, fold.model, fold.optimizer
     assert optimizer is None or isinstance(optimizer, ServerOptimizer)
     base, most = store.source(model), fold.trainer.waits.progress
@@ -150,11 +134,7 @@ def _walk(
 def _placed(
     worker: WorkerHandle, source: UpdateSource, update: CollectedUpdate
 ) -> tuple[SiteAnswer, Offered | str]:
-    """Return an update's answer and place, from which a worker fetches it in the server's place.
-
-    Raises:
-        UpdateRefusedError: The update is lost.
-    """
+    """Return an update's answer and place, from which a worker fetches it in the server's place."""
     answer = replace(update.answer, weight=source.weight)
     if isinstance(update, UpdateFile):
         return answer, str(update.path)

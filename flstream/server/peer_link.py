@@ -18,13 +18,7 @@ ReplyT = TypeVar("ReplyT", bound=PeerReply)
 
 
 class PeerLink:
-    """Requests to one worker about its peers. Threads may share it: one request goes at a time.
-
-    Args:
-        sock: The server's end of the socket.
-        worker: Name of the worker.
-        abort: Signal that stops the run.
-    """
+    """Requests to one worker about its peers. Threads may share it: one request goes at a time."""
 
     def __init__(self, sock: socket.socket, worker: str, abort: AbortSignal) -> None:
         self._socket = sock
@@ -52,11 +46,6 @@ class PeerLink:
             answer: Kind of the answer.
             seconds: How long the worker may be silent; None is without limit.
             on_folding: Called with how far a fold is, now and then.
-
-        Raises:
-            AbortedError: The run is being stopped.
-            StreamingError: The worker is gone or silent, or cannot do it.
-            FlstreamError: What it was given cannot be folded, or the disk refused it.
         """
         with self._turn:
             try:

@@ -190,11 +190,7 @@ def _check_disk(
     initial: ModelRecord,
     records: Sequence[EffectDone],
 ) -> None:
-    """Warn where the rounds to come will not all have the disk that they need.
-
-    Raises:
-        SimulationError: Not even the next one has.
-    """
+    """Warn where the rounds to come will not all have the disk that they need."""
     job, keep = context.job, context.job.checkpoints.keep
     kept = job.planned_rounds if keep == "all" else keep
     newest = [each.model for each in records if each.model is not None]

@@ -63,12 +63,7 @@ class Report(Protocol):
     """Function that passes an event to the thread that iterates over the pool's events."""
 
     def __call__(self, event: Event, *settled: str) -> None:
-        """Report an event.
-
-        Args:
-            event: The event.
-            settled: Sites whose part in the task it settles.
-        """
+        """Report an event."""
         ...
 
 
@@ -76,11 +71,7 @@ class PoolTask(Protocol):
     """A task that workers perform for batches of sites."""
 
     def perform(self, worker: WorkerHandle, sites: SiteBatch, report: Report) -> None:
-        """Perform it for a batch of sites on a worker, and report each site's result.
-
-        Raises:
-            FlstreamError: The worker cannot be used any longer.
-        """
+        """Perform it for a batch of sites on a worker, and report each site's result."""
         ...
 
     def lose(self, lost: SiteLost) -> None:
@@ -93,13 +84,6 @@ class PooledWorker:
 
     One thread at a time uses it, which holds ``turn`` during a task; any thread may call
     :meth:`end`.
-
-    Args:
-        name: Name of the worker.
-        own: Whether it is a site's own, and has the site's name.
-        start: Starts a process of a name.
-        ready_seconds: Seconds that a new process may take to become ready.
-        emit: Takes events of the run.
 
     Attributes:
         name: Name of the worker.
@@ -152,13 +136,7 @@ class PooledWorker:
                     return
 
     def do(self, queue: SiteQueue, batch: SiteBatch, task: PoolTask, put: Put) -> None:
-        """Do a task; if the process is lost, its sites have failed, or are put back in the queue.
-
-        Raises:
-            SimulationError: Something failed that is not the worker's doing.
-            CheckpointError: An update's file could not be written.
-            AbortedError: The run is being stopped.
-        """
+        """Do a task; if the process is lost, its sites fail, or go back into the queue."""
         settled: set[str] = set()
 
         def report(event: Event, *sites: str) -> None:
@@ -191,12 +169,7 @@ class PooledWorker:
                     put(partial(task.lose, SiteLost.by(site, error)))
 
     def ready_handle(self) -> WorkerHandle:
-        """Return the process, ready for a task; start one if there is none that is fit.
-
-        Raises:
-            WorkerLostError: The process did not become ready.
-            AbortedError: The run is being stopped.
-        """
+        """Return the process, ready for a task; start one if there is none that is fit."""
         if self.handle is not None:
             try:
                 self.handle.expect_fit()
@@ -249,9 +222,6 @@ class PooledWorker:
 
     def lose(self, error: FlstreamError) -> FlstreamError:
         """Drop a process that cannot be used any longer.
-
-        Args:
-            error: Error that says why.
 
         Returns:
             The error; or if the process has ended by itself, one that says how.
@@ -309,14 +279,7 @@ class PooledWorker:
 def _culprits(
     queue: SiteQueue, batch: SiteBatch, left: Sequence[str], error: FlstreamError
 ) -> Sequence[str]:
-    """The sites that ended their worker; if they are unknown, all are put back one by one.
-
-    Args:
-        queue: Queue of the sites.
-        batch: Sites of the task.
-        left: Sites of the task that are not settled.
-        error: Error that says why the worker was lost.
-    """
+    """The sites that ended their worker; if they are unknown, all are put back one by one."""
     culprit = error.site if isinstance(error, WorkerLostError) else None
     if len(batch) == 1:
         return left

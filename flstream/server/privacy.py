@@ -53,11 +53,7 @@ class FoldPrivacy(msgspec.Struct, frozen=True):
 
 
 class PrivateFolds:
-    """Makes folds private. Its state follows from the records of the folds, so replay rebuilds it.
-
-    Args:
-        job: A private job.
-    """
+    """Makes folds private; its state follows from the records of folds, so replay rebuilds it."""
 
     def __init__(self, job: Job) -> None:
         privacy, clients = job.privacy, job.clients
@@ -88,11 +84,7 @@ class PrivateFolds:
         self._has_warned = False
 
     def check_first_round(self) -> None:
-        """Refuse a job whose first round would spend more than it may.
-
-        Raises:
-            SimulationError: The message has both figures.
-        """
+        """Refuse a job whose first round would spend more than it may."""
         # In any case now, while workers start: the first one takes a second, for an import.
         first = epsilon(self._accounting, {self._population: 1})
         condition = read_condition(self._job.stop_when) if self._job.stop_when else None
@@ -103,12 +95,7 @@ class PrivateFolds:
             )
 
     def warnings(self, rule: AggregationRule, layout: Layout) -> list[str]:
-        """Say, once, which tensors keep their values as they are no floats.
-
-        Args:
-            rule: Rule of the job.
-            layout: Layout of the model.
-        """
+        """Say, once, which tensors keep their values as they are no floats."""
         if self._has_warned:
             return []
         self._has_warned = True
@@ -122,12 +109,7 @@ class PrivateFolds:
         ]
 
     def sample(self, sites: Sequence[str], number: int) -> list[str]:
-        """Draw the sites of a round, and remember them: a fold of just these costs less.
-
-        Args:
-            sites: Sites that are still asked.
-            number: Number of the round.
-        """
+        """Draw the sites of a round, and remember them: a fold of just these costs less."""
         clients, seed = self._job.clients, self._job.seed
         missing = clients.count - len(sites)
         if self._is_poisson:
@@ -146,25 +128,13 @@ class PrivateFolds:
         return self._draw is not None and self._draw[:2] == (number, list(sites))
 
     def rule(self, rule: AggregationRule, number: int, step: int) -> AggregationRule:
-        """Return the rule of the next fold.
-
-        Args:
-            rule: Rule of the job.
-            number: Number of the round.
-            step: Number of models that the round has made before.
-        """
+        """Return the rule of the next fold."""
         name = self._name(number, step)
         noise = self._noise * self._clip_norm
         return rule.private(GaussianMechanism(self._clip_norm, self._cohort, noise, name))
 
     def record(self, fold: CohortFold, number: int, step: int) -> FoldPrivacy:
-        """Return the record of a fold that is done.
-
-        Args:
-            fold: The fold.
-            number: Number of the round.
-            step: Number of models that the round has made before.
-        """
+        """Return the record of a fold that is done."""
         cohort, received, clipped = fold.cohort, len(fold.answers), len(fold.clipped)
         drawn_from, folds = self._drawn_from(cohort, number), dict(self._folds)
         last_round, last_drawn_from = self._last
@@ -198,11 +168,7 @@ class PrivateFolds:
         self._stopping.spent(number, record.epsilon, record.next_epsilon)
 
     def begin_stage(self, stopping: EarlyStopping) -> None:
-        """Begin with the next workflow, which ends at once where another fold would cost too much.
-
-        Args:
-            stopping: Judges whether the workflow goes on.
-        """
+        """Begin the next workflow, which ends at once where another fold would cost too much."""
         self._stopping = stopping
         if self._newest is not None:
             stopping.spent(self._last[0], self._newest.epsilon, self._newest.next_epsilon)

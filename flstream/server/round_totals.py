@@ -43,11 +43,7 @@ class FoldResult(msgspec.Struct, frozen=True):
 
 
 class RoundTotals:
-    """Adds up what a round's effects cost and brought.
-
-    Args:
-        number: Number of the round.
-    """
+    """Adds up what a round's effects cost and brought."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -78,11 +74,7 @@ class RoundTotals:
             self._privacy = result.privacy.spent
 
     def finished(self, newest: ModelRecord) -> RoundFinished:
-        """The event that ends the round.
-
-        Args:
-            newest: The model that was made last, in this round or, if this has made none, before.
-        """
+        """The event that ends the round."""
         return RoundFinished(
             round=self.number,
             digest=newest.digest,

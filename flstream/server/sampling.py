@@ -25,12 +25,6 @@ def sample_sites(sites: Sequence[str], count: int, seed: int, round_number: int)
 def draw_sites(sites: Sequence[str], share: float, seed: int, round_number: int) -> list[str]:
     """Draw each site by itself with the same probability, by the seed and the round alone.
 
-    Args:
-        sites: Names of the sites.
-        share: The probability; from 1, all are drawn.
-        seed: Seed of the job.
-        round_number: Number of the round.
-
     Returns:
         Names, in the order of ``sites``; there may be none.
     """
@@ -42,31 +36,14 @@ def draw_sites(sites: Sequence[str], share: float, seed: int, round_number: int)
 
 
 def site_seed(seed: int, site: str, round_number: int, kind: str, ordinal: int = 0) -> int:
-    """The seed of one site's task in one round, a number of 63 bits.
-
-    Args:
-        seed: Of the job.
-        site: Name of the site.
-        round_number: Number of the round.
-        kind: What the site does.
-        ordinal: How many tasks of the kind the site has had in the round before.
-    """
+    """The seed of one site's task in one round, a number of 63 bits."""
     again = f"/{ordinal}" if ordinal else ""
     text = f"flstream/task/{seed}/{site}/{round_number}/{kind}{again}"
     return random.Random(text).getrandbits(63)
 
 
 def check_sites(method: str, names: Sequence[str], known: Sequence[str]) -> None:
-    """Refuse names that a workflow gives which are no sites of the job, or stand there twice.
-
-    Args:
-        method: Method of the run that was given them.
-        names: The names.
-        known: Names of the job's sites.
-
-    Raises:
-        WorkflowError: The message names the first of them.
-    """
+    """Refuse names that a workflow gives which are no sites of the job, or stand there twice."""
     sites, seen = set(known), set[str]()
     for name in names:
         if name not in sites:

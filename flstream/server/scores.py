@@ -13,13 +13,7 @@ from flstream.telemetry.events import Evaluated, Metrics, Transfer
 
 
 def received_score(model: Model, metrics: Metrics, sites: Columns) -> Evaluated:
-    """The event of a score that came with updates.
-
-    Args:
-        model: The model that the sites had received.
-        metrics: What they found, weighted like their updates.
-        sites: What each of them found, in columns.
-    """
+    """The event of a score that came with updates."""
     return Evaluated(
         round=model.round,
         metrics=metrics,

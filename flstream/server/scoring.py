@@ -49,12 +49,7 @@ class ScoreResult(msgspec.Struct, frozen=True):
 
 
 class ScoringEffects:
-    """Has sites score models: does each effect that is new, and replays the others.
-
-    Args:
-        state: The state of the run.
-        collection: The models of sites.
-    """
+    """Has sites score models: does each effect that is new, and replays the others."""
 
     def __init__(self, state: RunState, collection: ModelCollection) -> None:
         self._state = state
@@ -64,14 +59,7 @@ class ScoringEffects:
     def evaluate(
         self, model: Model, meta: Mapping[str, Any] | None, *, is_provisional: bool
     ) -> dict[str, float]:
-        """Have all sites score a model; see :meth:`flstream.server.run.Run.evaluate`.
-
-        Args:
-            model: The model.
-            meta: Plain values that are sent along, by name.
-            is_provisional: Whether it is scored only because its round is the last: a run that is
-                resumed with more rounds does not know of it.
-        """
+        """Have all sites score a model; see :meth:`flstream.server.run.Run.evaluate`."""
         check_values("evaluate", "meta", meta)
         state, message = self._state, pack_values(meta, None) if meta else b""
         sites, clients = state.evaluators, state.context.job.clients
@@ -209,12 +197,7 @@ class ScoringEffects:
         *,
         is_due: bool = True,
     ) -> TaskRun:
-        """Ask sites to score a model.
-
-        Raises:
-            SimulationError: Too few sites are left; the message names the others.
-            ResumeRefusedError: One has failed for want of its state.
-        """
+        """Ask sites to score a model."""
         state = self._state
         context, asked = state.context, state.asked
         plan = plan_task(context.job, spec.model.layout, len(spec.sites))
@@ -274,9 +257,6 @@ def _meta_of(owner: str) -> dict[str, str]:
 
 def weighted_metrics(answers: Sequence[SiteAnswer]) -> dict[str, float]:
     """Return the weighted mean of each metric.
-
-    Args:
-        answers: Answers of a task. An answer without a metric does not count for that metric.
 
     Returns:
         Means by name of the metric.

@@ -61,9 +61,6 @@ class SiteQueue:
     def take(self, worker: str) -> SiteBatch | None:
         """Take the next batch for a worker, and wait until there is one.
 
-        Args:
-            worker: Name of the worker; it is done with the batch that it took before.
-
         Returns:
             The batch; None if there will be no more for this worker.
         """

@@ -14,12 +14,7 @@ SeedKind = Literal["train", "evaluate", "submit_model"]
 
 
 class SiteTasks:
-    """Makes the parts of tasks, and follows the states that sites have left.
-
-    Args:
-        seed: Seed of the job.
-        sites: Names of all sites, in their fixed order.
-    """
+    """Makes the parts of tasks, and follows the states that sites have left."""
 
     def __init__(self, seed: int, sites: Sequence[str]) -> None:
         self._seed = seed
@@ -33,13 +28,7 @@ class SiteTasks:
         self._counts.clear()
 
     def new(self, kind: SeedKind, sites: Iterable[str], number: int) -> Mapping[str, SiteTask]:
-        """The parts of a new task, by site.
-
-        Args:
-            kind: What the sites do.
-            sites: Names of the sites, in order.
-            number: Number of the round by which they are seeded.
-        """
+        """The parts of a new task, by site."""
         tasks = {}
         for site in sites:
             ordinal = self._counts.get((site, kind), 0)

@@ -24,9 +24,6 @@ class StartedTrainings:
     Workers go on with them while the workflow does something else; a task of its own waits until
     the workers that it needs have answered.
 
-    Args:
-        state: The state of the run.
-
     Attributes:
         in_flight: The trainings by site, in the order in which they were started.
     """
@@ -41,11 +38,7 @@ class StartedTrainings:
         self._events: Iterator[bool] | None = None
 
     def give(self) -> None:
-        """Give workers the trainings that they have not been given yet, in order.
-
-        Raises:
-            SimulationError: There is too little disk for an update.
-        """
+        """Give workers the trainings that they have not been given yet, in order."""
         for site, training in self.in_flight.items():
             if site not in self._runs:
                 training.oldest = self._state.oldest_effect
@@ -56,12 +49,7 @@ class StartedTrainings:
                 self._queue.put(site)
 
     def first(self) -> tuple[SiteTraining, TaskRun]:
-        """Wait for the next answer, or the next site that has failed, and take it.
-
-        Raises:
-            SimulationError: No worker is left, or nothing came for too long.
-            AbortedError: The run is being stopped.
-        """
+        """Wait for the next answer, or the next site that has failed, and take it."""
         self.give()
         assert self._events is not None
         state = self._state
@@ -77,11 +65,7 @@ class StartedTrainings:
         return self.in_flight[site], self._runs.pop(site)
 
     def cancel(self) -> None:
-        """Cancel what is in flight: the workflow has ended without asking for its answers.
-
-        Raises:
-            SimulationError: What a site has left of it cannot be removed.
-        """
+        """Cancel what is in flight: the workflow has ended without asking for its answers."""
         in_flight = list(self.in_flight.values())
         self.in_flight.clear()
         if self._events is None:

@@ -161,12 +161,7 @@ class TaskRun:
         return [turn.activity() for turn in self._turns.values()]
 
     def run(self) -> None:
-        """Give the task to workers until every site has answered or failed.
-
-        Raises:
-            SimulationError: Too few sites are left; the message names the others.
-            AbortedError: The run is being stopped.
-        """
+        """Give the task to workers until every site has answered or failed."""
         for _ in self.progress():
             pass
 
@@ -194,28 +189,14 @@ class TaskRun:
         self._queue.fold(count)
 
     def lose(self, lost: SiteLost) -> None:
-        """Take in that a site has failed, unless it had before.
-
-        Raises:
-            SimulationError: Too few sites are left; the message names the others.
-        """
+        """Take in that a site has failed, unless it had before."""
         if lost.site not in self.collector.failures:
             self.fail(*lost)
 
     def fail(
         self, site: str, reason: str, exit_code: int | None = None, *, late: bool = False
     ) -> None:
-        """Leave a site out of the task, with all that it kept for itself.
-
-        Args:
-            site: Name of the site.
-            reason: Clause that says why.
-            exit_code: Exit code of its process if that ended, or minus the signal that killed it.
-            late: Whether the only reason is that the round does not wait longer.
-
-        Raises:
-            SimulationError: Too few sites are left.
-        """
+        """Leave a site out of the task, with all that it kept for itself."""
         spec, context = self._spec, self._context
         # A later task does the rest: a late one's process may be ending, or its state on its way.
         if spec.kind == "train" and spec.task.keeps_state and not late:
@@ -246,10 +227,6 @@ class TaskRun:
         """Run the task for some sites on a worker, and collect their updates; on a pool's thread.
 
         A site whose update is of no use has failed; its worker is as good as before.
-
-        Raises:
-            WorkerLostError: The worker ended, died, took too long or answered something else.
-            AbortedError: The run is being stopped.
         """
         answer = self._ask(worker, sites, report)
         if not answer.sites:

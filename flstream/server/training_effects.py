@@ -31,9 +31,6 @@ from flstream.worker.meta import pack_values
 class TrainingEffects:
     """Asks for trainings, does each that is new, and replays the others.
 
-    Args:
-        state: The state of the run.
-
     Attributes:
         started: The trainings of single sites that are in flight.
     """
@@ -161,11 +158,7 @@ class TrainingEffects:
         optimizer_params: Mapping[str, Any] | None,
         **others: object,
     ) -> SiteTraining:
-        """A training of the sites of a collector, once all that it is given is of the right kind.
-
-        Raises:
-            WorkflowError: Something is not; the message names the method and the argument.
-        """
+        """Check what a training is given, and return the training of a collector's sites."""
         state, names = self._state, list(collector.cohort)
         check_model(method, model)
         check_values(method, "meta", meta)
@@ -201,11 +194,7 @@ class TrainingEffects:
         )
 
     def check_done(self) -> None:
-        """Refuse to end a workflow with trainings that nobody has read or folded.
-
-        Raises:
-            WorkflowError: There is one; the message names its line.
-        """
+        """Refuse to end a workflow with trainings that nobody has read or folded."""
         if not self._pending:
             return
         training = self._pending[0]
@@ -248,9 +237,6 @@ class TrainingEffects:
             number: Number of the effect.
             fold: Takes the updates as they come; None has them wait in files, which are durable on
                 return.
-
-        Raises:
-            SimulationError: Too few sites are left; the message names the others.
         """
         state, trainer = self._state, self._state.trainer
         # One of them may have been started since it was asked.
@@ -269,11 +255,7 @@ class TrainingEffects:
     def _result(
         self, training: SiteTraining, run: TaskRun, cost: TaskCost, *, in_files: bool = True
     ) -> TrainResult:
-        """Result of a training that is over; its updates are durable, where they are in files.
-
-        Raises:
-            ResumeRefusedError: A site has failed for want of its state.
-        """
+        """Result of a training that is over; its updates are durable, where they are in files."""
         state, trainer = self._state, self._state.trainer
         failures = run.collector.failures
         trainer.check_states(training.tasks, failures)

@@ -29,24 +29,13 @@ class SentValues:
         self._known: set[str] = set()
 
     def unread(self, stage: Stage, number: int, answers: Iterable[SiteAnswer]) -> list[str]:
-        """Return a warning for each value that is new, and that no site's code has read.
-
-        Args:
-            stage: The workflow that has sent it.
-            number: Number of the round.
-            answers: Answers of the sites in the training.
-        """
+        """Return a warning for each value that is new, and that no site's code has read."""
         by_site = [set(answer.unread) for answer in answers]
         names = set.intersection(*by_site) - self._known if by_site else set[str]()
         return [_warning(stage, number, name) for name in sorted(names)]
 
     def note(self, meta: bytes, bodies: Sequence[str]) -> None:
-        """Note the values and bodies of a training that sites have answered.
-
-        Args:
-            meta: Payload message of the values that were sent.
-            bodies: Names of the bodies that were sent beside the model.
-        """
+        """Note the values and bodies of a training that sites have answered."""
         self._known.update(sent_names(meta), bodies)
 
 

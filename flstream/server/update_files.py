@@ -28,13 +28,6 @@ NO_METADATA: Mapping[str, str] = MappingProxyType({})
 class UpdateFile(CollectedUpdate):
     """A site's update in a file.
 
-    Args:
-        answer: What the site answered beside it.
-        path: Path of the file.
-        digest: Digest of its body.
-        cost: Cost of fetching it.
-        form: How it was encoded, and what it is an update of.
-
     Attributes:
         path, digest: As given.
         stays: Whether the file stays once the update is released, as the workflow may fold it more
@@ -62,15 +55,7 @@ class UpdateFile(CollectedUpdate):
 
 
 class UpdateFiles:
-    """Folder with the updates of one training.
-
-    Args:
-        folder: Path of the folder, which belongs to this training alone.
-        form: The model that the training starts from, and how updates are encoded. They lie in the
-            files as they were sent.
-        metadata: Strings of the files' headers: those of a model, which an update may become.
-        durable: Whether files are durable once they are there.
-    """
+    """Folder with the updates of one training."""
 
     def __init__(
         self,
@@ -86,16 +71,7 @@ class UpdateFiles:
         self._durable = durable
 
     def fetch(self, update: RemoteUpdate) -> UpdateFile:
-        """Fetch an update into a file, whole or not at all; safe to call from several threads.
-
-        Args:
-            update: The update, which is in its worker.
-
-        Raises:
-            UpdateRefusedError: Its layout does not fit the model's.
-            CheckpointError: A file cannot be written.
-            FlstreamError: It did not arrive.
-        """
+        """Fetch an update into a file, whole or not at all; safe to call from several threads."""
         answer, settings, path = update.answer, update.settings, self._path(update.answer.site)
 
         def sink_for(layout: Layout) -> FileSink:
@@ -118,16 +94,7 @@ class UpdateFiles:
         return UpdateFile(answer, path, digest, remote.cost, self._form)
 
     def take(self, answer: SiteAnswer, written: WrittenUpdate) -> UpdateFile:
-        """Take an update that its worker has written to its file in this folder.
-
-        Args:
-            answer: The site's answer.
-            written: Its digest, and what it cost.
-
-        Raises:
-            UpdateRefusedError: Its layout does not fit the model's.
-            CheckpointError: The file cannot be read.
-        """
+        """Take an update that its worker has written to its file in this folder."""
         path = self._path(answer.site)
         check_fits(answer, FileSource(path).layout, self._form)
         return UpdateFile(answer, path, written.digest, written.cost, self._form)
@@ -146,9 +113,6 @@ class UpdateFiles:
 
         Returns:
             What the journal is to say of each, by site.
-
-        Raises:
-            CheckpointError: The disk does not take them.
         """
         records = {}
         for site, update in updates.items():
@@ -160,11 +124,7 @@ class UpdateFiles:
         return records
 
     def sync(self, sites: Iterable[str]) -> None:
-        """Make the files of some sites durable, and their names.
-
-        Raises:
-            CheckpointError: The disk does not take them.
-        """
+        """Make the files of some sites durable, and their names."""
         try:
             for site in sites:
                 sync_file(self._path(site))
@@ -182,17 +142,7 @@ class UpdateFiles:
     def load(
         self, site: str, weight: float, metrics: Mapping[str, float], record: UpdateRecord
     ) -> UpdateFile:
-        """Return the update in a durable file, once all of it was read and found as it was.
-
-        Args:
-            site: Name of its site.
-            weight: Its weight.
-            metrics: What the site reported with it.
-            record: What the journal says of the file.
-
-        Raises:
-            CheckpointError: It is damaged or gone; the message names it.
-        """
+        """Return the update in a durable file, once all of it was read and found as it was."""
         path = self._path(site)
         if flaw := file_flaw(path, record.digest):
             raise CheckpointError(flaw)

@@ -146,12 +146,7 @@ class WorkerHandle:
                 return message
 
     def _take(self, seconds: float | None) -> FromWorker | None:
-        """Receive one message; None if it has become an event.
-
-        Raises:
-            StreamingError: The channel is closed, or no message came in time.
-            WorkerLostError: The worker has ended.
-        """
+        """Receive one message; None if it has become an event."""
         message = self.control.receive(seconds, self._abort)
         match message:
             case Ready(pid, idle_rss, others):

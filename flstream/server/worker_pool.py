@@ -259,11 +259,7 @@ class WorkerPool:
             raise
 
     def _expect_others(self, worker: PooledWorker) -> None:
-        """Make sure that there are others to go on with, if a worker was abandoned.
-
-        Raises:
-            SimulationError: There are none.
-        """
+        """Make sure that there are others to go on with, if a worker was abandoned."""
         if worker.abandoned:
             if not self.names:
                 raise SimulationError(worker.abandoned)

@@ -63,12 +63,7 @@ def redirect_output(log: Path) -> None:
 
 
 class SiteLogs:
-    """Redirection of this process's output to the log of the site whose task it runs.
-
-    Args:
-        own: Path of the log for output outside of tasks.
-        log_of: Function that returns the path of a site's log.
-    """
+    """Redirection of this process's output to the log of the site whose task it runs."""
 
     def __init__(self, own: Path, log_of: Callable[[str], Path]) -> None:
         self._own = own

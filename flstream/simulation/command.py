@@ -66,14 +66,7 @@ class ScriptEnd(msgspec.Struct, frozen=True):
 
 
 def run_command(info: WorkerInfo, script: ScriptCode, threads: int, end: WorkerSockets) -> None:
-    """Run a site's command until it has ended; this process ends with the server.
-
-    Args:
-        info: Facts about the run and the worker.
-        script: The script and the command that starts it.
-        threads: Number of torch's threads in each of its processes.
-        end: The worker's ends of the sockets to the server.
-    """
+    """Run a site's command until it has ended; this process ends with the server."""
     assert info.site is not None  # a job file in which sites share processes is refused
     assert script.command is not None
     end_with_peer(end.control)

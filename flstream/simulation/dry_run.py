@@ -122,9 +122,6 @@ def outline_programs(job: Job, host: ProcessHost | None = None) -> list[ProgramO
         job: The job.
         host: Host of a process for each workflow of the user's own, which may end, go on for ever,
             or leave something behind; None to take it as it declares itself, and not to call it.
-
-    Raises:
-        JobError: A key of the job rules out what a workflow does.
     """
     outlines, problems = list[ProgramOutline](), list[Problem]()
     for place, stage in enumerate(job.stages):

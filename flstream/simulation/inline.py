@@ -46,13 +46,7 @@ _one_run = threading.Lock()
 
 
 class _Stream:
-    """A standard stream of all threads: it goes to the log of each place, and to the terminal.
-
-    Args:
-        terminal: The stream of the run's caller.
-        places: The places.
-        is_shown: Whether what code of the user's prints is shown on the terminal.
-    """
+    """A standard stream of all threads: it goes to the log of each place, and to the terminal."""
 
     def __init__(self, terminal: Any, places: Places, *, is_shown: bool) -> None:
         self._terminal = terminal
@@ -81,13 +75,7 @@ class _Stream:
 
 
 class InlineHost(ProcessHost):
-    """Host whose processes are threads of this one, of which one has the process at a time.
-
-    Args:
-        job: The job.
-        stop: Signal that stops the run.
-        is_shown: Whether what training code prints is shown on the terminal.
-    """
+    """Host whose processes are threads of this one, of which one has the process at a time."""
 
     def __init__(self, job: Job, stop: Signal, *, is_shown: bool) -> None:
         super().__init__()

@@ -49,12 +49,7 @@ def start_builder(job: Job, run: RunDirectory, host: ProcessHost) -> ProcessCall
 
 
 def await_built(builder: ProcessCall[ModelReady], abort: AbortSignal) -> ModelReady:
-    """Wait until the initial model is on disk.
-
-    Raises:
-        FlstreamError: It could not be built.
-        AbortedError: The run is being stopped.
-    """
+    """Wait until the initial model is on disk."""
     try:
         return builder.result(abort)
     except NoAnswerError as error:
@@ -111,12 +106,6 @@ def initial_layout(model: ModelSection, seed: int) -> tuple[Layout, str]:
     Returns:
         The layout, and a sentence on tensors that the file of weights and the factory's model do
         not share; empty without one.
-
-    Raises:
-        ModelError: The factory failed, or returned something that is not a model, or the file has
-            tensors of another one.
-        CheckpointError: The file of weights cannot be read.
-        LayoutError: A tensor of the model cannot be streamed.
     """
     if model.factory is None:
         return _initial(model, seed)[0].layout, ""

@@ -31,9 +31,6 @@ def own_code_problems(job: Job, host: ProcessHost, stop: Signal | None = None) -
         job: The job.
         host: Host of the process that imports them; inline, it is this one.
         stop: Signal to stop; None for none.
-
-    Raises:
-        AbortedError: The signal was set while they were imported, which may take long.
     """
     if not (classes := _own_classes(job)):
         return []

@@ -86,11 +86,6 @@ def _swapped() -> Sequence[tuple[Callable[[], Any], Callable[[Any], object]]]:
 class ThreadPlace(Process):
     """A thread that stands for a process, and the state that its code finds.
 
-    Args:
-        name: Name of the process that it stands for.
-        pid: Pid of this process for the server, and 0 for the others, whose memory is its.
-        places: The places of the run, by which it is killed.
-
     Attributes:
         name: As given.
         thread: The thread, which is made for it.

@@ -42,14 +42,6 @@ class _Answer(msgspec.Struct, frozen=True):
 class ProcessCall(Generic[ValueT]):
     """Call of a function in a process of its own, which ends when this is closed.
 
-    Args:
-        host: Host of the process.
-        name: Name of the process.
-        kind: Type of what the function returns, which msgspec can convert.
-        target: The function, as ``package.module:name``.
-        *args: Arguments of the function, without sockets.
-        log: Path of the log for its output.
-
     Attributes:
         process: The process.
     """
@@ -79,12 +71,6 @@ class ProcessCall(Generic[ValueT]):
         Args:
             abort: Signal to stop; None for none.
             seconds: How long it may take; None is without limit.
-
-        Raises:
-            NoAnswerError: The process has ended before.
-            AbortedError: The signal was set before.
-            DeadlineError: It took too long.
-            FlstreamError: The function has raised it, or another error.
         """
         try:
             answer = self._channel.receive(seconds, abort)

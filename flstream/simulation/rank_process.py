@@ -37,10 +37,6 @@ _TWICE = (
 def rank_main(script: Path, words: Sequence[str]) -> int:
     """Run a training script as one rank of a site's command.
 
-    Args:
-        script: Path of the script.
-        words: Words of its command line.
-
     Returns:
         The exit status: 0, or 1 if the script has failed.
     """

@@ -98,10 +98,6 @@ class StopRequest:
 class Reporter:
     """Writes events to the run directory, and sends them to the launcher.
 
-    Args:
-        log: Event log of the run directory.
-        launcher: Channel to the launcher.
-
     Attributes:
         watch: Function that is called with processes that a worker has started: see ``Engine``.
     """
@@ -116,9 +112,6 @@ class Reporter:
         """Report events, in order; many at once take little more time than one.
 
         Any thread may do so.
-
-        Raises:
-            AbortedError: The launcher is gone, so the run is to stop.
         """
         for event in events:
             if isinstance(event, ProcessReady) and event.others:

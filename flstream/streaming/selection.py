@@ -55,10 +55,6 @@ def selected_memory(
     """Make memory for some tensors of a layout, as a body in which each is where it is there.
 
     A name that is tied to another's selects that tensor, under the name that is given.
-
-    Raises:
-        RefusedError: There is no such tensor, a name is there twice, or there is none.
-        LayoutError: They do not fit what receives them.
     """
     if not names:
         raise RefusedError("no tensor is selected; name one at least")

@@ -602,10 +602,6 @@ def encode_lines(events: Iterable[AnyEvent], follows: bytes = NO_CHECK) -> bytes
     The last keys of each are ``follows``, the check of the line before, and ``check``, the xxh3
     digest of what stands before it, both in hexadecimal. So a line that is changed, missing,
     doubled or in another place is noticed.
-
-    Args:
-        events: The events, in order.
-        follows: Check of the line before the first of them.
     """
     lines = []
     for event in events:

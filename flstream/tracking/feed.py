@@ -35,11 +35,6 @@ class TrackerFeed:
 
     A sitting of a run begins with the first line of the journal, which the resume has cut: the
     tracker replaces what it had of the run.
-
-    Args:
-        job: Name of the job.
-        run: The run directory.
-        make: Function that returns a new tracker.
     """
 
     def __init__(self, job: str, run: RunDirectory, make: Callable[[TrackedRun], Tracker]) -> None:
@@ -52,13 +47,7 @@ class TrackerFeed:
         self._asked: set[str] = set()
 
     def catch_up(self) -> None:
-        """Give the tracker what the journal has by now.
-
-        Raises:
-            OSError: The journal cannot be read.
-            ValueError: It is damaged.
-            Exception: Whatever the tracker raises.
-        """
+        """Give the tracker what the journal has by now."""
         for line in self._journal:
             event = decode_event(line)
             if self._tracker is None:

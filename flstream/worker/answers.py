@@ -99,10 +99,6 @@ def params_to_send(
         layout: Layout of the received model; None if it was not received.
         selected: Names of the layout's tensors that are aggregated; None for all.
         held_back: Names of those that the code did not receive, and need not send.
-
-    Raises:
-        ClientError: There are no tensors, or a tensor that the update needs is missing; or a model
-            was asked for, and the answer is a difference.
     """
     if task.kind == "submit_model" and (not model.params or model.params_type == ParamsType.DIFF):
         what = "no params" if not model.params else "a difference as its params"

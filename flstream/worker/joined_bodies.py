@@ -31,11 +31,6 @@ SENT_AS = {CONTROL: "scaffold_c_diff"}
 class JoinedBodies:
     """The bodies that are joined with the model of a task.
 
-    Args:
-        names: Their names.
-        joint: Layout of the joint body.
-        has_alias: Whether scripts of NVFlare may know them by further names.
-
     Attributes:
         model: Layout of the model alone.
         received_as: Further names of the received ones.

@@ -128,12 +128,7 @@ class RankStore:
 
 
 class RankTurn(TaskTurn):
-    """A site's part of a task in a rank other than 0, which has no tensors and answers nothing.
-
-    Args:
-        task: Rank 0's task.
-        site: The site and the task.
-    """
+    """A site's part of a task in a rank other than 0, which has no tensors and answers nothing."""
 
     def __init__(self, task: Task, site: SiteContext) -> None:
         super().__init__(task.kind, site)

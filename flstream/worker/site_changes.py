@@ -38,9 +38,6 @@ class SiteChanges:
     Training may overwrite the received model. So where a filter or a codec needs the numbers that
     were received, the model is kept in a file without a name, beside the one in memory.
 
-    Args:
-        info: Facts about the run and the worker.
-
     Attributes:
         up: Filters of updates.
         down: Filters of received models.

@@ -46,15 +46,6 @@ class SiteTurn(TaskTurn):
     update is fetched from where it lies. In a task for several sites, each site gets a copy of the
     model, and the updates are copied. So it does in a task for a single site where filters need the
     model as it was received.
-
-    Args:
-        worker: The worker that executes the task.
-        model: The task and its model.
-        site: The site, in the task.
-        state: The site's own files.
-        take: Takes the answer, and the update where that is not in it.
-
-    The attributes are those of :class:`flstream.client.session.TaskTurn`.
     """
 
     def __init__(

@@ -29,9 +29,6 @@ class SiteState:
         base: The version to begin with, exactly; None for an empty folder.
         kept: Whether what the task leaves is kept. An evaluation's is not.
         oldest: Number of the earliest effect that the run may go back to.
-
-    Raises:
-        OSError: The site's folder cannot be used.
     """
 
     def __init__(
@@ -57,12 +54,7 @@ class SiteState:
 
     @property
     def path(self) -> Path:
-        """The folder to work in: a copy of the base.
-
-        Raises:
-            ClientError: The task has been answered; or the base is missing or damaged, or cannot be
-                copied.
-        """
+        """The folder to work in: a copy of the base."""
         if not self._is_open:
             raise ClientError(
                 f"{self._site} has answered its task of effect {self._effect}, and its state is "
@@ -82,9 +74,6 @@ class SiteState:
         Returns:
             The version; None if nobody asked for the state, which then stays that of the base, and
             after an evaluation.
-
-        Raises:
-            ClientError: It cannot be kept, or could not be laid out before; the message says why.
         """
         self._check()
         if self._working is None or not self._kept:
@@ -105,11 +94,7 @@ class SiteState:
         return version
 
     def discard(self) -> None:
-        """Remove what the task left: the work came to nothing.
-
-        Raises:
-            OSError: It cannot be removed.
-        """
+        """Remove what the task left: the work came to nothing."""
         self._is_open = False
         if self._working is not None:
             remove_folder(self._working)

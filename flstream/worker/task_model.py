@@ -81,10 +81,6 @@ def received_model(
 class TaskModel:
     """The model of a task, with the bodies beside it.
 
-    Args:
-        worker: The worker that executes the task.
-        task: The task.
-
     Attributes:
         task: The task; another one once the peer that offered the model was lost.
         layout: Layout of the model as it was received, since training may break the ties between

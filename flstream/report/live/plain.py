@@ -25,11 +25,7 @@ _ANNOUNCED_AFTER_SECONDS = 1.0
 
 
 class PlainView:
-    """Listener of a run that prints a line for each important event, with the elapsed time.
-
-    Args:
-        console: Console to print to.
-    """
+    """Listener of a run that prints a line for each important event, with the elapsed time."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
