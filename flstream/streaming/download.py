@@ -350,11 +350,12 @@ class RemoteSource:
                 start, last = self._due[0]
                 stop = min(start + self._size, last) if self._size else last
                 receiver.awaited = self.layout, start
-                header = receiver.header()
+                receiver.expect_on()
+                header = receiver.packets.header(receiver.wait)
                 if header.kind == wire.MESSAGE:
                     receiver.message(header)
                     continue
-                if header.number != receiver.fetching:
+                if header.number != receiver.fetching or not receiver.packets.has_greeted:
                     receiver.count_useless(header.length)  # of a request that was given up
                     continue
                 if header.start != start:

@@ -186,7 +186,8 @@ class Receiver:
                     self.request(request)
                     self.was_lost = False
                     while not self.was_lost:
-                        header = self.header()
+                        self.expect_on()
+                        header = self.packets.header(self.wait)
                         if header.kind != wire.MESSAGE:
                             self.count_useless(header.length)
                             continue
@@ -216,25 +217,18 @@ class Receiver:
         """Look at the signals that end the download."""
         self.packets.channel.expect_on(*self._aborts)
 
-    def header(self) -> wire.Header:
-        """Wait for the next packet, and return its header; its payload is to be read next."""
-        self.expect_on()
-        header = self.packets.header(self.wait)
-        if not self.packets.has_greeted:
-            is_short = header.kind == wire.MESSAGE and header.length <= wire.MAX_REQUEST_BYTES
-            hello = self.message(header) if is_short else None
-            if not isinstance(hello, wire.Hello):
-                raise BrokenStreamError(f"{self.peer} did not greet")
-            wire.expect_version(hello.version, self.peer)
-            self.packets.has_greeted = True
-            header = self.packets.header(self.wait)
-        return header
-
     def message(self, header: wire.Header) -> wire.Reply | wire.Hello | None:
         """Read and return the message behind a header; None if it refuses an earlier request."""
-        payload = self.packets.message(header, self.limits.layout_bytes + _BESIDE_LAYOUT, self.wait)
+        has_greeted = self.packets.has_greeted
+        most = self.limits.layout_bytes + _BESIDE_LAYOUT if has_greeted else wire.MAX_REQUEST_BYTES
+        payload = self.packets.message(header, most, self.wait)
         self.count_useless(header.length)
         reply = wire.decode(wire.REPLIES, payload, self.peer)
+        if isinstance(reply, wire.Hello):
+            wire.expect_version(reply.version, self.peer)
+            self.packets.has_greeted = True
+        elif not has_greeted:
+            raise BrokenStreamError(f"{self.peer} did not greet")
         request = 0 if self._asked is None else self._asked.number
         if isinstance(reply, wire.Refused):
             if reply.number in (self.fetching, self._ping, request):

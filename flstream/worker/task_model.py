@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from flstream.client.fl_model import FLModel
 from flstream.client.learner import SiteContext
 from flstream.client.received_values import WatchedValues
 from flstream.codecs.frames import decoder_for
+from flstream.codecs.lossy import LossyCodec
 from flstream.errors import (
     CheckpointError,
     ClientError,
@@ -43,6 +44,24 @@ BodyT = TypeVar("BodyT", bound=MemoryBody | BodyFile)
 
 Seen = Callable[[Layout], MemoryBody]
 """Function from the layout of a model to where training code sees it."""
+
+
+class _Coding(NamedTuple):
+    """Codec with a loss in whose form a model comes, and the model's own layout."""
+
+    codec: LossyCodec
+    layout: Layout
+
+    def decode(self, sent: Source) -> Source:
+        """Return the model of its encoded form."""
+        return self.codec.decode(sent, self.layout)
+
+
+def _as_sent(model: Source | None, coding: _Coding | None) -> Source | None:
+    """Return a model that is here in the form in which another one comes."""
+    if model is None or coding is None:
+        return model
+    return coding.codec.encode(model, block=coding.codec.comparable_block)
 
 
 def received_model(
@@ -205,7 +224,11 @@ class TaskModel:
                     receiver = worker.down
                     if task.host is not None:
                         receiver = stack.enter_context(worker.peers.dial(task.host))
-                    body, cost = self._fetch_from(receiver, sink_for, seen)
+                    coding = self._coding(receiver)
+                    remote = self._remote(receiver, coding)
+                    decode = None if coding is None else coding.decode
+                    held = partial(self._held, seen, coding)
+                    body: BodyT = download(remote, sink_for, held=held, decode=decode)
                 break
             except StreamingError:
                 if task.host is None:
@@ -215,52 +238,43 @@ class TaskModel:
                     raise RefusedError("the run is over") from None
                 self.task = other
         self._take(body.layout)
-        worker.received(self.task.effect, cost)
+        worker.received(self.task.effect, remote.cost)
         return body
 
-    def _fetch_from(
-        self, receiver: Receiver, sink_for: Callable[[Layout], BodyT], seen: Seen | None
-    ) -> tuple[BodyT, Transfer]:
-        """Fetch the model once; return it and its cost."""
-        worker, bodies, streaming = self._worker, self.task.bodies, self._worker.info.streaming
-        lossy, frames = self._changes.model_codecs
-        layout: Layout | None = None
-        if lossy is not None and LAYOUT in bodies:
-            header = download(
-                RemoteSource(receiver, bodies[LAYOUT], streaming), MemoryBody.allocate
-            )
-            text = b"".join(header.views(0, header.layout.nbytes))
-            layout = layout_of_header(text, receiver.peer, receiver.limits)
+    def _coding(self, receiver: Receiver) -> _Coding | None:
+        """Return how the model comes encoded, once its layout was fetched; None for as it is."""
+        lossy, bodies = self._changes.model_codecs.lossy, self.task.bodies
+        if lossy is None or LAYOUT not in bodies:
+            return None
+        header = download(
+            RemoteSource(receiver, bodies[LAYOUT], self._worker.info.streaming), MemoryBody.allocate
+        )
+        text = b"".join(header.views(0, header.layout.nbytes))
+        return _Coding(lossy, layout_of_header(text, receiver.peer, receiver.limits))
 
-        def as_sent(model: Source | None) -> Source | None:
-            """Return a model that is here in the form in which this one comes."""
-            if model is None or layout is None or lossy is None:
-                return model
-            return lossy.encode(model, block=lossy.comparable_block)
-
-        def at_hand(body: BodyT) -> Source | None:
-            """Return what may have some of the model's bytes."""
-            source = body if body.is_used else worker.base[1]
-            if source is None and seen is not None and (place := seen(body.layout)).is_used:
-                source = place
-            return as_sent(source)
-
-        def decode(sent: RemoteSource) -> Source:
-            assert lossy is not None
-            assert layout is not None
-            return lossy.decode(sent, layout)
-
+    def _remote(self, receiver: Receiver, coding: _Coding | None) -> RemoteSource:
+        """Return the model on offer."""
+        worker, streaming = self._worker, self._worker.info.streaming
         name, base = worker.base
-        remote = RemoteSource(
+        frames = self._changes.model_codecs.frames
+        return RemoteSource(
             receiver,
-            bodies[MODEL],
+            self.task.bodies[MODEL],
             streaming,
             digests=streaming.reuse and worker.has_received,
-            decoder_for=None if self.task.host else decoder_for(frames, as_sent(base), name),
+            decoder_for=None
+            if self.task.host
+            else decoder_for(frames, _as_sent(base, coding), name),
         )
-        decoding = None if layout is None else decode
-        body: BodyT = download(remote, sink_for, held=at_hand, decode=decoding)
-        return body, remote.cost
+
+    def _held(
+        self, seen: Seen | None, coding: _Coding | None, body: MemoryBody | BodyFile
+    ) -> Source | None:
+        """Return what may have some of the model's bytes, in the form in which it comes."""
+        source: Source | None = body if body.is_used else self._worker.base[1]
+        if source is None and seen is not None and (place := seen(body.layout)).is_used:
+            source = place
+        return _as_sent(source, coding)
 
     def _map(self) -> MappedModel:
         """Map the model's checkpoint, which the server hands over."""
