@@ -20,7 +20,7 @@ from flstream.model.layout import Layout
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.cohort_fold import CohortFold
-from flstream.server.sampling import draw_sites, sample_sites
+from flstream.server.site_tasks import draw_sites, sample_sites
 from flstream.telemetry.events import PrivacySpent
 from flstream.text import brief_names
 

@@ -9,7 +9,6 @@ from types import FrameType
 from flstream.errors import FlstreamError, WorkflowError
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.arguments import check_sites_and_timeout
-from flstream.server.asked_kinds import AskedKinds
 from flstream.server.collector import UNLIMITED
 from flstream.server.context import ServerContext
 from flstream.server.effects import EffectJournal
@@ -17,12 +16,11 @@ from flstream.server.failures import FailureRecord
 from flstream.server.model_store import ModelStore
 from flstream.server.privacy import PrivateFolds
 from flstream.server.round_totals import RoundTotals
-from flstream.server.sampling import check_sites
 from flstream.server.scores import Scores
-from flstream.server.site_tasks import SiteTasks
+from flstream.server.site_code import AskedKinds, SentValues
+from flstream.server.site_tasks import SiteTasks, check_sites
 from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining
-from flstream.server.unread import SentValues
 from flstream.telemetry.events import AnyEvent, EndedEarly, SiteSuspended, Warned
 from flstream.text import brief_names
 from flstream.worker.messages import SiteAnswer

@@ -29,12 +29,11 @@ from flstream.server.collected_updates import (
 from flstream.server.collector import START_KEY, ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.failures import brief, site_failed
-from flstream.server.model_offers import ModelOffer, hint_at_pull
 from flstream.server.pooled_worker import Report, SiteLost
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan
-from flstream.server.tasks import TaskSpec
+from flstream.server.tasks import ModelOffer, TaskSpec, hint_at_pull
 from flstream.server.training import TaskCost
 from flstream.server.update_files import UpdateFiles
 from flstream.server.worker_handle import TIMEOUT_KEY, WorkerHandle

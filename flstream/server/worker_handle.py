@@ -2,26 +2,87 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from time import monotonic
+from typing import TypeVar
 
+from flstream import errors
 from flstream.engines.engine import WorkerProcess
 from flstream.errors import (
     AbortedError,
     DeadlineError,
     FlstreamError,
+    ProtocolError,
     SimulationError,
     StreamingError,
     WorkerLostError,
 )
-from flstream.server.peer_link import PeerLink
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import Emit, ProcessEnded, ProcessReady, SiteLog
 from flstream.transport.channel import SMALL_BUFFER, AbortSignal, Channel, is_hung_up
-from flstream.transport.messages import MessageChannel
+from flstream.transport.messages import PATIENCE, MessageChannel
 from flstream.worker.messages import Failed, FromWorker, Goodbye, Logged, Ready
+from flstream.worker.peer_messages import Folding, PeerFailed, PeerReply, PeerRequest
+
+ReplyT = TypeVar("ReplyT", bound=PeerReply)
+
+
+class PeerLink:
+    """Requests to one worker about its peers. Threads may share it: one request goes at a time."""
+
+    def __init__(self, sock: socket.socket, worker: str, abort: AbortSignal) -> None:
+        self._socket = sock
+        self._abort = abort
+        self._channel: MessageChannel[PeerReply] = MessageChannel(sock, worker, PeerReply)
+        self._turn = threading.Lock()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the process at the other end lives."""
+        return not is_hung_up(self._socket)
+
+    def ask(
+        self,
+        request: PeerRequest,
+        answer: type[ReplyT],
+        *,
+        seconds: float | None = PATIENCE,
+        on_folding: Callable[[Folding], None] = lambda folding: None,
+    ) -> ReplyT:
+        """Make a request, and wait for the answer.
+
+        Args:
+            request: The request.
+            answer: Kind of the answer.
+            seconds: How long the worker may be silent; None is without limit.
+            on_folding: Called with how far a fold is, now and then.
+        """
+        with self._turn:
+            try:
+                self._channel.send(request)
+                while isinstance(reply := self._channel.receive(seconds, self._abort), Folding):
+                    on_folding(reply)
+            except StreamingError:
+                # An answer that is still on its way would pass for that to the next request.
+                with suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+                raise
+        if isinstance(reply, PeerFailed):
+            error: FlstreamError = getattr(errors, reply.error)(*reply.arguments)
+            raise error
+        if not isinstance(reply, answer):
+            raise ProtocolError(f"it answered {type(reply).__name__}, out of turn")
+        return reply
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
 
 _numbers = count(1)
 

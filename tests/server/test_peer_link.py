@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from flstream.errors import DeadlineError, StreamingError
-from flstream.server.peer_link import PeerLink
+from flstream.server.worker_handle import PeerLink
 from flstream.transport.channel import Signal
 from flstream.worker.messages import Offered
 from flstream.worker.peer_messages import Offer
