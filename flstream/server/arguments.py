@@ -12,8 +12,8 @@ from flstream.errors import MisfitError, WorkflowError
 from flstream.job import Job
 from flstream.job.bodies import MAIN, RESERVED_NAMES, is_body_name
 from flstream.job.sections import METHODS
-from flstream.server.cohort import FoldedUpdates
 from flstream.server.program_view import Model, SiteModel, Update
+from flstream.server.updates_to_fold import UpdatesToFold
 
 
 def check_model(method: str, model: object) -> None:
@@ -116,26 +116,27 @@ def check_bodies(job: Job, bodies: Mapping[str, object]) -> None:
 
 
 def check_fold(
-    job: Job, cohort: FoldedUpdates, step: ServerStep | None, at: Sequence[str] | None
+    job: Job, to_fold: UpdatesToFold, step: ServerStep | None, at: Sequence[str] | None
 ) -> None:
     """Refuse a fold that the job's other keys rule out, or whose arguments rule out each other.
 
     Args:
         job: The job.
-        cohort: The updates, with the rules that they are under.
+        to_fold: The updates, with the rules that they are under.
         step: The server's step of the workflow's own; None without one.
         at: Sites of which one is to fold; None for the server.
     """
     if step is not None:
         _check_step(job, step)
     if job.privacy.is_on:
-        if cohort.rules:
+        if to_fold.rules:
             what = "rules, and privacy.type is central, which knows what a site can do to a mean"
             raise MisfitError(f"run.fold() was given {what} alone; set privacy.type = none")
-        if cohort.twice is not None:
+        if to_fold.twice is not None:
             raise MisfitError(
-                f"run.fold() was given two updates of {cohort.twice}, and privacy.type is central, "
-                "which limits what a site adds by one; fold one of them, or set privacy.type = none"
+                f"run.fold() was given two updates of {to_fold.twice}, and privacy.type is "
+                "central, which limits what a site adds by one; fold one of them, or set "
+                "privacy.type = none"
             )
     if at is None:
         return
@@ -146,12 +147,12 @@ def check_fold(
             "run.fold() was given no site to fold at; those that may fold are asked no more "
             "(clients.suspend_after), so name others, or leave out at"
         )
-    if cohort.twice is not None:
+    if to_fold.twice is not None:
         raise WorkflowError(
-            f"run.fold() was given at, and two updates of {cohort.twice}, which the server's "
+            f"run.fold() was given at, and two updates of {to_fold.twice}, which the server's "
             "process alone folds together; leave one of the two out"
         )
-    if step is not None or cohort.rules:
+    if step is not None or to_fold.rules:
         raise WorkflowError(
             f"run.fold() was given at, and {'rules' if step is None else 'a step'}, which is for "
             "the server's process alone; leave out one of the two"

@@ -14,24 +14,22 @@ import msgspec
 from flstream.aggregation.adoption import FoldKeeper, adopt_update, adopting, is_adopted_whole
 from flstream.aggregation.ahead import WriteBehind
 from flstream.aggregation.fold_rule import ServerStep
+from flstream.aggregation.optimizers import optimizer_for
 from flstream.aggregation.partial_sum import PartialSum
-from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import plan_step
 from flstream.aggregation.walk import fold_updates
 from flstream.errors import AbortedError, SimulationError, UpdateRefusedError
 from flstream.job.bodies import MAIN
 from flstream.runs.site_states import discard_site_state_after
-from flstream.server.cohort import FoldedUpdates
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
-from flstream.server.context import ServerContext
 from flstream.server.failures import brief, site_failed
-from flstream.server.model_store import ModelStore
 from flstream.server.pooled_worker import SiteLost
 from flstream.server.program_view import Model
+from flstream.server.run_state import RunState
 from flstream.server.task_run import TaskRun
-from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining
 from flstream.server.update_files import UpdateFile
+from flstream.server.updates_to_fold import UpdatesToFold
 from flstream.telemetry.events import ModelRecord, Transfer
 from flstream.worker.messages import SiteAnswer
 
@@ -45,19 +43,16 @@ class CohortFold:
     walk is done again without it.
 
     Args:
-        context: The server.
-        store: The models.
-        trainer: Has sites train.
+        state: The state of the run.
         model: The model that the updates were trained from.
-        cohort: The updates.
-        rule: How the updates are combined.
+        to_fold: The updates.
         adopts: Whether the one update becomes the next model as it is.
-        optimizer: The server's step; None for none.
-        keeps_last: Whether the last models of the sites are kept, as somebody collects them.
+        step: The server's step of the workflow's own; None for the job's server optimizer.
+        keeps_last: Whether the last models of the sites are kept here, as somebody collects them.
 
     Attributes:
-        context, store, trainer, model, cohort, optimizer: As given.
-        rule: How the updates of this cohort are combined.
+        rule: How the updates of this fold are combined.
+        optimizer: The server's step; None for none.
         answers: What the sites answered whose updates were folded, in order.
         cost: Cost of fetching the updates that were folded.
         unchanged: Sites whose update is the model that they had received.
@@ -71,23 +66,21 @@ class CohortFold:
 
     def __init__(
         self,
-        context: ServerContext,
-        store: ModelStore,
-        trainer: Trainer,
+        state: RunState,
         model: Model,
-        cohort: FoldedUpdates,
-        rule: AggregationRule,
+        to_fold: UpdatesToFold,
         *,
-        adopts: bool,
-        optimizer: ServerStep | None = None,
+        adopts: bool = False,
+        step: ServerStep | None = None,
         keeps_last: bool = False,
     ) -> None:
-        self.context = context
-        self.store = store
-        self.trainer = trainer
-        self.cohort = cohort
+        self.context = context = state.context
+        self.store = store = state.store
+        self.update_store = state.update_store
+        self.to_fold = to_fold
         self.model = model
-        self.optimizer = optimizer
+        optimizer = None if adopts else step or optimizer_for(context.job.server_optimizer)
+        self.optimizer: ServerStep | None = optimizer
         self.answers: list[SiteAnswer] = []
         self.cost = Transfer()
         self.unchanged: list[str] = []
@@ -100,12 +93,16 @@ class CohortFold:
         self._adopts = adopts
         self._base = store.joined(model)
         counts_alike = optimizer is not None and optimizer.counts_alike
+        rule = context.rule
+        if state.private is not None:
+            state.warn(state.private.warnings(rule, store.source(model).layout))
+            rule = state.private.rule(rule, state.round, store.next_record(state.round)[1])
         rule = replace(rule, counts_alike=counts_alike, bodies=store.bodies(model))
         self._keeper: FoldKeeper | None = None
         if keeps_last:
             self._keeper = FoldKeeper(context.run.last_model, self._base, rule, self._check)
             self.kept = self._keeper.digests
-        self.rule = replace(adopting(rule) if adopts else rule, fold_rules=cohort.rules)
+        self.rule = replace(adopting(rule) if adopts else rule, fold_rules=to_fold.rules)
         # Sites whose updates come from their processes as they are folded.
         self._remote_sites: Sequence[str] = ()
         # The task under way whose updates are added up as they come, and how far that is.
@@ -116,10 +113,10 @@ class CohortFold:
 
     def train(self, training: SiteTraining) -> TaskRun:
         """Have the sites of a training train, and fold what can be folded already."""
-        run, plan = self.trainer.begin(training, is_read=False)
+        run, plan = self.update_store.begin(training, is_read=False)
         self._run = run
         if plan.group:
-            path = self.trainer.files(training).folder / "sum.safetensors"
+            path = self.update_store.files(training).folder / "sum.safetensors"
             self._sums = PartialSum(path, self._base, self.rule)
             self._group = plan.group
         for _ in run.progress():
@@ -189,21 +186,21 @@ class CohortFold:
         """The updates that are not part of a sum yet, in order; lost ones are made again."""
         left: list[CollectedUpdate] = []
         done = {answer.site for answer in self.answers} | self.refused.keys()
-        for training in self.cohort.trainings:
+        for training in self.to_fold.trainings:
             members = [
                 (place, site)
-                for place, (each, site) in enumerate(self.cohort.members)
+                for place, (each, site) in enumerate(self.to_fold.members)
                 if each is training and site not in done
             ]
-            if training is self.cohort.unread:
+            if training is self.to_fold.unread:
                 lost = [site for _, site in members if site not in training.bodies]
-                failures = self.trainer.train_again(training, lost) if lost else {}
+                failures = self.update_store.train_again(training, lost) if lost else {}
                 for site, reason in failures.items():
                     self._leave_out(SiteLost(site, reason))
                 members = [each for each in members if each[1] not in failures]
                 updates = [training.bodies[site] for _, site in members]
             else:
-                updates = list(self.trainer.updates(training, [site for _, site in members]))
+                updates = list(self.update_store.updates(training, [site for _, site in members]))
             for update, (place, _) in zip(updates, members, strict=True):
                 update.place = place
                 is_other = training.base.version != self.model.version
@@ -228,7 +225,7 @@ class CohortFold:
         is_alike = self.context.model_codecs.lossy is None and update.body.layout == (
             self._base.layout
         )
-        (training,) = self.cohort.trainings
+        (training,) = self.to_fold.trainings
         if not (is_file and is_alike and training.round == round_number):
             return None
         assert isinstance(update, UpdateFile)
@@ -292,8 +289,8 @@ class CohortFold:
             return
         site, reason, code = lost
         self.refused[site] = reason = brief(reason)
-        for training in self.cohort.trainings_of(site):
-            if training is self.cohort.unread:  # else what it has left counts already
+        for training in self.to_fold.trainings_of(site):
+            if training is self.to_fold.unread:  # else what it has left counts already
                 before = training.tasks[site].state
                 with suppress(SimulationError):  # a later task of the site does the rest
                     folder = self.context.run.site(site)

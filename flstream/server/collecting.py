@@ -188,7 +188,7 @@ class ModelCollection:
         files = UpdateFiles(context.run.updates(effect), spec.form)
         run = TaskRun(context, spec, plan, collector, files if plan.in_files else None)
         run.run()
-        self._state.trainer.check_states(tasks, collector.failures)
+        self._state.update_store.check_states(tasks, collector.failures)
         digests = {}
         for site, update in run.updates.items():
             try:

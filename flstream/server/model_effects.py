@@ -9,7 +9,6 @@ from functools import partial
 from msgspec.structs import replace
 
 from flstream.aggregation.fold_rule import FoldRule, ServerStep
-from flstream.aggregation.optimizers import optimizer_for
 from flstream.errors import WorkflowError
 from flstream.runs.site_scores import columns_of
 from flstream.server.arguments import (
@@ -19,7 +18,6 @@ from flstream.server.arguments import (
     check_model,
     fold_rules,
 )
-from flstream.server.cohort import FoldedUpdates
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.effects import Effect
 from flstream.server.peer_fold import fold_at
@@ -29,6 +27,7 @@ from flstream.server.run_state import RunState
 from flstream.server.scores import received_score
 from flstream.server.scoring import weighted_metrics
 from flstream.server.training_effects import TrainingEffects
+from flstream.server.updates_to_fold import UpdatesToFold
 from flstream.telemetry.events import ModelRecord
 from flstream.text import brief_names
 from flstream.worker.messages import SiteAnswer
@@ -82,9 +81,9 @@ class ModelEffects:
         check_model("fold", model)
         state.check_round("fold")
         rules = fold_rules(job, state.store.bodies(model), rule, bodies)
-        cohort = FoldedUpdates.of(updates).under(rules)
-        cohort.check_base(model)
-        check_fold(job, cohort, step, at)
+        to_fold = UpdatesToFold.of(updates).under(rules)
+        to_fold.check_base(model)
+        check_fold(job, to_fold, step, at)
         if at is not None:
             state.check_sites("fold", at)
             if in_flight := self._trainings.started.in_flight:
@@ -92,27 +91,27 @@ class ModelEffects:
                     f"run.fold() was given at, and the training of {next(iter(in_flight))} is in "
                     "flight; take its answer from run.next() first, or leave out at"
                 )
-        return self._once("fold", model, cohort, at=at, step=step)
+        return self._once("fold", model, to_fold, at=at, step=step)
 
     def adopt(self, updates: Sequence[Update]) -> Model:
         """Make one site's update the next model; see :meth:`flstream.server.run.Run.adopt`."""
         state = self._state
         state.check_round("adopt")
         found = check_adopted(state.context.job, updates)
-        cohort = FoldedUpdates.of(found, "adopt")
+        to_fold = UpdatesToFold.of(found, "adopt")
         model = found[0].base
         if beside := state.store.bodies(model):
             raise WorkflowError(
                 f"run.adopt() was given an update of a model with the body {beside[0]!r} beside "
                 "it, of which a site sends a part of the fold alone; use run.fold()"
             )
-        return self._once("adopt", model, cohort)
+        return self._once("adopt", model, to_fold)
 
     def _once(
         self,
         name: str,
         model: Model,
-        cohort: FoldedUpdates,
+        to_fold: UpdatesToFold,
         *,
         at: Sequence[str] | None = None,
         step: ServerStep | None = None,
@@ -120,10 +119,10 @@ class ModelEffects:
         """Fold updates into the next model, which is durable on return, unless that is done."""
         arguments: dict[str, object] = {
             "model": [model.version, model.digest],
-            "updates": cohort.arguments,
+            "updates": to_fold.arguments,
         }
-        if cohort.rules:
-            arguments["rules"] = {body: rule.plain() for body, rule in cohort.rules.items()}
+        if to_fold.rules:
+            arguments["rules"] = {body: rule.plain() for body, rule in to_fold.rules.items()}
         if at is not None:
             arguments["at"] = list(at)
         if step is not None:
@@ -133,51 +132,27 @@ class ModelEffects:
         def do(number: int) -> tuple[FoldResult, ModelRecord]:
             keeps_last = state.keeps_last_models
             if at is None:
-                fold = self._new_fold(model, cohort, keeps_last, step, adopts=name == "adopt")
+                is_adopted = name == "adopt"
+                fold = CohortFold(
+                    state, model, to_fold, adopts=is_adopted, step=step, keeps_last=keeps_last
+                )
                 return self._make(number, fold, fold.make)
-            for training in cohort.trainings:
+            for training in to_fold.trainings:
                 training.at = at
-            fold = self._new_fold(model, cohort, False)
+            fold = CohortFold(state, model, to_fold)
             return self._make(number, fold, partial(fold_at, fold, at, keeps_last))
 
-        request = f"{name}(model {model.version}, {cohort.request})"
+        request = f"{name}(model {model.version}, {to_fold.request})"
         done = state.journal.once(name, state.round, request, arguments, do, FoldResult)
-        return self._take(done, model, cohort)
-
-    def _new_fold(
-        self,
-        model: Model,
-        cohort: FoldedUpdates,
-        keeps_last: bool,
-        step: ServerStep | None = None,
-        *,
-        adopts: bool = False,
-    ) -> CohortFold:
-        state = self._state
-        context, store, private = state.context, state.store, state.private
-        job, rule = context.job, context.rule
-        if private is not None:
-            state.warn(private.warnings(rule, store.source(model).layout))
-            rule = private.rule(rule, state.round, store.next_record(state.round)[1])
-        return CohortFold(
-            context,
-            store,
-            state.trainer,
-            model,
-            cohort,
-            rule,
-            adopts=adopts,
-            optimizer=None if adopts else step or optimizer_for(job.server_optimizer),
-            keeps_last=keeps_last,
-        )
+        return self._take(done, model, to_fold)
 
     def _make(
         self, number: int, fold: CohortFold, make: Callable[[int], ModelRecord]
     ) -> tuple[FoldResult, ModelRecord]:
-        state, cohort, trained = self._state, fold.cohort, None
+        state, to_fold, trained = self._state, fold.to_fold, None
         context, private = state.context, state.private
         _, step = state.store.next_record(state.round)
-        if (training := cohort.unread) is not None:
+        if (training := to_fold.unread) is not None:
             trained = training.result = self._trainings.perform(training, number, fold)
             state.asked.record(trained.asks)
         began = time.monotonic()
@@ -189,32 +164,32 @@ class ModelEffects:
             fold=time.monotonic() - began - fold.checkpoint,
             checkpoint=fold.checkpoint,
             up=fold.cost,
-            updates=cohort.used,
+            updates=to_fold.used,
             kept=fold.kept,
             at=fold.at,
             privacy=private.record(fold, state.round, step) if private else None,
             train=trained,
         )
-        if result.metrics and self._is_score(fold.model, cohort):
+        if result.metrics and self._is_score(fold.model, to_fold):
             # Before the record that makes it final, so that it counts as soon as that does.
             found = {answer.site: answer.metrics for answer in fold.answers}
             columns = columns_of(context.job.clients.site_names, found)
             context.emit(received_score(fold.model, result.metrics, columns))
         state.warn(self._unchanged.warnings(state.round, fold.unchanged))
         if not fold.is_link:
-            state.trainer.folded(cohort)
+            state.update_store.folded(to_fold)
         return result, record
 
-    def _is_score(self, model: Model, cohort: FoldedUpdates) -> bool:
+    def _is_score(self, model: Model, to_fold: UpdatesToFold) -> bool:
         """Whether metrics that come with updates are the score of the model they are folded into.
 
         They are that of the model that they were trained from.
         """
         state = self._state
-        is_of_it = all(each.base.version == model.version for each in cohort.trainings)
+        is_of_it = all(each.base.version == model.version for each in to_fold.trainings)
         return is_of_it and state.asked.is_received and state.scores.is_received(model, state.round)
 
-    def _take(self, done: Effect[FoldResult], base: Model, cohort: FoldedUpdates) -> Model:
+    def _take(self, done: Effect[FoldResult], base: Model, to_fold: UpdatesToFold) -> Model:
         """Take in a model that is on record, and all that its effect changed."""
         number, result, model, is_new = done
         assert model is not None
@@ -223,11 +198,11 @@ class ModelEffects:
         state.last_models |= {site: (digest, number) for site, digest in result.kept.items()}
         if state.private is not None and result.privacy is not None:
             state.private.take(result.privacy, state.round)
-        if (training := cohort.unread) is not None:
+        if (training := to_fold.unread) is not None:
             assert result.train is not None
             self._trainings.take(training, result.train, number)
             training.is_folded = True
-        if self._is_score(base, cohort):
+        if self._is_score(base, to_fold):
             state.warn(state.scores.add_received(base, result.metrics))
         if state.totals is not None:
             # Scores of the model that was received are no facts of the one that is being made.
@@ -238,7 +213,7 @@ class ModelEffects:
             state.tasks.left({site: training.tasks[site].state for site in result.refused})
         state.note_failures(result.refused)
         state.settle_failures(result.weights)
-        state.trainer.settle(cohort, state.round, state.oldest_round)
+        state.update_store.settle(to_fold, state.round, state.oldest_round)
         return handle
 
 

@@ -46,7 +46,7 @@ def fold_at(
     context, pool, sites = fold.context, fold.context.pool, list(at)
     lost = dict[str, str]()
     while sites:
-        for training in fold.cohort.trainings:
+        for training in fold.to_fold.trainings:
             # The sites of the others train again: their workers have died.
             training.bodies = {
                 site: update
@@ -59,7 +59,7 @@ def fold_at(
         sites.remove(site)
         try:
             worker = pool.ready(context.worker_of(site))
-            folder = fold.trainer.files(fold.cohort.trainings[0]).folder / "next"
+            folder = fold.update_store.files(fold.to_fold.trainings[0]).folder / "next"
             path = folder / context.run.checkpoint(round_number).name
             by_site = {update.answer.site: update for update in updates}
             walk = partial(_walk, fold, keeps_last, worker, path, round_number, by_site)
@@ -98,7 +98,7 @@ def _walk(
     """Ask a worker for the walk, and for a durable model."""
     store, model, optimizer = fold.store, fold.model, fold.optimizer
     assert optimizer is None or isinstance(optimizer, ServerOptimizer)
-    base, most = store.source(model), fold.trainer.waits.progress
+    base, most = store.source(model), fold.update_store.waits.progress
     state = None if optimizer is None else store.state_of(model)
     task = FoldTask(
         base=str(base.path),

@@ -100,7 +100,7 @@ def play(
     effects = RunEffects(RunState(context, journal, store))
     if effects.state.private is not None:
         effects.state.private.check_first_round()
-    journal.before_sync = effects.state.trainer.sync_updates
+    journal.before_sync = effects.state.update_store.sync_updates
     record = ModelRecord(0, 0, 0, initial)
     # A number, and no model: a workflow decides how long the file of its first one stays.
     version = store.add(record, 0, is_verified=is_built).version
@@ -168,7 +168,7 @@ def _finish(state: RunState, version: int) -> None:
     store, run = state.store, state.context.run
     path = store.source(store.handle(version)).path
     halt_at("end")
-    state.trainer.discard_files()
+    state.update_store.discard_files()
     run.publish(path, run.final_model)
     best, in_use = state.scores.best_version, {version}
     if best is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -18,11 +19,13 @@ from flstream.job.sections import EPSILON
 from flstream.model.dtypes import FLOATS
 from flstream.model.layout import Layout
 from flstream.runs.stopping import EarlyStopping
-from flstream.server.cohort import FoldedUpdates
-from flstream.server.cohort_fold import CohortFold
 from flstream.server.site_tasks import draw_sites, sample_sites
+from flstream.server.updates_to_fold import UpdatesToFold
 from flstream.telemetry.events import PrivacySpent
 from flstream.text import brief_names
+
+if TYPE_CHECKING:
+    from flstream.server.cohort_fold import CohortFold
 
 
 class FoldPrivacy(msgspec.Struct, frozen=True):
@@ -135,8 +138,8 @@ class PrivateFolds:
 
     def record(self, fold: CohortFold, number: int, step: int) -> FoldPrivacy:
         """Return the record of a fold that is done."""
-        cohort, received, clipped = fold.cohort, len(fold.answers), len(fold.clipped)
-        drawn_from, folds = self._drawn_from(cohort, number), dict(self._folds)
+        to_fold, received, clipped = fold.to_fold, len(fold.answers), len(fold.clipped)
+        drawn_from, folds = self._drawn_from(to_fold, number), dict(self._folds)
         last_round, last_drawn_from = self._last
         if last_round == number and last_drawn_from != NOT_DRAWN:
             # Two folds of a round know of one draw: so it hides nobody in either of them.
@@ -177,11 +180,11 @@ class PrivateFolds:
         again = f"/{step}" if step else ""
         return f"flstream/privacy/{self._job.seed}/{number}{again}"
 
-    def _drawn_from(self, cohort: FoldedUpdates, number: int) -> int:
+    def _drawn_from(self, to_fold: UpdatesToFold, number: int) -> int:
         """From how many sites the cohort of a fold was drawn; of all that a round asked for."""
-        if self._draw is None or self._last[0] == number or len(cohort.trainings) != 1:
+        if self._draw is None or self._last[0] == number or len(to_fold.trainings) != 1:
             return NOT_DRAWN
-        (training,) = cohort.trainings
+        (training,) = to_fold.trainings
         if not self.is_draw(list(training.tasks), number):
             return NOT_DRAWN
         return self._draw[2]

@@ -19,8 +19,8 @@ from flstream.server.round_totals import RoundTotals
 from flstream.server.scores import Scores
 from flstream.server.site_code import AskedKinds, SentValues
 from flstream.server.site_tasks import SiteTasks, check_sites
-from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining
+from flstream.server.update_store import UpdateStore
 from flstream.telemetry.events import AnyEvent, EndedEarly, SiteSuspended, Warned
 from flstream.text import brief_names
 from flstream.worker.messages import SiteAnswer
@@ -38,7 +38,7 @@ class RunState:
         context: The server.
         journal: The effects.
         store: The models.
-        trainer: Has sites train, and knows which updates are not settled.
+        update_store: The updates that are not settled yet.
         tasks: Makes the sites' parts of tasks, and follows their states.
         in_flight: The trainings of single sites that were started, and whose answers were not taken
             yet, by site in the order of their starts.
@@ -59,7 +59,7 @@ class RunState:
         self.context = context
         self.journal = journal
         self.store = store
-        self.trainer = Trainer(context, store)
+        self.update_store = UpdateStore(context, store)
         self.tasks = SiteTasks(job.seed, job.clients.site_names)
         self.in_flight: dict[str, SiteTraining] = {}
         self.scores = Scores(job)
@@ -113,7 +113,7 @@ class RunState:
             stopping: Judges by their scores whether it goes on.
         """
         self.stage = place
-        self.trainer.waits = UNLIMITED
+        self.update_store.waits = UNLIMITED
         self.asked.source = self.context.job.stages[place].args.evaluate
         self.scores.begin_stage(stopping)
         if self.private is not None:
@@ -143,7 +143,7 @@ class RunState:
     def hold_models(self) -> None:
         """Keep what trainings in flight and waiting updates start from at the end of this round."""
         in_flight = {training.base.version for training in self.in_flight.values()}
-        self.store.hold(self.round, in_flight | self.trainer.waiting_bases())
+        self.store.hold(self.round, in_flight | self.update_store.waiting_bases())
 
     def end_round(self) -> None:
         """End the current round, if there is one, and tell what it cost, unless that is known."""

@@ -187,7 +187,7 @@ class ScoringEffects:
             lossy=lossy,
             seconds=seconds,
             hosts=hosts,
-            waits=self._state.trainer.waits,
+            waits=self._state.update_store.waits,
         )
 
     def _ask(
@@ -203,7 +203,7 @@ class ScoringEffects:
         plan = plan_task(context.job, spec.model.layout, len(spec.sites))
         run = TaskRun(context, spec, plan, collector)
         run.run()
-        state.trainer.check_states(spec.sites, collector.failures)
+        state.update_store.check_states(spec.sites, collector.failures)
         is_expected = is_due and asked.source == "auto"
         unaware = [
             site

@@ -42,7 +42,7 @@ class StartedTrainings:
         for site, training in self.in_flight.items():
             if site not in self._runs:
                 training.oldest = self._state.oldest_effect
-                run, plan = self._state.trainer.begin(training, is_read=True)
+                run, plan = self._state.update_store.begin(training, is_read=True)
                 if self._events is None:
                     self._begin(own=plan.own)
                 self._runs[site] = run
@@ -53,7 +53,7 @@ class StartedTrainings:
         self.give()
         assert self._events is not None
         state = self._state
-        picture, number, waits = state.context.picture, state.round, state.trainer.waits
+        picture, number, waits = state.context.picture, state.round, state.update_store.waits
         picture.begin("training", number, len(self.in_flight), self._activities)
         events = waits.expecting(self._events, "train task", number, lambda: list(self.in_flight))
         while not self._over:

@@ -238,7 +238,7 @@ class TrainingEffects:
             fold: Takes the updates as they come; None has them wait in files, which are durable on
                 return.
         """
-        state, trainer = self._state, self._state.trainer
+        state, store = self._state, self._state.update_store
         # One of them may have been started since it was asked.
         check_idle("train", training.tasks, self.started.in_flight)
         training.number = number
@@ -248,7 +248,7 @@ class TrainingEffects:
         if fold is not None:
             run = fold.train(training)
         else:
-            run, _ = trainer.begin(training, is_read=True)
+            run, _ = store.begin(training, is_read=True)
             run.run()
         return self._result(training, run, run.cost, in_files=fold is None)
 
@@ -256,11 +256,11 @@ class TrainingEffects:
         self, training: SiteTraining, run: TaskRun, cost: TaskCost, *, in_files: bool = True
     ) -> TrainResult:
         """Result of a training that is over; its updates are durable, where they are in files."""
-        state, trainer = self._state, self._state.trainer
+        state, store = self._state, self._state.update_store
         failures = run.collector.failures
-        trainer.check_states(training.tasks, failures)
+        store.check_states(training.tasks, failures)
         training.bodies |= run.updates
-        files = trainer.keep(training) if in_files else {}
+        files = store.keep(training) if in_files else {}
         answers = run.in_order
         state.warn_of_late(answers.values())
         asks = state.asked.first_kinds(answers.values())
@@ -284,7 +284,7 @@ class TrainingEffects:
         training.tasks = with_states(training.tasks, result.bases)
         state.tasks.left(result.states)
         if result.files:
-            state.trainer.keep_files(training, state.round)
+            state.update_store.keep_files(training, state.round)
         state.asked.record(result.asks)
         if state.totals is not None:  # it may be read after the last round, for its metrics
             state.totals.add_task(result.cost)

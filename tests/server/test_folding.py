@@ -12,6 +12,7 @@ from flstream.aggregation.rules import AggregationRule
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import AbortedError, SimulationError, UpdateRefusedError
 from flstream.job.bodies import MAIN
+from flstream.job.sections import ServerOptimizerSection
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.memory import MemoryBody
 from flstream.runs.model_draft import model_draft
@@ -97,7 +98,7 @@ def fold(tmp_path, base):
         collector = ResultCollector("train round 1", SITES, least)
         model, there = Model(0, 0, "0" * 32), {each.answer.site: each for each in collected}
         training = SimpleNamespace(round=1, base=model, bodies={}, collector=collector)
-        cohort = SimpleNamespace(
+        to_fold = SimpleNamespace(
             rules={},
             unread=None,
             trainings=[training],
@@ -105,7 +106,11 @@ def fold(tmp_path, base):
             trainings_of=lambda site: [training],
         )
         context = SimpleNamespace(
-            job=SimpleNamespace(aggregation=SimpleNamespace(memory_budget=1 << 20)),
+            job=SimpleNamespace(
+                aggregation=SimpleNamespace(memory_budget=1 << 20),
+                server_optimizer=ServerOptimizerSection(),
+            ),
+            rule=AggregationRule(),
             abort=SimpleNamespace(is_set=lambda: False),
             picture=SimpleNamespace(fold=on_range),
             pool=SimpleNamespace(explain=lambda error: error),
@@ -124,8 +129,11 @@ def fold(tmp_path, base):
             writing=lambda *_, **__: draft,
             finish=lambda make_durable, number: make_durable()[MAIN],
         )
-        trainer = SimpleNamespace(updates=lambda _, sites: [there[site] for site in sites])
-        rounds = CohortFold(context, store, trainer, model, cohort, AggregationRule(), adopts=False)
+        update_store = SimpleNamespace(updates=lambda _, sites: [there[site] for site in sites])
+        run_state = SimpleNamespace(
+            context=context, store=store, update_store=update_store, private=None
+        )
+        rounds = CohortFold(run_state, model, to_fold)
         rounds._sums = sums
         for group in groups:
             rounds._add(sums, group)

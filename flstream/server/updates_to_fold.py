@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FoldedUpdates:
+class UpdatesToFold:
     """Updates that become part of one model.
 
     Attributes:
@@ -33,7 +33,7 @@ class FoldedUpdates:
     rules: Mapping[str, FoldRule] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, updates: Sequence[Update], method: str = "fold") -> FoldedUpdates:
+    def of(cls, updates: Sequence[Update], method: str = "fold") -> UpdatesToFold:
         """What a workflow passes to ``run.fold``."""
         # Whether it was read follows from the program, so it is the same on replay.
         if isinstance(updates, Updates) and not updates.is_read:
@@ -64,7 +64,7 @@ class FoldedUpdates:
             )
         return cls(list(dict.fromkeys(training for training, _ in chosen)), chosen)
 
-    def under(self, rules: Mapping[str, FoldRule]) -> FoldedUpdates:
+    def under(self, rules: Mapping[str, FoldRule]) -> UpdatesToFold:
         """The same updates under rules of the workflow."""
         if self.chosen is None:
             if any(isinstance(rule.weights, Sequence) for rule in rules.values()):

@@ -1,4 +1,4 @@
-"""Training at the sites, and where their updates lie until they are settled."""
+"""The updates of a run, from the training that they come of until a fold has settled them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from flstream.codecs.update_form import UpdateForm
 from flstream.errors import CheckpointError
 from flstream.model.order import ORDER
 from flstream.runs.site_states import check_states
-from flstream.server.cohort import FoldedUpdates
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import UNLIMITED, ResultCollector
 from flstream.server.context import ServerContext
@@ -21,12 +20,13 @@ from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
 from flstream.server.training import SiteTraining, UpdateRecord, UpdateWait
 from flstream.server.update_files import UpdateFiles
+from flstream.server.updates_to_fold import UpdatesToFold
 from flstream.telemetry.events import RoundStarted
 from flstream.worker.messages import SiteTask, Task
 
 
-class Trainer:
-    """Has sites train, and keeps track of their updates until they are settled.
+class UpdateStore:
+    """The updates of a run: trained, kept in memory or files, read by folds, and settled.
 
     Args:
         context: The server.
@@ -173,20 +173,20 @@ class Trainer:
             files.sync(sites)
         self._unsynced.clear()
 
-    def folded(self, cohort: FoldedUpdates) -> None:
+    def folded(self, to_fold: UpdatesToFold) -> None:
         """Leave the files of updates as they are that are part of a model which is durable."""
-        for training in cohort.trainings:
+        for training in to_fold.trainings:
             self._unsynced.pop(training.number, None)
 
-    def settle(self, cohort: FoldedUpdates, round_number: int, oldest: int) -> None:
+    def settle(self, to_fold: UpdatesToFold, round_number: int, oldest: int) -> None:
         """Release the updates of a durable model.
 
         Args:
-            cohort: The updates.
+            to_fold: The updates.
             round_number: The model's round.
             oldest: The earliest round to whose end the run may go back.
         """
-        for training in cohort.trainings:
+        for training in to_fold.trainings:
             if training.wait is not None:
                 training.wait.until = round_number
             if training.is_folded:
