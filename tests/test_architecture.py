@@ -13,6 +13,7 @@ ROOT = Path(flstream.__file__).parent
 ROOMS = (
     "cli",
     "recipe",
+    "sweep",
     "report",
     "bench",
     "inspection",

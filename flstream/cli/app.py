@@ -17,7 +17,9 @@ from flstream.cli.bench import bench
 from flstream.cli.init import init
 from flstream.cli.inspect import inspect
 from flstream.cli.report import report
+from flstream.cli.runs import runs
 from flstream.cli.simulate import simulate
+from flstream.cli.sweep import sweep
 from flstream.cli.validate import validate
 
 
@@ -35,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (init, validate, simulate, report, inspect, bench):
+for command in (init, validate, simulate, sweep, runs, report, inspect, bench):
     app.command(help=_paragraphs(command))(command)
 
 

@@ -33,6 +33,7 @@ from flstream.recipe.recipes import (
     add_experiment_tracking,
 )
 from flstream.recipe.sim_env import RunFailedError, RunResult, SimEnv
+from flstream.recipe.sweeps import SweepResult, sweep
 
 __all__ = [
     "CyclicRecipe",
@@ -61,10 +62,12 @@ __all__ = [
     "ScriptRunner",
     "SimEnv",
     "SwarmLearningRecipe",
+    "SweepResult",
     "TensorClientStreamer",
     "TensorServerStreamer",
     "TransferType",
     "UsageError",
     "add_cross_site_evaluation",
     "add_experiment_tracking",
+    "sweep",
 ]

@@ -75,15 +75,9 @@ def write_index(folder: Path, output: Path | None = None) -> Path:
         UsageError: There is no run below the folder, or an existing file is not a page of flstream.
         SimulationError: A page cannot be written.
     """
-    journals = sorted(folder.glob("**/events.jsonl"), key=lambda path: natural_key(str(path)))
-    if not journals:
-        raise UsageError(
-            f"{folder} is not a run directory, and no run lies below it: none has an events.jsonl; "
-            "name the folder that flstream simulate made, such as runs/<job>-<time>, or runs"
-        )
+    runs, links = runs_below(folder), []
     path = output or folder / "index.html"
     _check_replaceable(path)
-    runs, links = [read_run(events.parent) for events in journals], []
     for run in runs:
         page = RunDirectory(run.path).report
         with suppress(UsageError):  # somebody else's file or folder has that name
@@ -96,6 +90,21 @@ def write_index(folder: Path, output: Path | None = None) -> Path:
     table = views.index_table(runs, links)
     _write(path, _render("index.html", is_running=False, title=title, runs=table))
     return path
+
+
+def runs_below(folder: Path) -> list[RunRecord]:
+    """Read all runs below a folder, by name.
+
+    Raises:
+        UsageError: There is none.
+    """
+    journals = sorted(folder.glob("**/events.jsonl"), key=lambda path: natural_key(str(path)))
+    if not journals:
+        raise UsageError(
+            f"{folder} is not a run directory, and no run lies below it: none has an events.jsonl; "
+            "name the folder that flstream simulate made, such as runs/<job>-<time>, or runs"
+        )
+    return [read_run(events.parent) for events in journals]
 
 
 class PageRun(NamedTuple):

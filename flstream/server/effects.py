@@ -1,22 +1,17 @@
-"""The effects of a workflow: numbered, recorded, replayed on resume, and never caught."""
+"""The effects of a workflow: numbered, recorded, and replayed when a run is resumed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import TYPE_CHECKING, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 import xxhash
 
-from flstream.debugging import code_failed
-from flstream.errors import FlstreamError, ReplayMismatchError, WorkflowError
+from flstream.errors import ReplayMismatchError
 from flstream.telemetry.events import UNSYNCED, EffectDone, Emit, ModelRecord
 from flstream.telemetry.exact import decode_exact, encode_exact
 from flstream.telemetry.halts import halt_at
-
-if TYPE_CHECKING:
-    from flstream.server.run_state import RunState
 
 ResultT = TypeVar("ResultT")
 
@@ -132,51 +127,3 @@ def encode_result(result: object) -> msgspec.Raw:
 def _effect(record: EffectDone, kind: type[ResultT], *, is_new: bool) -> Effect[ResultT]:
     result = msgspec.convert(decode_exact(record.result), kind)
     return Effect(record.effect, result, record.model, is_new)
-
-
-class EffectFailedError(BaseException):
-    """An effect failed: it passes through a workflow, whatever that catches, and ends the run.
-
-    Attributes:
-        error: Why.
-    """
-
-    def __init__(self, error: FlstreamError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class _HasState(Protocol):
-    @property
-    def _state(self) -> RunState: ...
-
-
-_OwnerT = TypeVar("_OwnerT", bound=_HasState)
-_ParamsT = ParamSpec("_ParamsT")
-_ResultT = TypeVar("_ResultT")
-
-
-def uncatchable(
-    effect: Callable[Concatenate[_OwnerT, _ParamsT], _ResultT],
-) -> Callable[Concatenate[_OwnerT, _ParamsT], _ResultT]:
-    """Have no workflow catch what an effect fails with, nor go on after it."""
-
-    @wraps(effect)
-    def sealed(owner: _OwnerT, /, *args: _ParamsT.args, **kwargs: _ParamsT.kwargs) -> _ResultT:
-        state = owner._state
-        if state.failure is None:
-            try:
-                return effect(owner, *args, **kwargs)
-            except FlstreamError as error:
-                state.failure = error
-            except Exception as error:
-                # Not of a kind that is expected, and all the more not to be gone on after.
-                code_failed(error)
-                name = f"{type(error).__name__}: {error}"
-                state.failure = WorkflowError(
-                    f"run.{effect.__name__}() failed with {name}; see server.log"
-                )
-                state.failure.__cause__ = error
-        raise EffectFailedError(state.failure) from state.failure
-
-    return sealed

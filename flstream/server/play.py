@@ -17,7 +17,7 @@ from flstream.server.collecting import ModelCollection
 from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.disk import check_run
-from flstream.server.effects import EffectFailedError, EffectJournal
+from flstream.server.effects import EffectJournal
 from flstream.server.failures import brief, site_failed
 from flstream.server.json_files import write_json
 from flstream.server.model_effects import ModelEffects
@@ -30,6 +30,7 @@ from flstream.server.scoring import ScoringEffects
 from flstream.server.stored_model import UnsoundModelError
 from flstream.server.task_plan import plan_disk
 from flstream.server.training_effects import TrainingEffects
+from flstream.server.uncatchable import EffectFailedError
 from flstream.telemetry.events import (
     EffectDone,
     ModelRecord,

@@ -19,7 +19,7 @@ from flstream.job.sections import EPSILON
 from flstream.model.dtypes import FLOATS
 from flstream.model.layout import Layout
 from flstream.runs.stopping import EarlyStopping
-from flstream.server.site_tasks import draw_sites, sample_sites
+from flstream.server.sampling import draw_sites, sample_sites
 from flstream.server.updates_to_fold import UpdatesToFold
 from flstream.telemetry.events import PrivacySpent
 from flstream.text import brief_names

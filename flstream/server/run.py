@@ -10,7 +10,6 @@ from flstream.aggregation.fold_rule import FoldRule, ServerStep
 from flstream.errors import WorkflowError
 from flstream.server.arguments import check_model, check_name
 from flstream.server.collector import ResultCollector, TaskWaits
-from flstream.server.effects import uncatchable
 from flstream.server.program_view import (
     BestModel,
     Model,
@@ -20,7 +19,8 @@ from flstream.server.program_view import (
     Update,
     Updates,
 )
-from flstream.server.site_tasks import sample_sites
+from flstream.server.sampling import sample_sites
+from flstream.server.uncatchable import uncatchable
 from flstream.telemetry.events import SiteLog
 
 if TYPE_CHECKING:

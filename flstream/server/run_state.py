@@ -16,9 +16,10 @@ from flstream.server.failures import FailureRecord
 from flstream.server.model_store import ModelStore
 from flstream.server.privacy import PrivateFolds
 from flstream.server.round_totals import RoundTotals
+from flstream.server.sampling import check_sites
 from flstream.server.scores import Scores
 from flstream.server.site_code import AskedKinds, SentValues
-from flstream.server.site_tasks import SiteTasks, check_sites
+from flstream.server.site_tasks import SiteTasks
 from flstream.server.training import SiteTraining
 from flstream.server.update_store import UpdateStore
 from flstream.telemetry.events import AnyEvent, EndedEarly, SiteSuspended, Warned

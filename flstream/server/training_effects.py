@@ -17,13 +17,13 @@ from flstream.server.arguments import (
 )
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.collector import ResultCollector
-from flstream.server.effects import uncatchable
 from flstream.server.program_view import Model, Update, Updates
 from flstream.server.run_state import RunState
 from flstream.server.site_tasks import with_states
 from flstream.server.started import StartedTrainings
 from flstream.server.task_run import TaskRun
 from flstream.server.training import NextResult, SiteTraining, TaskCost, TrainResult
+from flstream.server.uncatchable import uncatchable
 from flstream.text import brief_names
 from flstream.worker.meta import pack_values
 

@@ -23,7 +23,7 @@ from flstream.runs.run_directory import RunDirectory
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.collecting import CollectResult
 from flstream.server.context import ServerContext
-from flstream.server.effects import Effect, EffectFailedError
+from flstream.server.effects import Effect
 from flstream.server.model_store import ModelStore
 from flstream.server.play import RunEffects
 from flstream.server.program_view import ProgramOutline
@@ -32,6 +32,7 @@ from flstream.server.run import Run
 from flstream.server.run_state import RunState
 from flstream.server.scoring import ScoreResult
 from flstream.server.training import NextResult, TaskCost, TrainResult
+from flstream.server.uncatchable import EffectFailedError
 from flstream.simulation.process_call import NoAnswerError, ProcessCall
 from flstream.telemetry.events import ModelRecord, Transfer
 from flstream.text import shortened

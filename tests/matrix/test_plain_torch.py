@@ -11,7 +11,7 @@ from matrix_runs import JOB, WIDTHS, recorded
 from flstream.job import load_job
 from flstream.model.digests import body_digest
 from flstream.model.memory import MemoryBody
-from flstream.server.site_tasks import site_seed
+from flstream.server.sampling import site_seed
 
 WEIGHTS = (3, 4, 5, 6)
 

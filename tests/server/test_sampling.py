@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flstream.server.site_tasks import sample_sites, site_seed
+from flstream.server.sampling import sample_sites, site_seed
 
 SITES = [f"site-{number}" for number in range(1, 21)]
 

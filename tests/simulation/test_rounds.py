@@ -12,7 +12,7 @@ from training_scripts import LARGE, QUIET, cohorts, noisy, of_kind, plain
 from flstream.job import load_job
 from flstream.model.checkpoint import FileSource
 from flstream.runs.run_directory import RunDirectory
-from flstream.server.site_tasks import sample_sites
+from flstream.server.sampling import sample_sites
 from flstream.simulation.launcher import simulate
 from flstream.telemetry.events import ProcessReady, SiteLog, SiteUpdate
 

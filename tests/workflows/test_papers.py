@@ -7,7 +7,7 @@ from run_fixtures import Jobs
 from safetensors.numpy import load_file
 from training_scripts import plain
 
-from flstream.server.site_tasks import sample_sites
+from flstream.server.sampling import sample_sites
 
 STEPS, RATE, ALPHA = 5, 0.2, 0.3
 

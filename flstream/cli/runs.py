@@ -1,0 +1,40 @@
+"""``flstream runs``: list the runs below a folder."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def runs(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder with runs, at any depth.")
+    ] = Path("runs"),
+) -> None:
+    """List runs: status, job, rounds, best score, time, and how to resume those that are not over.
+
+    For a page with their charts, see flstream report DIR.
+    """
+    from flstream.report.console import make_console, print_tables
+    from flstream.report.page import runs_below
+    from flstream.report.table import Link
+    from flstream.report.text import shown_path
+    from flstream.report.views import index_table
+
+    records, console = runs_below(folder), make_console()
+    names = [Link(str(run.path.relative_to(folder.absolute())), "") for run in records]
+    table = index_table(records, names)
+    first, *others = table.columns
+    # Names are to be copied, so other columns give way to them.
+    whole = first._replace(least=max(len(name.text) for name in names))
+    print_tables(console, replace(table, columns=[whole, *others]))
+    unfinished = [run for run in records if run.status not in ("finished", "running")]
+    if unfinished:
+        console.print()
+    for run in unfinished:
+        path = shlex.quote(shown_path(run.path))
+        console.out(f"resume with: flstream simulate {path} --run-dir {path} --resume")

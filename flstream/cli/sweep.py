@@ -1,0 +1,113 @@
+"""``flstream sweep``: run a grid of settings and seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flstream.cli.options import JobPath, Overrides, engine_settings, job_file
+from flstream.cli.status import DONE, FAILED, STOPPED
+from flstream.errors import UsageError
+
+
+def sweep(
+    job: JobPath,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vary",
+            metavar="KEY=A,B",
+            help="A key of the job file with values to try. May be repeated: all combinations run.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="Runs of each setting: the job's seed, +1, +2, ..."),
+    ] = 1,
+    parallel: Annotated[
+        int, typer.Option(metavar="P", min=1, help="Number of runs at a time.")
+    ] = 1,
+    prune: Annotated[
+        bool,
+        typer.Option(
+            "--prune",
+            help="Successive halving: all settings run for a part of the rounds, the better half "
+            "of them for twice as many, and so on. total_rounds is that part's in training code.",
+        ),
+    ] = False,
+    overrides: Overrides = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of the sweep, with a folder for each run; one that was cut off resumes.",
+            show_default="runs/<job>-sweep",
+        ),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(metavar="ENGINE", help="As for simulate: local, inline, or ray[:HOST:PORT]."),
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print table.json as one JSON document, and nothing else."),
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Run a job with each combination of settings and seeds, and compare the results.
+
+    All runs share one process that has imported torch, so each begins at once. The folder has
+    sweep.json, table.csv and table.json (mean and spread of each setting), report.html, and a run
+    directory for each run.
+
+    The same command again goes on where it was cut off, and tries failed runs again.
+    """
+    from flstream.job import Job, load_job
+    from flstream.report.console import make_console, print_tables, report_error
+    from flstream.report.text import shown_path
+    from flstream.sweep.grid import Point, parse_axis
+    from flstream.sweep.record import PointRecord, SweepRecord
+    from flstream.sweep.results import point_line, sweep_table, table_json, write_results
+    from flstream.sweep.running import Sweep
+
+    path, axes = job_file(job), dict[str, list[str]]()
+    for text in vary or ():
+        key, values = parse_axis(text)
+        if key in axes:
+            raise UsageError(f"--vary {text}: {key} is varied twice; give all its values at once")
+        axes[key] = values
+
+    def job_of(point: Point, rounds: int | None) -> Job:
+        varied = [f"{key}={value}" for key, value in point.values.items()]
+        settings = {**engine_settings(engine), "seed": point.seed, "rounds": rounds}
+        return load_job(path, [*(overrides or ()), *varied], settings)
+
+    whole = Sweep(run_dir, job_of, axes, seeds, prune=prune)
+    console = make_console()
+    console.quiet = as_json or quiet
+    count = len(whole.record.points)
+    console.out(f"{count} runs in {whole.folder}")
+    for note in whole.notes:
+        console.out(f"note: {note}")
+
+    def tell(record: SweepRecord, point: PointRecord) -> None:
+        over = sum(each.status in ("finished", "pruned", "failed") for each in record.points)
+        console.out(f"{over:>{len(str(count))}}/{count} {point_line(record, point)}")
+
+    was_stopped, record = whole.run(parallel, tell), whole.record
+    page = write_results(whole.folder, record)
+    print_tables(console, sweep_table(record))
+    if page is not None:
+        console.print()
+        console.print(f"report  {shown_path(page)}", soft_wrap=True, highlight=False)
+    if as_json:
+        console.quiet = False
+        console.out(table_json(record), highlight=False)
+    failed = [point for point in record.points if point.status == "failed"]
+    for point in failed:
+        report_error(f"{point.name}: {point.error}\n  in {whole.directory(point).path}")
+    if was_stopped or failed:
+        typer.echo(f"the same command goes on with the sweep in {whole.folder}", err=True)
+    raise typer.Exit(STOPPED if was_stopped else FAILED if failed else DONE)

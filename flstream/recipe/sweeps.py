@@ -1,0 +1,128 @@
+"""Sweeps from Python: a grid of a job's settings and seeds, and its runs and table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flstream.engines.processes import OF_A_RUN
+from flstream.errors import UsageError
+from flstream.job import Job, load_job
+from flstream.recipe.arguments import checked
+from flstream.recipe.fed_job import FedJob
+from flstream.recipe.sim_env import RunResult, SimEnv
+from flstream.report.console import make_console
+from flstream.sweep.grid import Point
+from flstream.sweep.record import SweepRecord
+from flstream.sweep.results import point_line, settings_of, write_results
+from flstream.sweep.running import Sweep
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class SweepResult(Sequence[RunResult]):
+    """The runs of a sweep that have ended, as a sequence, in the order of the grid.
+
+    Attributes:
+        directory: Absolute path of the sweep's folder.
+        settings: A row for each setting, as ``settings`` in ``table.json``: ``values`` by key,
+            ``mean``, ``spread``, ``lowest`` and ``highest`` of the best key metric over seeds.
+        best: Values of the best setting by key; None where nothing was scored.
+        failures: Why each run failed, by the name of its folder.
+    """
+
+    def __init__(self, folder: Path, record: SweepRecord) -> None:
+        self.directory = folder
+        self.settings = settings_of(record)
+        self.best: Mapping[str, Any] | None = next(
+            (row["values"] for row in self.settings if row["best"]), None
+        )
+        self.failures = {each.name: each.error for each in record.points if each.error}
+        paths = [folder / each.name for each in record.points]
+        self._runs = [RunResult(path) for path in paths if (path / "summary.json").exists()]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the settings as a DataFrame: a column for each key, and one for each number.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise UsageError("to_pandas() needs pandas; install it with pip") from error
+        return pandas.DataFrame([{**row.pop("values"), **row} for row in map(dict, self.settings)])
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._runs[index]
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __iter__(self) -> Iterator[RunResult]:
+        return iter(self._runs)
+
+    def __repr__(self) -> str:
+        return f"<Sweep {self.directory.name}: {len(self)} runs, best {self.best}>"
+
+
+@checked
+def sweep(
+    job: str | Path | FedJob,
+    vary: Mapping[str, Sequence[Any]],
+    *,
+    seeds: int = 1,
+    parallel: int = 1,
+    prune: bool = False,
+    env: SimEnv | None = None,
+    run_dir: str | Path | None = None,
+) -> SweepResult:
+    """Run a job with each combination of settings and seeds, as ``flstream sweep`` does.
+
+    Args:
+        job: Path of a job file or of the folder with its ``job.conf``; or a recipe, or a job.
+        vary: Values to try, by dotted key of the job file.
+        seeds: Runs of each setting: with the job's seed, +1, +2, and so on.
+        parallel: Number of runs at a time.
+        prune: Whether to drop the worse half of the settings after a part of the rounds.
+        env: Clients of a recipe, and ``quiet``; None for what it has.
+        run_dir: Folder of the sweep; None for ``runs/<job>-sweep``. The same call again resumes.
+
+    Returns:
+        The runs, also where some have failed.
+
+    Raises:
+        JobError: A setting has mistakes; the message names all of them.
+        UsageError: The folder has something else in it, or this is a process of a run.
+        KeyboardInterrupt: It was stopped by Ctrl-C; what had been completed is kept.
+    """
+    if OF_A_RUN in os.environ:
+        raise UsageError(
+            "a process of a run would start a sweep itself, since it imports the program; "
+            'put what runs it under: if __name__ == "__main__":'
+        )
+    settings: Mapping[str, Any] = {} if env is None else env.settings
+    if not isinstance(job, FedJob):
+        path = Path(job)
+        path = path / "job.conf" if path.is_dir() else path
+
+    def job_of(point: Point, rounds: int | None) -> Job:
+        own = {"seed": point.seed, "rounds": rounds}
+        values = {**settings, **point.values, **own}
+        if not isinstance(job, FedJob):
+            return load_job(path, (), values)
+        given = {key: value for key, value in values.items() if value is not None}
+        root = Path("runs") if env is None else env.workspace_root
+        return job.resolve(given, root / "models")[0]
+
+    whole = Sweep(None if run_dir is None else Path(run_dir), job_of, vary, seeds, prune=prune)
+    console = make_console()
+    console.quiet = env is not None and env.quiet
+    was_stopped = whole.run(parallel, lambda sweep, each: console.out(point_line(sweep, each)))
+    write_results(whole.folder, whole.record)
+    if was_stopped:
+        raise KeyboardInterrupt
+    return SweepResult(whole.folder, whole.record)

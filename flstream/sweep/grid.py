@@ -1,0 +1,123 @@
+"""The grid of a sweep: each combination of the values of its keys, with each seed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+from flstream.errors import UsageError
+from flstream.job.values import render_value
+
+MOST_POINTS = 10_000
+"""Most points of a sweep; a larger one is a mistake."""
+
+Axes = Mapping[str, Sequence[Any]]
+"""Values by dotted key of the job file: texts of the command line, or plain values."""
+
+_MOST_CHARACTERS = 40  # of a value in the name of a folder
+_CLOSING = {"[": "]", "{": "}", "(": ")"}
+
+
+class Point(NamedTuple):
+    """One run of a sweep.
+
+    Attributes:
+        name: Name of its folder: ``lr=0.03,type=fedavg,seed=7``.
+        values: Value of each key that is varied.
+        seed: Its seed; None for that of the job.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    seed: int | None
+
+
+def parse_axis(text: str) -> tuple[str, list[str]]:
+    """Parse ``key=a,b``; commas within brackets, braces and quotes separate nothing.
+
+    Raises:
+        UsageError: There is no key, no value, or one value twice.
+    """
+    key, equals, listed = text.partition("=")
+    key, values = key.strip(), [value.strip() for value in _split(listed)]
+    if not (equals and key and all(values)):
+        raise UsageError(f"--vary {text}: give it as key=value,value, such as train.args.lr=0.1,1")
+    if twice := [value for value, count in Counter(values).items() if count > 1]:
+        raise UsageError(f"--vary {text}: it has {twice[0]} twice; give each value once")
+    if key == "seed":
+        raise UsageError(f"--vary {text}: seeds are varied by --seeds N")
+    return key, values
+
+
+def grid(axes: Axes, seed: int, seeds: int) -> list[Point]:
+    """Return the points of a sweep: all seeds of the first combination, then of the next.
+
+    Args:
+        axes: The values of each key; the last key varies fastest.
+        seed: The first seed, that of the job.
+        seeds: Number of seeds.
+
+    Raises:
+        UsageError: There are more than :data:`MOST_POINTS`.
+    """
+    count = seeds
+    for listed in axes.values():
+        count *= len(listed)
+    if count > MOST_POINTS:
+        raise UsageError(f"the sweep has {count:,} points, and at most {MOST_POINTS:,} are run")
+    labels, points, names = short_keys(axes), [], Counter[str]()
+    for combination in product(*axes.values()):
+        values = dict(zip(axes, combination, strict=True))
+        parts = [f"{labels[key]}={_slug(value)}" for key, value in values.items()]
+        for number in range(seed, seed + seeds):
+            name = ",".join([*parts, f"seed={number}"] if seeds > 1 or not parts else parts)
+            names[name] += 1
+            again = f",{names[name]}" if names[name] > 1 else ""
+            points.append(Point(name + again, values, number))
+    return points
+
+
+def short_keys(keys: Sequence[str] | Axes) -> dict[str, str]:
+    """Return the shortest ends of dotted keys that tell them apart: ``lr`` of ``train.args.lr``."""
+    short = {}
+    for key in keys:
+        parts = key.split(".")
+        ends = [".".join(parts[-length:]) for length in range(1, len(parts) + 1)]
+        others = [other for other in keys if other != key]
+        short[key] = next(
+            (end for end in ends if not any(f".{other}".endswith(f".{end}") for other in others)),
+            key,
+        )
+    return short
+
+
+def shown(value: Any) -> str:
+    """Return a value as a table shows it: a text as it is, others as a job file has them."""
+    return value if isinstance(value, str) else render_value(value)
+
+
+def _slug(value: Any) -> str:
+    """Return a value as a part of a folder's name."""
+    text = re.sub(r"[^\w.+-]+", "-", shown(value)).strip("-") or "empty"
+    return text[-_MOST_CHARACTERS:].lstrip("-")
+
+
+def _split(text: str) -> list[str]:
+    parts, closing, quote = [""], list[str](), ""
+    for character in text:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character == '"':
+            quote = character
+        elif character in _CLOSING:
+            closing.append(_CLOSING[character])
+        elif closing and character == closing[-1]:
+            closing.pop()
+        if character == "," and not (closing or quote):
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts

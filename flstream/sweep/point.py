@@ -1,0 +1,86 @@
+"""The process of one run of a sweep: its launcher, forked with all imports made."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from flstream.debugging import code_failed
+from flstream.engines.processes import ProcessHost
+from flstream.errors import FlstreamError
+from flstream.job import Job
+from flstream.report.console import make_console
+from flstream.report.running import run_and_show
+from flstream.runs.run_directory import RunDirectory
+from flstream.runs.summary import Summary
+from flstream.simulation.child import redirect_output
+from flstream.transport.messages import MessageChannel
+
+
+class PointEnded(msgspec.Struct):
+    """End of a run.
+
+    Attributes:
+        status: How the run has ended; ``failed`` where it could not begin.
+        rounds: Rounds that it has completed.
+        ended_early: Whether these are fewer than the job has, and it has nothing left to do.
+        score: Its best key metric; None where nothing was scored.
+        seconds: How long it took, over all sittings.
+        error: Why it failed; empty where it has not.
+    """
+
+    status: Literal["finished", "failed", "stopped"]
+    rounds: int = 0
+    ended_early: bool = False
+    score: float | None = None
+    seconds: float = 0.0
+    error: str = ""
+
+    @classmethod
+    def of(cls, summary: Summary) -> PointEnded:
+        """Return the end that a run's summary tells of."""
+        score = None if summary.best is None else summary.best.value
+        return cls(
+            "failed" if summary.status == "running" else summary.status,
+            summary.rounds_completed,
+            summary.ended_early is not None,
+            score,
+            summary.wall_seconds,
+            summary.error or "",
+        )
+
+
+def run_point(job: Job, path: Path, sweep: socket.socket) -> None:
+    """Run a job in a folder, or resume the run in it, and tell the sweep how that ended.
+
+    Args:
+        job: The job.
+        path: The run directory; new, or that of a run that was cut off.
+        sweep: Socket to the sweep.
+    """
+    host = ProcessHost.forked(sweep)  # before there is a thread
+    log = path.with_name(f"{path.name}.log")
+    redirect_output(log)
+    console = make_console(file=sys.stdout)
+    console.quiet = True
+    try:
+        run = RunDirectory.reopen(job.name, path)
+        summary = run_and_show(job, run, console, resume=True, host=host)
+        end = PointEnded.of(summary)
+    except FlstreamError as error:
+        host.close()
+        end = PointEnded("failed", error=str(error))
+    except Exception as error:
+        host.close()
+        code_failed(error)
+        end = PointEnded("failed", error=f"{type(error).__name__}: {error}; see {log}")
+    sys.stdout.flush()
+    if not log.stat().st_size:
+        log.unlink()
+    MessageChannel[PointEnded](sweep, "the sweep", PointEnded).send(end)
+    os._exit(0)

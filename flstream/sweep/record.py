@@ -1,0 +1,111 @@
+"""``sweep.json``: what a sweep varies, and how far each of its runs is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from flstream.errors import SimulationError, UsageError
+from flstream.runs.small_files import write_whole
+
+PointStatus = Literal["waiting", "finished", "failed", "stopped", "pruned"]
+
+
+class PointRecord(msgspec.Struct):
+    """One run of a sweep.
+
+    Attributes:
+        name: Name of its folder.
+        values: Value of each key that is varied.
+        seed: Its seed.
+        status: ``waiting`` for one that was not run yet; ``pruned`` for one that was left behind.
+        rounds: Rounds that it has completed.
+        ended_early: Whether it has nothing left to do for all that it has fewer rounds.
+        pruned_at: Rounds after which it was left behind; 0 where it was not.
+        score: Its best key metric; None where nothing was scored.
+        seconds: How long it took.
+        error: Why it failed; empty where it has not.
+    """
+
+    name: str
+    values: dict[str, Any]
+    seed: int | None
+    status: PointStatus = "waiting"
+    rounds: int = 0
+    ended_early: bool = False
+    pruned_at: int = 0
+    score: float | None = None
+    seconds: float = 0.0
+    error: str = ""
+
+
+class SweepRecord(msgspec.Struct):
+    """A sweep.
+
+    Attributes:
+        job: Name of the job.
+        metric: Its key metric.
+        mode: Whether a larger value is the better one.
+        vary: Values of each key that is varied.
+        seeds: Number of seeds.
+        prune: Whether points are pruned by successive halving.
+        points: The runs.
+    """
+
+    job: str
+    metric: str
+    mode: Literal["max", "min"]
+    vary: dict[str, list[Any]]
+    seeds: int
+    prune: bool
+    points: list[PointRecord]
+
+    def write(self, path: Path) -> None:
+        """Write ``sweep.json``, whole or not at all.
+
+        Raises:
+            SimulationError: The disk does not take it.
+        """
+        text = msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
+        try:
+            write_whole(path, text)
+        except OSError as error:
+            raise SimulationError(
+                f"{path} cannot be written: {error.strerror}; put that right, and give the same "
+                "command again"
+            ) from error
+
+    def take_over(self, path: Path) -> None:
+        """Take what is known of this sweep's points from its ``sweep.json``, if there is one.
+
+        Raises:
+            UsageError: The file is damaged, or of another sweep.
+        """
+        try:
+            before = msgspec.json.decode(path.read_bytes(), type=SweepRecord)
+        except FileNotFoundError:
+            if path.parent.exists() and any(path.parent.iterdir()):
+                raise UsageError(
+                    f"{path.parent} is not empty, and has no sweep.json; name a new folder with "
+                    "--run-dir"
+                ) from None
+            return
+        except (OSError, msgspec.DecodeError) as error:
+            raise UsageError(
+                f"{path} cannot be read: {error}; name another folder with --run-dir"
+            ) from error
+        known, names = {each.name: each for each in before.points}, {p.name for p in self.points}
+        gone = [name for name in known if name not in names]
+        for is_other, what in (
+            (before.job != self.job, f"of the job {before.job}"),
+            (before.prune != self.prune, "with another --prune"),
+            (bool(gone), f"with the point {gone[0] if gone else ''}, which this one lacks"),
+            (self.prune and len(known) < len(names), "of fewer points, which --prune compares"),
+        ):
+            if is_other:
+                raise UsageError(
+                    f"{path.parent} has a sweep {what}; name another folder with --run-dir"
+                )
+        self.points = [known.get(point.name, point) for point in self.points]

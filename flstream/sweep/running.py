@@ -1,0 +1,287 @@
+"""The runs of a sweep: started in warm processes, some at a time, resumed, and pruned."""
+
+from __future__ import annotations
+
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from statistics import mean
+from typing import NamedTuple
+
+from flstream.engines.processes import PRELOAD, Process, ProcessHost, variables_of
+from flstream.errors import StreamingError, UsageError
+from flstream.job import Job
+from flstream.runs.run_directory import RunDirectory
+from flstream.simulation.interruption import handling
+from flstream.sweep.grid import Axes, Point, grid
+from flstream.sweep.point import PointEnded
+from flstream.sweep.record import PointRecord, SweepRecord
+from flstream.telemetry.locks import lock_file
+from flstream.text import how_ended
+from flstream.transport.channel import Signal
+from flstream.transport.messages import MessageChannel
+
+_POINT = "flstream.sweep.point:run_point"
+_POINT_MODULE = "flstream.sweep.point"
+# Seconds that stopped runs may take to keep their last round, and a process to be gone.
+_STOP_SECONDS, _END_SECONDS = 20.0, 5.0
+
+JobOf = Callable[[Point, int | None], Job]
+"""Function that returns the job of a point, with so many rounds; None for its own number."""
+
+OnPoint = Callable[[SweepRecord, PointRecord], None]
+"""Function that is told of each run that has ended."""
+
+
+class _Running(NamedTuple):
+    """A run that is going on."""
+
+    record: PointRecord
+    process: Process
+    channel: MessageChannel[PointEnded]
+
+
+class Sweep:
+    """A sweep in a folder.
+
+    Args:
+        folder: The folder: new, empty, or that of this sweep; None for ``runs/<job>-sweep``.
+        job_of: Makes the job of each point.
+        axes: Values of each key that is varied.
+        seeds: Number of seeds, from the job's own on.
+        prune: Whether to prune by successive halving: all settings run for a part of the rounds,
+            and the better half of them for twice as many.
+
+    Attributes:
+        folder: As an absolute path.
+        record: What is known of the points.
+        notes: Sentences on what is not as fast as it could be.
+
+    Raises:
+        JobError: The job of a point has mistakes; the message names all of them.
+        UsageError: The grid is too large, the jobs have no metric to prune by, or the folder has
+            something else in it.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        job_of: JobOf,
+        axes: Axes,
+        seeds: int,
+        *,
+        prune: bool = False,
+    ) -> None:
+        self._job_of = job_of
+        plain = {key: list(values) for key, values in axes.items()}
+        first = job_of(Point("", {key: values[0] for key, values in plain.items()}, None), None)
+        self.folder = (folder or Path("runs") / f"{first.name}-sweep").absolute()
+        points = grid(plain, first.seed, seeds)
+        self._points = {point.name: point for point in points}
+        # All mistakes come before anything begins.
+        self._jobs = {point.name: job_of(point, None) for point in points}
+        waiting = [PointRecord(point.name, dict(point.values), point.seed) for point in points]
+        self.record = SweepRecord(
+            first.name, first.key_metric, first.key_metric_mode, plain, seeds, prune, waiting
+        )
+        self.record.take_over(self._file)
+        self.notes = _notes(list(self._jobs.values()))
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / "sweep.json"
+
+    def directory(self, record: PointRecord) -> RunDirectory:
+        """Return the run directory of a point."""
+        return RunDirectory(self.folder / record.name)
+
+    def run(self, parallel: int = 1, on_point: OnPoint = lambda sweep, point: None) -> bool:
+        """Run all points that are not finished; return whether Ctrl-C has stopped it.
+
+        Args:
+            parallel: Number of runs at a time.
+            on_point: Called after each run.
+
+        Raises:
+            UsageError: Another process runs this sweep.
+            SimulationError: ``sweep.json`` cannot be written.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{self.folder} cannot be made: {error.strerror}") from error
+        with ExitStack() as stack:
+            try:
+                own = lock_file(stack.enter_context((self.folder / ".lock").open("ab")).fileno())
+            except OSError as error:
+                raise UsageError(f"{self.folder} cannot be locked: {error.strerror}") from error
+            if not own:
+                raise UsageError(f"another process runs the sweep in {self.folder}; wait for it")
+            self.record.write(self._file)
+            stop = stack.enter_context(closing(Signal()))
+            stack.enter_context(handling(lambda *_: stop.set()))
+            hosts = stack.enter_context(closing(_Hosts()))
+            for rounds, records in self._rungs():
+                self._run(records, rounds, parallel, hosts, stop, on_point)
+                if stop.is_set():
+                    return True
+        return False
+
+    def _rungs(self) -> Iterator[tuple[int | None, list[PointRecord]]]:
+        """Yield the points to run for so many rounds, and prune those that are behind after it."""
+        record = self.record
+        if not record.prune:
+            yield None, record.points
+            return
+        settings = _settings(record.points)
+        total = max(job.rounds for job in self._jobs.values())
+        halvings = min((len(settings) - 1).bit_length(), total.bit_length() - 1)
+        for rung in range(halvings, -1, -1):
+            rounds = -(-total // (1 << rung))
+            yield rounds if rung else None, [each for members in settings for each in members]
+            if rung:
+                settings = self._better_half(settings, rounds)
+
+    def _better_half(
+        self, settings: Sequence[list[PointRecord]], rounds: int
+    ) -> list[list[PointRecord]]:
+        """Return the better half of settings by the mean over seeds; the others are pruned."""
+        if any(members[0].pruned_at == rounds for members in settings):  # in an earlier sitting
+            return [members for members in settings if members[0].pruned_at != rounds]
+        sign = -1 if self.record.mode == "max" else 1
+
+        def place(members: Sequence[PointRecord]) -> float:
+            scores = [each.score for each in members if each.score is not None]
+            return sign * mean(scores) if scores else float("inf")
+
+        ranked = sorted(settings, key=place)
+        count = -(-len(ranked) // 2)
+        for members in ranked[count:]:
+            for each in members:
+                each.status, each.pruned_at = "pruned", rounds
+        self.record.write(self._file)
+        return ranked[:count]
+
+    def _run(
+        self,
+        records: Sequence[PointRecord],
+        rounds: int | None,
+        parallel: int,
+        hosts: _Hosts,
+        stop: Signal,
+        on_point: OnPoint,
+    ) -> None:
+        """Run points, some at a time, until all have ended or the sweep is to stop."""
+        waiting = [each for each in records if not self._is_done(each, rounds)][::-1]
+        running: list[_Running] = []
+        while waiting or running:
+            while waiting and len(running) < parallel and not stop.is_set():
+                record = waiting.pop()
+                job = self._jobs[record.name]
+                if rounds is not None:
+                    job = self._job_of(self._points[record.name], rounds)
+                running.append(self._start(record, job, hosts))
+            if stop.is_set():
+                waiting.clear()
+                for each in running:
+                    each.process.send(signal.SIGTERM)
+            for each in _ended(running, stop, _STOP_SECONDS if stop.is_set() else None):
+                running.remove(each)
+                self._take(each)
+                on_point(self.record, each.record)
+
+    def _is_done(self, record: PointRecord, rounds: int | None) -> bool:
+        if record.status != "finished":
+            return record.status == "pruned"
+        wanted = self._jobs[record.name].rounds if rounds is None else rounds
+        has_all = record.ended_early or record.rounds >= wanted
+        return has_all and self.directory(record).summary.exists()
+
+    def _start(self, record: PointRecord, job: Job, hosts: _Hosts) -> _Running:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            path = self.directory(record).path
+            process = hosts.of(job).start(f"sweep/{record.name}", _POINT, job, path, theirs)
+        channel: MessageChannel[PointEnded] = MessageChannel(ours, record.name, PointEnded)
+        return _Running(record, process, channel)
+
+    def _take(self, ended: _Running) -> None:
+        """Take in how a run has ended, and write that down."""
+        record, process, channel = ended
+        with closing(channel):
+            try:
+                end = channel.receive(0.0)
+            except StreamingError:
+                process.kill()
+                code = process.exit_code(_END_SECONDS)
+                how = "did not stop in time" if code is None else how_ended(code)
+                end = PointEnded("failed", record.rounds, error=f"its process {how}")
+        for name in ("rounds", "ended_early", "score", "seconds", "error"):
+            setattr(record, name, getattr(end, name))
+        record.status = end.status
+        self.record.write(self._file)
+
+
+class _Hosts:
+    """Fork servers with all imports made, one for each set of variables that jobs ask for."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[tuple[tuple[str, str], ...], ProcessHost] = {}
+
+    def of(self, job: Job) -> ProcessHost:
+        """Return the process host of a job, begun if need be."""
+        variables = variables_of(job)
+        variables[PRELOAD] = ",".join(filter(None, [variables.get(PRELOAD, ""), _POINT_MODULE]))
+        key = tuple(sorted(variables.items()))
+        if key not in self._hosts:
+            host = self._hosts[key] = ProcessHost(variables)
+            host.__enter__()
+        return self._hosts[key]
+
+    def close(self) -> None:
+        """End all of them."""
+        for host in self._hosts.values():
+            host.close()
+
+
+def _ended(running: Sequence[_Running], stop: Signal, seconds: float | None) -> list[_Running]:
+    """Wait until a run has ended, or the sweep is to stop; return those that have.
+
+    Where seconds are given, the sweep is stopping: all that have not ended by then count as ended.
+    """
+    poll, deadline = select.poll(), None if seconds is None else time.monotonic() + seconds
+    left = list(running)
+    for each in left:
+        poll.register(each.process.fileno(), select.POLLIN)
+    if deadline is None:
+        poll.register(stop.fileno(), select.POLLIN)
+        ready = {fd for fd, _ in poll.poll()}
+        return [each for each in left if each.process.fileno() in ready]
+    while left and (rest := deadline - time.monotonic()) > 0:
+        ready = {fd for fd, _ in poll.poll(rest * 1e3)}
+        for each in [each for each in left if each.process.fileno() in ready]:
+            poll.unregister(each.process.fileno())
+            left.remove(each)
+    return list(running)
+
+
+def _settings(records: Sequence[PointRecord]) -> list[list[PointRecord]]:
+    """Return the points of each setting, which differ in their seed alone."""
+    settings: dict[str, list[PointRecord]] = {}
+    for each in records:
+        settings.setdefault(repr(each.values), []).append(each)
+    return list(settings.values())
+
+
+def _notes(jobs: Sequence[Job]) -> list[str]:
+    """Return sentences on jobs whose processes are not forked with their imports made."""
+    notes = []
+    if any(job.train.command is not None for job in jobs):
+        notes.append("train.command starts processes that import torch themselves, in each run")
+    if any(not (job.engine.is_local or job.engine.is_inline) for job in jobs):
+        notes.append("workers on a Ray cluster import torch themselves, in each run")
+    return notes

@@ -1,0 +1,86 @@
+"""``flstream sweep`` and ``flstream runs``, as somebody would type them."""
+
+import json
+import signal
+
+import psutil
+import pytest
+from cli_support import started
+
+PAUSE = """
+import sys
+import time
+from pathlib import Path
+
+
+def once():
+    mark = Path(__file__).with_name("paused")
+    if "2" in sys.argv and not mark.exists():
+        mark.touch()
+        time.sleep(600)
+"""
+TEXT = """
+engine.type = inline
+train.args { lr = 1 }
+"""
+
+
+def test_a_sweep_that_is_stopped_goes_on_with_the_same_command(write_job, tmp_path):
+    """Ctrl-C in the second run: nobody is trained twice, and no process is left."""
+    path = write_job("import pause; pause.once()", TEXT)
+    (path.parent / "pause.py").write_text(PAUSE)
+    words = ("sweep", path, "--vary", "train.args.lr=1,2,3", "--run-dir", "swept")
+    process = started(*words, cwd=tmp_path)
+    assert any("1/3 lr=1" in line for line in process.stdout)
+    processes = psutil.Process(process.pid).children(recursive=True)
+    while not path.with_name("paused").exists():
+        assert process.poll() is None
+        psutil.wait_procs([], timeout=0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "same command" in errors
+    assert psutil.wait_procs(processes, timeout=10)[1] == []
+
+    again = started(*words, "--json", cwd=tmp_path)
+    out, errors = again.communicate(timeout=120)
+    assert (again.returncode, errors) == (0, "")
+    content = json.loads(out)
+    assert [run["status"] for run in content["runs"]] == ["finished"] * 3
+    first = (tmp_path / "swept" / "lr=1" / "events.jsonl").read_text()
+    assert "run_resumed" not in first
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["--vary", "lr"], "key=value,value"),
+        (["--vary", "train.args.lr=1", "--vary", "train.args.lr=2"], "varied twice"),
+        (["--vary", "lr=0.1,0.2"], "train.args.lr"),
+        (["--vary", "rounds=none"], "rounds"),
+        (["--seeds", "0"], "--seeds"),
+        (["--parallel", "x"], "--parallel"),
+    ],
+)
+def test_what_makes_no_sense_is_a_sentence_and_status_2(flstream_here, write_job, words, meant):
+    done = flstream_here("sweep", write_job(text=TEXT), *words)
+    assert done.returncode == 2
+    assert meant in done.stderr
+
+
+def test_runs_are_listed_with_how_to_resume_them(flstream_here, write_job, tmp_path):
+    path = write_job(text=TEXT)
+    flstream_here("simulate", path, "--run-dir", "all/one", "-q")
+    flstream_here("simulate", path, "--run-dir", "all/two", "-q")
+    summary = tmp_path / "all" / "two" / "summary.json"
+    summary.write_text(summary.read_text().replace('"finished"', '"stopped"'))
+    done = flstream_here("runs", "all")
+    assert done.returncode == 0
+    one, two, *_ = [line for line in done.stdout.splitlines() if line.startswith(("one", "two"))]
+    assert "finished" in one
+    assert "stopped" in two
+    assert "flstream simulate all/two --run-dir all/two --resume" in done.stdout
+    assert "all/one --resume" not in done.stdout
+    none = flstream_here("runs", path.parent)
+    assert none.returncode == 2
+    assert "no run lies below" in none.stderr

@@ -1,0 +1,67 @@
+"""The grid of a sweep: axes from texts, names that say what differs, seeds."""
+
+import pytest
+
+from flstream.errors import UsageError
+from flstream.sweep.grid import grid, parse_axis, short_keys
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "values"),
+    [
+        ("train.args.lr=0.03,0.1", "train.args.lr", ["0.03", "0.1"]),
+        (" a.b = x , y ", "a.b", ["x", "y"]),
+        ("a=[1, 2],[3]", "a", ["[1, 2]", "[3]"]),
+        ('w={ type = mean },"a,b"', "w", ["{ type = mean }", '"a,b"']),
+    ],
+)
+def test_commas_separate_values_but_not_in_brackets_and_quotes(text, key, values):
+    assert parse_axis(text) == (key, values)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("lr", "key=value,value"),
+        ("=1,2", "key=value,value"),
+        ("lr=1,,2", "key=value,value"),
+        ("lr=1,2,1", "1 twice"),
+        ("seed=1,2", "--seeds"),
+    ],
+)
+def test_an_axis_that_makes_no_sense_is_refused(text, words):
+    with pytest.raises(UsageError, match=words):
+        parse_axis(text)
+
+
+def test_points_are_named_by_what_differs_and_seeds_follow_that_of_the_job():
+    points = grid({"train.args.lr": ["0.1", "1"], "workflow.type": ["fedavg"]}, 7, 2)
+    assert [point.name for point in points] == [
+        "lr=0.1,type=fedavg,seed=7",
+        "lr=0.1,type=fedavg,seed=8",
+        "lr=1,type=fedavg,seed=7",
+        "lr=1,type=fedavg,seed=8",
+    ]
+    assert [point.seed for point in points] == [7, 8, 7, 8]
+    assert grid({"a.lr": [0.5]}, 1, 1)[0].name == "lr=0.5"
+    assert [point.name for point in grid({}, 3, 2)] == ["seed=3", "seed=4"]
+
+
+def test_names_are_of_one_folder_each_whatever_the_values():
+    names = [point.name for point in grid({"train.script": ["a/b.py", "a b.py", "../x"]}, 1, 1)]
+    assert len(set(names)) == 3
+    assert not any("/" in name or " " in name for name in names)
+
+
+def test_keys_with_the_same_end_keep_what_tells_them_apart():
+    keys = ["train.args.type", "workflow.type", "rounds"]
+    assert short_keys(keys) == {
+        "train.args.type": "args.type",
+        "workflow.type": "workflow.type",
+        "rounds": "rounds",
+    }
+
+
+def test_a_grid_of_a_million_points_is_refused():
+    with pytest.raises(UsageError, match="at most 10,000"):
+        grid({"a": range(1000), "b": range(1000)}, 1, 1)

@@ -1,0 +1,165 @@
+"""Sweeps: bits of single runs, resumed, retried, pruned, and told in a table."""
+
+import csv
+import json
+import shutil
+
+import pytest
+from nightly_cases import first_and_nightly
+
+from flstream.errors import UsageError
+from flstream.job import JobError
+from flstream.runs.run_directory import RunDirectory
+from flstream.simulation.launcher import simulate
+from flstream.sweep.results import settings_of, sweep_table, write_results
+
+
+def digests(sweep):
+    """The digest of each run's final model, by the name of its folder."""
+    return {
+        point.name: json.loads(sweep.directory(point).summary.read_text())["model"]["digest"]
+        for point in sweep.record.points
+    }
+
+
+def alone(sweeps, name, *overrides):
+    """The digest of a single run."""
+    job = sweeps.job(*overrides)
+    run = RunDirectory.create(job.name, sweeps.folder / name)
+    with run.in_use():
+        return simulate(job, run).model.digest
+
+
+@first_and_nightly("seeds", [1, 9])
+def test_each_run_has_the_bits_of_a_run_by_itself(sweeps, seeds):
+    sweep = sweeps.sweep("train.args.lr=1,2,3", seeds=seeds)
+    assert not sweep.run(parallel=2)
+    for point in sweep.record.points:
+        overrides = [f"train.args.lr={point.values['train.args.lr']}", f"seed={point.seed}"]
+        assert digests(sweep)[point.name] == alone(sweeps, f"alone-{point.name}", *overrides)
+
+
+def test_the_table_has_mean_and_spread_over_seeds_and_marks_the_best(sweeps):
+    sweep = sweeps.sweep("train.args.lr=1,3", "rounds=1,2", seeds=2)
+    sweep.run(parallel=2)
+    page = write_results(sweep.folder, sweep.record)
+    rows = settings_of(sweep.record)
+    assert [row["best"] for row in rows] == [False, False, False, True]
+    assert [row["mean"] for row in rows] == pytest.approx([0.1, 0.101, 0.3, 0.301])
+    assert all(row["spread"] == pytest.approx(0) and row["runs"] == 2 for row in rows)
+    with (sweep.folder / "table.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["train.args.lr"] for line in lines] == ["1", "1", "3", "3"]
+    assert float(lines[3]["mean"]) == pytest.approx(0.301)
+    assert lines[3]["best"] == "1"
+    content = json.loads((sweep.folder / "table.json").read_text())
+    assert content["best"] == {"train.args.lr": "3", "rounds": "2"}
+    assert len(content["runs"]) == 8
+    assert "lr=3,rounds=2,seed=6" in page.read_text()
+    assert any("3 *" in line for line in sweep_table(sweep.record).lines(80))
+
+
+def test_the_same_sweep_again_trains_nobody_who_is_done(sweeps):
+    first = sweeps.sweep("train.args.lr=1,2")
+    first.run()
+    shutil.rmtree(first.directory(first.record.points[1]).path)
+    journal = first.directory(first.record.points[0]).events
+    before = journal.read_text()
+    ended, again = [], sweeps.sweep("train.args.lr=1,2")
+    again.run(on_point=lambda _, point: ended.append(point.name))
+    assert ended == ["lr=2"]  # whose folder somebody had removed
+    assert journal.read_text() == before
+
+
+def test_a_run_that_was_stopped_resumes_where_it_was(sweeps):
+    whole = sweeps.sweep("train.args.lr=1,2", into="whole")
+    whole.run()
+    part = sweeps.sweep("train.args.lr=1,2", into="part")
+    # As a sweep that was killed leaves it: one run cut off after its first round.
+    job = sweeps.job("train.args.lr=2", "rounds=1")
+    run = RunDirectory.create(job.name, sweeps.folder / "part" / "lr=2")
+    with run.in_use():
+        simulate(job, run)
+    part.record.points[1].status = "stopped"
+    part.record.write(sweeps.folder / "part" / "sweep.json")
+    part = sweeps.sweep("train.args.lr=1,2", into="part")
+    part.run()
+    assert digests(part) == digests(whole)
+    assert '"run_resumed"' in part.directory(part.record.points[1]).events.read_text()
+
+
+def test_more_seeds_go_on_with_those_that_are_there(sweeps):
+    sweeps.sweep("train.args.lr=1", seeds=2).run()
+    ended, more = [], sweeps.sweep("train.args.lr=1", seeds=3)
+    more.run(on_point=lambda _, point: ended.append(point.name))
+    assert ended == ["lr=1,seed=7"]
+    assert settings_of(more.record)[0]["runs"] == 3
+
+
+def test_a_run_that_fails_is_named_and_tried_again(sweeps):
+    (sweeps.folder / "broken").touch()
+    sweep = sweeps.sweep("train.args.lr=1,2,3")
+    sweep.run()
+    statuses = {point.name: point.status for point in sweep.record.points}
+    assert statuses == {"lr=1": "finished", "lr=2": "failed", "lr=3": "finished"}
+    assert "the disk of this site is broken" in sweep.record.points[1].error
+    assert settings_of(sweep.record)[1]["mean"] is None
+    (sweeps.folder / "broken").unlink()
+    again = sweeps.sweep("train.args.lr=1,2,3")
+    again.run()
+    assert {point.status for point in again.record.points} == {"finished"}
+
+
+def test_pruning_keeps_the_better_half_for_twice_the_rounds_with_the_bits_of_a_whole_run(sweeps):
+    sweep = sweeps.sweep("train.args.lr=1,4,2,3", "rounds=4", prune=True)
+    sweep.run(parallel=2)
+    left = {point.name: (point.status, point.rounds) for point in sweep.record.points}
+    assert left == {
+        "lr=1,rounds=4": ("pruned", 1),
+        "lr=4,rounds=4": ("finished", 4),
+        "lr=2,rounds=4": ("pruned", 1),
+        "lr=3,rounds=4": ("pruned", 2),
+    }
+    assert digests(sweep)["lr=4,rounds=4"] == alone(sweeps, "alone", "train.args.lr=4", "rounds=4")
+    ended, again = [], sweeps.sweep("train.args.lr=1,4,2,3", "rounds=4", prune=True)
+    again.run(on_point=lambda _, point: ended.append(point.name))
+    assert ended == []
+    assert next(row["values"] for row in settings_of(again.record) if row["best"]) == {
+        "train.args.lr": "4",
+        "rounds": "4",
+    }
+
+
+def test_mistakes_of_any_point_come_before_a_run_begins(sweeps):
+    with pytest.raises(JobError, match=r"clients\.count"):
+        sweeps.sweep("clients.count=2,none")
+    with pytest.raises(JobError, match=r"train\.args|learning"):
+        sweeps.sweep("train.learning=1")
+    assert not (sweeps.folder / "sweep").exists()
+
+
+def test_a_folder_of_something_else_is_left_alone(sweeps):
+    (sweeps.folder / "sweep").mkdir()
+    (sweeps.folder / "sweep" / "thesis.tex").write_text("mine")
+    with pytest.raises(UsageError, match=r"no sweep\.json"):
+        sweeps.sweep("train.args.lr=1")
+
+
+@pytest.mark.parametrize(
+    ("axis", "prune", "words"),
+    [("train.args.lr=1", False, "lr=2"), ("train.args.lr=1,2", True, "--prune")],
+)
+def test_another_sweep_in_the_folder_is_refused(sweeps, axis, prune, words):
+    sweep = sweeps.sweep("train.args.lr=1,2")
+    sweep.folder.mkdir()
+    sweep.record.write(sweep.folder / "sweep.json")
+    with pytest.raises(UsageError, match=words):
+        sweeps.sweep(axis, prune=prune)
+
+
+def test_a_damaged_record_of_a_sweep_is_refused(sweeps):
+    sweep = sweeps.sweep("train.args.lr=1,2")
+    sweep.folder.mkdir()
+    (sweep.folder / "sweep.json").write_text('{"job": ')
+    with pytest.raises(UsageError, match=r"sweep\.json cannot be read"):
+        sweeps.sweep("train.args.lr=1,2")
