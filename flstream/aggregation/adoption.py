@@ -60,7 +60,7 @@ def adopt_update(
         UpdateRefusedError: The update does not fit the model or is not finite.
     """
     layout = base.layout
-    if not all(is_adopted_whole(layout, each, rule) for each in updates):
+    if not all(is_adopted_whole(layout, update, rule) for update in updates):
         return fold_updates(base, updates, rule, sink, step, on_range, optimization)
     readings = [Reading(update, layout) for update in updates]
     digest = BodyDigest(layout)

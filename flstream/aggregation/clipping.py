@@ -65,7 +65,7 @@ def difference_norms(
                         part.differences(block, values)
                         sums[part.place].add(values)
         on_range(0)
-    return [each.root() for each in sums]
+    return [square_sum.root() for square_sum in sums]
 
 
 class _SquareSum:

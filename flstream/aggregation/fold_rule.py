@@ -45,10 +45,10 @@ class FoldRule:
         weights: Any = self.weights
         if not isinstance(weights, Sequence) or isinstance(weights, str | bytes):
             weights = [] if weights is None else [weights]
-        for each in weights:
-            if not (_is_number(each) and each > 0):
+        for weight in weights:
+            if not (_is_number(weight) and weight > 0):
                 raise WorkflowError(
-                    f"FoldRule(weights=...) has {each!r}; a weight is a finite number above 0"
+                    f"FoldRule(weights=...) has {weight!r}; a weight is a finite number above 0"
                 )
 
     def check_count(self, updates: int) -> None:

@@ -97,8 +97,8 @@ class PartialSum:
                         out[:] = sums.view(np.uint8).data
                         sink.commit(first, last)
                 on_range(stop)
-            for each in updates:
-                each.confirm()
+            for update in updates:
+                update.confirm()
             self._file = sink.finish()
         self.sites = [*self.sites, *sites]
         self.weights = self._weights_with(updates, cohort.regions)

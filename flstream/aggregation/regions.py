@@ -119,5 +119,5 @@ def element_at(layout: Layout, region: Region | TypeRun, index: int) -> str:
     offset = region.start + index * unit(region.dtype)
     spec = next(layout.overlapping(offset, offset + 1))
     element = (offset - spec.start) // BY_CODE[spec.dtype].itemsize
-    place = [int(each) for each in np.unravel_index(element, spec.shape)]
+    place = [int(position) for position in np.unravel_index(element, spec.shape)]
     return f"tensor {spec.name!r} at {place}" if place else f"tensor {spec.name!r}"

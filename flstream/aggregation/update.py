@@ -93,7 +93,7 @@ class Reading:
             theirs = self._source.layout
             self.carried = model.subset(theirs.by_name, set(theirs.names))
             filled = [(model.by_name[s.name], s.start) for s in self.carried.tensors if s.nbytes]
-            self._places = [(0, 0, 0), *((there.start, there.stop, own) for there, own in filled)]
+            self._places = [(0, 0, 0), *((spec.start, spec.stop, own) for spec, own in filled)]
         self._starts = [start for start, _, _ in self._places]
         difference = self.carried.difference(self._source.layout)
         if difference:

@@ -173,19 +173,22 @@ class UpdateSet:
         self._is_large = layout.nbytes * len(updates) >= _LEAST_READ_AHEAD_BYTES
         if self._is_large:  # at once, since each is compared with the model first
             with ThreadPoolExecutor(_MOST_OPENED, "opening") as threads:
-                self.readings = list(threads.map(lambda each: Reading(each, layout), updates))
+                self.readings = list(threads.map(lambda update: Reading(update, layout), updates))
         else:
             self.readings = [Reading(update, layout) for update in updates]
         self.scales = scales or [1.0] * len(updates)
         self.checked = layout if checks_finite and rule.on_nonfinite == "reject" else None
         self.old = BaseValues(base, step)
         # Those of other models that updates were trained from, each read once.
-        others = {id(each.base): each.base for each in updates if each.base is not None}
+        others = {id(update.base): update.base for update in updates if update.base is not None}
         self._others = {key: BaseValues(other, step) for key, other in others.items()}
         self.regions = regions_of(
             layout,
             rule,
-            [each.carried.by_name if each.update.partial else None for each in self.readings],
+            [
+                reading.carried.by_name if reading.update.partial else None
+                for reading in self.readings
+            ],
             before or [0.0] * len(layout.tensors),
         )
 
@@ -201,12 +204,12 @@ class UpdateSet:
             for start, stop in self._layout.ranges(self.step)
             for first in range(0, len(self.readings), RANGES_TOGETHER)
         )
-        made = (
+        group_reads = (
             read_ahead(reads, GROUPS_READ - 1)
             if self._is_large
             else nullcontext(read() for read in reads)
         )
-        with made as groups:
+        with group_reads as groups:
             for start, stop in self._layout.ranges(self.step):
                 for old in (self.old, *self._others.values()):
                     old.begin(start, stop)

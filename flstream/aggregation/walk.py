@@ -77,12 +77,12 @@ def fold_updates(
     fold, weigh = combination(rule, len(updates))
     # Numbers that are not finite are found in the results, and reported there.
     with np.errstate(over="ignore", invalid="ignore"):
-        left, scales = weigh_updates(base, updates, rule, weigh, step, on_range)
+        weighed, scales = weigh_updates(base, updates, rule, weigh, step, on_range)
         are_checked = weigh is not None or scales is not None
         checks_finite = rule.is_ranked and not are_checked
         before = None if earlier is None else earlier.weights
         cohort = UpdateSet(
-            base, left, rule, step, scales=scales, before=before, checks_finite=checks_finite
+            base, weighed, rule, step, scales=scales, before=before, checks_finite=checks_finite
         )
         count = len(updates) + (0 if earlier is None else len(earlier.sites))
         model = NextModel(sink, cohort.old, rule, optimization, count)
@@ -103,8 +103,8 @@ def fold_updates(
                 f"{element_at(base.layout, *bad)} would not be finite in the next model, though "
                 f"all updates are; {hint}"
             )
-    for each in updates:
-        each.confirm()
+    for update in updates:
+        update.confirm()
     return model.digest
 
 
@@ -147,14 +147,14 @@ def weigh_updates(
             norms = difference_norms(cohort, len(updates), on_range)
         return updates, clip_scales(updates, norms, rule.clip_norm)
     gram = gram_matrix(cohort, len(updates), on_range)
-    norms = [math.sqrt(each) for each in np.diagonal(gram).tolist()]
+    norms = [math.sqrt(square) for square in np.diagonal(gram).tolist()]
     scales = clip_scales(updates, norms, rule.clip_norm)
     if scales is not None:
         gram *= np.outer(scales, scales)
     weights = weigh(gram, np.array([update.weight for update in updates])).tolist()
     places = [place for place, weight in enumerate(weights) if weight >= LEAST_WEIGHT]
-    left = [replace(updates[place], weight=weights[place]) for place in places]
-    return left, None if scales is None else [scales[place] for place in places]
+    weighed = [replace(updates[place], weight=weights[place]) for place in places]
+    return weighed, None if scales is None else [scales[place] for place in places]
 
 
 def find_not_finite(
