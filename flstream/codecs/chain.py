@@ -62,8 +62,8 @@ def chain_of(plan: CodecPlan) -> CodecChain:
         if spec.type in STEPS:
             steps.append(spec.type)
         elif spec.type in COMPRESSORS or hasattr(own, "compress"):
-            made = own or COMPRESSORS[spec.type](**args)
-            frames = FrameCodec(tuple(steps), made, spec.name)
+            compressor = own or COMPRESSORS[spec.type](**args)
+            frames = FrameCodec(tuple(steps), compressor, spec.name)
         else:
             codec = own or BLOCK_CODECS[spec.type](**args)
             if plan.of_models and own is None and isinstance(codec, Quantised):

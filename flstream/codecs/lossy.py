@@ -109,7 +109,7 @@ class LossyCodec:
         passed = {
             name
             for name, names in layout.all_names.items()
-            if any(re.search(pattern, each) for pattern in self.require_lossless for each in names)
+            if any(re.search(regex, alias) for regex in self.require_lossless for alias in names)
         }
         specs: list[TensorInfo] = []
         coded: dict[str, CodedTensor] = {}
@@ -155,8 +155,8 @@ class LossyCodec:
         """
         layout, coded = self.coded(source.layout)
         if base is not None:
-            due, theirs = (body.layout.subset(coded, ()) for body in (source, base))
-            if flaw := due.difference(theirs):
+            ours, theirs = (body.layout.subset(coded, ()) for body in (source, base))
+            if flaw := ours.difference(theirs):
                 raise CodecError(
                     f"the codec {self.name} encodes changes from a base, in which {flaw}; name the "
                     "tensor in require_lossless"

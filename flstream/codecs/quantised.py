@@ -114,22 +114,22 @@ def _with_exact_products(scales: Numbers, dtype: str, bits: int) -> Numbers:
         dtype: Type of the products.
         bits: Bits of a whole number, its sign included.
     """
-    kept = MANTISSA_BITS[dtype] - (bits - 1)
+    scale_bits = MANTISSA_BITS[dtype] - (bits - 1)
     least = SMALLEST[dtype]
     _, exponents = np.frexp(scales)
     one = scales.dtype.type(1)
-    units = np.ldexp(one, exponents - kept)
-    is_coarse = (units < least) | (kept <= bits)
+    units = np.ldexp(one, exponents - scale_bits)
+    is_coarse = (units < least) | (scale_bits <= bits)
     units = np.where(is_coarse, np.maximum(np.ldexp(one, exponents - 1), least), units)
     return np.asarray(np.ceil(scales / units) * units, scales.dtype)
 
 
 def _largest(rows: Numbers) -> Numbers:
     """Return the largest magnitude of each row; NaN where there is one."""
-    left = np.abs(rows)
+    magnitudes = np.abs(rows)
     if rows.shape[1] >= _LONG_ROW:
-        return np.asarray(left.max(axis=1))
-    left = left.reshape(-1)
-    while len(left) > len(rows):
-        left = np.maximum(left[::2], left[1::2])
-    return left
+        return np.asarray(magnitudes.max(axis=1))
+    magnitudes = magnitudes.reshape(-1)
+    while len(magnitudes) > len(rows):
+        magnitudes = np.maximum(magnitudes[::2], magnitudes[1::2])
+    return magnitudes

@@ -41,12 +41,12 @@ def _places_of_largest(numbers: Numbers, count: int, place: BlockPlace, codec: s
         raise place.refused(index, numbers[index], codec)
     rank = len(keys) - count
     least = np.partition(keys, rank)[rank]
-    (found,) = np.nonzero(keys >= least)
-    if len(found) > count:
-        is_tie = keys[found] == least
-        surplus = np.flatnonzero(is_tie)[count - len(found) :]
-        found = np.delete(found, surplus)
-    return found.astype(np.uint16)
+    (places,) = np.nonzero(keys >= least)
+    if len(places) > count:
+        is_tie = keys[places] == least
+        surplus = np.flatnonzero(is_tie)[count - len(places) :]
+        places = np.delete(places, surplus)
+    return places.astype(np.uint16)
 
 
 def _checked_places(data: memoryview, place: BlockPlace, codec: str) -> Places:
@@ -79,8 +79,8 @@ class TopK:
     @quietly
     def encode(self, numbers: Numbers, place: BlockPlace) -> bytes:
         """Return the places and the largest numbers."""
-        kept = _count_of(self.fraction, place.count)
-        places = _places_of_largest(numbers, kept, place, "topk")
+        count = _count_of(self.fraction, place.count)
+        places = _places_of_largest(numbers, count, place, "topk")
         return places.tobytes() + stored(place.dtype, numbers[places])
 
     @quietly
@@ -88,12 +88,12 @@ class TopK:
         """Return the largest numbers at their places, and zeros."""
         head = _count_of(self.fraction, place.count) * _PLACE_BYTES
         places = _checked_places(data[:head], place, "topk")
-        kept = loaded(place.dtype, data[head:])
-        finite = np.isfinite(kept)
+        largest = loaded(place.dtype, data[head:])
+        finite = np.isfinite(largest)
         if not finite.all():
-            raise place.damaged(f"a number that is {kept[int(np.argmin(finite))]}", "topk")
+            raise place.damaged(f"a number that is {largest[int(np.argmin(finite))]}", "topk")
         numbers = np.zeros(place.count, number_type(place.dtype))
-        numbers[places] = kept
+        numbers[places] = largest
         return numbers
 
 
@@ -112,20 +112,20 @@ class Ternary:
 
     def nbytes(self, dtype: str, count: int) -> int:
         """Return the length in bytes of an encoded block."""
-        kept = _count_of(self.fraction, count)
-        return number_type(dtype).itemsize + kept * _PLACE_BYTES + -(-kept // 8)
+        chosen = _count_of(self.fraction, count)
+        return number_type(dtype).itemsize + chosen * _PLACE_BYTES + -(-chosen // 8)
 
     @quietly
     def encode(self, numbers: Numbers, place: BlockPlace) -> bytes:
         """Return the mean, the places and the signs."""
         count = _count_of(self.fraction, place.count)
         places = _places_of_largest(numbers, count, place, "ternary")
-        kept = numbers[places]
-        largest = float(np.abs(kept).max())
+        magnitudes = np.abs(numbers[places])
+        largest = float(magnitudes.max())
         # Of float32 in float64, or correctly rounded: the same on every machine, in any order. Each
         # is divided, as the sum of the largest numbers may be beyond all.
-        mean = min(math.fsum((np.abs(kept).astype(np.float64) / count).tolist()), largest)
-        signs = np.packbits(np.signbit(kept))
+        mean = min(math.fsum((magnitudes.astype(np.float64) / count).tolist()), largest)
+        signs = np.packbits(np.signbit(numbers[places]))
         head = np.array(mean, numbers.dtype).tobytes()
         return head + places.tobytes() + signs.tobytes()
 

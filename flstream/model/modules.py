@@ -53,5 +53,5 @@ def is_own_memory(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) ->
     Those of some adapters are made anew whenever they are asked for.
     """
     own = (*module.parameters(), *module.buffers())
-    places = {each.untyped_storage().data_ptr() for each in own}
-    return all(each.untyped_storage().data_ptr() in places for each in state.values())
+    places = {tensor.untyped_storage().data_ptr() for tensor in own}
+    return all(tensor.untyped_storage().data_ptr() in places for tensor in state.values())
