@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from flstream.errors import UsageError
-from flstream.job.problems import Problem, RefusedValueError, did_you_mean, given
+from flstream.job.problems import Problem, RefusedValueError, did_you_mean, given_clause
 
 
 def load(named: str) -> Any:
@@ -87,11 +87,11 @@ def find(place: str, what: str) -> Any:
         if isinstance(error, ModuleNotFoundError):
             hint += "; install it where flstream is, or put it beside the file"
         allowed = "in Python that can be imported"
-        raise RefusedValueError(Problem("", given(place), allowed, hint)) from error
+        raise RefusedValueError(Problem("", given_clause(place), allowed, hint)) from error
     if not hasattr(module, name):
         allowed = f"the name of a {what} at the top level of {where}"
         hint = did_you_mean(name, vars(module))
-        raise RefusedValueError(Problem("", given(place), allowed, hint))
+        raise RefusedValueError(Problem("", given_clause(place), allowed, hint))
     return getattr(module, name)
 
 

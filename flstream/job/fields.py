@@ -33,7 +33,7 @@ from pydantic_core import CoreSchema
 
 from flstream import units
 from flstream.job.keys import explain
-from flstream.job.problems import Problem, RefusedValueError, given, join, must_be
+from flstream.job.problems import Problem, RefusedValueError, given_clause, join, must_be
 
 
 def _add_defaults(schema: dict[str, Any], section: type[BaseModel]) -> None:
@@ -162,14 +162,14 @@ def _unsound(key: str, value: Any) -> Iterable[Problem]:
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if not _KEY.fullmatch(name):
-                named = f"key {given(name).removeprefix('given ')}"
+                named = f"key {given_clause(name).removeprefix('given ')}"
                 yield Problem(key, named, "letters, digits, _ and -")
             yield from _unsound(join(key, name), inner)
     elif isinstance(value, list):
         for inner in value:
             yield from _unsound(key, inner)
     elif isinstance(value, float) and not math.isfinite(value):
-        yield Problem(key, given(value), "a finite number")
+        yield Problem(key, given_clause(value), "a finite number")
 
 
 def _splits(text: str) -> str:

@@ -24,7 +24,7 @@ from flstream.job.fields import Allowed, Count, Section, Whole
 from flstream.job.filters import FiltersSection
 from flstream.job.keys import value_at
 from flstream.job.network_section import NetworkSection
-from flstream.job.problems import RefusedValueError, given, must_be
+from flstream.job.problems import RefusedValueError, given_clause, must_be
 from flstream.job.sections import (
     AggregationSection,
     CheckpointsSection,
@@ -146,7 +146,10 @@ class Job(Section):
         if problems := [*contradictions(self)]:
             values = self.written()
             raise RefusedValueError(
-                *(replace(p, given=p.given or given(value_at(values, p.key))) for p in problems)
+                *(
+                    replace(p, state=p.state or given_clause(value_at(values, p.key)))
+                    for p in problems
+                )
             )
         self._planned_rounds = self.rounds * sum(stage.has_rounds for stage in self.stages)
         return self

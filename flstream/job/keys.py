@@ -18,7 +18,7 @@ from flstream.job.problems import (
     Problem,
     RefusedValueError,
     did_you_mean,
-    given,
+    given_clause,
     hint_of_name,
     join,
 )
@@ -282,7 +282,7 @@ def _problems(key: str, mistakes: Sequence[_Mistake], own: Schema) -> Iterator[P
     if refusals := [*filter(None, (_refusal(mistake.error) for mistake in mistakes))]:
         for problem in refusals[0].problems:
             inner = value_at(value, problem.key) if problem.key else value
-            text = problem.given or given(inner)
+            text = problem.state or given_clause(inner)
             yield Problem(join(key, problem.key), text, problem.allowed, problem.hint)
     elif error["type"] == "extra_forbidden":
         hint = f"there are {', '.join(own)}" if own else "leave it out"
@@ -291,7 +291,7 @@ def _problems(key: str, mistakes: Sequence[_Mistake], own: Schema) -> Iterator[P
         yield Problem(key, MISSING, words(schema))
     else:
         hints = dict.fromkeys(_hint(mistake.error, value) for mistake in mistakes)
-        yield Problem(key, given(value), words(schema), "; ".join(filter(None, hints)))
+        yield Problem(key, given_clause(value), words(schema), "; ".join(filter(None, hints)))
 
 
 def _hint(error: ErrorDetails, written: Any) -> str:

@@ -24,7 +24,7 @@ from flstream.job.code import find, import_once, load
 from flstream.job.fields import Allowed, Section, Whole
 from flstream.job.files import code_name
 from flstream.job.keys import explain
-from flstream.job.problems import Problem, RefusedValueError, given
+from flstream.job.problems import Problem, RefusedValueError, given_clause
 from flstream.job.sections import ClientsSection
 from flstream.job.typed import AnySection, FreeSection, Sections, TypedSection
 
@@ -124,7 +124,7 @@ def find_workflow(kind: str) -> WorkflowCode:
     if flaw := _flaw(function):
         hint = f"{kind.rpartition(':')[2]} {flaw}"
         raise RefusedValueError(
-            Problem("", given(kind), "a function of (run) or (run, args)", hint)
+            Problem("", given_clause(kind), "a function of (run) or (run, args)", hint)
         )
     takes_args = _takes(function, 2)
     args = FreeWorkflowArgs if takes_args else WorkflowArgs
