@@ -88,7 +88,7 @@ def _split(
 def _load(
     optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], plain: Mapping[str, Any]
 ) -> None:
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for name, value in [*plain.items(), *tensors.items()]:
         place, _, key = name.partition(".")
