@@ -31,7 +31,7 @@ def krum(rule: AggregationRule, updates: int) -> Combination:
 
 
 def multi_krum(rule: AggregationRule, updates: int) -> Combination:
-    """Make Multi-Krum, the mean of those that it chooses.
+    """Make Multi-Krum, the mean of the updates that Krum chooses.
 
     Raises:
         AggregationError: There are too few updates.
@@ -58,7 +58,7 @@ def bulyan(rule: AggregationRule, updates: int) -> Combination:
 
 
 def _byzantine(rule: AggregationRule, updates: int) -> int:
-    """Return how many updates may be Byzantine: as the rule has it, or as many as possible."""
+    """Return how many updates may be Byzantine: by the rule, or as many as possible."""
     method, byzantine = METHODS[rule.method], rule.byzantine
     needed = method.least_updates(byzantine or 0)
     if byzantine is None:

@@ -34,7 +34,7 @@ class Weighs(Protocol):
 
 
 class OwnRule:
-    """A user's own rule in one walk. Its object is new, so that a resumed run has the same."""
+    """A user's own rule, made anew for each walk so that no state of it outlives one."""
 
     def __init__(self, method: str, args: Mapping[str, Any]) -> None:
         self._where, _, name = method.rpartition(":")
@@ -86,7 +86,7 @@ class OwnRule:
 
     @contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
-        """Say where the user's code has raised an error."""
+        """Name the user's line in an error that the user's code raises."""
         try:
             yield
         except (Exception, SystemExit, KeyboardInterrupt) as error:

@@ -1,4 +1,4 @@
-"""The walk: one pass over the body, folding range k of every update into range k of the next model.
+"""The walk: one pass that folds all updates, range by range, into the next model.
 
 A rule that clips or compares updates has a pass over them before that.
 
@@ -111,7 +111,7 @@ def fold_updates(
 def folded_ranges(
     cohort: UpdateSet, fold: Fold, earlier: PartialSum | None, *, holds_last: bool = True
 ) -> Iterator[tuple[int, int, Sequence[Region]]]:
-    """Fold all updates range by range; yield start, stop and regions of each that is folded.
+    """Fold all updates range by range; yield start, stop and regions of each range.
 
     With ``holds_last`` the last updates are summed once results are requested.
     """
@@ -165,7 +165,7 @@ def find_not_finite(
     folded: int,
     on_range: OnRange,
 ) -> None:
-    """Search for the update that is the cause where the numbers of a next model are not finite.
+    """Find the update that makes numbers of the next model infinite or NaN.
 
     Updates are read again, up to the range after byte ``folded``, and every number is checked. It
     calls ``on_range(folded)`` after each range, since no more is folded.
@@ -196,7 +196,7 @@ def find_not_finite(
 
 
 class NextModel:
-    """Writes the next model: the aggregate of so many updates, or an optimizer's step to it."""
+    """Writer of the next model: the aggregate, or an optimizer's step towards it."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class NextModel:
 
     @property
     def digest(self) -> str:
-        """Digest of what was written."""
+        """Digest of the ranges written so far."""
         return self._digest.hexdigest()
 
     def write(
@@ -274,7 +274,7 @@ class NextModel:
 
 
 def _store_rounded(values: Array, out: Array) -> None:
-    """Round finite float64 half to even, to the nearest number that an integer type has."""
+    """Round finite float64 half to even, to the nearest number of an integer type."""
     limits = np.iinfo(out.dtype)
     np.rint(values, out=values)
     above, below = values >= float(limits.max), values <= float(limits.min)
