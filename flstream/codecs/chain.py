@@ -33,11 +33,11 @@ COMPRESSORS: Mapping[str, Callable[..., FrameCompressor]] = {"zstd": Zstd}
 
 
 class CodecChain(NamedTuple):
-    """The codecs of one direction.
+    """Codecs of one direction.
 
     Attributes:
-        lossy: What makes another body of a body, first; None for none.
-        frames: What makes the frames of that body smaller; None for none.
+        lossy: Codec that encodes a body as another body, first; None for none.
+        frames: Codec of the encoded body's frames; None for none.
     """
 
     lossy: LossyCodec | None = None

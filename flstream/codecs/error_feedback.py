@@ -1,4 +1,4 @@
-"""Error feedback: what a codec leaves out of an update is added to the site's next one.
+"""Error feedback: the rest that a codec leaves out is added to the next update.
 
 Seide et al. 2014, "1-bit stochastic gradient descent and its application to data-parallel
 distributed training of speech DNNs"; Stich et al. 2018, "Sparsified SGD with memory",

@@ -20,7 +20,7 @@ _LONG_ROW = 256
 
 @dataclass(frozen=True)
 class Quantised:
-    """Rounds every number to a multiple of its group's scale, by at most half of that.
+    """Rounds every number to a multiple of a scale, by at most half the scale.
 
     An encoded block has the scales of its groups, then its whole numbers. Those of 4 bits are above
     by 8, two in a byte, the lower half first.
@@ -103,7 +103,7 @@ class Quantised:
 
 
 def _with_exact_products(scales: Numbers, dtype: str, bits: int) -> Numbers:
-    """Round scales up, so that their products with whole numbers are numbers of a type.
+    """Round scales up, so that their products with integers are exact in a type.
 
     The largest whole number of a group times its scale then has the same scale again. That holds
     where as many bits are left as let the largest be the largest of all (127 of 8 bits), and for

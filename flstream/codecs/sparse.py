@@ -1,4 +1,4 @@
-"""The codecs ``topk`` and ``ternary``: the largest changes of a block alone, with their places.
+"""The codecs ``topk`` and ``ternary``: a block's largest changes and their places.
 
 ``topk`` is Aji and Heafield 2017, "Sparse communication for distributed gradient descent",
 arXiv:1704.05021, with a fraction of each block instead of each tensor. ``ternary`` is the sparse
@@ -26,12 +26,12 @@ _PLACE_BYTES = 2
 
 
 def _count_of(fraction: float, count: int) -> int:
-    """Return how many numbers are a fraction of a block's: at least one, rounded up."""
+    """Return the count of a fraction of a block's numbers: at least one, rounded up."""
     return min(max(1, math.ceil(fraction * count)), count)
 
 
 def _places_of_largest(numbers: Numbers, count: int, place: BlockPlace, codec: str) -> Places:
-    """Return where the largest magnitudes are, the first of equal ones; all must be finite."""
+    """Return the places of the largest magnitudes, the first of equal ones."""
     # Bits of floats without their signs are in the order of the magnitudes, NaNs beyond them.
     size = 8 * numbers.itemsize
     keys = numbers.view(f"u{numbers.itemsize}") & ((1 << (size - 1)) - 1)
@@ -50,7 +50,7 @@ def _places_of_largest(numbers: Numbers, count: int, place: BlockPlace, codec: s
 
 
 def _checked_places(data: memoryview, place: BlockPlace, codec: str) -> Places:
-    """Return places that a peer has sent, if they ascend and do not leave the block."""
+    """Return a peer's places, if they ascend and do not leave the block."""
     places = np.frombuffer(data, np.uint16)
     if int(places[-1]) >= place.count:
         raise place.damaged(f"a number at place {places[-1]} of {place.count}", codec)
@@ -61,7 +61,7 @@ def _checked_places(data: memoryview, place: BlockPlace, codec: str) -> Places:
 
 @dataclass(frozen=True)
 class TopK:
-    """Keeps the largest numbers of a block as they are, in the tensor's type; the others become 0.
+    """Keeps the largest numbers of a block, in the tensor's type; the others become 0.
 
     An encoded block has the places of its numbers in ascending order, then the numbers.
 
@@ -99,7 +99,7 @@ class TopK:
 
 @dataclass(frozen=True)
 class Ternary:
-    """Turns the largest numbers of a block into plus or minus their mean magnitude, others into 0.
+    """Turns a block's largest numbers into plus or minus their mean magnitude.
 
     An encoded block has the mean, the places in ascending order, then the signs, a bit each.
 

@@ -1,4 +1,4 @@
-"""The filters of one direction, one after another, and the model as they leave it."""
+"""Filters of one direction, one after another, and the model that they return."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BUILT_IN: Mapping[str, Callable[..., BlockFilter]] = {
 def filtered(
     source: Source, specs: Sequence[FilterSection], passage: Passage, base: Source | None = None
 ) -> Source:
-    """Return a model as filters leave it: a source that is computed range by range.
+    """Return the model that filters make of a model, a source computed range by range.
 
     Filters that have to know all numbers before the first, as a percentile does, read the model
     here, in a few passes.
@@ -82,7 +82,7 @@ def filtered(
 
 
 def _load_block(source: Source, spec: TensorInfo, index: int) -> Floats:
-    """Read the float64 numbers of a block of a tensor that a body has with this dtype and shape."""
+    """Read a block of a body's tensor as float64 numbers."""
     size = BLOCK * unit(spec.dtype)
     first = source.layout.by_name[spec.name].start + index * size
     stop = first + min(size, spec.nbytes - index * size)
@@ -114,7 +114,7 @@ def _unfiltered(source: Source, base: Source | None, names: Container[str]) -> V
 
 
 def _through(apply: BlockFilter, values: Values, passage: Passage, place: int, name: str) -> Values:
-    """Return numbers as the filter at a place leaves them.
+    """Return the numbers that the filter at a place makes of others.
 
     A number that is not finite stays as it is: a filter that bounds numbers would hide it from the
     server, which refuses such an update.
@@ -154,7 +154,7 @@ def _through(apply: BlockFilter, values: Values, passage: Passage, place: int, n
 
 
 def remaining(layout: Layout, specs: Sequence[FilterSection], direction: Direction) -> Layout:
-    """Return the layout of what filters leave of a whole model.
+    """Return the layout of the tensors of a whole model that filters let pass.
 
     Args:
         layout: Layout of the model.
@@ -185,7 +185,7 @@ def remaining(layout: Layout, specs: Sequence[FilterSection], direction: Directi
 
 
 def _without(layout: Layout, names: Set[str], direction: Direction, place: int) -> Layout:
-    """Return a layout without what a filter leaves out, which must not be all."""
+    """Return a layout without the tensors that a filter leaves out, which are not all."""
     rest = layout.subset(layout.by_name.keys() - names)
     if not rest.tensors:
         raise UsageError(

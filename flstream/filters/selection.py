@@ -1,4 +1,4 @@
-"""Order statistics of more numbers than fit into memory, exact, in a few passes over them."""
+"""Order statistics of more numbers than fit into memory, exact, in a few passes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Blocks = Callable[[], Iterable[Floats]]
 
 @dataclass
 class _Search:
-    """The search for one number."""
+    """Search for one number."""
 
     rank: int  # its place among those that begin with the prefix, from 0
     prefix: int = 0  # first bits that it is known to have
@@ -104,7 +104,7 @@ def _number_of(search: _Search) -> float:
 
 
 def percentile_of(blocks: Blocks, count: int, percent: float) -> float:
-    """Return a percentile of numbers, as ``numpy.percentile`` interpolates it, to the same bits."""
+    """Return a percentile with the same bits as ``numpy.percentile``."""
     place = (count - 1) * (percent / 100)
     below = int(place)
     low, high = order_statistics(blocks, count, [below, min(below + 1, count - 1)])
