@@ -34,13 +34,13 @@ def enter_work_folder(sites_folder: str, site: str) -> None:
 
 
 def explain_path(error: BaseException, job_folder: str, site_folder: str) -> str:
-    """Return what an exception of training code leaves out about a file, to follow its sentence.
+    """Explain a path in an exception of training code, to follow its sentence.
 
     That is where a relative path leads that was not found, and which disk is full where something
     could not be written; empty for all other errors.
 
     Args:
-        error: What training code has raised.
+        error: Exception that training code raised.
         job_folder: Path of the job file's folder.
         site_folder: Path of the site's folder in the run directory.
     """
