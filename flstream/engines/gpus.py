@@ -32,7 +32,7 @@ def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = _DR
 
 
 class GpuDealer:
-    """Deals GPUs to workers, by any name: the same name has the same, until it gives them back.
+    """Distribution of GPUs to workers by name, each until it gives them back.
 
     Args:
         gpus: The GPUs of the machine.
@@ -48,11 +48,11 @@ class GpuDealer:
 
     @property
     def room(self) -> int | None:
-        """How many workers it has GPUs for; None for any number."""
+        """Number of workers that can have GPUs; None for any number."""
         return self._count // self._per_worker if self._per_worker else None
 
     def deal(self, worker: str) -> str | None:
-        """Return the value of CUDA_VISIBLE_DEVICES for a worker; None to leave it as it is.
+        """Return the CUDA_VISIBLE_DEVICES of a worker; None to leave it as it is.
 
         Raises:
             WorkerLostError: All GPUs are taken by others.
@@ -71,6 +71,6 @@ class GpuDealer:
             return ",".join(self._dealt[worker])
 
     def give_back(self, worker: str) -> None:
-        """Take a worker's GPUs back: it has ended."""
+        """Take back the GPUs of a worker that has ended."""
         with self._lock:
             self._free += self._dealt.pop(worker, [])
