@@ -1,4 +1,4 @@
-"""Contradictions between keys of a job whose values are sound one by one."""
+"""Contradictions between keys of a job whose single values are sound."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def contradictions(job: Job) -> Iterator[Problem]:
 
 
 def stage_with_key_metric(stages: Sequence[Stage]) -> Stage:
-    """Return the stage whose arguments say which of the run's models is the best."""
+    """Return the stage whose arguments name the key metric of the run."""
     return next((stage for stage in stages if stage.has_rounds), stages[0])
 
 

@@ -53,7 +53,7 @@ class Section(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _explained(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Refuse mistakes in the words of the job file, where their keys' rules are known."""
+        """Explain mistakes in the words of the job file, where the rules are known."""
         try:
             return handler(values)
         except ValidationError as error:
@@ -88,7 +88,7 @@ _FLAGS = {"true": True, "false": False}
 
 
 def read_number(value: Any) -> Any:
-    """Return the number that a text is, as of `${?N}`; any other value as it is."""
+    """Return the number in a text, as of `${?N}`; any other value as it is."""
     if isinstance(value, str) and (match := _NUMBER.fullmatch(value.strip())):
         whole = not (match["fraction"] or match["point"] or match["exponent"])
         return int(value) if whole else float(value)
@@ -102,7 +102,7 @@ def _read_flag(value: Any) -> Any:
 def in_unit(
     parse: Callable[[Any], float], render: Callable[[Any], Any], allowed: str
 ) -> tuple[Any, ...]:
-    """Return the annotations of a number that a job file may give as a text with a unit."""
+    """Return the annotations of a number that may be a text with a unit."""
 
     def read(value: Any) -> float:
         try:

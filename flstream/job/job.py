@@ -229,14 +229,14 @@ class Job(Section):
 
 
 def _has_no_rounds(written: Any) -> bool:
-    """Whether all workflows that a job file gives come with flstream, and none has rounds."""
+    """Return whether all workflows are built-in ones without rounds."""
     sections = written if isinstance(written, list) else [written]
     kinds = [stage.get("type") if isinstance(stage, Mapping) else stage for stage in sections]
     return all(kind in [*built_ins()] and not find_workflow(kind).args.has_rounds for kind in kinds)
 
 
 def _moved(value: Any, folder: str, copy: str) -> Any:
-    """Return a value in which paths from a folder are those of a copy of it."""
+    """Return a value whose paths in a folder are paths in a copy of the folder."""
     match value:
         case str():
             # A path within a text, such as --data=/job/data, as far as one can be told.

@@ -116,7 +116,7 @@ def _parsed(overrides: Iterable[str]) -> tuple[list[Override], list[Problem]]:
 
 
 def _primary(problems: Sequence[Problem], hocon: Hocon) -> list[Problem]:
-    """Return the problems without those that only follow from others, with the nearest keys.
+    """Return the problems that do not follow from others, with the nearest keys.
 
     A key may be missing because it is misspelt, or because an include is missing; a value may be
     wrong because its `${X}` is unresolved.
@@ -138,5 +138,5 @@ def _primary(problems: Sequence[Problem], hocon: Hocon) -> list[Problem]:
 
 
 def _is_within(key: str, names: Iterable[str]) -> bool:
-    """Whether a key is one of these or lies in one of these sections."""
+    """Return whether a key is one of these keys or in one of these sections."""
     return any(key == name or key.startswith(f"{name}.") for name in names)

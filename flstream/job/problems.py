@@ -94,7 +94,7 @@ def given_clause(value: Any) -> str:
 
 
 def hint_of_name(name: object) -> str:
-    """Return the hint that names the first character that only other alphabets have, if any."""
+    """Return the hint about a name's first letter of another alphabet, if any."""
     foreign = next((char for char in str(name) if char.isalpha() and not char.isascii()), "")
     return f"{foreign} is none of the letters a to z and A to Z" if foreign else ""
 

@@ -119,7 +119,7 @@ def built_ins() -> Mapping[str, str]:
 
 
 def find_workflow(kind: str) -> WorkflowCode:
-    """Import a workflow, unless this process has it already."""
+    """Import a workflow, unless this process has imported it already."""
     function = find(built_ins().get(kind, kind), "function")
     if flaw := _flaw(function):
         hint = f"{kind.rpartition(':')[2]} {flaw}"
@@ -132,7 +132,7 @@ def find_workflow(kind: str) -> WorkflowCode:
 
 
 def _flaw(function: Any) -> str:
-    """Return why an object is no workflow, to follow its name; empty if it is one."""
+    """Explain why an object is no workflow, after its name; empty if it is one."""
     if not isinstance(function, FunctionType):
         is_class = isinstance(function, type)
         return "is a class" if is_class else f"is of the type {type(function).__name__}"
