@@ -1,4 +1,4 @@
-"""Random numbers by place: the element at an index depends on a key and that index alone.
+"""Random numbers by place: each depends on a key and its index alone.
 
 Noise that is added range by range must not depend on the ranges. So a stream of numbers is not
 drawn from a generator with a state, but computed from a key and the place in the stream: Philox
@@ -34,7 +34,7 @@ def stream_key(*parts: str | int) -> bytes:
     """Return the key of a stream of random numbers.
 
     Args:
-        parts: What the stream belongs to, such as a seed, a purpose and the name of a tensor.
+        parts: Parts of the stream's identity, such as a seed, a purpose, a tensor's name.
             Streams of different parts, also of differently divided ones, have nothing in common.
 
     Returns:
@@ -48,7 +48,7 @@ def stream_key(*parts: str | int) -> bytes:
 
 
 def words(key: bytes, start: int, count: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Return the random words of 64 bits with the indices ``[start, start + count)``.
+    """Return the random words of 64 bits at the indices ``[start, start + count)``.
 
     Args:
         key: Key of the stream, 16 bytes.
@@ -65,7 +65,7 @@ def words(key: bytes, start: int, count: int) -> np.ndarray[Any, np.dtype[np.uin
 
 
 def uniforms(key: bytes, start: int, count: int) -> Floats:
-    """Return uniform random numbers between 0 and 1, neither of which is among them.
+    """Return uniform random numbers above 0 and below 1.
 
     They are the odd multiples of 2**-53. The arguments are those of :func:`words`.
     """
