@@ -1,4 +1,4 @@
-"""Hooks of the inline engine: for threads that wait, and for code of the user's that has failed.
+"""Hooks of the inline engine, for waiting threads and for failed user code.
 
 Other engines leave both as they are.
 """
@@ -22,7 +22,7 @@ def waiting() -> AbstractContextManager[object]:
 
 
 def code_failed(error: BaseException) -> None:
-    """Print the traceback of what code of the user's has raised; inline, pdb may stop there.
+    """Print the traceback of an error in user code; inline, pdb may stop there.
 
     Raises:
         BaseException: Inline, where the run ends with it: what ends a thread, or the run.
@@ -32,7 +32,7 @@ def code_failed(error: BaseException) -> None:
 
 @contextmanager
 def hooked(waiting: Waiting, failed: Failed) -> Iterator[None]:
-    """Put other functions in the place of the two until the end of the block."""
+    """Replace the two hooks until the end of the block."""
     global _waiting, _failed
     before = _waiting, _failed
     _waiting, _failed = waiting, failed

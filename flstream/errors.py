@@ -10,7 +10,7 @@ class UsageError(FlstreamError):
 
 
 class ResumeRefusedError(UsageError):
-    """A run that cannot go on to the same bits, since something that it needs is gone."""
+    """A run that cannot resume with the same bits, since a file that it needs is gone."""
 
 
 class LayoutError(FlstreamError):
@@ -50,7 +50,7 @@ class ProtocolError(StreamingError):
 
 
 class BrokenStreamError(ProtocolError):
-    """Bytes that are no packet, or not the one that is due: of no use but on a new connection."""
+    """Bytes that are no packet, or not the expected one; only a new connection helps."""
 
 
 class IntegrityError(StreamingError):

@@ -38,7 +38,7 @@ class Accounting(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, job: Job) -> Accounting:
-        """The accounting of a private job."""
+        """Make the accounting of a private job."""
         privacy, clients = job.privacy, job.clients
         return cls(
             privacy.accountant,
@@ -79,7 +79,7 @@ def _epsilon(accounting: Accounting, counts: tuple[tuple[int, int], ...]) -> flo
 
 
 def _loss(accounting: Accounting, drawn_from: int, count: int) -> Any:
-    """The distribution of the privacy loss of several folds alike."""
+    """Return the distribution of the privacy loss of several folds alike."""
     noise = accounting.noise_multiplier
     if drawn_from <= accounting.cohort:
         return _loss_of_one(noise / math.sqrt(count), 1.0)
@@ -97,7 +97,7 @@ def _loss_of_one(noise: float, share: float) -> Any:
 
 @cache
 def _divergences(accounting: Accounting, drawn_from: int) -> tuple[Any, Any]:
-    """The orders of Renyi divergences, and those of one fold: of several, they add up."""
+    """Return the orders of Renyi divergences, and one fold's; those of folds add up."""
     from dp_accounting import (
         GaussianDpEvent,
         NeighboringRelation,

@@ -1,4 +1,4 @@
-"""Adoption: one update becomes a model as it is, the next one or a file of its site's own."""
+"""Adoption: one update becomes the next model, or its site's own file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from flstream.model.source import Scratch, Sink, Source
 
 
 def adopting(rule: AggregationRule) -> AggregationRule:
-    """The rule by which one update becomes the next model, as it is."""
+    """Return the rule by which one update becomes the next model, as it is."""
     return replace(rule, method="mean", clip_norm=None, factors={}, mechanism=None)
 
 
@@ -60,7 +60,7 @@ def adopt_update(
         UpdateRefusedError: The update does not fit the model or is not finite.
     """
     layout = base.layout
-    if not all(is_adopted_whole(layout, each, rule) for each in updates):
+    if not all(is_adopted_whole(layout, update, rule) for update in updates):
         return fold_updates(base, updates, rule, sink, step, on_range, optimization)
     readings = [Reading(update, layout) for update in updates]
     digest = BodyDigest(layout)
@@ -81,7 +81,7 @@ def adopt_update(
 
 
 def is_adopted_whole(layout: Layout, update: UpdateSource, rule: AggregationRule) -> bool:
-    """Whether an update becomes the next model byte for byte, as it has all of its tensors."""
+    """Return whether an update becomes the next model byte for byte."""
     is_whole = len(rule.selected(layout)) == len(layout.tensors)
     return is_whole and update.params_type == "FULL" and not update.partial
 
@@ -108,7 +108,7 @@ def expect_sound(
 
 
 def _expect_finite(site: str, layout: Layout, start: int, data: memoryview) -> None:
-    """Refuse a site's update if floats of a range that begins at an offset are not finite."""
+    """Refuse a site's update if a range of it has floats that are not finite."""
     for run in layout.runs(start, start + len(data)):
         if run.dtype in FLOATS | SCALES:
             numbers = numbers_in(run.dtype, data[run.start - start : run.stop - start])
@@ -136,7 +136,7 @@ def write_site_model(
     Args:
         path: The file.
         base: The model that the site started from, with the bodies that travel with it.
-        update: What it has sent.
+        update: The site's update.
         rule: Which tensors count, and whether what is not finite is refused.
         step: Bytes that are written at a time.
         check: Called now and then; raises to end the work.
@@ -159,7 +159,7 @@ def write_site_model(
 
 
 class FoldKeeper:
-    """Keeps the models of one fold's updates, each before it is folded.
+    """Files with the models of a fold's updates, each written before the fold.
 
     Should the run be cut off before the fold is on record, the fold is done again, and with it
     this.
@@ -167,7 +167,7 @@ class FoldKeeper:
     Args:
         path_of: Returns where the model of a site lies.
         base: The model that the sites started from.
-        rule: How updates are combined.
+        rule: Rule that combines updates.
         check: Called now and then; raises to end the work.
 
     Attributes:
@@ -189,19 +189,10 @@ class FoldKeeper:
         self._kept: dict[str, UpdateSource] = {}
 
     def keep(self, update: UpdateSource, step: int) -> UpdateSource:
-        """Keep the model of an update.
+        """Keep the model of an update, and return the update to fold.
 
-        Args:
-            update: The update.
-            step: Bytes that are written at a time.
-
-        Returns:
-            The update as it is to be folded: read from the file, where that has the same bytes, so
-            that a worker has to send it once.
-
-        Raises:
-            UpdateRefusedError: It does not fit the model, or is not finite.
-            CheckpointError: The disk does not take it.
+        Where the file has the same bytes, the returned update is read from there, so that a worker
+        sends its bytes once. ``step`` is the bytes that are written at a time.
         """
         if update.site in self._kept:
             return self._kept[update.site]

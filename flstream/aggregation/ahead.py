@@ -1,4 +1,4 @@
-"""Reading and writing on threads beside a walk: the next range is read, and the last one written.
+"""Threads beside a walk that read the next range and write the last one.
 
 Waiting for a pipe or a disk, and copying bytes, does not hold Python's lock. So a second core does
 it while the first one folds.
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @contextmanager
 def read_ahead(steps: Iterator[Callable[[], T]], depth: int) -> Iterator[Iterator[T]]:
-    """Make steps on a thread of their own, while the results of earlier ones are used.
+    """Run steps on a thread, ahead of the code that uses their results.
 
     A step is queued when the result of the one ``depth`` before it is requested: results before
     that one are no longer in use by then. An error of a step is raised where its result is
@@ -44,7 +44,7 @@ def read_ahead(steps: Iterator[Callable[[], T]], depth: int) -> Iterator[Iterato
 
 
 class WriteBehind:
-    """A sink that writes a range while the next one is being made.
+    """Sink that writes a range on a thread while the next range is made.
 
     Args:
         layout: Layout of the body.
@@ -66,12 +66,12 @@ class WriteBehind:
         return [self._view]
 
     def commit(self, start: int, stop: int) -> None:
-        """Start writing the buffer; raise the error of writing the one before it."""
+        """Start writing the buffer; raise the error of the buffer before it."""
         self._wait()
         self._writing = self._writer.submit(self._write, start, self._view)
 
     def close(self) -> None:
-        """Wait until all is written, and raise the error of the last write."""
+        """Wait for the last write, and raise its error."""
         try:
             self._wait()
         finally:

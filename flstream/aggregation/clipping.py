@@ -26,12 +26,10 @@ from flstream.model.dtypes import FLOATS
 def clip_scales(
     updates: Sequence[UpdateSource], norms: Sequence[float], limit: float | Literal["median"] | None
 ) -> list[float] | None:
-    """Return the factors that bring the updates' L2 norms down to a limit, and tell them of it.
+    """Return the factors that bring the updates' L2 norms down to a limit.
 
-    Args:
-        updates: The updates.
-        norms: The L2 norm of each one's difference from the model.
-        limit: The limit, or the median of all norms; None for none, and no factors.
+    ``norms`` are those of the updates' differences from the model. A limit of None bounds nothing,
+    and gives no factors. Each update's ``on_clip`` is called.
     """
     for update, norm in zip(updates, norms, strict=True):
         if not math.isfinite(norm):
@@ -53,7 +51,7 @@ def clip_scales(
 def difference_norms(
     cohort: UpdateSet, updates: int, on_range: Callable[[int], None]
 ) -> list[float]:
-    """Compute the L2 norm of each update's difference, over its aggregated floats, in one pass."""
+    """Compute the L2 norm of each update's difference, over its aggregated floats."""
     sums = [_SquareSum() for _ in range(updates)]
     room = block_room(FLOATS, cohort.step)
     for _, _, regions, contributions in cohort.ranges():
@@ -65,11 +63,11 @@ def difference_norms(
                         part.differences(block, values)
                         sums[part.place].add(values)
         on_range(0)
-    return [each.root() for each in sums]
+    return [square_sum.root() for square_sum in sums]
 
 
 class _SquareSum:
-    """A sum of squares that does not depend on how the numbers are cut into blocks.
+    """Sum of squares that does not depend on how the numbers are cut into blocks.
 
     The numbers are distributed over columns in turn. Each column is summed in order, and the sums
     of the columns are added exactly.

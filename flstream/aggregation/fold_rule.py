@@ -1,4 +1,4 @@
-"""How a workflow has updates combined, where it is not as the job says."""
+"""Rules of a workflow's own for a fold or a server step, in place of the job's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FoldRule:
             the same number for all; or None for the updates' own, their numbers of examples.
         normalise: Whether the sum is divided by that of the weights.
         scale: Factor of the sum.
-        base: What an update is compared with: ``"own"`` for the body that it was made from, or
+        base: Body that an update is compared with: ``"own"`` for the one that it started from, or
             ``"zero"`` where what was sent is a difference already.
     """
 
@@ -37,7 +37,7 @@ class FoldRule:
     base: Base = "own"
 
     def __post_init__(self) -> None:
-        """Refuse what is no rule."""
+        """Refuse values that make no rule."""
         if self.base not in _BASES:
             raise WorkflowError(f"FoldRule(base={self.base!r}): a base is {' or '.join(_BASES)}")
         if not _is_number(self.scale):
@@ -45,14 +45,14 @@ class FoldRule:
         weights: Any = self.weights
         if not isinstance(weights, Sequence) or isinstance(weights, str | bytes):
             weights = [] if weights is None else [weights]
-        for each in weights:
-            if not (_is_number(each) and each > 0):
+        for weight in weights:
+            if not (_is_number(weight) and weight > 0):
                 raise WorkflowError(
-                    f"FoldRule(weights=...) has {each!r}; a weight is a finite number above 0"
+                    f"FoldRule(weights=...) has {weight!r}; a weight is a finite number above 0"
                 )
 
     def check_count(self, updates: int) -> None:
-        """Refuse a list of weights that is not as long as that of the updates.
+        """Refuse a list of weights that is not as long as the list of updates.
 
         Raises:
             WorkflowError: There are more or fewer weights than updates.
@@ -64,18 +64,13 @@ class FoldRule:
             )
 
     def weight_of(self, place: int, own: float) -> float:
-        """Weight of the update at a place among those that the fold was given, from 0.
-
-        Args:
-            place: The place.
-            own: The update's own weight.
-        """
+        """Return an update's weight by its place among the fold's updates, from 0."""
         if self.weights is None:
             return own
         return float(self.weights[place] if isinstance(self.weights, Sequence) else self.weights)
 
     def plain(self) -> list[Any]:
-        """The rule as the arguments of an effect have it."""
+        """Return the rule in the form that the arguments of an effect have."""
         weights: Any = self.weights
         if isinstance(weights, Sequence):
             weights = [float(weight) for weight in weights]
@@ -85,7 +80,7 @@ class FoldRule:
 
 
 class ServerStep:
-    """A step of the server's along the aggregate's difference from the model, for floats.
+    """Step of the server along the aggregate's difference from the model, for floats.
 
     A workflow passes one of its own to ``run.fold(step=...)``: a frozen dataclass derived from
     this, whose fields are plain values.
@@ -105,7 +100,7 @@ class ServerStep:
         return type(self).__name__
 
     def plain(self) -> list[Any]:
-        """The step as the arguments of an effect have it."""
+        """Return the step in the form that the arguments of an effect have."""
         fields: Any = self
         return [self.name, asdict(fields), list(self.moments)]
 

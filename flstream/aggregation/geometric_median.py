@@ -45,12 +45,12 @@ def geometric_median_weights(gram: Array, weights: Array) -> Array:
     place = int(np.argmin(typical))
     centre = gram[place]
     centred: Array = gram - centre[:, None] - centre + centre[place]
-    found = _inverse(typical, least)
+    estimate = _inverse(typical, least)
     for _ in range(_MOST_ITERATIONS):
-        before, found = found, _inverse(_distances_to_mean(centred, found), least)
-        if np.max(np.abs(found - before)) < _CONVERGED:
+        before, estimate = estimate, _inverse(_distances_to_mean(centred, estimate), least)
+        if np.max(np.abs(estimate - before)) < _CONVERGED:
             break
-    return found
+    return estimate
 
 
 def _inverse(distances: Array, least: float) -> Array:

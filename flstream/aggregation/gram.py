@@ -1,4 +1,4 @@
-"""The inner products of all pairs of updates' differences, from one pass over the updates.
+"""Inner products of all pairs of updates' differences, from one pass.
 
 Norms, distances and angles between updates all follow from this matrix, and so do those of any
 weighted mean of them. Rules that compare whole updates need no other look at them.
@@ -53,7 +53,7 @@ def gram_matrix(cohort: UpdateSet, updates: int, on_range: Callable[[int], None]
 
 
 class GramSum:
-    """Sums of products that do not depend on how the rows of numbers are cut into blocks.
+    """Sums of products that do not depend on how the rows are cut into blocks.
 
     The rows are cut into tiles at places that depend on the number of rows alone. The products of
     a tile are summed by NumPy's pairwise sum, and the sums of the tiles in order. A product and a

@@ -31,7 +31,7 @@ def krum(rule: AggregationRule, updates: int) -> Combination:
 
 
 def multi_krum(rule: AggregationRule, updates: int) -> Combination:
-    """Make Multi-Krum, the mean of those that it chooses.
+    """Make Multi-Krum, the mean of the updates that Krum chooses.
 
     Raises:
         AggregationError: There are too few updates.
@@ -58,7 +58,7 @@ def bulyan(rule: AggregationRule, updates: int) -> Combination:
 
 
 def _byzantine(rule: AggregationRule, updates: int) -> int:
-    """Return how many updates may be Byzantine: as the rule has it, or as many as possible."""
+    """Return how many updates may be Byzantine: by the rule, or as many as possible."""
     method, byzantine = METHODS[rule.method], rule.byzantine
     needed = method.least_updates(byzantine or 0)
     if byzantine is None:
@@ -96,11 +96,11 @@ def bulyan_weights(gram: Array, weights: Array, *, byzantine: int) -> Array:
     Of n updates, f may be ``byzantine``; n is at least 4 f + 3.
     """
     distances = squared_distances(gram)
-    left = list(range(len(gram)))
+    remaining = list(range(len(gram)))
     for _ in range(len(gram) - 2 * byzantine):
-        scores = _scores(distances[np.ix_(left, left)], byzantine)
-        left.pop(int(np.argmin(scores)))
-    return 1 - _marked(len(gram), left)
+        scores = _scores(distances[np.ix_(remaining, remaining)], byzantine)
+        remaining.pop(int(np.argmin(scores)))
+    return 1 - _marked(len(gram), remaining)
 
 
 def around_median(values: Array, weights: Array, *, left_out: int) -> Array:
@@ -123,16 +123,16 @@ def _around_median(ranked: Array, left_out: int) -> Array:
     # Halved first, since the sum of two large numbers may be beyond float64.
     median = np.where(lower == upper, lower, lower / 2 + upper / 2)
     # The values nearest to it are neighbours in the order.
-    kept = count - left_out
+    width = count - left_out
     first = np.zeros(median.shape, np.intp)
     for low in range(left_out):
         # The window moves up as long as its lowest value is farther off than the next above it.
-        first += (median - ranked[low] > ranked[low + kept] - median) & (first == low)
+        first += (median - ranked[low] > ranked[low + width] - median) & (first == low)
     total = np.zeros(median.shape)
     for place, values in enumerate(ranked):
-        is_kept = (first <= place) & (place < first + kept)
+        is_kept = (first <= place) & (place < first + width)
         np.add(total, values, out=total, where=is_kept)
-    mean: Array = np.divide(total, kept, out=total)
+    mean: Array = np.divide(total, width, out=total)
     return mean
 
 

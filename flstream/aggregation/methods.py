@@ -1,4 +1,4 @@
-"""How a method folds updates, and weighs them before that."""
+"""Aggregation methods: the fold of each, and the weights that it gives updates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Combination = tuple[Fold, Weigh | None]
 
 
 def combination(rule: AggregationRule, updates: int) -> Combination:
-    """Make what folds so many updates."""
+    """Make the fold of a rule for a number of updates, and its weighing."""
     if not is_own(rule.method):
         make: Callable[[AggregationRule, int], Combination]
         make = resolve_name(METHODS[rule.method].make)
@@ -44,7 +44,7 @@ def combination(rule: AggregationRule, updates: int) -> Combination:
 
 
 class CoordinateFold:
-    """A fold that combines the values of each coordinate, in float64: all updates' at once."""
+    """Fold that combines the values of each coordinate of all updates, in float64."""
 
     def __init__(self, combine: Combine) -> None:
         self._combine = combine

@@ -34,7 +34,7 @@ class Weighs(Protocol):
 
 
 class OwnRule:
-    """A user's own rule in one walk. Its object is new, so that a resumed run has the same."""
+    """A user's own rule, made anew for each walk so that no state of it outlives one."""
 
     def __init__(self, method: str, args: Mapping[str, Any]) -> None:
         self._where, _, name = method.rpartition(":")
@@ -54,45 +54,45 @@ class OwnRule:
     def weigh(self, gram: Array, weights: Array) -> Array:
         """Return the weight of each update, of which one at least is above 0 and none below."""
         with self._guarded(f"{self._name}.weigh"):
-            made = self._rule.weigh(gram, weights)
-        found = self._floats("weigh", made, len(gram))
+            returned = self._rule.weigh(gram, weights)
+        weights = self._floats("weigh", returned, len(gram))
         # A NaN is in no range, either.
-        in_range = ((found >= 0) & (found <= MOST_WEIGHT)).all()
-        if not in_range or not (found >= LEAST_WEIGHT).any():
-            shown = ", ".join(f"{weight:g}" for weight in found[:8])
+        in_range = ((weights >= 0) & (weights <= MOST_WEIGHT)).all()
+        if not in_range or not (weights >= LEAST_WEIGHT).any():
+            shown = ", ".join(f"{weight:g}" for weight in weights[:8])
             raise AggregationError(
-                f"{self._name}.weigh returned the weights {shown}{', ...' * (len(found) > 8)}; "
+                f"{self._name}.weigh returned the weights {shown}{', ...' * (len(weights) > 8)}; "
                 "return finite ones of at least 0, not all of them 0"
             )
-        return found
+        return weights
 
-    def _floats(self, function: str, made: Any, length: int) -> Array:
+    def _floats(self, function: str, returned: Any, length: int) -> Array:
         try:
-            found = np.array(made)
-            if np.iscomplexobj(found):
+            floats = np.array(returned)
+            if np.iscomplexobj(floats):
                 raise TypeError("it gave complex numbers, and floats are due")
-            found = found.astype(np.float64)
+            floats = floats.astype(np.float64)
         except (TypeError, ValueError) as error:
             raise AggregationError(
-                f"{self._name}.{function} returned a {type(made).__name__}, which is no array of "
-                f"{length} numbers: {error}; return a NumPy array"
+                f"{self._name}.{function} returned a {type(returned).__name__}, which is no array "
+                f"of {length} numbers: {error}; return a NumPy array"
             ) from error
-        if found.shape != (length,):
+        if floats.shape != (length,):
             raise AggregationError(
-                f"{self._name}.{function} returned an array of shape {found.shape}; "
+                f"{self._name}.{function} returned an array of shape {floats.shape}; "
                 f"return one of shape ({length},)"
             )
-        return found
+        return floats
 
     @contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
-        """Say where the user's code has raised an error."""
+        """Name the user's line in an error that the user's code raises."""
         try:
             yield
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             code_failed(error)
             lines = traceback.extract_tb(error.__traceback__)
-            own = [f" in line {each.lineno}" for each in lines if each.filename == self._where]
+            own = [f" in line {frame.lineno}" for frame in lines if frame.filename == self._where]
             raise AggregationError(
                 f"{what} raised {type(error).__name__}{''.join(own[-1:])}: "
                 f"{error}; mend the rule, and start the run again"

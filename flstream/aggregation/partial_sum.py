@@ -1,4 +1,4 @@
-"""A partial weighted mean in a file, for cohorts larger than can be read at once."""
+"""Partial weighted mean in a file, for cohorts that cannot be read at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flstream.model.source import Source
 
 
 class PartialSum:
-    """The weighted sums of the updates of some sites, to which further ones are added.
+    """Weighted sums of some sites' updates, to which updates of others are added.
 
     The file has, in float64, the sum of each number. It is replaced as a whole each time updates
     are added, so that an addition that fails leaves the sums before.
@@ -56,7 +56,7 @@ class PartialSum:
         self._file: FileSource | None = None
 
     def add(self, updates: Sequence[UpdateSource], step: int, on_range: OnRange) -> None:
-        """Add updates of sites that are not in it yet.
+        """Add updates of sites that the sum does not have yet.
 
         Args:
             updates: Updates in the cohort's order; none leaves the file as it is.
@@ -97,8 +97,8 @@ class PartialSum:
                         out[:] = sums.view(np.uint8).data
                         sink.commit(first, last)
                 on_range(stop)
-            for each in updates:
-                each.confirm()
+            for update in updates:
+                update.confirm()
             self._file = sink.finish()
         self.sites = [*self.sites, *sites]
         self.weights = self._weights_with(updates, cohort.regions)
@@ -106,7 +106,7 @@ class PartialSum:
     def _weights_with(
         self, updates: Sequence[UpdateSource], regions: Sequence[Region]
     ) -> Sequence[float]:
-        """Return the weight of each tensor once updates have been added."""
+        """Return the weight of each tensor with further updates added."""
         weights = dict(zip(self._base.layout.by_name, self.weights, strict=True))
         for region in regions:
             weight = region.before
@@ -118,7 +118,7 @@ class PartialSum:
         return list(weights.values())
 
     def load(self, mean: WeightedMean, regions: Sequence[Region]) -> None:
-        """Fill in the sums of a range of the mean that was begun."""
+        """Fill in the sums of a range that the mean has begun."""
         for sums, region in zip(mean.sums, regions, strict=True):
             if region.before and self._file is not None:
                 _, first, last = self._side_layout.place("sum", region)

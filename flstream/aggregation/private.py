@@ -51,10 +51,10 @@ _MANTISSA_BITS = 52
 
 
 class NoiseSource:
-    """Standard normal numbers 0, 1, 2 and so on, of which any range can be computed by itself.
+    """Standard normal numbers by index; any range of them can be computed by itself.
 
     Args:
-        name: What the numbers are for; those of different names have nothing in common.
+        name: Name of the numbers' purpose; other names give independent numbers.
     """
 
     def __init__(self, name: str) -> None:
@@ -136,7 +136,7 @@ def _polynomial(terms: list[float], x: Array, out: Array) -> None:
 
 @dataclass(frozen=True)
 class GaussianMechanism:
-    """What makes the mean of one fold private."""
+    """Bound and noise that make the mean of one fold private."""
 
     clip_norm: float  # bound of the L2 norm of each update's difference from the model
     cohort: int  # number that the sum of differences is divided by
@@ -146,7 +146,7 @@ class GaussianMechanism:
 
 
 class PrivateMean:
-    """Makes the mean of a walk's updates private, block by block."""
+    """Noise on the mean of a walk's updates, block by block."""
 
     def __init__(self, mechanism: GaussianMechanism, model: Layout) -> None:
         self._mechanism = mechanism

@@ -54,9 +54,9 @@ def trimmed_mean(values: Array, weights: Array, *, trim: Trim) -> Array:
     """
     values.sort(axis=0)
     left_out = trim(len(values))
-    left = values[left_out : len(values) - left_out]
-    total: Array = left[0]
-    for row in left[1:]:
+    middle = values[left_out : len(values) - left_out]
+    total: Array = middle[0]
+    for row in middle[1:]:
         np.add(total, row, out=total)
-    np.divide(total, len(left), out=total)
+    np.divide(total, len(middle), out=total)
     return total

@@ -33,22 +33,22 @@ class Region(NamedTuple):
 
     @property
     def is_kept(self) -> bool:
-        """Whether no update has it, so that it keeps its values."""
+        """Whether no update has the region, so that the model's values stay."""
         return not self.carriers and not self.before
 
     @property
     def numbers(self) -> int:
-        """Number of its numbers: see :func:`flstream.model.dtypes.numbers_in`."""
+        """Number of the region's numbers: see :func:`flstream.model.dtypes.numbers_in`."""
         return (self.stop - self.start) // unit(self.dtype)
 
     def weight_of(self, update: UpdateSource) -> float:
-        """Weight of an update here."""
+        """Return the weight of an update in the region."""
         if self.fold_rule is None:
             return update.weight
         return self.fold_rule.weight_of(update.place, update.weight)
 
     def carried_by(self, place: int) -> bool:
-        """Return whether the update at this place of the cohort has it."""
+        """Return whether the update at a place of the cohort has the region."""
         return bool(self.carriers >> place & 1)
 
 
@@ -60,11 +60,8 @@ def regions_of(
 ) -> list[Region]:
     """Return the regions of a body, in order.
 
-    Args:
-        layout: Layout of the body.
-        rule: Rule that selects the tensors that are aggregated; the others keep their values.
-        carried: For each update the names of its tensors; None for one that has all.
-        before: For each tensor of the layout, the weight summed earlier.
+    ``carried`` has for each update the names of its tensors, None for all; ``before`` for each
+    tensor of the layout the weight that was summed earlier.
     """
     regions: list[Region] = []
     selected = rule.selected(layout)
@@ -115,9 +112,9 @@ def not_finite(
 
 
 def element_at(layout: Layout, region: Region | TypeRun, index: int) -> str:
-    """Describe an element of a region: the name of its tensor, and its index in that."""
+    """Describe an element of a region by its tensor, and its index in the tensor."""
     offset = region.start + index * unit(region.dtype)
     spec = next(layout.overlapping(offset, offset + 1))
     element = (offset - spec.start) // BY_CODE[spec.dtype].itemsize
-    place = [int(each) for each in np.unravel_index(element, spec.shape)]
+    place = [int(position) for position in np.unravel_index(element, spec.shape)]
     return f"tensor {spec.name!r} at {place}" if place else f"tensor {spec.name!r}"

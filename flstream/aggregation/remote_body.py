@@ -1,4 +1,4 @@
-"""An update that is fetched while it is folded."""
+"""Body of an update that is fetched while it is folded."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from flstream.telemetry.events import Transfer
 
 
 class RemoteBody:
-    """The body of an update in another process. It is fetched each time a walk reads it.
+    """Body of an update in another process, fetched each time that a walk reads it.
 
     Args:
         site: Name of the site, for messages.
         receiver: Receiving side of the channel to the process.
         token: Token of the body.
-        settings: How it is streamed.
+        settings: Settings of the transfer.
         base: The model that it was trained from, for what is the same in it; None for none.
         check: Called with its layout before all of it is fetched at once, which a whole message is;
             returns why it does not fit the model, or None.
@@ -52,11 +52,11 @@ class RemoteBody:
 
     @property
     def cost(self) -> Transfer:
-        """The cost of fetching it so far."""
+        """Cost of fetching the body so far."""
         return sum((remote.cost for remote in self._remotes), start=Transfer())
 
     def open(self, step: int) -> Source:
-        """Begin to fetch it, to be read from front to back.
+        """Begin to fetch the body, to be read from front to back.
 
         Args:
             step: Most bytes of a frame, of which one may be kept.
@@ -93,22 +93,18 @@ class RemoteBody:
         return remote
 
     def confirm(self) -> None:
-        """Have the sender say that what was read of it last is what it offered.
+        """Confirm with the sender that the body read last was not changed.
 
-        Raises:
-            UpdateRefusedError: It was changed meanwhile, or the sender is gone.
+        An UpdateRefusedError says that it was, or that the sender is gone.
         """
         with naming(self._site, FlstreamError):
             self._remotes[-1].confirm()
 
     def close(self, failure: str = "") -> None:
-        """Let the sender know that it is not needed any more.
+        """Tell the sender that the body is needed no longer.
 
-        Args:
-            failure: Why it is of no use; empty if it was used.
-
-        Raises:
-            StreamingError: The sender is gone.
+        ``failure`` says why the body is of no use; empty where it was used. A StreamingError says
+        that the sender is gone.
         """
         if self._remotes:
             self._remotes[-1].close(failure)

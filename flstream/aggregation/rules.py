@@ -27,7 +27,7 @@ class AggregationRule:
     """Rule by which updates become the next model.
 
     Attributes:
-        method: How updates are combined: one of ``METHODS`` but ``norm_bounded_mean``, which is the
+        method: Way to combine updates: one of ``METHODS`` but ``norm_bounded_mean``, which is the
             mean with a limit of the norm; or the place of a user's own rule.
         args: Keyword arguments of a user's own rule.
         trim: For ``trimmed_mean``, the fraction of values left out at each end; below 0.5.
@@ -45,7 +45,7 @@ class AggregationRule:
         fold_rules: Rules of bodies that are combined otherwise, by name of the body; that of the
             model has the empty name.
         counts_alike: Whether every update has the same weight.
-        mechanism: What makes the mean private; None for the mean as it is. With one, all updates
+        mechanism: Mechanism of a private mean; None for the mean as it is. With one, all updates
             count alike, and only floats are aggregated, since no noise is added to other numbers.
     """
 
@@ -66,7 +66,7 @@ class AggregationRule:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether it needs all updates at once, and not only their sum."""
+        """Whether the fold needs all updates at once, and not only their sum."""
         return self.holds_ranges or self.clip_norm == "median"
 
     @property
@@ -76,13 +76,13 @@ class AggregationRule:
 
     @property
     def compares(self) -> bool:
-        """Whether it takes a pass over all updates to compare them, before it folds any."""
+        """Whether the fold compares all updates in a pass before it folds any."""
         if is_own(self.method):
             return callable(getattr(find(self.method, "class"), "weigh", None))
         return METHODS[self.method].compares
 
     def private(self, mechanism: GaussianMechanism) -> AggregationRule:
-        """Return the rule of a fold that a mechanism makes private."""
+        """Return the rule of a fold with a mechanism that makes the mean private."""
         return replace(self, clip_norm=mechanism.clip_norm, mechanism=mechanism)
 
     def weighted(self, update: UpdateSource) -> UpdateSource:
@@ -145,7 +145,7 @@ def rule_for(section: AggregationSection) -> AggregationRule:
 def found_names(
     key: str, patterns: Sequence[str], layout: Layout, bodies: Sequence[str] = ()
 ) -> frozenset[str]:
-    """Return the names of the tensors in whose name, or a name tied to it, a pattern is found.
+    """Return the tensors with a name, tied names included, that a pattern matches.
 
     Args:
         key: Key of the job file that has the patterns, for messages.

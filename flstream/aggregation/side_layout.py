@@ -1,4 +1,4 @@
-"""A file with tensors that accompany those of a model, such as a sum or a moment of each."""
+"""File of tensors that accompany a model's, such as a sum or a moment of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flstream.model.layout import Layout
 
 
 class SideLayout:
-    """The layout of such a file, and the places in it of the numbers of a model's regions.
+    """Layout of a side file, with the place of each region's numbers in the file.
 
     A tensor's name is its kind, a dot, and the name of the model's tensor. Tensors of one kind are
     in the model's order, so that the numbers of a region are one range. They are given in that

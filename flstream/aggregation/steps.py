@@ -38,7 +38,7 @@ def plan_step(
     buffered: int = 0,
     summing: bool = False,
 ) -> int:
-    """Choose the bytes that a walk folds at a time: as many as the budget allows, 2 MiB at most.
+    """Choose the bytes that a walk folds at a time, within a budget and up to 2 MiB.
 
     A walk has these buffers. For each byte of a range: a byte for each update that is being read or
     folded, the model's range, the result's and the one being written; the float64 sums of the

@@ -57,7 +57,7 @@ class UpdateSource:
 
 @contextmanager
 def naming(site: str, *errors: type[FlstreamError]) -> Iterator[None]:
-    """Refuse the update of a site where it cannot be decoded, or errors of these kinds arise."""
+    """Refuse a site's update where decoding fails, or an error of these kinds arises."""
     try:
         yield
     except (AbortedError, UpdateRefusedError):
@@ -69,7 +69,7 @@ def naming(site: str, *errors: type[FlstreamError]) -> Iterator[None]:
 
 
 class Reading:
-    """An update that is being read, in ranges of the model's body.
+    """Update that a walk reads, by ranges of the model's body.
 
     Attributes:
         update: The update.
@@ -93,7 +93,7 @@ class Reading:
             theirs = self._source.layout
             self.carried = model.subset(theirs.by_name, set(theirs.names))
             filled = [(model.by_name[s.name], s.start) for s in self.carried.tensors if s.nbytes]
-            self._places = [(0, 0, 0), *((there.start, there.stop, own) for there, own in filled)]
+            self._places = [(0, 0, 0), *((spec.start, spec.stop, own) for spec, own in filled)]
         self._starts = [start for start, _, _ in self._places]
         difference = self.carried.difference(self._source.layout)
         if difference:
@@ -113,7 +113,7 @@ class Reading:
             self._source.read(start, stop, into)
 
     def compare(self, data: memoryview, old: memoryview) -> None:
-        """Compare bytes of the update with the model's, unless some others have differed."""
+        """Compare bytes of the update with the model's, unless earlier bytes differed."""
         sent = np.frombuffer(data, np.uint8)
         if self.update.params_type == "DIFF":
             differs = bool(sent.any())
@@ -125,6 +125,6 @@ class Reading:
             self.update.on_change()
 
     def place(self, offset: int) -> int:
-        """Return the number of bytes that the update has for the model's first ``offset`` bytes."""
+        """Return how many bytes the update has for the model's first ``offset`` bytes."""
         start, stop, own = self._places[bisect_right(self._starts, offset) - 1]
         return own + min(offset, stop) - start

@@ -1,4 +1,4 @@
-"""The updates of one walk, opened, and read side by side range by range.
+"""Updates of one walk, read side by side range by range.
 
 The part of an update in a region has its values for the model there, in float64.
 """
@@ -30,7 +30,7 @@ _MOST_OPENED = 8
 
 
 class BaseValues:
-    """The model that the updates started from, of which each range is read at most once."""
+    """The model that the updates started from; each range is read at most once."""
 
     def __init__(self, base: Source, step: int) -> None:
         self._base = base
@@ -63,7 +63,7 @@ class BaseValues:
 
 
 class UpdatePart:
-    """The part of an update in a region of a range; its difference from the model is scaled."""
+    """Part of an update in a region of a range; scales its difference from the model."""
 
     def __init__(self, cohort: UpdateSet, place: int, region: Region, data: memoryview) -> None:
         update = cohort.readings[place].update
@@ -80,7 +80,7 @@ class UpdatePart:
         self._checked = cohort.checked
 
     def reals(self, block: slice, out: Array) -> None:
-        """Write what is summed of a block into a float64 array of its length.
+        """Write the summands of a block into a float64 array of its length.
 
         That is the new values, or, under a rule of the workflow's, the differences that it sums.
         Integers are not scaled; their differences wrap, and so do sums of these with the old ones.
@@ -144,7 +144,7 @@ class Fold(Protocol):
 
 
 class UpdateSet:
-    """Updates that are read together, in the order in which they are to be folded.
+    """Updates that a walk reads together, in the order in which it folds them.
 
     Args:
         base: Model that the sites started from.
@@ -173,24 +173,27 @@ class UpdateSet:
         self._is_large = layout.nbytes * len(updates) >= _LEAST_READ_AHEAD_BYTES
         if self._is_large:  # at once, since each is compared with the model first
             with ThreadPoolExecutor(_MOST_OPENED, "opening") as threads:
-                self.readings = list(threads.map(lambda each: Reading(each, layout), updates))
+                self.readings = list(threads.map(lambda update: Reading(update, layout), updates))
         else:
             self.readings = [Reading(update, layout) for update in updates]
         self.scales = scales or [1.0] * len(updates)
         self.checked = layout if checks_finite and rule.on_nonfinite == "reject" else None
         self.old = BaseValues(base, step)
         # Those of other models that updates were trained from, each read once.
-        others = {id(each.base): each.base for each in updates if each.base is not None}
+        others = {id(update.base): update.base for update in updates if update.base is not None}
         self._others = {key: BaseValues(other, step) for key, other in others.items()}
         self.regions = regions_of(
             layout,
             rule,
-            [each.carried.by_name if each.update.partial else None for each in self.readings],
+            [
+                reading.carried.by_name if reading.update.partial else None
+                for reading in self.readings
+            ],
             before or [0.0] * len(layout.tensors),
         )
 
     def ranges(self) -> Iterator[tuple[int, int, Sequence[Region], Iterator[Contribution]]]:
-        """Yield the ranges of the body, while those that follow are being read.
+        """Yield the ranges of the body, while a thread reads the ones that follow.
 
         Yields:
             Start, stop and regions of a range, and the contributions of all updates, in order.
@@ -201,12 +204,12 @@ class UpdateSet:
             for start, stop in self._layout.ranges(self.step)
             for first in range(0, len(self.readings), RANGES_TOGETHER)
         )
-        made = (
+        group_reads = (
             read_ahead(reads, GROUPS_READ - 1)
             if self._is_large
             else nullcontext(read() for read in reads)
         )
-        with made as groups:
+        with group_reads as groups:
             for start, stop in self._layout.ranges(self.step):
                 for old in (self.old, *self._others.values()):
                     old.begin(start, stop)
@@ -216,7 +219,7 @@ class UpdateSet:
     def _read(
         self, first: int, start: int, stop: int, scratches: Sequence[Scratch]
     ) -> list[memoryview]:
-        """Read a range of the updates that are folded together, beginning with one of them."""
+        """Read a range of the updates that the walk folds together."""
         together = self.readings[first : first + len(scratches)]
         return [
             reading.read(start, stop, scratch)
@@ -243,7 +246,7 @@ class UpdateSet:
         return self._others.get(id(update.base), self.old)
 
     def _part(self, place: int, region: Region, start: int, data: memoryview) -> UpdatePart:
-        """The part of an update in a region, given its bytes for a range from ``start`` on."""
+        """Make the part of an update in a region from its bytes of a range."""
         reading = self.readings[place]
         offset = reading.place(region.start) - reading.place(start)
         data = data[offset : offset + region.stop - region.start]

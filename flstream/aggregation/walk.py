@@ -1,4 +1,4 @@
-"""The walk: one pass over the body, folding range k of every update into range k of the next model.
+"""The walk: one pass that folds all updates, range by range, into the next model.
 
 A rule that clips or compares updates has a pass over them before that.
 
@@ -77,12 +77,12 @@ def fold_updates(
     fold, weigh = combination(rule, len(updates))
     # Numbers that are not finite are found in the results, and reported there.
     with np.errstate(over="ignore", invalid="ignore"):
-        left, scales = weigh_updates(base, updates, rule, weigh, step, on_range)
+        weighed, scales = weigh_updates(base, updates, rule, weigh, step, on_range)
         are_checked = weigh is not None or scales is not None
         checks_finite = rule.is_ranked and not are_checked
         before = None if earlier is None else earlier.weights
         cohort = UpdateSet(
-            base, left, rule, step, scales=scales, before=before, checks_finite=checks_finite
+            base, weighed, rule, step, scales=scales, before=before, checks_finite=checks_finite
         )
         count = len(updates) + (0 if earlier is None else len(earlier.sites))
         model = NextModel(sink, cohort.old, rule, optimization, count)
@@ -103,15 +103,15 @@ def fold_updates(
                 f"{element_at(base.layout, *bad)} would not be finite in the next model, though "
                 f"all updates are; {hint}"
             )
-    for each in updates:
-        each.confirm()
+    for update in updates:
+        update.confirm()
     return model.digest
 
 
 def folded_ranges(
     cohort: UpdateSet, fold: Fold, earlier: PartialSum | None, *, holds_last: bool = True
 ) -> Iterator[tuple[int, int, Sequence[Region]]]:
-    """Fold all updates range by range; yield start, stop and regions of each that is folded.
+    """Fold all updates range by range; yield start, stop and regions of each range.
 
     With ``holds_last`` the last updates are summed once results are requested.
     """
@@ -147,14 +147,14 @@ def weigh_updates(
             norms = difference_norms(cohort, len(updates), on_range)
         return updates, clip_scales(updates, norms, rule.clip_norm)
     gram = gram_matrix(cohort, len(updates), on_range)
-    norms = [math.sqrt(each) for each in np.diagonal(gram).tolist()]
+    norms = [math.sqrt(square) for square in np.diagonal(gram).tolist()]
     scales = clip_scales(updates, norms, rule.clip_norm)
     if scales is not None:
         gram *= np.outer(scales, scales)
     weights = weigh(gram, np.array([update.weight for update in updates])).tolist()
     places = [place for place, weight in enumerate(weights) if weight >= LEAST_WEIGHT]
-    left = [replace(updates[place], weight=weights[place]) for place in places]
-    return left, None if scales is None else [scales[place] for place in places]
+    weighed = [replace(updates[place], weight=weights[place]) for place in places]
+    return weighed, None if scales is None else [scales[place] for place in places]
 
 
 def find_not_finite(
@@ -165,7 +165,7 @@ def find_not_finite(
     folded: int,
     on_range: OnRange,
 ) -> None:
-    """Search for the update that is the cause where the numbers of a next model are not finite.
+    """Find the update that makes numbers of the next model infinite or NaN.
 
     Updates are read again, up to the range after byte ``folded``, and every number is checked. It
     calls ``on_range(folded)`` after each range, since no more is folded.
@@ -196,7 +196,7 @@ def find_not_finite(
 
 
 class NextModel:
-    """Writes the next model: the aggregate of so many updates, or an optimizer's step to it."""
+    """Writer of the next model: the aggregate, or an optimizer's step towards it."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class NextModel:
 
     @property
     def digest(self) -> str:
-        """Digest of what was written."""
+        """Digest of the ranges written so far."""
         return self._digest.hexdigest()
 
     def write(
@@ -274,7 +274,7 @@ class NextModel:
 
 
 def _store_rounded(values: Array, out: Array) -> None:
-    """Round finite float64 half to even, to the nearest number that an integer type has."""
+    """Round finite float64 half to even, to the nearest number of an integer type."""
     limits = np.iinfo(out.dtype)
     np.rint(values, out=values)
     above, below = values >= float(limits.max), values <= float(limits.min)

@@ -54,7 +54,7 @@ class Case(NamedTuple):
 
 
 class Need(NamedTuple):
-    """Predicted peaks of a run of a case: bytes of all processes, and of all files."""
+    """Predicted peaks of a case's run, in bytes: of all processes, and of all files."""
 
     memory: int
     disk: int
@@ -215,7 +215,7 @@ def _codec_section(entry: str, step: str) -> str:
 
 
 def _link_overrides(text: str, model_bytes: int) -> Iterable[str]:
-    """Return the overrides with which a job's sites have a link, and the time that it takes."""
+    """Return the overrides that give a job's sites a link, and timeouts to match."""
     if text == _NONE:
         return ()
     try:

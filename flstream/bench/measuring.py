@@ -1,4 +1,4 @@
-"""Runs of a bench's cases in temporary folders, the figures of each, and their JSON document."""
+"""Measurement of a bench's cases in temporary folders, as figures and as JSON."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Result:
         return Figures(**{name: statistics.median(row[name] for row in rows) for name in rows[0]})
 
     def ratio(self, results: Sequence[Result]) -> float | None:
-        """Return the seconds of a round over those of the first case that was run; None without."""
+        """Return a round's seconds over those of the first case; None without any."""
         medians = [result.median for result in results]
         first = next((figures for figures in medians if figures is not None), None)
         return self.median.seconds / first.seconds if self.median and first else None
@@ -158,7 +158,7 @@ def document(plan: BenchPlan, results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _lack(need: Need, folder: Path) -> str:
-    """Return the memory or disk that a case lacks; empty if it fits."""
+    """Return the memory or disk that a case lacks on this machine; empty if it fits."""
     memory, disk = psutil.virtual_memory().available, shutil.disk_usage(folder).free
     if need.memory > memory:
         return f"needs about {format_bytes(need.memory)}, {format_bytes(memory)} available"
@@ -210,7 +210,7 @@ def _figures(measured: RoundRecord, summary: Summary, client: ProcessMemory) -> 
 
 
 def _traces(run: RunDirectory, began: float, peaks: Mapping[str, ProcessMemory]) -> Traces:
-    """Return the memory over time of some processes, since the first round began."""
+    """Return the memory of some processes over time, since the first round began."""
     samples = [sample for sample in read_samples(run.memory) if sample is not None]
     return {
         process: [

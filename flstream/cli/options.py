@@ -32,7 +32,7 @@ def job_file(named: Path) -> Path:
 
 
 def engine_settings(engine: str | None) -> dict[str, str | None]:
-    """Return the keys that ``--engine`` stands for: ``ray:HOST:PORT`` has two of them."""
+    """Return the keys that ``--engine`` sets: ``ray:HOST:PORT`` sets two."""
     if engine is None:
         return {}
     kind, _, address = engine.partition(":")

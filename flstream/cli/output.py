@@ -1,4 +1,4 @@
-"""The standard streams of the command line, where they are closed or cannot be written."""
+"""Standard streams of the command line, where they are closed or not writable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class StandardStream(io.FileIO):
-    """Standard stream that discards what cannot be written, as on a full disk, and keeps the error.
+    """Stream that discards output that cannot be written, and keeps the error.
 
     A reader that has closed its pipe is not such an error: it has what it wanted.
 
@@ -40,7 +40,7 @@ class StandardStream(io.FileIO):
 
 
 def open_output() -> StandardStream:
-    """Make stdout and stderr each a :class:`StandardStream`, and closed streams the null device.
+    """Make stdout and stderr a :class:`StandardStream` each; closed ones discard.
 
     Otherwise the next files and pipes would take the places of closed ones, and what is printed
     would go there; and an error that cannot be written would become another exit status. A name
@@ -65,7 +65,7 @@ def open_output() -> StandardStream:
 
 
 def _text(stream: StandardStream, before: TextIO | None, *, line_buffering: bool) -> TextIO:
-    """Return a stream for text, in the encoding of the one that it replaces."""
+    """Return a text stream in the encoding of the stream that it replaces."""
     return io.TextIOWrapper(
         io.BufferedWriter(stream),
         encoding=getattr(before, "encoding", None),
@@ -76,7 +76,7 @@ def _text(stream: StandardStream, before: TextIO | None, *, line_buffering: bool
 
 @contextmanager
 def diverted(log: Path) -> Iterator[TextIO]:
-    """Divert what other code prints to a log, output of C code included, until the block ends.
+    """Divert other code's output to a log, C code included, until the block ends.
 
     Descriptor 1 stays with the log also after that: a thread that does not end may still print.
 
@@ -98,7 +98,7 @@ def diverted(log: Path) -> Iterator[TextIO]:
 
 
 def spare_output() -> None:
-    """Say that what is printed from here on can be had elsewhere."""
+    """Note that output from here on is available elsewhere, too."""
     output = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     if isinstance(output, StandardStream):
         output.is_spare = True

@@ -63,14 +63,14 @@ def _has_working_directory() -> bool:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Handle Ctrl-C as Python does, but lose none, and print nothing that follows from it.
+    """Handle Ctrl-C as Python does, but lose none, and print nothing afterwards.
 
     What is raised in a destructor or a callback of the import system, Python prints and forgets;
     and objects that were half made when it came have destructors that fail.
 
     Args:
         number: The signal.
-        frame: What it interrupted.
+        frame: Stack frame that the signal interrupted.
 
     Raises:
         KeyboardInterrupt: Always, but where it comes again too early.

@@ -52,7 +52,7 @@ class ModelExchange:
         return session.kind
 
     def begins_training(self, call: str) -> bool:
-        """Return whether the trainer is to train now, in a call of a name."""
+        """Return whether the trainer trains now, in a call of this name."""
         if self.task() == "train":
             return True
         current().expect_model()
@@ -100,13 +100,13 @@ class ModelExchange:
         return model
 
     def scored(self, metrics: dict[str, Any]) -> None:
-        """Take the score of the received model, with which an evaluation is answered."""
+        """Keep the score of the received model, which answers an evaluation."""
         self._metrics = metrics
         if self.task() == "evaluate":
             self.send({}, {})
 
     def send(self, state: State, meta: Mapping[str, Any]) -> None:
-        """Answer a training with tensors by the server's names, and others with metrics alone.
+        """Answer a training with tensors by the server's names, other tasks with metrics.
 
         Rank 0 does so; in other ranks the task is over.
         """
@@ -128,7 +128,7 @@ class ModelExchange:
         self._answered, self._metrics, self._layout = kind, None, None
 
     def _fitting(self, own: Layout, params: Mapping[str, Any]) -> State:
-        """Return those of the received tensors that the trainer has, as torch tensors."""
+        """Return the received tensors that the trainer has, as torch tensors."""
         import torch
 
         assert self._layout is not None
@@ -155,7 +155,7 @@ class ModelExchange:
 
 
 def meta_of(module: object, steps: int) -> dict[str, Any]:
-    """Return the meta of an update: its weight, and what the trained module has to add."""
+    """Return the meta of an update: its weight, and the trained module's additions."""
     meta = getattr(module, _META, None) or {}
     if not isinstance(meta, dict):
         raise ClientError(f"{_META} of the module is a {type(meta).__name__}; make it a dict")
@@ -163,7 +163,7 @@ def meta_of(module: object, steps: int) -> dict[str, Any]:
 
 
 def seed_setup() -> None:
-    """Seed the global generators for what a trainer draws before a task's training, such as splits.
+    """Seed the global generators for draws before a task's training, such as splits.
 
     The seed is the site's own, so that a split of its data is the same in every round.
     """
@@ -179,7 +179,7 @@ def seed_task() -> int:
 
 
 def _widens(narrow: torch.dtype, wide: torch.dtype) -> bool:
-    """Return whether each value of a dtype is one of another."""
+    """Return whether another dtype has every value of a dtype."""
     import torch
 
     same_kind = narrow.is_floating_point == wide.is_floating_point

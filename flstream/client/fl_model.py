@@ -89,7 +89,7 @@ class FLModel:
 
 
 def check_kinds(update: Layout, layout: Layout | None) -> None:
-    """Refuse an update with a tensor of another dtype or shape than the model's, where it is made.
+    """Refuse an update whose tensors differ from the model's in dtype or shape.
 
     Args:
         update: Layout of the update.

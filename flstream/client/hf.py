@@ -84,7 +84,7 @@ def patch(
             others.
         params_scope: ``"model"`` for all tensors; ``"adapter"`` for those of a PEFT adapter, under
             the names of adapter files; ``"auto"`` for the adapter where there is one.
-        server_key_prefix: What the server's names begin with, and those of the trainer do not.
+        server_key_prefix: Prefix of the server's names that the trainer's names lack.
         local_epochs: Epochs of a task.
         local_steps: Optimizer steps of a task.
         stream_metrics: Whether the numbers that the trainer logs are recorded, as ``log`` does it.
@@ -136,7 +136,7 @@ def _expect_trainer(trainer: Any) -> None:
 
 
 def _keep_outputs_apart(args: Any) -> None:
-    """Write the trainer's checkpoints into the site's own folder, and keep only the last one.
+    """Write the trainer's checkpoints into the site's folder, and keep the last one.
 
     By default one is written at the end of the schedule; no round goes on from them.
     """
@@ -153,7 +153,7 @@ def _keep_outputs_apart(args: Any) -> None:
 
 
 class _Training:
-    """A patched trainer: what it does in place of its own methods, and the tensors it exchanges."""
+    """Replacements of a patched trainer's methods, with the tensors that it exchanges."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class _Training:
 
     @property
     def _model(self) -> Any:
-        """The trainer's model, without what a launcher wraps it in."""
+        """The trainer's model, without a launcher's wrapper."""
         return self._trainer.accelerator.unwrap_model(self._trainer.model)
 
     def _state(self) -> dict[str, torch.Tensor]:
@@ -263,7 +263,7 @@ class _Training:
         trainer.add_callback(self._callback())
 
     def _callback(self) -> Any:
-        """Make the callback that ends a task's training, and records what the trainer logs."""
+        """Make the callback that ends a task's training, and records the trainer's logs."""
         from transformers import TrainerCallback
 
         training, rounds = self, self._rounds
@@ -297,7 +297,7 @@ class _Training:
         return TrainingCallback()
 
     def _busily(self, do: Callable[[], Any]) -> Any:
-        """Run a method of the trainer, which calls others of its own meanwhile."""
+        """Run a method of the trainer, which calls others of its methods meanwhile."""
         self._is_busy = True
         try:
             return do()
@@ -309,7 +309,7 @@ class _Training:
         return self._exchange.load(self._loaded, self._state(), self._assign)
 
     def _meta(self) -> dict[str, Any]:
-        """Return the answer's meta, with how much was trained as the update's weight."""
+        """Return the answer's meta, with the amount of training as the update's weight."""
         state, args = self._trainer.state, self._trainer.args
         weight = int(state.num_input_tokens_seen) - self._first_token
         if not (args.include_num_input_tokens_seen and weight > 0):

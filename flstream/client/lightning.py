@@ -113,7 +113,7 @@ def patch(
 
 
 def _callback_base(trainer: Any) -> type:
-    """Return the callbacks' base class of the package that a trainer is of."""
+    """Return the callbacks' base class of the trainer's package."""
     for package in _PACKAGES:
         lightning = sys.modules.get(package)  # without the import there is no trainer of it
         if lightning is not None and isinstance(trainer, lightning.Trainer):
@@ -147,13 +147,13 @@ class _Hooks:
             self._load(module)
 
     def on_validation_end(self, trainer: Any, module: Any) -> None:
-        """Keep the score of the received model; an evaluation is answered with it."""
+        """Keep the score of the received model, which answers an evaluation."""
         if not _scores(trainer) or self._exchange.task() is None:
             return
         self._exchange.scored(dict(trainer.callback_metrics))
 
     def on_fit_start(self, trainer: Any, module: Any) -> None:
-        """Load the received model, and what the last training has left of the trainer's state."""
+        """Load the received model, and the trainer's state of the last training."""
         self._load(module)
         if self._limits is None:
             self._limits = trainer.max_epochs, trainer.max_steps
@@ -177,7 +177,7 @@ class _Hooks:
         seed_task()
 
     def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
-        """Add FedProx's gradient, once those of all batches are summed and not clipped yet."""
+        """Add FedProx's gradient to the sum of all batches' gradients before clipping."""
         if self._proximal is not None:
             self._proximal.add(
                 tensor for group in optimizer.param_groups for tensor in group["params"]
@@ -211,7 +211,7 @@ def _assign(module: torch.nn.Module, state: Any) -> None:
 
 
 def _scores(trainer: Any) -> bool:
-    """Return whether it is the script that validates, and not a training on its way."""
+    """Return whether the script validates, and not a training in progress."""
     return bool(trainer.state.fn == "validate")
 
 
@@ -249,14 +249,14 @@ def _read(path: Path, *, is_check: bool = False) -> dict[str, Any]:
 
 
 def _state_of(trainer: Any) -> dict[str, Any]:
-    """Return the states of a trainer's loops, and of the callbacks that have one by their keys."""
+    """Return the states of a trainer's loops, and of its callbacks by their keys."""
     states = {callback.state_key: callback.state_dict() for callback in trainer.callbacks}
     callbacks = {key: state for key, state in states.items() if state}
     return {"loops": trainer.fit_loop.state_dict(), "callbacks": callbacks}
 
 
 def _restore(trainer: Any, state: Mapping[str, Any]) -> None:
-    """Take over a state that was kept; of one without optimizers, loops and callbacks alone."""
+    """Restore a kept state; without optimizers, that of loops and callbacks alone."""
     trainer.fit_loop.load_state_dict(state["loops"])
     for callback in trainer.callbacks:
         if callback.state_key in state["callbacks"]:

@@ -23,7 +23,7 @@ def number_of(value: Any) -> float | None:
 
 
 def no_number(value: Any) -> str:
-    """Return what a value is that :func:`number_of` takes for none, for a message."""
+    """Describe a value that :func:`number_of` takes for no number, for a message."""
     if isinstance(value, int) and not isinstance(value, bool):
         return "an int that no float can hold"
     shape = getattr(value, "shape", None) or ()

@@ -17,7 +17,7 @@ _PLAIN = "flstream.plain"
 
 
 def restores_state(wanted: bool) -> bool:
-    """Return whether a trainer goes on with the state that the site's last training has left."""
+    """Return whether a trainer continues with the state of the site's last training."""
     policy = session.current().turns.optimizer_state
     if policy is None:
         return wanted
@@ -28,7 +28,7 @@ def restore_optimizer(
     optimizer: torch.optim.Optimizer,
     name: str = "optimizer",
 ) -> bool:
-    """Go on with the state that the site's last training has left of an optimizer.
+    """Continue with the state that the site's last training left of an optimizer.
 
     Call it once in each training, when the optimizer is made. The state, such as momenta and counts
     of steps, is kept when the task is answered, in the site's own files. Learning rates and other
@@ -66,7 +66,7 @@ def restore_optimizer(
 def _split(
     optimizer: torch.optim.Optimizer,
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return the tensors of an optimizer's state by name, and the rest of it as text."""
+    """Return the tensors of an optimizer's state by name, and the rest as text."""
     import torch
 
     tensors: dict[str, torch.Tensor] = {}
@@ -88,7 +88,7 @@ def _split(
 def _load(
     optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], plain: Mapping[str, Any]
 ) -> None:
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for name, value in [*plain.items(), *tensors.items()]:
         place, _, key = name.partition(".")

@@ -22,23 +22,19 @@ OWN_FOLDER = ".flstream"
 
 
 class KeptTensors:
-    """Tensors by name, with some text beside them, in a file of the site's state.
-
-    Attributes:
-        path: As given.
-    """
+    """Tensors by name, with some text beside them, in a file of the site's state."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def of(cls, session: Session, name: str) -> KeptTensors:
-        """The tensors of a name in the current task; a model of the site's own has its own."""
+        """Return the tensors of a name in the current task, or of the site's own model."""
         own = ".own" if session.own_origin is not None else ""
         return cls(session.context.state_dir / OWN_FOLDER / f"{name}{own}.safetensors")
 
     def read(self) -> tuple[dict[str, torch.Tensor], Mapping[str, str]] | None:
-        """Return the tensors and the text by key; None before anything was kept."""
+        """Return the tensors and the text by key; None where nothing was kept yet."""
         if not self.path.exists():
             return None
         source = FileSource(self.path)
@@ -48,7 +44,7 @@ class KeptTensors:
         return tensors, source.metadata
 
     def read_like(self, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the kept tensors, on the devices and in the dtypes of others of their names."""
+        """Return the kept tensors, on the devices and in the dtypes of others by name."""
         content = self.read()
         if content is None:
             return {name: tensor.new_zeros(tensor.shape) for name, tensor in like.items()}
@@ -62,7 +58,7 @@ class KeptTensors:
         return {name: tensors[name].to(tensor) for name, tensor in like.items()}
 
     def read_into(self, tensors: Mapping[str, Any]) -> None:
-        """Copy kept tensors over those of their names, if anything was kept."""
+        """Copy kept tensors over the tensors of their names, if any were kept."""
         if not self.path.exists():
             return
         source = FileSource(self.path)
@@ -79,14 +75,14 @@ class KeptTensors:
         copy(composed({name: (source, spec) for name, spec in specs.items()}), body)
 
     def write(self, tensors: Mapping[str, torch.Tensor], text: Mapping[str, str]) -> None:
-        """Keep tensors in the place of those before."""
+        """Keep tensors in place of earlier ones."""
         self.write_body(
             MemoryBody.of({name: tensor.detach() for name, tensor in tensors.items()}, tied={}),
             text,
         )
 
     def write_body(self, body: MemoryBody, text: Mapping[str, str]) -> None:
-        """Keep the tensors of a body in the place of those before."""
+        """Keep the tensors of a body in place of earlier ones."""
         # The state as a whole is made durable, under the digest of its content.
         with FileSink(self.path, body.layout, text, durable=False) as sink:
             copy(body, sink)

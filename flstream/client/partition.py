@@ -111,7 +111,7 @@ def shards(
     _expect(len(order) >= count > 0, f"{len(order)} examples cannot be cut into {count} shards")
     pieces = np.array_split(order, count)
     dealt = np.random.default_rng(seed).permutation(count).reshape(sites, per_site)
-    return [np.concatenate([pieces[each] for each in row]) for row in dealt]
+    return [np.concatenate([pieces[shard] for shard in row]) for row in dealt]
 
 
 def by_label(
@@ -176,7 +176,7 @@ def by_group(groups: npt.ArrayLike, sites: int, *, seed: int | np.random.Generat
         len(of_group) >= sites > 0, f"{len(of_group)} groups cannot be dealt out to {sites} sites"
     )
     rng = np.random.default_rng(seed)
-    mixed = [of_group[each] for each in rng.permutation(len(of_group))]
+    mixed = [of_group[group] for group in rng.permutation(len(of_group))]
     shares: list[list[Part]] = [[] for _ in range(sites)]
     sizes = np.zeros(sites, np.int64)
     for examples in sorted(mixed, key=len, reverse=True):
@@ -226,16 +226,16 @@ def record(labels: npt.ArrayLike) -> None:
     """
     try:
         array: npt.NDArray[Any] = np.asarray(labels)
-        found, counts = np.unique(array, return_counts=True)
+        distinct, counts = np.unique(array, return_counts=True)
     except (TypeError, ValueError) as error:
         raise ClientError(f"labels cannot be told apart: {error}; give them one type") from error
     if array.ndim != 1:
         raise ClientError(f"labels have the shape {array.shape}; give one for each example")
-    if len(found) > _MOST_LABELS:
+    if len(distinct) > _MOST_LABELS:
         raise ClientError(
-            f"{len(found)} labels are too many to be drawn; record coarser ones, such as bins"
+            f"{len(distinct)} labels are too many to be drawn; record coarser ones, such as bins"
         )
-    named = {str(label): int(count) for label, count in zip(found, counts, strict=True)}
+    named = {str(label): int(count) for label, count in zip(distinct, counts, strict=True)}
     session = current()
     if session.turns.place.rank:
         return  # rank 0 writes the same

@@ -99,7 +99,7 @@ def personal_names(patterns: Sequence[str], layout: Layout) -> frozenset[str]:
 
 
 def _keep(file: KeptTensors, names: frozenset[str], layout: Layout, answer: FLModel) -> None:
-    """Write the site's version of tensors, as they were trained, into the site's state."""
+    """Write the site's version of trained tensors into the site's state."""
     params = answer.params or {}
     if ParamsType(answer.params_type) is not ParamsType.FULL:
         raise ClientError(

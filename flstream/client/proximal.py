@@ -79,7 +79,7 @@ _differentiated = 0  # how often a loss with a proximal term in it was, in this 
 
 
 def seen_in_loss(term: torch.Tensor) -> torch.Tensor:
-    """Return a proximal term, such that a patched trainer sees whether its loss has it."""
+    """Return a proximal term by which a patched trainer sees whether its loss has one."""
 
     def seen(gradient: object) -> None:
         global _differentiated
@@ -91,7 +91,7 @@ def seen_in_loss(term: torch.Tensor) -> torch.Tensor:
 
 
 class ProximalGradient:
-    """The gradient of the proximal term, for patches of trainers, which do not have the loss."""
+    """Gradient of the proximal term, for patches of trainers, which lack the loss."""
 
     def __init__(
         self, mu: float, origins: Sequence[tuple[torch.nn.Parameter, torch.Tensor]]
@@ -124,7 +124,7 @@ class ProximalGradient:
 def proximal_gradient(
     module: torch.nn.Module, state: Mapping[str, torch.Tensor]
 ) -> ProximalGradient | None:
-    """Return the gradient of the term in the current training; None where the server gives no mu.
+    """Return the term's gradient in the current training; None where mu is not given.
 
     All ranks of a site call it, once the model is loaded.
     """
@@ -168,7 +168,7 @@ def proximal_gradient(
 
 
 def _given_mu() -> float:
-    """Return the weight that the server gives in the current task; 0 where it gives none."""
+    """Return the mu that the server gives in the current task; 0 without one."""
     task = session.current()
     _, received = task.received_by("proximal_term was given no mu")
     key = PROXIMAL_MU if task.own_origin is None else DITTO_LAMBDA
@@ -176,7 +176,7 @@ def _given_mu() -> float:
 
 
 def _global_params(params: Params | None) -> Params:
-    """Return the tensors of the global model, or those that the training code takes them to be."""
+    """Return the global model's tensors, or the training code's own choice of them."""
     task = session.present()
     # What was received may be trained in place: its values are those of the model no more.
     if task is not None and task.kind is not None:

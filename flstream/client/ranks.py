@@ -42,7 +42,7 @@ class RankPlace(NamedTuple):
         return cls()
 
     def check(self, rank: str | int | None) -> None:
-        """Compare with the rank that a script passes to ``init``; None for no rank.
+        """Compare the place with the rank that a script passes to ``init``, if any.
 
         Raises:
             ClientError: They differ.
@@ -56,7 +56,7 @@ class RankPlace(NamedTuple):
 
 
 def is_first_rank() -> bool:
-    """Return whether this process has the site's tasks, models and files: rank 0, or the one."""
+    """Return whether this process has the site's tasks, models and files, as rank 0."""
     return current().turns.place.rank == 0
 
 
@@ -72,7 +72,7 @@ def check_processes(count: int, start: str) -> None:
 
 
 def broadcast(tensors: Iterable[torch.Tensor]) -> None:
-    """Give all ranks the tensors that rank 0 has, in place, a tensor at a time.
+    """Give all ranks the tensors of rank 0, in place, a tensor at a time.
 
     All ranks call it with tensors of the same dtypes and shapes, in the same order. Where there is
     one process it does nothing.

@@ -1,4 +1,4 @@
-"""Received values that notice which of them training code reads."""
+"""Received values that note which of them training code reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_MODEL = (
 
 
 class WatchedValues(dict[str, Any]):
-    """Values by name that notice which of them are read; copies are plain dicts.
+    """Values by name that note which of them are read; copies are plain dicts.
 
     Whoever copies the values, or walks over more than their names, has read all of them. To ask
     whether there is a name reads nothing.
@@ -79,7 +79,7 @@ class WatchedValues(dict[str, Any]):
         return dict, (dict(self),)
 
     def without(self, is_left_out: Callable[[Any], bool]) -> WatchedValues:
-        """Return some of the values, of which reading counts as it does here.
+        """Return some of the values; reading them counts as reading these.
 
         Args:
             is_left_out: Function that tells whether a value is not among them.
@@ -89,7 +89,7 @@ class WatchedValues(dict[str, Any]):
 
 
 def no_params(asks: Collection[str]) -> WatchedValues:
-    """Return the params of a task to submit a model; code that reads them is not made for it.
+    """Return params for a task to submit a model, which refuse code that reads them.
 
     Args:
         asks: Kinds of task that the code has asked for so far.
@@ -103,7 +103,7 @@ def no_params(asks: Collection[str]) -> WatchedValues:
 
 
 def without_tensors(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a model that are no bodies, which are let go of with its params."""
+    """Return the values of a model that are no bodies."""
     if isinstance(meta, WatchedValues):
         return meta.without(_is_body)
     return {key: value for key, value in meta.items() if not _is_body(value)}

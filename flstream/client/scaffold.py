@@ -19,7 +19,7 @@ _STATE = "scaffold"
 
 
 class ScaffoldControl:
-    """A site's part in SCAFFOLD: it takes the drift towards the site's own data out of gradients.
+    """SCAFFOLD at a site: takes the drift towards the site's data out of gradients.
 
     With plain SGD of a constant learning rate::
 
@@ -40,7 +40,7 @@ class ScaffoldControl:
 
     Args:
         net: Module with the received weights, before its first step.
-        model: What :func:`flstream.client.receive` returned.
+        model: The model that :func:`flstream.client.receive` returned.
 
     Raises:
         ClientError: The workflow sends no control variates, or none for a parameter.
@@ -144,7 +144,7 @@ class PTScaffoldHelper:
         }
 
     def get_params(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The global control and the site's own, at the beginning of a training."""
+        """Return the global and the site's own control, as of the training's start."""
         self._steps = 0
         self._kept = KeptTensors.of(current(), _STATE)
         self._local = self._kept.read_like(self._zeros)
@@ -184,11 +184,7 @@ class PTScaffoldHelper:
         self._kept.write(new, {})
 
     def get_delta_controls(self) -> dict[str, Any]:
-        """The change of the site's control, to be sent.
-
-        Raises:
-            ClientError: There was no :meth:`terms_update`.
-        """
+        """Return the change of the site's control, after :meth:`terms_update`."""
         if self._difference is None:
             raise ClientError(
                 "get_delta_controls() was called before terms_update(), which makes what is sent"

@@ -30,7 +30,7 @@ def seed_everything(seed: int) -> None:
 
 @contextmanager
 def kept_generators() -> Iterator[None]:
-    """Take the global generators back, at the end of the block, to where they are now."""
+    """Restore the global generators at the end of the block."""
     import torch
 
     python, numpy = random.getstate(), np.random.get_state()
@@ -43,15 +43,15 @@ def kept_generators() -> Iterator[None]:
 
 
 def own_seed(seed: int) -> int:
-    """The seed of a site's work on a model of its own, in a task of another seed."""
+    """Return the seed of a site's work on its own model, from the task's seed."""
     return random.Random(f"flstream/own/{seed}").getrandbits(63)
 
 
 def start_seed(seed: int, site: str) -> int:
-    """The seed of what training code draws before its first task, a number of 63 bits.
+    """Return the seed of draws before a script's first task, a number of 63 bits.
 
     Args:
-        seed: Of the job.
+        seed: Seed of the job.
         site: Name of the site; empty for what sites share.
     """
     return random.Random(f"flstream/start/{seed}/{site}").getrandbits(63)

@@ -67,7 +67,7 @@ class TaskTurn(ABC):
 
 
 class TaskTurns(Protocol):
-    """The turns of a process's sites, one after another.
+    """Turns of a process's sites, one after another.
 
     Attributes:
         place: Which of the site's processes this one is.
@@ -90,16 +90,16 @@ class TaskTurns(Protocol):
         """Take no more tasks."""
 
     def constants(self) -> dict[str, Any]:
-        """Return the facts about the run and the site that are the same in every task."""
+        """Return the facts about the run and the site that stay the same in every task."""
 
 
 def knows_task(turn: TaskTurn) -> bool:
-    """Whether a site's code knows of its task; of all but to submit a model it does."""
+    """Return whether a site's code knows its task: all kinds but to submit a model."""
     return turn.kind != "submit_model" or "submit_model" in turn.asks
 
 
 def decline(turn: TaskTurn) -> None:
-    """Answer for a site whose code does not know of its task."""
+    """Answer for a site whose code does not know its task."""
     turn.before_keeping = {}
     print("flstream: the code does not submit models; the last one that it sent counts")
     turn.answer(FLModel())
@@ -114,8 +114,7 @@ class Session:
             one after another.
 
     Attributes:
-        turns: As given.
-        metrics: What the code has found of the model that it is about to train; None for nothing.
+        metrics: Scores of the received model that the code reported; None for none.
         has_scored: Whether the last task was an evaluation that a decorated function has answered.
         has_declined: Whether the code ended in a task that it does not know of.
         own_origin: Tensors of the received model, while the code works on one of the site's own.
@@ -149,38 +148,38 @@ class Session:
 
     @property
     def turn(self) -> TaskTurn:
-        """The site's part of the current task; a ClientError says that there is none."""
+        """Part of the current task that the site has; a ClientError without a task."""
         if self._turn is None or self._turn.site is None:
             raise ClientError("there is no task; call receive() first")
         return self._turn
 
     @property
     def context(self) -> SiteContext:
-        """The site in the current task; a ClientError says that there is none."""
+        """The site in the current task; a ClientError without a task."""
         site = self.turn.site
         assert site is not None
         return site
 
     def received_by(self, helper: str) -> tuple[TaskTurn, FLModel]:
-        """Return the current turn and its received model, which a helper of the code needs."""
+        """Return the current turn and its received model, for a helper of training code."""
         if self._turn is None or self._turn.received is None:
             raise ClientError(f"{helper} before a model was received; call receive() first")
         return self._turn, self._turn.received
 
     def asked_kind(self, *kinds: str) -> str | None:
-        """Return the kind of the current task, and note which kinds code tells from trainings."""
+        """Return the kind of the current task, and note the kinds that code distinguishes."""
         if self._has_waited and self._turn is not None:
             self._turn.asks.update(kinds)
         return self.kind
 
     def expect_model(self) -> None:
-        """Refuse code that needs a model where the task is to submit one, and brings none."""
+        """Refuse code that needs a model where the task is to submit one."""
         if self._turn is not None and not knows_task(self._turn):
             raise ClientError(NO_MODEL)
 
     @property
     def is_declined(self) -> bool:
-        """Whether the code shows by its end that it does not know of the task."""
+        """Whether the code ended in a way that shows that it does not know the task."""
         return self.kind is not None and not knows_task(self.turn)
 
     def init(self, rank: str | int | None = None) -> None:
@@ -269,7 +268,7 @@ class Session:
         return SystemInfo(self)
 
     def constants(self) -> dict[str, Any]:
-        """Return the facts that are the same in every task."""
+        """Return the facts that stay the same in every task."""
         return self.turns.constants()
 
     def _has_task(self, call: CallName, timeout: float | None = None) -> bool:

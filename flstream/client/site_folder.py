@@ -34,13 +34,13 @@ def enter_work_folder(sites_folder: str, site: str) -> None:
 
 
 def explain_path(error: BaseException, job_folder: str, site_folder: str) -> str:
-    """Return what an exception of training code leaves out about a file, to follow its sentence.
+    """Explain a path in an exception of training code, to follow its sentence.
 
     That is where a relative path leads that was not found, and which disk is full where something
     could not be written; empty for all other errors.
 
     Args:
-        error: What training code has raised.
+        error: Exception that training code raised.
         job_folder: Path of the job file's folder.
         site_folder: Path of the site's folder in the run directory.
     """
@@ -50,7 +50,7 @@ def explain_path(error: BaseException, job_folder: str, site_folder: str) -> str
         # The system names no path where a write fails, and torch and safetensors have errors of
         # their own, which need not say that it was for want of space.
         folders = (site_folder, os.curdir, os.environ.get("TMPDIR") or "/tmp")
-        full = [os.path.realpath(each) for each in folders if _is_full(each)]
+        full = [os.path.realpath(folder) for folder in folders if _is_full(folder)]
         if full:
             return f" (no space is left on the disk of {printable_path(full[0])})"
     return ""
@@ -63,8 +63,8 @@ def _missing_file(error: FileNotFoundError, job_folder: str) -> str:
         name = next((word for word in str(error).split() if "/" in word or "." in word[:-1]), None)
     if not isinstance(name, str) or os.path.isabs(name):
         return ""
-    found = (Path(job_folder) / name).exists()
-    where = f"it is in the job's folder, {job_folder}" if found else f"the job's is {job_folder}"
+    in_job = (Path(job_folder) / name).exists()
+    where = f"it is in the job's folder, {job_folder}" if in_job else f"the job's is {job_folder}"
     return (
         f" (a site works in a folder of its own, and {where}: "
         "Path(flare.system_info()['job_dir'], ...))"

@@ -28,7 +28,7 @@ __all__ = ["MLflowWriter", "SummaryWriter", "WandBWriter"]
 
 
 class _Writer:
-    """A writer without a place of its own, or anything to flush."""
+    """Writer that has no place of its own, and nothing to flush."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass

@@ -21,7 +21,7 @@ _PLANNED = "planned_steps"
 
 
 class TrainerRounds:
-    """Steps of a training in each task, and the state that is kept from one to the next.
+    """Steps of a trainer in each task, and the state kept from one task to the next.
 
     Args:
         trainer: The trainer.
@@ -72,7 +72,7 @@ class TrainerRounds:
         return self._steps
 
     def begin(self, rounds: int, checkpoint: Path | None) -> str | None:
-        """Set the trainer's limits for a task; return the folder to go on from, if there is one.
+        """Set the trainer's limits for a task; return the folder to resume from, if any.
 
         Args:
             rounds: Number of rounds in the job, over which the learning rate's schedule spans.
@@ -124,12 +124,12 @@ class TrainerRounds:
         (folder / _PLANNED).write_text(str(self._planned))
 
     def done(self) -> int:
-        """Return the steps that the tasks so far have done; 0 where each begins anew."""
+        """Return the steps of the tasks so far; 0 where each task begins anew."""
         last = current().context.state_dir / _STATE
         return self._done(last) if self._restores and last.exists() else 0
 
     def examples(self, first: int, last: int) -> int:
-        """Return how many examples the steps from one count to another have trained on."""
+        """Return the examples that the steps from one count to another trained on."""
         args = self._trainer.args
         a_batch = args.train_batch_size * args.world_size
         a_step = a_batch * args.gradient_accumulation_steps
@@ -149,7 +149,7 @@ class TrainerRounds:
         return until(last) - until(first)
 
     def _begin_anew(self) -> None:
-        """Give the trainer a new optimizer and schedule, or its own as they were at first."""
+        """Give the trainer a new optimizer and schedule, or its first ones."""
         trainer = self._trainer
         if not self._first_states:
             trainer.optimizer = trainer.lr_scheduler = None

@@ -1,1 +1,1 @@
-"""Codecs: fewer bytes for a model on its way, exact or with a loss that is the same every time."""
+"""Codecs: fewer bytes for a model on its way, exact or with a repeatable loss."""

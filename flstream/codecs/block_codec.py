@@ -1,4 +1,4 @@
-"""Codecs with a loss, which take the numbers of a tensor a block at a time.
+"""Codecs with a loss, which encode the numbers of a tensor a block at a time.
 
 A block is always the same piece of a tensor, whatever the chunks in which a body is read or sent.
 So the loss is the same, too. An encoded block has a length that is known beforehand and needs no
@@ -74,7 +74,7 @@ class BlockCodec(Protocol):
 
         Args:
             numbers: Its numbers, read-only: float64 of a tensor of that type, else float32.
-            place: What they are.
+            place: Place of the block.
 
         Raises:
             CodecError: It cannot encode one of them.
@@ -86,7 +86,7 @@ class BlockCodec(Protocol):
 
         Args:
             data: Bytes of the length that :meth:`nbytes` gives, from a peer that may be anyone.
-            place: What they are.
+            place: Place of the block.
 
         Raises:
             CodecError: :meth:`encode` gives no such bytes.
@@ -96,7 +96,7 @@ class BlockCodec(Protocol):
 
 @contextmanager
 def codec_code(what: str, where: str) -> Iterator[None]:
-    """Say which function of a codec, which may be the user's own, has failed, and where."""
+    """Raise a CodecError for an error of a codec's function, with name and place."""
     try:
         yield
     except FlstreamError:

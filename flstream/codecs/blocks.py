@@ -1,4 +1,4 @@
-"""Bodies that are made of others, a block of a tensor at a time: for codecs and filters."""
+"""Bodies made of other bodies, a tensor's block at a time, for codecs and filters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Fill = Callable[[TensorInfo, int, memoryview], None]
 
 
 class Blockwise:
-    """A body that is made of another one.
+    """Body that is made of another body.
 
     Ranges may be read in any order in which the other body may be. Threads wait for each other. The
     last block is kept, since the next range may begin in it.
@@ -54,7 +54,7 @@ class Blockwise:
                     self._source.read(first + moved, last + moved, room)
 
     def changed(self) -> str | None:
-        """Return a sentence on what has changed of the other body."""
+        """Return a sentence on a change of the other body."""
         return change_of(self._source)
 
     def _make(self, spec: TensorInfo, offset: int, room: memoryview) -> None:

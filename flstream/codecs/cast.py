@@ -14,7 +14,7 @@ _CODES = {"bf16": "BF16", "f16": "F16"}
 
 @dataclass(frozen=True)
 class Cast:
-    """Rounds every number once, to the nearest and of two to the even one.
+    """Rounds every number once to 16 bits, to the nearest, and of two to the even one.
 
     Infinities and NaNs pass, for the server to find them. What is decoded is encoded again to the
     same bits.

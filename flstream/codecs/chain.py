@@ -33,11 +33,11 @@ COMPRESSORS: Mapping[str, Callable[..., FrameCompressor]] = {"zstd": Zstd}
 
 
 class CodecChain(NamedTuple):
-    """The codecs of one direction.
+    """Codecs of one direction.
 
     Attributes:
-        lossy: What makes another body of a body, first; None for none.
-        frames: What makes the frames of that body smaller; None for none.
+        lossy: Codec that encodes a body as another body, first; None for none.
+        frames: Codec of the encoded body's frames; None for none.
     """
 
     lossy: LossyCodec | None = None
@@ -62,8 +62,8 @@ def chain_of(plan: CodecPlan) -> CodecChain:
         if spec.type in STEPS:
             steps.append(spec.type)
         elif spec.type in COMPRESSORS or hasattr(own, "compress"):
-            made = own or COMPRESSORS[spec.type](**args)
-            frames = FrameCodec(tuple(steps), made, spec.name)
+            compressor = own or COMPRESSORS[spec.type](**args)
+            frames = FrameCodec(tuple(steps), compressor, spec.name)
         else:
             codec = own or BLOCK_CODECS[spec.type](**args)
             if plan.of_models and own is None and isinstance(codec, Quantised):

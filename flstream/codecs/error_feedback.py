@@ -1,4 +1,4 @@
-"""Error feedback: what a codec leaves out of an update is added to the site's next one.
+"""Error feedback: the rest that a codec leaves out is added to the next update.
 
 Seide et al. 2014, "1-bit stochastic gradient descent and its application to data-parallel
 distributed training of speech DNNs"; Stich et al. 2018, "Sparsified SGD with memory",
@@ -73,15 +73,15 @@ def encode_with_feedback(
         if place.dtype not in ("F32", "F64"):  # a sum may be beyond their range
             most = LARGEST[place.dtype]
             held = np.where(np.isinf(numbers), numbers, np.clip(numbers, -most, most))
-        made = codec.encode_block(held, place)
-        due = codec.decode_block(memoryview(made), place)
-        left = numbers - loaded(place.dtype, memoryview(stored(place.dtype, due)))
-        wrong = first_not_finite(left)
+        encoded = codec.encode_block(held, place)
+        decoded = codec.decode_block(memoryview(encoded), place)
+        residual = numbers - loaded(place.dtype, memoryview(stored(place.dtype, decoded)))
+        wrong = first_not_finite(residual)
         if wrong is not None:  # it would be in all residuals from now on
             raise place.refused(wrong, numbers[wrong], f"{codec.name} with error feedback")
-        start = layout.by_name[place.tensor].start + place.offset * left.itemsize
-        residuals.write(start, left.view(np.uint8).data)
-        return made
+        start = layout.by_name[place.tensor].start + place.offset * residual.itemsize
+        residuals.write(start, residual.view(np.uint8).data)
+        return encoded
 
     encoded = codec.encode(update, base, block)
     with (

@@ -67,17 +67,17 @@ def shuffle(
 
 
 class FrameCompressor(Protocol):
-    """What makes bytes fewer. A codec of the user's own is of this kind or a block codec."""
+    """Compressor of bytes; a user's own codec is one, or a block codec."""
 
     def compress(self, data: memoryview) -> bytes:
-        """Return the bytes in a shorter form, or in a longer one if they have none."""
+        """Return a shorter form of the bytes, or a longer one where none is shorter."""
         ...
 
     def expand(self, payload: memoryview, size: int) -> bytes | memoryview:
         """Return the bytes that were compressed.
 
         Args:
-            payload: What another process says :meth:`compress` returned; it may be anything.
+            payload: Bytes that a peer declares to be from :meth:`compress`; they may be anything.
             size: How many bytes it has to be. No more may be made of it, whatever it says itself.
 
         Raises:
@@ -87,7 +87,7 @@ class FrameCompressor(Protocol):
 
 
 class _Contexts(threading.local):
-    """A thread's own state of the library: it takes a megabyte, and longer to make than to use."""
+    """The library's state of a thread, which takes a megabyte and is slow to make."""
 
     encoder: zstandard.ZstdCompressor | None = None
     decoder: zstandard.ZstdDecompressor | None = None
@@ -132,7 +132,7 @@ class Zstd:
 
 
 class _Rooms(threading.local):
-    """A thread's own memory for the base's bytes, for what a step reads and for what it writes."""
+    """A thread's memory for the base's bytes, and for a step's input and output."""
 
     def __init__(self) -> None:
         self.base, *self.steps = Scratch(), Scratch(), Scratch()
@@ -140,11 +140,11 @@ class _Rooms(threading.local):
 
 @dataclass(frozen=True)
 class FrameCodec:
-    """Steps and then a compressor.
+    """Steps and then a compressor of the frames of a body.
 
     Attributes:
         steps: Changes that a sender makes, in order: ``delta`` and ``shuffle``.
-        compressor: What makes them fewer.
+        compressor: Compressor of the changed bytes.
         name: Name of the compressor, for messages.
     """
 
@@ -264,7 +264,7 @@ class FrameCoder:
 
 
 def encoder_for(codec: FrameCodec, layout: Layout, bases: Mapping[str, Source]) -> EncoderFor:
-    """Return what makes the encoder for a receiver.
+    """Return the maker of encoders for a receiver.
 
     Args:
         codec: The codec.
@@ -277,7 +277,7 @@ def encoder_for(codec: FrameCodec, layout: Layout, bases: Mapping[str, Source]) 
 def decoder_for(
     codec: FrameCodec | None, base: Source | None = None, name: str = ""
 ) -> DecoderFor | None:
-    """Return what makes the decoder for a body, once its layout is known; None without a codec.
+    """Return the maker of decoders by a body's layout; None without a codec.
 
     Args:
         codec: The codec.

@@ -1,4 +1,4 @@
-"""A codec with a loss for whole models: the bodies on both sides, and the rounding of a block.
+"""Codecs with a loss for whole models: bodies on both sides, and rounded blocks.
 
 The layout of an encoded body follows from that of the model and the codec. An encoded tensor keeps
 its name. It is a row of unsigned integers, as long as the model's elements, and so at the same
@@ -94,7 +94,7 @@ class LossyCodec:
 
     @property
     def for_updates(self) -> bool:
-        """Whether it is for differences from a model alone, with error feedback."""
+        """Whether the codec takes differences from a model alone, with error feedback."""
         return bool(getattr(self.codec, "for_updates", False))
 
     def coded(self, layout: Layout) -> tuple[Layout, Mapping[str, CodedTensor]]:
@@ -109,7 +109,7 @@ class LossyCodec:
         passed = {
             name
             for name, names in layout.all_names.items()
-            if any(re.search(pattern, each) for pattern in self.require_lossless for each in names)
+            if any(re.search(regex, alias) for regex in self.require_lossless for alias in names)
         }
         specs: list[TensorInfo] = []
         coded: dict[str, CodedTensor] = {}
@@ -155,8 +155,8 @@ class LossyCodec:
         """
         layout, coded = self.coded(source.layout)
         if base is not None:
-            due, theirs = (body.layout.subset(coded, ()) for body in (source, base))
-            if flaw := due.difference(theirs):
+            ours, theirs = (body.layout.subset(coded, ()) for body in (source, base))
+            if flaw := ours.difference(theirs):
                 raise CodecError(
                     f"the codec {self.name} encodes changes from a base, in which {flaw}; name the "
                     "tensor in require_lossless"
@@ -175,7 +175,7 @@ class LossyCodec:
         return Blockwise(source, layout, sizes, fill)
 
     def decode(self, encoded: Source, layout: Layout, base: Source | None = None) -> Source:
-        """Return the model that an encoded form stands for: a source, computed range by range.
+        """Return the model that an encoded form stands for, computed range by range.
 
         Args:
             encoded: The encoded form, which is read from front to back if the model is.
@@ -229,7 +229,7 @@ class LossyCodec:
         return data
 
     def comparable_block(self, numbers: Numbers, place: BlockPlace) -> bytes:
-        """Encode a block of what is only compared: as nothing if it cannot be encoded."""
+        """Encode a block for a comparison; a block that cannot be encoded is empty."""
         try:
             return self.encode_block(numbers, place)
         except CodecError:
@@ -255,7 +255,7 @@ class LossyCodec:
 
 
 def read_numbers(source: Source, place: BlockPlace, scratch: Scratch) -> Numbers:
-    """Return a block's numbers from a body that has its tensor, valid until ``scratch`` is used."""
+    """Return a block's numbers from a body, valid until ``scratch`` is used."""
     spec = source.layout.by_name[place.tensor]
     itemsize = BY_CODE[spec.dtype].itemsize
     start = spec.start + place.offset * itemsize
@@ -270,7 +270,7 @@ def _change(numbers: Numbers, base: Numbers) -> Numbers:
 
 
 def _padded(codec: BlockCodec, spec: TensorInfo, count: int) -> int:
-    """Return the length in bytes of an encoded block of so many numbers."""
+    """Return the padded length in bytes of an encoded block."""
     what = f"nbytes of {type(codec).__name__}"
     with codec_code(what, f"for tensor {spec.name!r}"):
         size = codec.nbytes(spec.dtype, count)

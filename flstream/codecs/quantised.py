@@ -20,7 +20,7 @@ _LONG_ROW = 256
 
 @dataclass(frozen=True)
 class Quantised:
-    """Rounds every number to a multiple of its group's scale, by at most half of that.
+    """Rounds every number to a multiple of a scale, by at most half the scale.
 
     An encoded block has the scales of its groups, then its whole numbers. Those of 4 bits are above
     by 8, two in a byte, the lower half first.
@@ -103,7 +103,7 @@ class Quantised:
 
 
 def _with_exact_products(scales: Numbers, dtype: str, bits: int) -> Numbers:
-    """Round scales up, so that their products with whole numbers are numbers of a type.
+    """Round scales up, so that their products with integers are exact in a type.
 
     The largest whole number of a group times its scale then has the same scale again. That holds
     where as many bits are left as let the largest be the largest of all (127 of 8 bits), and for
@@ -114,22 +114,22 @@ def _with_exact_products(scales: Numbers, dtype: str, bits: int) -> Numbers:
         dtype: Type of the products.
         bits: Bits of a whole number, its sign included.
     """
-    kept = MANTISSA_BITS[dtype] - (bits - 1)
+    scale_bits = MANTISSA_BITS[dtype] - (bits - 1)
     least = SMALLEST[dtype]
     _, exponents = np.frexp(scales)
     one = scales.dtype.type(1)
-    units = np.ldexp(one, exponents - kept)
-    is_coarse = (units < least) | (kept <= bits)
+    units = np.ldexp(one, exponents - scale_bits)
+    is_coarse = (units < least) | (scale_bits <= bits)
     units = np.where(is_coarse, np.maximum(np.ldexp(one, exponents - 1), least), units)
     return np.asarray(np.ceil(scales / units) * units, scales.dtype)
 
 
 def _largest(rows: Numbers) -> Numbers:
     """Return the largest magnitude of each row; NaN where there is one."""
-    left = np.abs(rows)
+    magnitudes = np.abs(rows)
     if rows.shape[1] >= _LONG_ROW:
-        return np.asarray(left.max(axis=1))
-    left = left.reshape(-1)
-    while len(left) > len(rows):
-        left = np.maximum(left[::2], left[1::2])
-    return left
+        return np.asarray(magnitudes.max(axis=1))
+    magnitudes = magnitudes.reshape(-1)
+    while len(magnitudes) > len(rows):
+        magnitudes = np.maximum(magnitudes[::2], magnitudes[1::2])
+    return magnitudes

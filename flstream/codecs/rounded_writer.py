@@ -1,4 +1,4 @@
-"""A model that is rounded, while it is written, to what a codec leaves of it."""
+"""Writer of a model that rounds numbers as a codec does."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from flstream.model.joined import WritesRanges
 
 
 class RoundedWriter:
-    """Writes what receivers decode, so that the model that is kept is the one that they have.
+    """Writes the model that receivers decode, so that the server keeps the same.
 
     It is written from front to back. A block waits until all of it is there, and passes then.
 
     Args:
-        target: What takes the rounded model.
+        target: Writer of the rounded model.
         codec: The codec.
 
     Attributes:
@@ -37,7 +37,7 @@ class RoundedWriter:
 
     @property
     def digest(self) -> str:
-        """Digest of what was written, once all is."""
+        """Digest of the model, once all of it is written."""
         return self._digest.hexdigest()
 
     @quietly

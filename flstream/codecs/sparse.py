@@ -1,4 +1,4 @@
-"""The codecs ``topk`` and ``ternary``: the largest changes of a block alone, with their places.
+"""The codecs ``topk`` and ``ternary``: a block's largest changes and their places.
 
 ``topk`` is Aji and Heafield 2017, "Sparse communication for distributed gradient descent",
 arXiv:1704.05021, with a fraction of each block instead of each tensor. ``ternary`` is the sparse
@@ -26,12 +26,12 @@ _PLACE_BYTES = 2
 
 
 def _count_of(fraction: float, count: int) -> int:
-    """Return how many numbers are a fraction of a block's: at least one, rounded up."""
+    """Return the count of a fraction of a block's numbers: at least one, rounded up."""
     return min(max(1, math.ceil(fraction * count)), count)
 
 
 def _places_of_largest(numbers: Numbers, count: int, place: BlockPlace, codec: str) -> Places:
-    """Return where the largest magnitudes are, the first of equal ones; all must be finite."""
+    """Return the places of the largest magnitudes, the first of equal ones."""
     # Bits of floats without their signs are in the order of the magnitudes, NaNs beyond them.
     size = 8 * numbers.itemsize
     keys = numbers.view(f"u{numbers.itemsize}") & ((1 << (size - 1)) - 1)
@@ -41,16 +41,16 @@ def _places_of_largest(numbers: Numbers, count: int, place: BlockPlace, codec: s
         raise place.refused(index, numbers[index], codec)
     rank = len(keys) - count
     least = np.partition(keys, rank)[rank]
-    (found,) = np.nonzero(keys >= least)
-    if len(found) > count:
-        is_tie = keys[found] == least
-        surplus = np.flatnonzero(is_tie)[count - len(found) :]
-        found = np.delete(found, surplus)
-    return found.astype(np.uint16)
+    (places,) = np.nonzero(keys >= least)
+    if len(places) > count:
+        is_tie = keys[places] == least
+        surplus = np.flatnonzero(is_tie)[count - len(places) :]
+        places = np.delete(places, surplus)
+    return places.astype(np.uint16)
 
 
 def _checked_places(data: memoryview, place: BlockPlace, codec: str) -> Places:
-    """Return places that a peer has sent, if they ascend and do not leave the block."""
+    """Return a peer's places, if they ascend and do not leave the block."""
     places = np.frombuffer(data, np.uint16)
     if int(places[-1]) >= place.count:
         raise place.damaged(f"a number at place {places[-1]} of {place.count}", codec)
@@ -61,7 +61,7 @@ def _checked_places(data: memoryview, place: BlockPlace, codec: str) -> Places:
 
 @dataclass(frozen=True)
 class TopK:
-    """Keeps the largest numbers of a block as they are, in the tensor's type; the others become 0.
+    """Keeps the largest numbers of a block, in the tensor's type; the others become 0.
 
     An encoded block has the places of its numbers in ascending order, then the numbers.
 
@@ -79,8 +79,8 @@ class TopK:
     @quietly
     def encode(self, numbers: Numbers, place: BlockPlace) -> bytes:
         """Return the places and the largest numbers."""
-        kept = _count_of(self.fraction, place.count)
-        places = _places_of_largest(numbers, kept, place, "topk")
+        count = _count_of(self.fraction, place.count)
+        places = _places_of_largest(numbers, count, place, "topk")
         return places.tobytes() + stored(place.dtype, numbers[places])
 
     @quietly
@@ -88,18 +88,18 @@ class TopK:
         """Return the largest numbers at their places, and zeros."""
         head = _count_of(self.fraction, place.count) * _PLACE_BYTES
         places = _checked_places(data[:head], place, "topk")
-        kept = loaded(place.dtype, data[head:])
-        finite = np.isfinite(kept)
+        largest = loaded(place.dtype, data[head:])
+        finite = np.isfinite(largest)
         if not finite.all():
-            raise place.damaged(f"a number that is {kept[int(np.argmin(finite))]}", "topk")
+            raise place.damaged(f"a number that is {largest[int(np.argmin(finite))]}", "topk")
         numbers = np.zeros(place.count, number_type(place.dtype))
-        numbers[places] = kept
+        numbers[places] = largest
         return numbers
 
 
 @dataclass(frozen=True)
 class Ternary:
-    """Turns the largest numbers of a block into plus or minus their mean magnitude, others into 0.
+    """Turns a block's largest numbers into plus or minus their mean magnitude.
 
     An encoded block has the mean, the places in ascending order, then the signs, a bit each.
 
@@ -112,20 +112,20 @@ class Ternary:
 
     def nbytes(self, dtype: str, count: int) -> int:
         """Return the length in bytes of an encoded block."""
-        kept = _count_of(self.fraction, count)
-        return number_type(dtype).itemsize + kept * _PLACE_BYTES + -(-kept // 8)
+        chosen = _count_of(self.fraction, count)
+        return number_type(dtype).itemsize + chosen * _PLACE_BYTES + -(-chosen // 8)
 
     @quietly
     def encode(self, numbers: Numbers, place: BlockPlace) -> bytes:
         """Return the mean, the places and the signs."""
         count = _count_of(self.fraction, place.count)
         places = _places_of_largest(numbers, count, place, "ternary")
-        kept = numbers[places]
-        largest = float(np.abs(kept).max())
+        magnitudes = np.abs(numbers[places])
+        largest = float(magnitudes.max())
         # Of float32 in float64, or correctly rounded: the same on every machine, in any order. Each
         # is divided, as the sum of the largest numbers may be beyond all.
-        mean = min(math.fsum((np.abs(kept).astype(np.float64) / count).tolist()), largest)
-        signs = np.packbits(np.signbit(kept))
+        mean = min(math.fsum((magnitudes.astype(np.float64) / count).tolist()), largest)
+        signs = np.packbits(np.signbit(numbers[places]))
         head = np.array(mean, numbers.dtype).tobytes()
         return head + places.tobytes() + signs.tobytes()
 

@@ -1,4 +1,4 @@
-"""The form in which updates of a model travel: as they are, or as a codec has encoded them."""
+"""Form in which a model's updates travel: as they are, or encoded."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _PLAIN = CodecChain()
 
 @dataclass(frozen=True)
 class UpdateForm:
-    """The form of the updates that were trained from a model.
+    """Form of the updates that sites trained from a model.
 
     Attributes:
         model: The model, with random access.
-        codecs: What encodes them.
+        codecs: Codecs of the updates.
         name: Name of the model, by which sites know it.
     """
 
@@ -40,7 +40,7 @@ class UpdateForm:
         return decoder_for(self.codecs.frames, self.model, self.name)
 
     def difference(self, sent: Layout, *, partial: bool) -> str | None:
-        """Return how a layout that was sent differs from an update's, or None.
+        """Describe how a layout that a site sent differs from an update's, if it does.
 
         Args:
             sent: Layout of what was sent.
@@ -54,10 +54,10 @@ class UpdateForm:
         return layout.difference(sent)
 
     def decoded(self, sent: Source, params_type: Literal["FULL", "DIFF"]) -> Source:
-        """Return an update whose bytes are as they were sent.
+        """Return an update whose bytes are as the site sent them.
 
         Args:
-            sent: What a site has sent.
+            sent: Body that a site has sent.
             params_type: Whether it has weights, or differences from the model.
 
         Raises:

@@ -1,1 +1,1 @@
-"""Engines, which start workers: the fork server of this machine and the sockets to its workers."""
+"""Engines that start workers: the fork server of this machine, or a Ray cluster."""

@@ -37,18 +37,14 @@ class WorkerSockets(NamedTuple):
             end.close()
 
     def abandon(self) -> None:
-        """Close the file descriptors alone, in a forked child that inherited the socket objects."""
+        """Close the file descriptors alone, in a forked child that inherited the sockets."""
         for end in self:
             if end.fileno() >= 0:  # a child of such a child has none
                 os.close(end.detach())
 
 
 def worker_socket_pairs() -> tuple[WorkerSockets, WorkerSockets]:
-    """Create sockets for a worker.
-
-    Returns:
-        The server's ends, and the worker's ends.
-    """
+    """Return socket pairs for a worker: the server's ends, and the worker's ends."""
     pairs = [socket.socketpair() for _ in WorkerSockets._fields]
     return WorkerSockets(*(ours for ours, _ in pairs)), WorkerSockets(
         *(theirs for _, theirs in pairs)
@@ -56,7 +52,7 @@ def worker_socket_pairs() -> tuple[WorkerSockets, WorkerSockets]:
 
 
 class WorkerProcess(Protocol):
-    """A worker that an engine has started. Any thread may use it."""
+    """Worker that an engine has started. Any thread may use it."""
 
     @property
     def ends(self) -> WorkerSockets:
@@ -86,7 +82,7 @@ class Engine(Protocol):
 
     @property
     def failure(self) -> str:
-        """Reason why it starts no worker any more, which ends the run; empty while it does."""
+        """Reason why the engine can start no worker any longer; empty while it can."""
         ...
 
     def start(self, name: str) -> WorkerProcess:
@@ -101,7 +97,7 @@ class Engine(Protocol):
         ...
 
     def watch(self, name: str, pid: int, others: Sequence[int]) -> None:
-        """Count processes that a worker has started as a part of it, as far as memory goes.
+        """Count processes that a worker has started towards the worker's memory.
 
         Args:
             name: Name of the worker, which may have ended meanwhile.

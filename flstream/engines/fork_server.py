@@ -1,4 +1,4 @@
-"""The fork server: a process without threads that has made its imports, and forks others.
+"""The fork server: a process without threads that makes imports and forks others.
 
 Its owner holds the other end of a socket of packets. A packet with descriptors asks for a process:
 they are of the pickled call, of a socket for answers about that process, and of the call's sockets.
@@ -47,7 +47,7 @@ class CallPickler(pickle.Pickler):
         self.sockets: list[socket.socket] = []
 
     def persistent_id(self, obj: Any) -> int | None:
-        """Return the number of a socket; None for all else."""
+        """Return the number of a socket; None for any other object."""
         if not isinstance(obj, socket.socket):
             return None
         self.sockets.append(obj)
@@ -73,19 +73,19 @@ def temporary_prefix(fork_server: int) -> str:
 
 
 def adopt_orphans() -> None:
-    """Make what a descendant leaves behind, in whatever session, a child of this process."""
+    """Make processes that descendants leave behind children of this process."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_with_parent(parent: int) -> None:
-    """Tie the life of this process to that of its parent, which may have ended already."""
+    """End this process with its parent, which may have ended already."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def serve(owner: socket.socket) -> None:
-    """Fork processes for the owner until it is gone; then kill them, and all they have started."""
+    """Fork processes for the owner until it is gone; then kill all they have started."""
     adopt_orphans()
     woken, waker = socket.socketpair()
     woken.setblocking(False)
@@ -140,7 +140,7 @@ def _fork(
 
 
 def _reap(answers: dict[int, socket.socket]) -> None:
-    """Take the exit codes of all children that have ended, and send those that were asked for."""
+    """Take the exit codes of all children that have ended; send the requested ones."""
     with suppress(ChildProcessError):  # there is no child left
         while (end := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = end

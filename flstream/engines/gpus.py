@@ -32,44 +32,45 @@ def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = _DR
 
 
 class GpuDealer:
-    """Deals GPUs to workers, by any name: the same name has the same, until it gives them back.
+    """Distribution of GPUs to workers by name, each until it gives them back.
 
     Args:
         gpus: The GPUs of the machine.
-        each: How many each worker gets; None leaves them as they are, so that all see all.
+        per_worker: GPUs of each worker; None leaves them as they are, so that all see all.
     """
 
-    def __init__(self, gpus: list[str], each: int | None) -> None:
+    def __init__(self, gpus: list[str], per_worker: int | None) -> None:
         self._free = list(gpus)
         self._count = len(gpus)
-        self._each = each
+        self._per_worker = per_worker
         self._dealt: dict[str, list[str]] = {}
         self._lock = threading.Lock()
 
     @property
     def room(self) -> int | None:
-        """How many workers it has GPUs for; None for any number."""
-        return self._count // self._each if self._each else None
+        """Number of workers that can have GPUs; None for any number."""
+        return self._count // self._per_worker if self._per_worker else None
 
     def deal(self, worker: str) -> str | None:
-        """Return the value of CUDA_VISIBLE_DEVICES for a worker; None to leave it as it is.
+        """Return the CUDA_VISIBLE_DEVICES of a worker; None to leave it as it is.
 
         Raises:
             WorkerLostError: All GPUs are taken by others.
         """
-        if self._each is None:
+        if self._per_worker is None:
             return None
         with self._lock:
             if worker not in self._dealt:
-                if len(self._free) < self._each:
+                if len(self._free) < self._per_worker:
                     raise WorkerLostError(
-                        f"a worker takes {self._each} GPUs (engine.gpus), and {len(self._free)} of "
-                        f"{self._count} are free; set clients.parallel to fewer workers"
+                        f"a worker takes {self._per_worker} GPUs (engine.gpus), and "
+                        f"{len(self._free)} of {self._count} are free; set clients.parallel to "
+                        "fewer workers"
                     )
-                self._dealt[worker] = [self._free.pop(0) for _ in range(self._each)]
+                self._dealt[worker] = [self._free.pop(0) for _ in range(self._per_worker)]
             return ",".join(self._dealt[worker])
 
     def give_back(self, worker: str) -> None:
-        """Take a worker's GPUs back: it has ended."""
+        """Take back the GPUs of a worker that has ended."""
         with self._lock:
             self._free += self._dealt.pop(worker, [])

@@ -1,4 +1,4 @@
-"""The engine of this machine: workers are forked, or threads, and connected by socket pairs."""
+"""The engine of this machine: forked or threaded workers on socket pairs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LocalEngine:
         host: Host of their processes, which ends them.
         main: Function that a worker's process runs, as ``package.module:name``: with the arguments,
             its name, its GPUs and its ends of the sockets.
-        arguments: What all of them have in common.
+        arguments: Arguments that all of them share.
         gpus: GPUs that are dealt out to them.
         on_started: Called with the name and the pid of each process.
     """
@@ -65,7 +65,7 @@ class LocalEngine:
         """Return at once: the launcher watches the processes of its machine."""
 
     def close(self, seconds: float = 0.0) -> None:
-        """Wait for the workers' end, for at most ``seconds``; the process host ends the others."""
+        """Wait for the workers' end, ``seconds`` at most; the host ends the others."""
         ends = time.monotonic() + seconds
         for worker in list(self._workers.values()):  # others may still start
             worker.exit_code(max(ends - time.monotonic(), 0.0))

@@ -1,4 +1,4 @@
-"""The process that makes the imports of a run, and from which its processes are forked.
+"""The process that makes the imports of a run, and that forks the run's processes.
 
 So a process starts in milliseconds, and the memory of the modules is shared. Also libraries of the
 training code are imported here, as far as its source names them and a fork after it is safe.
@@ -56,7 +56,7 @@ LibraryImport = tuple[str, Sequence[str]]
 
 
 def main(fd: int) -> None:
-    """Import all that the processes of a job need, and fork them at the launcher's request.
+    """Import what a job's processes need, and fork them at the launcher's request.
 
     Args:
         fd: Descriptor of the socket to the launcher, which sends the job's environment variables
@@ -90,13 +90,11 @@ def main(fd: int) -> None:
 
 
 def library_imports(source: Path | None) -> list[LibraryImport]:
-    """Find the imports of fork-safe libraries at the head of the training code's files, in order.
+    """Find the imports of fork-safe libraries at the head of the training code.
 
-    Those always run, and before a file can set anything that a library reads when it is imported. A
-    file that cannot be read or parsed counts as empty; the site that runs it reports the error.
-
-    Args:
-        source: Path of the file with the script or the learner; None for an installed module.
+    Those always run, and before a file can set anything that a library reads when it is imported.
+    They come in order. A file that cannot be read or parsed counts as empty; the site that runs it
+    reports the error.
     """
     if source is None:
         return []
@@ -114,13 +112,9 @@ def library_imports(source: Path | None) -> list[LibraryImport]:
 
 
 def preloaded_imports(source: Path | None, libraries: Sequence[str]) -> list[LibraryImport]:
-    """Return the imports of libraries that a job asks for, anywhere in the training code's files.
+    """Return the imports of a job's libraries anywhere in the training code's files.
 
     Many libraries import their parts only when these are asked for.
-
-    Args:
-        source: Path of the training code's file; None for that of an installed module.
-        libraries: Names of the libraries.
     """
     files = own_files(source) if source is not None and libraries else {}
     return [(library, []) for library in libraries] + [
@@ -144,7 +138,7 @@ def import_libraries(imports: Sequence[LibraryImport]) -> None:
 
 
 def expect_no_threads() -> None:
-    """Refuse to go on in a process that was forked while libraries had threads.
+    """Refuse to run in a process that was forked while libraries had threads.
 
     Raises:
         SimulationError: There were such threads; the message names the libraries.
@@ -158,7 +152,7 @@ def expect_no_threads() -> None:
 
 
 def _preload(imports: Sequence[LibraryImport]) -> None:
-    """Import libraries that the job asks for, and see whether they start threads."""
+    """Import a job's libraries, and see whether they start threads."""
     before = os.environ.get(_BLAS_THREADS)
     os.environ[_BLAS_THREADS] = "1"
     for library in imports:
@@ -172,7 +166,7 @@ def _preload(imports: Sequence[LibraryImport]) -> None:
 
 
 def _sets_nothing(statement: ast.stmt) -> bool:
-    """Whether a statement has no effect on libraries that are imported after it."""
+    """Return whether a statement has no effect on libraries imported after it."""
     match statement:
         case ast.Import() | ast.ImportFrom() | ast.Expr(ast.Constant()):
             return True

@@ -1,4 +1,4 @@
-"""Starting and ending of processes, by a fork server that has made their imports.
+"""Starting and ending of processes, through a fork server with their imports.
 
 The first fork server of a run is started while the job file is still being read, since its imports
 take longer than all else until a job begins. This module itself imports little for the same reason.
@@ -73,7 +73,7 @@ def variables_of(job: Job) -> dict[str, str]:
 
 
 def kill_descendants(pid: int) -> None:
-    """Kill the children of a process, and theirs, with SIGKILL; the process itself is left.
+    """Kill the descendants of a process with SIGKILL, but not the process itself.
 
     Args:
         pid: Number of the process. What has left its tree, as daemons do, is not found.
@@ -85,7 +85,7 @@ def kill_descendants(pid: int) -> None:
 
 
 def _is_readable(fd: int, seconds: float) -> bool:
-    """Wait until a descriptor is readable, for at most ``seconds``; return whether it is."""
+    """Wait until a descriptor is readable, ``seconds`` at most; return whether it is."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(seconds * 1e3))
@@ -126,7 +126,7 @@ class Process:
             signal.pidfd_send_signal(self._pidfd, number)
 
     def exit_code(self, seconds: float = 0.0) -> int | None:
-        """Wait until the process has ended, for at most ``seconds``, and return its exit code.
+        """Wait until the process has ended, ``seconds`` at most, and return its exit code.
 
         Returns:
             The code, or minus the signal that killed it; None if it has not ended, or its fork
@@ -169,7 +169,7 @@ class ProcessHost:
 
     @classmethod
     def of(cls, job: Job | None = None) -> Self:
-        """Create a process host that is prepared for a job, unless that is yet to be read."""
+        """Create a process host for a job, prepared unless the job is yet to be read."""
         host = cls()
         if job is not None:
             host.prepare(variables_of(job))
@@ -177,7 +177,7 @@ class ProcessHost:
 
     @classmethod
     def forked(cls, *inherited: socket.socket) -> Self:
-        """Fork a fork server from this process, which has made its imports and has no threads yet.
+        """Fork a fork server from this process, which has its imports and no threads yet.
 
         Args:
             inherited: Sockets of this process, which are not for the others.
@@ -229,7 +229,7 @@ class ProcessHost:
         self._is_prepared = True
 
     def start(self, name: str, target: str, *args: Any) -> Process:
-        """Start a process, and before it another fork server if that has ended.
+        """Start a process; start another fork server first if the old one has ended.
 
         Args:
             name: Name of the process, as multiprocessing has it there.
@@ -261,10 +261,10 @@ class ProcessHost:
         return process
 
     def attend(self, fd: int) -> None:
-        """Return at once: unlike threads, processes want nothing of this one while it waits."""
+        """Return at once: processes, unlike threads, need nothing of this one."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait until every process has ended, for at most ``seconds``; return whether it has."""
+        """Wait until every process has ended, ``seconds`` at most; return whether it has."""
         ends = time.monotonic() + seconds
         return all(
             process._has_ended(max(ends - time.monotonic(), 0.0))

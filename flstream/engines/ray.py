@@ -1,4 +1,4 @@
-"""The engine of a Ray cluster: a driver of its own has nodes start the workers of a run.
+"""The engine of a Ray cluster: its driver has nodes start the workers of a run.
 
 The server calls methods of the driver by a pipe. The driver answers with the records below, with
 events of nodes, and with the error for which it ends.
@@ -46,7 +46,7 @@ class ClusterReady(NamedTuple):
 
 
 class WorkerConnected(NamedTuple):
-    """A worker is connected; the descriptors of its sockets follow, in their order."""
+    """A worker is connected; its sockets' descriptors follow, in their order."""
 
     name: str
 
@@ -169,7 +169,7 @@ class RayEngine:
             raise error from None
 
     def watch(self, name: str, pid: int, others: Sequence[int]) -> None:
-        """Measure the memory of a worker's processes together, on its node."""
+        """Measure the memory of a worker's processes on its node."""
         self.call("watch", name, pid, others)
 
     def close(self, seconds: float = 0.0) -> None:
@@ -184,7 +184,7 @@ class RayEngine:
         (self._run.path / NONCE_FILE).unlink(missing_ok=True)
 
     def call(self, method: str, *arguments: Any) -> None:
-        """Call a method of the driver, which does not answer."""
+        """Call a method of the driver, without an answer."""
         with self._sending, suppress(OSError):  # of a driver that has ended, which is met elsewhere
             self._pipe.send((method, arguments))
 
@@ -235,7 +235,7 @@ class RayEngine:
                     self._emit(message)
 
     def _fail(self, error: FlstreamError) -> None:
-        """Start no worker any more; without a cluster, the run is stopped."""
+        """Start no further worker; without a cluster, stop the run."""
         with self._lock:
             if self._failure is not None:
                 return

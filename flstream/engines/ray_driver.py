@@ -1,4 +1,4 @@
-"""The driver of a Ray cluster: it has an actor on each node start the workers of a run.
+"""The driver of a Ray cluster: an actor on each node starts the workers of a run.
 
 It is a process of its own, a child of the server's fork server, since the loss of the head ends a
 driver. Workers connect to it, and it passes the connections on to the server. Ray moves no model.
@@ -66,7 +66,7 @@ class _Node:
 
 
 class _Driver:
-    """Starts workers on the nodes of a cluster, and follows them."""
+    """Starts and follows the workers on the nodes of a cluster."""
 
     def __init__(self, server: Connection, job: Job, run: RunDirectory) -> None:
         self._server, self._job, self._run = server, job, run
@@ -108,7 +108,7 @@ class _Driver:
         os._exit(0)
 
     async def start(self, name: str, job: Job) -> None:
-        """Start a worker, and send the server its connections, or why it has none."""
+        """Start a worker; send the server its connections, or the reason for none."""
         # Two processes of a worker would write the same files.
         until = time.monotonic() + _START_SECONDS
         await self._wait(lambda: self._node_of(name) is None, until)
@@ -158,7 +158,7 @@ class _Driver:
             node.actor.kill.remote(name)
 
     async def watch(self, name: str, pid: int, others: Sequence[int]) -> None:
-        """Measure the memory of processes together as that of a worker."""
+        """Measure the memory of processes together as a worker's."""
         if (node := self._node_of(name)) is not None:
             node.watched.append((name, pid, others))
 
@@ -194,7 +194,7 @@ class _Driver:
         return str(ray.util.get_node_ip_address())
 
     def _take_connection(self, channel: Channel, admission: Admission) -> None:
-        """Take a connection of a worker, which has proven that it has the token."""
+        """Take a connection of a worker that has proven that it has the token."""
         self._listener.dismiss(admission.token)  # a token is of use once
         self._loop.call_soon_threadsafe(self._keep, channel.detach(), admission)
 
@@ -212,7 +212,7 @@ class _Driver:
             self._note_change()
 
     async def _look(self) -> None:
-        """Follow all nodes of the cluster that have room, also those that come later."""
+        """Follow all nodes of the cluster that have room, later ones too."""
         while True:
             try:
                 nodes = await asyncio.wait_for(asyncio.to_thread(ray.nodes), _SILENT_SECONDS)
@@ -238,7 +238,7 @@ class _Driver:
         return int(min(room, resources.get("GPU", 0) // engine.gpus) if engine.gpus else room)
 
     async def _await_nodes(self) -> None:
-        """Tell the server that the run may begin, once all nodes are ready, or those that are."""
+        """Report the start to the server: all nodes are ready, or some are in time."""
         engine = self._job.engine
         until = time.monotonic() + engine.wait
         self._server.send(NodesAwaited())
@@ -310,7 +310,7 @@ class _Driver:
         return [node for node in nodes if is_shared or len(node.workers) < node.room]
 
     async def _wait(self, condition: Callable[[], Any], until: float = math.inf) -> None:
-        """Wait until something holds, or until a time of the monotonic clock."""
+        """Wait until a condition holds, or until a time of the monotonic clock."""
         while not condition() and (seconds := until - time.monotonic()) > 0:
             with suppress(TimeoutError):
                 await asyncio.wait_for(
@@ -324,7 +324,7 @@ class _Driver:
 
 
 def _large_files(folder: Path, run: Path) -> Iterator[Path]:
-    """Yield the files of a job's folder that are too large for Ray to bring to the nodes."""
+    """Yield the files of a job's folder that are too large for Ray to distribute."""
     for path, folders, files in os.walk(folder):
         inner = [Path(path, name) for name in folders if not name.startswith(".")]
         folders[:] = [inside.name for inside in inner if inside not in (folder / "runs", run)]
@@ -334,7 +334,7 @@ def _large_files(folder: Path, run: Path) -> Iterator[Path]:
 
 
 def _in_words(error: Exception, seconds: float = _SILENT_SECONDS) -> str:
-    """Return an error of Ray, or one that an actor raised, as a clause."""
+    """Describe an error of Ray, or of an actor, in a clause."""
     if isinstance(error, TimeoutError):
         return f"it did not answer within {seconds:g} s"
     cause = getattr(error, "cause", None) or error

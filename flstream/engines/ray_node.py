@@ -1,4 +1,4 @@
-"""The actor on a node of a Ray cluster: it starts, kills and measures the workers of a run there.
+"""The actor on a node of a Ray cluster: starts, kills and measures workers there.
 
 Ray calls its methods, each on some thread. If the actor ends, for whatever reason, its fork server
 ends all that it has started.
@@ -36,7 +36,7 @@ _WORKER = "flstream.simulation.worker_process:node_worker"
 
 
 class NodeHost:
-    """The actor. Several of its methods may run at the same time."""
+    """The actor; several of its methods may run at the same time."""
 
     def __init__(self) -> None:
         self._sampler = MemorySampler(keeps=True)
@@ -75,7 +75,7 @@ class NodeHost:
     def start(
         self, job: Job, run: RunDirectory, name: str, address: str, keys: Mapping[str, bytes]
     ) -> None:
-        """Start a worker, which connects to the driver by itself."""
+        """Start a worker, which connects to the driver."""
         self.kill(name)  # one that was given up may be alive
         arguments = job.moved(Path.cwd()), run, name, self._gpus.deal(name), address, keys
         try:
@@ -93,7 +93,7 @@ class NodeHost:
     def poll(
         self, watched: Sequence[tuple[str, int, Sequence[int]]]
     ) -> tuple[dict[str, int | None], NodeMemory]:
-        """Report about the node, as soon as a worker ends, or after a second.
+        """Report about the node when a worker ends, or after a second.
 
         Returns:
             Exit codes of workers that have ended since the last poll, by name; and measurements.
@@ -120,7 +120,7 @@ class NodeHost:
 
 
 def _expect_directory(run: Path, nonce: str) -> None:
-    """Refuse a run directory that this node does not see, or cannot write to."""
+    """Refuse a run directory that this node does not see or cannot write to."""
     flaw = "does not see"
     with suppress(OSError):
         if (run / NONCE_FILE).read_text() == nonce:

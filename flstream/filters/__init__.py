@@ -1,1 +1,1 @@
-"""Filters: what a site does to models on their way to and from its training code, on ranges."""
+"""Filters: changes of models, by ranges, between a site and its training code."""

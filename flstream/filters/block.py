@@ -1,4 +1,4 @@
-"""Blocks: the numbers of a model some thousands at a time, as filters take them.
+"""Blocks: the numbers of a model some thousands at a time, for filters.
 
 A block is always the same piece of a tensor: its boundaries do not depend on the chunks in which a
 model travels. So whatever a filter does with a block, its result does not depend on them either.
@@ -22,7 +22,7 @@ Direction = Literal["up", "down"]
 
 @dataclass(frozen=True)
 class Passage:
-    """One model on its way between a site and its training code.
+    """A model on its way between a site and its training code.
 
     Attributes:
         site: Name of the site.
@@ -41,7 +41,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive numbers of one tensor, as a filter is to know them.
+    """Consecutive numbers of one tensor, with what a filter may know of them.
 
     Attributes:
         tensor: Name of the tensor.
@@ -90,12 +90,12 @@ class Block:
 
 
 def filter_key(passage: Passage, place: int, *parts: str) -> bytes:
-    """Return the key of random numbers of one filter of a passage."""
+    """Return the key of random numbers for a filter in a passage."""
     return stream_key("filters", passage.seed, passage.direction, place, *parts)
 
 
 class BlockFilter(Protocol):
-    """A filter that is ready for a model: a function of a block's numbers, element by element."""
+    """Filter that is ready for a model: a function of a block's numbers."""
 
     def __call__(self, values: Floats, block: Block, /) -> Floats:
         """Return the numbers that leave, as many as came."""
@@ -103,7 +103,7 @@ class BlockFilter(Protocol):
 
 
 class Values(NamedTuple):
-    """The numbers of a model that filters change: those of its floating point tensors.
+    """Numbers of a model that filters change: its floating point tensors.
 
     Attributes:
         tensors: The tensors, in the order of their bytes, with their places in the unfiltered body.
@@ -116,7 +116,7 @@ class Values(NamedTuple):
 
 
 def numbers_of(spec: TensorInfo) -> int:
-    """Return how many numbers a tensor has; a complex element is two."""
+    """Return the count of a tensor's numbers; a complex element is two."""
     return spec.nbytes // unit(spec.dtype)
 
 
@@ -129,7 +129,7 @@ def blocks_of(values: Values, *, scalars: bool = True) -> Iterator[tuple[TensorI
 
 
 def block_at(spec: TensorInfo, index: int, passage: Passage, place: int) -> Block:
-    """Return what a filter at a place of its direction is to know of a tensor's block."""
+    """Return a tensor's block for the filter at a place of its direction."""
     offset = index * BLOCK
     count = min(BLOCK, numbers_of(spec) - offset)
     return Block(spec.name, spec.shape, offset, count, passage, place)

@@ -52,7 +52,9 @@ def percentile_privacy(
     cutoff, most = 0.0, gamma * passage.steps
     if count:
         cutoff = percentile_of(
-            lambda: (np.abs(values.block(*each)) for each in blocks_of(values)), count, percentile
+            lambda: (np.abs(values.block(spec, index)) for spec, index in blocks_of(values)),
+            count,
+            percentile,
         )
 
     def apply(numbers: Floats, block: Block) -> Floats:

@@ -1,4 +1,4 @@
-"""The filters of one direction, one after another, and the model as they leave it."""
+"""Filters of one direction, one after another, and the model that they return."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BUILT_IN: Mapping[str, Callable[..., BlockFilter]] = {
 def filtered(
     source: Source, specs: Sequence[FilterSection], passage: Passage, base: Source | None = None
 ) -> Source:
-    """Return a model as filters leave it: a source that is computed range by range.
+    """Return the model that filters make of a model, a source computed range by range.
 
     Filters that have to know all numbers before the first, as a percentile does, read the model
     here, in a few passes.
@@ -55,8 +55,8 @@ def filtered(
         if not spec.changes_numbers:
             layout = _without(layout, _matching(layout, spec), passage.direction, place)
             if values is not None:
-                left = [each for each in values.tensors if each.name in layout.by_name]
-                values = values._replace(tensors=left)
+                tensors = [tensor for tensor in values.tensors if tensor.name in layout.by_name]
+                values = values._replace(tensors=tensors)
             continue
         if values is None:
             # What was left out before need not be in the base.
@@ -68,7 +68,7 @@ def filtered(
         )
         values = _through(apply, values, passage, place, spec.name)
     changed = [] if values is None else values.tensors
-    block_bytes = {each.name: BLOCK * unit(each.dtype) for each in changed}
+    block_bytes = {tensor.name: BLOCK * unit(tensor.dtype) for tensor in changed}
 
     @quietly
     def fill(spec: TensorInfo, index: int, out: memoryview) -> None:
@@ -82,7 +82,7 @@ def filtered(
 
 
 def _load_block(source: Source, spec: TensorInfo, index: int) -> Floats:
-    """Read the float64 numbers of a block of a tensor that a body has with this dtype and shape."""
+    """Read a block of a body's tensor as float64 numbers."""
     size = BLOCK * unit(spec.dtype)
     first = source.layout.by_name[spec.name].start + index * size
     stop = first + min(size, spec.nbytes - index * size)
@@ -114,7 +114,7 @@ def _unfiltered(source: Source, base: Source | None, names: Container[str]) -> V
 
 
 def _through(apply: BlockFilter, values: Values, passage: Passage, place: int, name: str) -> Values:
-    """Return numbers as the filter at a place leaves them.
+    """Return the numbers that the filter at a place makes of others.
 
     A number that is not finite stays as it is: a filter that bounds numbers would hide it from the
     server, which refuses such an update.
@@ -125,7 +125,7 @@ def _through(apply: BlockFilter, values: Values, passage: Passage, place: int, n
         strange = np.flatnonzero(~np.isfinite(numbers))
         before, count = numbers[strange], len(numbers)
         try:
-            left = apply(numbers, block_at(spec, index, passage, place))
+            returned = apply(numbers, block_at(spec, index, passage, place))
         except FlstreamError:
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # it may be the user's code
@@ -133,18 +133,18 @@ def _through(apply: BlockFilter, values: Values, passage: Passage, place: int, n
                 f"the filter {name} raised {type(error).__name__} at tensor {spec.name!r}: "
                 f"{error}; mend the filter"
             ) from error
-        if not isinstance(left, np.ndarray) or left.shape != (count,):
-            shape = list(np.shape(left))
+        if not isinstance(returned, np.ndarray) or returned.shape != (count,):
+            shape = list(np.shape(returned))
             raise ClientError(
-                f"the filter {name} returned {type(left).__name__} of shape {shape} for a "
+                f"the filter {name} returned {type(returned).__name__} of shape {shape} for a "
                 f"block of {count} numbers of tensor {spec.name!r}; return as many numbers"
             )
-        if np.iscomplexobj(left):
+        if np.iscomplexobj(returned):
             raise ClientError(
                 f"the filter {name} returned complex numbers for a block of tensor "
                 f"{spec.name!r}; return floats"
             )
-        floats: Floats = np.ascontiguousarray(left, np.float64)
+        floats: Floats = np.ascontiguousarray(returned, np.float64)
         if len(strange):
             floats = floats.copy()
             floats[strange] = before
@@ -154,7 +154,7 @@ def _through(apply: BlockFilter, values: Values, passage: Passage, place: int, n
 
 
 def remaining(layout: Layout, specs: Sequence[FilterSection], direction: Direction) -> Layout:
-    """Return the layout of what filters leave of a whole model.
+    """Return the layout of the tensors of a whole model that filters let pass.
 
     Args:
         layout: Layout of the model.
@@ -165,39 +165,40 @@ def remaining(layout: Layout, specs: Sequence[FilterSection], direction: Directi
         UsageError: The model lacks a tensor that a filter leaves out, or none is left; the message
             has the filter's key.
     """
-    left = layout
+    rest = layout
     for place, spec in enumerate(specs):
         if spec.changes_numbers:
             continue
-        given = dict(spec.args)["exclude_vars"]
+        excluded = dict(spec.args)["exclude_vars"]
         names = layout.names
-        found = _matching(layout, spec)
-        unknown = [] if isinstance(given, str) else [each for each in given if each not in names]
-        if unknown or not found:
-            what = f"{unknown[0]!r} is" if unknown else f"the pattern {given!r} is found in"
+        matching = _matching(layout, spec)
+        listed = () if isinstance(excluded, str) else excluded
+        unknown = [name for name in listed if name not in names]
+        if unknown or not matching:
+            what = f"{unknown[0]!r} is" if unknown else f"the pattern {excluded!r} is found in"
             raise UsageError(
                 f"filters.{direction}[{place}].args.exclude_vars: {what} no tensor's name; "
                 "flstream inspect lists the names"
             )
-        left = _without(left, found, direction, place)
-    return left
+        rest = _without(rest, matching, direction, place)
+    return rest
 
 
 def _without(layout: Layout, names: Set[str], direction: Direction, place: int) -> Layout:
-    """Return a layout without what a filter leaves out, which must not be all."""
-    left = layout.subset(layout.by_name.keys() - names)
-    if not left.tensors:
+    """Return a layout without the tensors that a filter leaves out, which are not all."""
+    rest = layout.subset(layout.by_name.keys() - names)
+    if not rest.tensors:
         raise UsageError(
             f"filters.{direction}[{place}].args.exclude_vars leaves no tensor of the model; "
             "exclude fewer"
         )
-    return left
+    return rest
 
 
 def _matching(layout: Layout, spec: FilterSection) -> set[str]:
     """Return the names of the tensors that a filter leaves out."""
-    given: Sequence[str] | str = dict(spec.args)["exclude_vars"]
+    excluded: Sequence[str] | str = dict(spec.args)["exclude_vars"]
     own = {name: name for name in layout.by_name} | layout.aliases
-    if isinstance(given, str):
-        return {name for each, name in own.items() if re.search(given, each)}
-    return {own[each] for each in given if each in own}
+    if isinstance(excluded, str):
+        return {name for alias, name in own.items() if re.search(excluded, alias)}
+    return {own[name] for name in excluded if name in own}

@@ -1,4 +1,4 @@
-"""Order statistics of more numbers than fit into memory, exact, in a few passes over them."""
+"""Order statistics of more numbers than fit into memory, exact, in a few passes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Blocks = Callable[[], Iterable[Floats]]
 
 @dataclass
 class _Search:
-    """The search for one number."""
+    """Search for one number."""
 
     rank: int  # its place among those that begin with the prefix, from 0
     prefix: int = 0  # first bits that it is known to have
     bits: int = 0  # how many those are
     count: int = 0  # how many numbers begin with them
-    kept: list[Keys] = field(default_factory=list)  # those, of the pass that keeps them
+    members: list[Keys] = field(default_factory=list)  # those numbers, once they are few
 
     def narrow(self, counts: np.ndarray[Any, Any]) -> None:
         """Take the next digit, given how many numbers have each of its values."""
@@ -41,11 +41,11 @@ class _Search:
         self.count = int(counts[digit])
 
     def of(self, keys: Keys) -> Keys:
-        """Return those of the keys that begin with the prefix."""
+        """Return the keys that begin with the prefix."""
         if not self.bits:
             return keys
-        found: Keys = keys[keys >> np.uint64(_BITS - self.bits) == np.uint64(self.prefix)]
-        return found
+        matching: Keys = keys[keys >> np.uint64(_BITS - self.bits) == np.uint64(self.prefix)]
+        return matching
 
 
 def order_statistics(blocks: Blocks, count: int, ranks: Sequence[int]) -> list[float]:
@@ -65,11 +65,11 @@ def order_statistics(blocks: Blocks, count: int, ranks: Sequence[int]) -> list[f
         The numbers, in the order of their places.
     """
     searches = [_Search(rank, count=count) for rank in ranks]
-    while todo := [each for each in searches if each.bits < _BITS and not each.kept]:
+    while todo := [search for search in searches if search.bits < _BITS and not search.members]:
         # Searches for neighbours mostly share their bits, and so their counts.
         groups: dict[tuple[int, int], list[_Search]] = {}
-        for each in todo:
-            groups.setdefault((each.bits, each.prefix), []).append(each)
+        for search in todo:
+            groups.setdefault((search.bits, search.prefix), []).append(search)
         totals = {
             place: np.zeros(1 << _DIGIT, np.int64)
             for place, group in groups.items()
@@ -80,31 +80,31 @@ def order_statistics(blocks: Blocks, count: int, ranks: Sequence[int]) -> list[f
             for place, group in groups.items():
                 own = group[0].of(keys)
                 if place not in totals:
-                    group[0].kept.append(own)
+                    group[0].members.append(own)
                 elif len(own):
                     digits = own >> np.uint64(_BITS - _DIGIT - place[0]) & np.uint64(0xFFFF)
                     totals[place] += np.bincount(digits.astype(np.int64), minlength=1 << _DIGIT)
         for place, group in groups.items():
-            for each in group:
+            for search in group:
                 if place in totals:
-                    each.narrow(totals[place])
+                    search.narrow(totals[place])
                 else:
-                    each.kept = group[0].kept
-    return [_found(each) for each in searches]
+                    search.members = group[0].members
+    return [_number_of(search) for search in searches]
 
 
-def _found(search: _Search) -> float:
+def _number_of(search: _Search) -> float:
     if search.bits == _BITS:
         key = np.uint64(search.prefix)
     else:
-        keys = np.concatenate(search.kept)
+        keys = np.concatenate(search.members)
         keys.partition(search.rank)
         key = keys[search.rank]
     return float(key.view(np.float64))
 
 
 def percentile_of(blocks: Blocks, count: int, percent: float) -> float:
-    """Return a percentile of numbers, as ``numpy.percentile`` interpolates it, to the same bits."""
+    """Return a percentile with the same bits as ``numpy.percentile``."""
     place = (count - 1) * (percent / 100)
     below = int(place)
     low, high = order_statistics(blocks, count, [below, min(below + 1, count - 1)])

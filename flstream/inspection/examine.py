@@ -136,7 +136,7 @@ def examine(
 
 
 def model_at(path: Path) -> Path:
-    """Return the file to examine: the path itself, or the latest model of a run directory."""
+    """Return the file to examine: the path, or the latest model of a run directory."""
     if not os.path.isdir(path):
         regular_size(path)
         return path

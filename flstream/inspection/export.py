@@ -1,4 +1,4 @@
-"""Export of a model to what others open: a folder for ``from_pretrained``, or a file of torch."""
+"""Export of a model as a folder for ``from_pretrained``, or a file of torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Export(msgspec.Struct, frozen=True):
 
 
 def export(path: Path, to: Path) -> Export:
-    """Write a model where others open it.
+    """Write a model in a form that other programs open.
 
     A folder gets ``model.safetensors``, or ``adapter_model.safetensors`` if the model is the
     adapter of one, and what the run has kept of the model and its tokenizer. A tensor that has
@@ -73,7 +73,7 @@ def export(path: Path, to: Path) -> Export:
 
 
 def _exported_names(file: CheckpointFile, prefix: str) -> dict[str, str]:
-    """Names to export, in the model's order, with those of the file."""
+    """Return the names to export, in the model's order, with the file's names."""
     layout = file.layout
     own = {name: name for name in layout.by_name} | dict(layout.aliases)
     ordered = in_order(own, layout, file.metadata.get(ORDER, ""))

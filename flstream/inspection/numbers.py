@@ -56,7 +56,7 @@ class TensorRow(msgspec.Struct, frozen=True):
 
 
 class Reshaped(msgspec.Struct, frozen=True):
-    """A tensor whose dtype or shape is another one in the other checkpoint."""
+    """Tensor whose dtype or shape differs in the other checkpoint."""
 
     name: str
     dtype: str
@@ -66,7 +66,7 @@ class Reshaped(msgspec.Struct, frozen=True):
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """A tensor that differs between two checkpoints in at least one byte."""
+    """Tensor that differs between two checkpoints in at least one byte."""
 
     name: str
     bytes: int
@@ -92,7 +92,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def tensor_statistics(source: Source, spec: TensorInfo, scratch: Scratch) -> Statistics:
-    """Compute the statistics of a tensor, in memory for a few blocks of it.
+    """Compute the statistics of a tensor, with memory for a few blocks of it.
 
     Within a block deviations are from its own mean, and what rounding left of their sum is taken
     off (the corrected two-pass algorithm); blocks are merged as in Chan, Golub and LeVeque 1983,
@@ -169,7 +169,7 @@ def as_array(code: str, data: memoryview) -> _Array:
 
 
 def widened(values: _Array) -> _Array:
-    """Convert elements to a wider type, in which their squares and differences are finite.
+    """Convert elements to a wider type, so that squares and differences stay finite.
 
     That is float64, or for types of 64 bits a long double, which has their integers exactly; and
     likewise for complex numbers.
@@ -216,14 +216,14 @@ def find_difference(
 
 
 def _by_name(layout: Layout, wanted: Collection[str]) -> dict[str, TensorInfo]:
-    """Wanted tensors by name, tied names included."""
+    """Return the wanted tensors by name, tied names included."""
     ties = layout.aliases.items()
     aliases = [layout.by_name[name]._replace(name=alias) for alias, name in ties]
     return {spec.name: spec for spec in (*layout.tensors, *aliases) if spec.name in wanted}
 
 
 def _compare(spec: TensorInfo, blocks: Iterable[tuple[memoryview, memoryview]]) -> Changed:
-    """Compare a tensor of both checkpoints by blocks with the bytes of the same elements."""
+    """Compare a tensor of both checkpoints, by blocks of the same elements."""
     differing = non_finite = 0
     largest, squares = np.longdouble(0), np.longdouble(0)
     for block, other_block in blocks:

@@ -49,7 +49,7 @@ class InspectedRun(msgspec.Struct, frozen=True):
 
 
 class Verification(msgspec.Struct, frozen=True):
-    """A checkpoint that was found sound."""
+    """Checkpoint that was found sound."""
 
     path: Path
     digest: str  # xxh3-128 of the body, without metadata, in hexadecimal digits
@@ -111,7 +111,7 @@ def inspect_run(path: Path) -> InspectedRun:
 
 
 def models_by_file(history: History) -> dict[tuple[int, int | None], ModelRecord]:
-    """Return the models of a run by round and step of their files.
+    """Return the models of a run by their files' round and step.
 
     The file of a round, which has no step, is its last model.
     """
@@ -138,7 +138,7 @@ def checkpoint_files(run: RunDirectory) -> list[ModelFile]:
 
 
 def run_of(path: Path) -> tuple[RunDirectory, ModelFile | None] | None:
-    """Return the run that a file lies in as a model, and which one; None is the final model."""
+    """Return the run in which a file lies as a model, and which model it is."""
     folder = path.parent
     if folder.name in ("", ".."):
         folder = path.absolute().parent
@@ -194,7 +194,7 @@ def _verify(
     digests: Sequence[tuple[int, str]],
     body: str = "model",
 ) -> Verification:
-    """Check a file and read all of it; of the digests by round, oldest first, one must be its."""
+    """Check a file and read all of it; one of the round's digests must be its own."""
     checks, digest = file.check(), body_digest(file)
     checks.append(f"all {file.layout.nbytes} bytes of tensors can be read")
     number = next((number for number, expected in digests[::-1] if expected == digest), None)

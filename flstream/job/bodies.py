@@ -1,4 +1,4 @@
-"""Names of what workflows send beside their models: values, and bodies that are folded."""
+"""Names of values and bodies that workflows send beside their models."""
 
 import re
 from typing import Literal
@@ -34,5 +34,5 @@ _NAME = re.compile(r"[a-z_]+")
 
 
 def is_body_name(name: str) -> bool:
-    """Whether a body beside a model may have this name."""
+    """Return whether a body beside a model may have this name."""
     return _NAME.fullmatch(name) is not None and name not in RESERVED_NAMES

@@ -1,4 +1,4 @@
-"""Contradictions between keys of a job whose values are sound one by one."""
+"""Contradictions between keys of a job whose single values are sound."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from flstream.job.conditions import read_condition
 from flstream.job.keys import WORKFLOW
-from flstream.job.problems import MISSING, Problem, given
+from flstream.job.problems import MISSING, Problem, given_clause
 from flstream.job.sections import EPSILON, METHODS, RUN
 from flstream.job.site_names import site_problems
 
@@ -35,7 +35,7 @@ def contradictions(job: Job) -> Iterator[Problem]:
 
 
 def stage_with_key_metric(stages: Sequence[Stage]) -> Stage:
-    """Return the stage whose arguments say which of the run's models is the best."""
+    """Return the stage whose arguments name the key metric of the run."""
     return next((stage for stage in stages if stage.has_rounds), stages[0])
 
 
@@ -59,7 +59,7 @@ def _sites(job: Job) -> Iterator[Problem]:
     ):
         for problem in site_problems(key, sites, job.clients.site_names):
             if traces is not None and key == "network.traces":
-                problem = replace(problem, given=f"{traces.path}: {problem.given}")
+                problem = replace(problem, state=f"{traces.path}: {problem.state}")
             yield problem
 
 
@@ -165,7 +165,7 @@ def _privacy(job: Job) -> Iterator[Problem]:
     cohort, most = privacy.cohort(clients), 2 * privacy.count_stddev(clients)
     if cohort > (population := privacy.drawn_from(clients)):
         allowed = f"at least the cohort, which is {cohort}"
-        yield Problem("privacy.population", given(population), allowed)
+        yield Problem("privacy.population", given_clause(population), allowed)
     allowed = f"below twice privacy.clipping.count_stddev, which is {most:g} for {cohort} sites"
     hint = "raise that, too, for a count with more noise"
     if privacy.clipping.type == "adaptive" and privacy.noise_multiplier >= most:

@@ -1,4 +1,4 @@
-"""Import of code that a job file names, as `module:name` or `/path/to/file.py:name`."""
+"""Import of code by its place: `module:name` or `/path/to/file.py:name`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from flstream.errors import UsageError
-from flstream.job.problems import Problem, RefusedValueError, did_you_mean, given
+from flstream.job.problems import Problem, RefusedValueError, did_you_mean, given_clause
 
 
 def load(named: str) -> Any:
-    """Import an object of a user's code, with the files beside it importable from then on.
+    """Import an object of a user's code; the files beside it stay importable.
 
     Args:
         named: Place of the object: ``/abs/file.py:name`` or ``package.module:name``.
@@ -51,7 +51,7 @@ def load(named: str) -> Any:
 
 
 def make(named: str, arguments: Mapping[str, Any], *first: Any) -> Any:
-    """Make an object by a class or a function in a user's code.
+    """Make an object by a class or a function of a user's code.
 
     Args:
         named: Place of the class; see :func:`load`.
@@ -73,7 +73,7 @@ def find(place: str, what: str) -> Any:
 
     Args:
         place: Place of the object: ``package.module:name`` or ``/abs/path.py:name``.
-        what: What the object is to be, such as ``function``, for messages.
+        what: Kind of the object, such as ``function``, for messages.
 
     Raises:
         RefusedValueError: Its module cannot be imported, or has no such name.
@@ -87,11 +87,11 @@ def find(place: str, what: str) -> Any:
         if isinstance(error, ModuleNotFoundError):
             hint += "; install it where flstream is, or put it beside the file"
         allowed = "in Python that can be imported"
-        raise RefusedValueError(Problem("", given(place), allowed, hint)) from error
+        raise RefusedValueError(Problem("", given_clause(place), allowed, hint)) from error
     if not hasattr(module, name):
         allowed = f"the name of a {what} at the top level of {where}"
         hint = did_you_mean(name, vars(module))
-        raise RefusedValueError(Problem("", given(place), allowed, hint))
+        raise RefusedValueError(Problem("", given_clause(place), allowed, hint))
     return getattr(module, name)
 
 
@@ -110,7 +110,7 @@ def raised(error: BaseException, where: str, elsewhere: str) -> str:
 
 
 def check(value: Any, named: str, *protocols: type) -> Any:
-    """Return an object, or the class of which one is made, if it follows one of some protocols.
+    """Return an object, or the class of an object, that follows one of some protocols.
 
     Args:
         value: The object, or the class.
@@ -127,7 +127,7 @@ def check(value: Any, named: str, *protocols: type) -> Any:
 
 
 def misfit(value: Any, *protocols: type) -> str:
-    """Return why a value follows none of some protocols, as of `check`; empty if it does."""
+    """Return why a value follows none of some protocols; empty if it follows one."""
     methods = [_methods(protocol) for protocol in protocols]
     if any(all(_takes(value, *method) for method in listed) for listed in methods):
         return ""
@@ -147,7 +147,7 @@ def misfit(value: Any, *protocols: type) -> str:
 
 
 def described(*protocols: type) -> str:
-    """Return the description of what follows one of some protocols, to follow "must be"."""
+    """Describe the values that follow one of some protocols, after "must be"."""
     kinds = []
     for protocol in protocols:
         methods = [(name, ", ".join(arguments)) for name, arguments in _methods(protocol)]
@@ -184,7 +184,7 @@ def _takes(value: Any, name: str, arguments: list[str]) -> bool:
 
 
 def package_root(path: Path) -> Path:
-    """Return the folder that a file's package lies in; that of the file if it is in no package."""
+    """Return the folder of a file's package; the file's own without a package."""
     folder = path.parent
     while (folder / "__init__.py").is_file() and folder != folder.parent:
         folder = folder.parent
@@ -192,7 +192,7 @@ def package_root(path: Path) -> Path:
 
 
 def make_importable(job_folder: str | Path) -> None:
-    """Make files of the job's folder importable, after those beside the code and installed ones."""
+    """Make files of the job's folder importable, after files beside the code."""
     if str(job_folder) not in sys.path:
         sys.path.append(str(job_folder))
 
@@ -211,7 +211,7 @@ _imported: Imported = {}
 
 
 def exchange_imported(files: Imported) -> Imported:
-    """Take other files for those that `import_once` has imported; return those of before."""
+    """Replace the imported files of user code; return the earlier ones."""
     global _imported
     before, _imported = _imported, files
     return before
@@ -265,7 +265,7 @@ def _import_file(path: Path, source: bytes) -> _Imported:
 
 
 def _is_from_elsewhere(module: ModuleType, path: Path) -> bool:
-    """Whether a module is the file at a path, imported by an ordinary import statement."""
+    """Return whether an ordinary import statement imported the file at a path."""
     file = getattr(module, "__file__", None)
     if file is None or os.path.realpath(file) != os.path.realpath(path):
         return False
@@ -273,7 +273,7 @@ def _is_from_elsewhere(module: ModuleType, path: Path) -> bool:
 
 
 def _lies_in(module: ModuleType, folder: Path) -> bool:
-    """Whether a top-level module is a file or a package directly in a folder."""
+    """Return whether a top-level module lies directly in a folder."""
     spec = getattr(module, "__spec__", None)
     places = list(getattr(spec, "submodule_search_locations", None) or [])
     if not places and spec is not None and spec.origin is not None:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 from flstream.job.code import find
 from flstream.job.fields import Allowed, Patterns, Real, Section, Whole
 from flstream.job.files import code_name
-from flstream.job.problems import Problem, RefusedValueError, given
+from flstream.job.problems import Problem, RefusedValueError, given_clause
 from flstream.job.typed import TypedSection
 
 
@@ -212,7 +212,7 @@ def disorder(specs: Sequence[CodecSection], direction: Literal["down", "up"]) ->
     """
     traits = [spec.traits for spec in specs]
     for index, (spec, (kind, for_updates)) in enumerate(zip(specs, traits, strict=True)):
-        key, name = f"[{index}]", given(spec.name)
+        key, name = f"[{index}]", given_clause(spec.name)
         if any(spec.type == codec.type for codec in specs[:index]):
             yield Problem(key, name, "a codec that is not in the list already")
         elif kind == "lossy" and index:

@@ -33,7 +33,7 @@ from pydantic_core import CoreSchema
 
 from flstream import units
 from flstream.job.keys import explain
-from flstream.job.problems import Problem, RefusedValueError, given, join, must_be
+from flstream.job.problems import Problem, RefusedValueError, given_clause, join, must_be
 
 
 def _add_defaults(schema: dict[str, Any], section: type[BaseModel]) -> None:
@@ -53,7 +53,7 @@ class Section(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _explained(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Refuse mistakes in the words of the job file, where their keys' rules are known."""
+        """Explain mistakes in the words of the job file, where the rules are known."""
         try:
             return handler(values)
         except ValidationError as error:
@@ -88,7 +88,7 @@ _FLAGS = {"true": True, "false": False}
 
 
 def read_number(value: Any) -> Any:
-    """Return the number that a text is, as of `${?N}`; any other value as it is."""
+    """Return the number in a text, as of `${?N}`; any other value as it is."""
     if isinstance(value, str) and (match := _NUMBER.fullmatch(value.strip())):
         whole = not (match["fraction"] or match["point"] or match["exponent"])
         return int(value) if whole else float(value)
@@ -102,7 +102,7 @@ def _read_flag(value: Any) -> Any:
 def in_unit(
     parse: Callable[[Any], float], render: Callable[[Any], Any], allowed: str
 ) -> tuple[Any, ...]:
-    """Return the annotations of a number that a job file may give as a text with a unit."""
+    """Return the annotations of a number that may be a text with a unit."""
 
     def read(value: Any) -> float:
         try:
@@ -162,14 +162,14 @@ def _unsound(key: str, value: Any) -> Iterable[Problem]:
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if not _KEY.fullmatch(name):
-                named = f"key {given(name).removeprefix('given ')}"
+                named = f"key {given_clause(name).removeprefix('given ')}"
                 yield Problem(key, named, "letters, digits, _ and -")
             yield from _unsound(join(key, name), inner)
     elif isinstance(value, list):
         for inner in value:
             yield from _unsound(key, inner)
     elif isinstance(value, float) and not math.isfinite(value):
-        yield Problem(key, given(value), "a finite number")
+        yield Problem(key, given_clause(value), "a finite number")
 
 
 def _splits(text: str) -> str:

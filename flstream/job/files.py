@@ -1,4 +1,4 @@
-"""Annotated types of keys that name files and Python code; the code is compiled, never imported."""
+"""Types of keys that name files and Python code; code is compiled, never imported."""
 
 import csv
 import importlib.util
@@ -74,7 +74,7 @@ def code_name(what: str, built_in: Callable[[], Collection[str]] = tuple) -> tup
 
 
 def _locate(where: str, folder: Path) -> Path | None:
-    """Return the file that holds code, None where it is an installed module."""
+    """Return the file with a piece of code; None for an installed module."""
     if where.endswith(".py") or "/" in where:
         path = _absolute(folder, where)
         if not os.path.isfile(path):
@@ -100,7 +100,7 @@ def _absolute(folder: Path, path: str | Path) -> Path:
 
 
 def _where(path: Path) -> str:
-    """Return a clause that says where a missing file was looked for, and names a similar one."""
+    """Explain where a missing file was looked for, with the name of a similar one."""
     if os.path.isdir(path):
         return f"{path} is a folder"
     names = os.listdir(path.parent) if os.path.isdir(path.parent) else []
@@ -109,7 +109,7 @@ def _where(path: Path) -> str:
 
 
 def _compiled(path: Path) -> CodeType:
-    """Compile a Python file, so that its syntax errors are found before any process starts."""
+    """Compile a Python file, to find its syntax errors before any process starts."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -122,7 +122,7 @@ def _compiled(path: Path) -> CodeType:
 
 
 def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the cells of each row by column, after a text that names the file and the line."""
+    """Yield each row's cells by column, after a text that names file and line."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
@@ -143,7 +143,7 @@ def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def needs(extra: str, **modules: str) -> AfterValidator:
-    """Return the annotation of a name that is refused unless its module is installed.
+    """Return the annotation of a name that needs an installed module.
 
     Args:
         extra: Extra of flstream that installs the modules.

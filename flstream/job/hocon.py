@@ -1,4 +1,4 @@
-"""HOCON text read into plain values by pyhocon, with what is wrong in pyhocon 0.3.63 put right."""
+"""HOCON text as plain values, by pyhocon 0.3.63 with its mistakes put right."""
 
 import os
 import re
@@ -58,11 +58,11 @@ class Hocon:
 
 
 class _CycleError(ConfigException):  # type: ignore[misc]
-    """A value needs itself."""
+    """A value that refers to itself."""
 
 
 class _Unset(str):
-    """Name of a `${X}` that nothing sets, in the place of the value that it is part of."""
+    """Name of a `${X}` that nothing sets, in the place of the value around it."""
 
 
 class _Empty:
@@ -83,7 +83,7 @@ class _Appended(ConfigValues):  # type: ignore[misc]
 
     @property
     def overridden_value(self) -> Any:
-        """Value before it; None for none."""
+        """Value before this one; None without one."""
         return self._before
 
     @overridden_value.setter
@@ -255,7 +255,7 @@ class _Parser:
 
 
 def _put(hocon: Hocon, root: Any, key: str, value: Any) -> None:
-    """Put an override in place of what a file has there; `up[0].type` is in an item of a list."""
+    """Put an override into a file's values; `up[0].type` is in an item of a list."""
     new: type[Any] = ConfigTree if isinstance(root, ConfigTree) else dict  # resolved already
     before, parts = "", key.split(".")
     for part, following in zip_longest(parts, parts[1:]):
@@ -290,7 +290,7 @@ def _put(hocon: Hocon, root: Any, key: str, value: Any) -> None:
 
 
 class _Resolver:
-    """Resolver of the `${X}` of a parsed file, once all overrides are in their places.
+    """Resolver of a parsed file's `${X}`, after all overrides are in place.
 
     pyhocon's own stops at the first name that nothing sets, depends on the order of the keys, and
     has a null for an absent `${?X}` in a list. Joining of parts (`a ${b}`) stays pyhocon's.

@@ -55,7 +55,7 @@ def own_files(
     job_folder: Path | None = None,
     part: Callable[[ast.Module], Iterable[ast.AST]] = ast.walk,
 ) -> dict[Path, list[Import]]:
-    """Return a file, and those of the job that it imports, each with its imports of other modules.
+    """Return a file and the job's files that it imports, with their other imports.
 
     A file that cannot be read or parsed is included, without imports.
 
@@ -86,7 +86,7 @@ def own_files(
 
 
 def _files_in(folder: Path, named: Import) -> list[Path]:
-    """Return the files in a folder that an import loads; they take precedence over libraries."""
+    """Return the files in a folder that an import loads, before any library."""
     files, place = [], folder
     parts = named.module.split(".") if named.module else []
     for part in parts:
@@ -98,7 +98,7 @@ def _files_in(folder: Path, named: Import) -> list[Path]:
 
 
 def missing_modules(job: Job) -> Iterator[Problem]:
-    """Yield a problem for each module that a job's training code needs, and that is not there.
+    """Yield a problem for each missing module that a job's training code needs.
 
     Imports in blocks are left out, since they may be optional.
 

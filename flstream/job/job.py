@@ -24,7 +24,7 @@ from flstream.job.fields import Allowed, Count, Section, Whole
 from flstream.job.filters import FiltersSection
 from flstream.job.keys import value_at
 from flstream.job.network_section import NetworkSection
-from flstream.job.problems import RefusedValueError, given, must_be
+from flstream.job.problems import RefusedValueError, given_clause, must_be
 from flstream.job.sections import (
     AggregationSection,
     CheckpointsSection,
@@ -146,7 +146,10 @@ class Job(Section):
         if problems := [*contradictions(self)]:
             values = self.written()
             raise RefusedValueError(
-                *(replace(p, given=p.given or given(value_at(values, p.key))) for p in problems)
+                *(
+                    replace(p, state=p.state or given_clause(value_at(values, p.key)))
+                    for p in problems
+                )
             )
         self._planned_rounds = self.rounds * sum(stage.has_rounds for stage in self.stages)
         return self
@@ -226,14 +229,14 @@ class Job(Section):
 
 
 def _has_no_rounds(written: Any) -> bool:
-    """Whether all workflows that a job file gives come with flstream, and none has rounds."""
+    """Return whether all workflows are built-in ones without rounds."""
     sections = written if isinstance(written, list) else [written]
     kinds = [stage.get("type") if isinstance(stage, Mapping) else stage for stage in sections]
     return all(kind in [*built_ins()] and not find_workflow(kind).args.has_rounds for kind in kinds)
 
 
 def _moved(value: Any, folder: str, copy: str) -> Any:
-    """Return a value in which paths from a folder are those of a copy of it."""
+    """Return a value whose paths in a folder are paths in a copy of the folder."""
     match value:
         case str():
             # A path within a text, such as --data=/job/data, as far as one can be told.

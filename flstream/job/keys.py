@@ -1,4 +1,4 @@
-"""Keys of the job file, read off its JSON schema, and the mistakes in them."""
+"""Keys of the job file, from its JSON schema, and the mistakes in them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flstream.job.problems import (
     Problem,
     RefusedValueError,
     did_you_mean,
-    given,
+    given_clause,
     hint_of_name,
     join,
 )
@@ -78,7 +78,7 @@ class Key(NamedTuple):
 
 @cache
 def schema_of(annotation: Any) -> Schema:
-    """Return the JSON schema of a type, with its definitions in their places; not to be changed."""
+    """Return the JSON schema of a type, without references; not to be changed."""
     schema = TypeAdapter(annotation).json_schema()
     whole: Schema = _inlined(schema, schema.get("$defs", {}))
     return whole
@@ -121,7 +121,7 @@ def keys_in(values: Mapping[str, Any]) -> dict[str, Key]:
 
 
 def keys_of(schema: Schema, values: Any = None, above: str = "") -> Iterator[Key]:
-    """Yield the keys of a section and of the sections in it, whose types its values say."""
+    """Yield the keys of a section and of the sections in it, by their types."""
     for name, field in schema["properties"].items():
         key, written = join(above, name), value_at(values, name)
         sections = written if key == WORKFLOW and isinstance(written, list) else [written]
@@ -135,7 +135,7 @@ def keys_of(schema: Schema, values: Any = None, above: str = "") -> Iterator[Key
 
 
 def section_at(schema: Schema, name: str, values: Any = None) -> Schema | None:
-    """Return the schema of the section at a key of a section; None for a key of another kind.
+    """Return the schema of a section by its key; None for another key.
 
     The values of the section, as a job file gives them, say the types of arguments in it.
     """
@@ -151,7 +151,7 @@ def section_at(schema: Schema, name: str, values: Any = None) -> Schema | None:
 
 
 def flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of a job file by their dotted keys; no code that it names is imported.
+    """Yield the values of a job file by dotted key, without importing code.
 
     Args:
         values: Values of the job file, or of a section of it.
@@ -205,7 +205,7 @@ def words(schema: Schema) -> str:
 
 
 def nearest_keys(unknown: str, keys: Iterable[str]) -> tuple[str, ...]:
-    """Return the keys or sections that an unknown key was most likely meant to be.
+    """Return the keys or sections that a user most likely meant by an unknown key.
 
     In order: the same name in another section, a longer name that contains it anywhere
     (`chunk_size`), a near name in the same section, a near name anywhere.
@@ -261,7 +261,7 @@ def _refusal(error: ErrorDetails) -> RefusedValueError | None:
 
 
 def _located(error: ErrorDetails, schema: Schema, value: Any) -> tuple[str, _Mistake]:
-    """Return the key of an error within its section, without the types that pydantic tried."""
+    """Return the key of an error within its section, without the tried types."""
     key, is_refusal = "", _refusal(error) is not None
     for depth, part in enumerate(error["loc"]):
         if isinstance(value, list | tuple) and isinstance(part, int) and part < len(value):
@@ -277,12 +277,12 @@ def _located(error: ErrorDetails, schema: Schema, value: Any) -> tuple[str, _Mis
 
 
 def _problems(key: str, mistakes: Sequence[_Mistake], own: Schema) -> Iterator[Problem]:
-    """Yield the problems of a key; of a union, each type has made a mistake of its own."""
+    """Yield the problems of a key, one for each type of a union."""
     error, value, schema = mistakes[0]
     if refusals := [*filter(None, (_refusal(mistake.error) for mistake in mistakes))]:
         for problem in refusals[0].problems:
             inner = value_at(value, problem.key) if problem.key else value
-            text = problem.given or given(inner)
+            text = problem.state or given_clause(inner)
             yield Problem(join(key, problem.key), text, problem.allowed, problem.hint)
     elif error["type"] == "extra_forbidden":
         hint = f"there are {', '.join(own)}" if own else "leave it out"
@@ -291,7 +291,7 @@ def _problems(key: str, mistakes: Sequence[_Mistake], own: Schema) -> Iterator[P
         yield Problem(key, MISSING, words(schema))
     else:
         hints = dict.fromkeys(_hint(mistake.error, value) for mistake in mistakes)
-        yield Problem(key, given(value), words(schema), "; ".join(filter(None, hints)))
+        yield Problem(key, given_clause(value), words(schema), "; ".join(filter(None, hints)))
 
 
 def _hint(error: ErrorDetails, written: Any) -> str:

@@ -1,4 +1,4 @@
-"""The emulated link of one site: its rates, its delay, what it loses, and how they change."""
+"""The emulated link of a site: rates, delay, losses, and their changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNLIKELY = 1e-9
 
 
 class TracePoint(NamedTuple):
-    """State of a link from some time on.
+    """State of a link from a time on.
 
     Attributes:
         seconds: Seconds since the trace began.
@@ -38,38 +38,38 @@ class NetworkLink(LinkFacts, frozen=True):
     trace: tuple[TracePoint, ...] = ()
 
     def values(self, name: Literal["up", "down", "latency"]) -> list[Any]:
-        """Return what a quantity is at each point of the trace; a single one without a trace."""
+        """Return a quantity at each point of the trace; one value without a trace."""
         usual = getattr(self, name)
         values = [getattr(point, name) for point in self.trace] or [None]
         return [usual if value is None else value for value in values]
 
     @property
     def period(self) -> float:
-        """Seconds after which the trace begins anew; infinite where it does not."""
+        """Seconds after which the trace repeats; infinite without a trace."""
         return self.trace[-1].seconds + self._held[-1] if len(self.trace) > 1 else math.inf
 
     @property
     def silence(self) -> float:
-        """Seconds for which nothing may arrive though the peer lives: of questions, and outages."""
+        """Seconds in which nothing may arrive from a peer that lives."""
         lost = math.ceil(math.log(_UNLIKELY) / math.log(self.loss)) if self.loss else 0
         round_trip: float = 2 * (max(self.values("latency")) + self.jitter)
         return round_trip * (1 + 2 * lost) + 2 * self._outage
 
     @property
     def facts(self) -> LinkFacts:
-        """The link in plain numbers, with means over the trace."""
+        """Return the link as plain numbers, with means over the trace."""
         latency = self._mean("latency") or 0.0
         return LinkFacts(self._mean("up"), self._mean("down"), latency, self.jitter, self.loss)
 
     @property
     def _held(self) -> list[float]:
-        """Seconds that each point of the trace holds; the last one as long as the one before."""
+        """Seconds that each point of the trace lasts; the last as long as the one before."""
         seconds = [later.seconds - point.seconds for point, later in pairwise(self.trace)]
         return [*seconds, seconds[-1]] if seconds else [1.0]
 
     @property
     def _outage(self) -> float:
-        """Seconds of the longest time in which one of the rates is 0, over the trace's end, too."""
+        """Seconds of the longest outage, across the trace's end, too."""
         longest = 0.0
         for rates in (self.values("up"), self.values("down")):
             outage = 0.0

@@ -14,7 +14,7 @@ from flstream.job.fields import read_number
 from flstream.job.hocon import Hocon, Override, parse_value, read_hocon
 from flstream.job.job import Job
 from flstream.job.keys import explain, flat, keys_in, nearest_keys, which_key
-from flstream.job.problems import MISSING, UNKNOWN, JobError, Problem, given, join
+from flstream.job.problems import MISSING, UNKNOWN, JobError, Problem, given_clause, join
 
 _NAME = r"[A-Za-z0-9_-]+(?:\[\d{1,4}\])?"
 _OVERRIDE = re.compile(rf"\s*({_NAME}(?:\.{_NAME})*)\s*=(.*)", re.DOTALL)
@@ -101,7 +101,7 @@ def _parsed(overrides: Iterable[str]) -> tuple[list[Override], list[Problem]]:
         match = _OVERRIDE.fullmatch(override)
         if match is None:
             allowed = "key=value, such as clients.count=4"
-            problems.append(Problem("override", given(override), allowed))
+            problems.append(Problem("override", given_clause(override), allowed))
             continue
         key, text = match[1], match[2].strip()
         if not text.startswith(("[", "{", '"')) and "${" not in text:
@@ -109,20 +109,20 @@ def _parsed(overrides: Iterable[str]) -> tuple[list[Override], list[Problem]]:
             parsed.append((key, _WORDS.get(text.lower(), read_number(text))))
             continue
         value, flaws = parse_value(text)
-        problems += [Problem(key, given(text), "a HOCON value", str(flaw)) for flaw in flaws]
+        problems += [Problem(key, given_clause(text), "a HOCON value", str(flaw)) for flaw in flaws]
         if not flaws:
             parsed.append((key, value))
     return parsed, problems
 
 
 def _primary(problems: Sequence[Problem], hocon: Hocon) -> list[Problem]:
-    """Return the problems without those that only follow from others, with the nearest keys.
+    """Return the problems that do not follow from others, with the nearest keys.
 
     A key may be missing because it is misspelt, or because an include is missing; a value may be
     wrong because its `${X}` is unresolved.
     """
     keys = keys_in(hocon.values)
-    unknown = [problem.key for problem in problems if problem.given == UNKNOWN]
+    unknown = [problem.key for problem in problems if problem.state == UNKNOWN]
     # Arguments of the user's own code are keys where the file gives them: `lr` is `train.args.lr`.
     own = [
         join(key, name)
@@ -133,17 +133,17 @@ def _primary(problems: Sequence[Problem], hocon: Hocon) -> list[Problem]:
     meant = {name for key in unknown for name in nearest_keys(key, keys)}
 
     def is_primary(problem: Problem) -> bool:
-        if problem.given == MISSING:
+        if problem.state == MISSING:
             return hocon.complete and not _is_within(problem.key, meant)
         return not _is_within(problem.key, hocon.unresolved)
 
     def suggesting(problem: Problem) -> Problem:
-        question = which_key(problem.key, [*keys, *own]) if problem.given == UNKNOWN else ""
+        question = which_key(problem.key, [*keys, *own]) if problem.state == UNKNOWN else ""
         return replace(problem, hint=question or problem.hint)
 
     return [suggesting(problem) for problem in problems if is_primary(problem)]
 
 
 def _is_within(key: str, names: Iterable[str]) -> bool:
-    """Whether a key is one of these or lies in one of these sections."""
+    """Return whether a key is one of these keys or in one of these sections."""
     return any(key == name or key.startswith(f"{name}.") for name in names)

@@ -50,7 +50,7 @@ class Lognormal(Section):
     """The standard deviation of the logarithm."""
 
     def at(self, number: float) -> float:
-        """Return the value below which this fraction of all lies."""
+        """Return the value at a fraction of the distribution."""
         return self.median * math.exp(self.sigma * NormalDist().inv_cdf(number))
 
 
@@ -68,7 +68,7 @@ class Uniform(Section):
         return self
 
     def at(self, number: float) -> float:
-        """Return the value below which this fraction of all lies."""
+        """Return the value at a fraction of the distribution."""
         return self.low + (self.high - self.low) * number
 
 
@@ -79,7 +79,7 @@ def _kind(value: Any) -> str:
 
 
 def _fraction(value: str | int | float) -> float:
-    """Return a fraction, also of ``1%``."""
+    """Return a fraction, such as 0.01 or ``1%``."""
     text = str(value).strip()
     number = read_number(text.removesuffix("%"))
     if isinstance(number, str):
@@ -174,7 +174,7 @@ class LinkSection(Section):
 
 
 class Traces(NamedTuple):
-    """A file of traces, read.
+    """Contents of a file of traces.
 
     Attributes:
         path: Absolute path of the file.
@@ -302,7 +302,7 @@ class NetworkSection(LinkSection):
 
 
 def _number(seed: int, key: str, site: str) -> float:
-    """Return the number between 0 and 1 with which a site draws its value of a key."""
+    """Return the number between 0 and 1 by which a site draws its value of a key."""
     text = f"flstream/network/{seed}/{key}/{site}".encode()
     # Odd multiples of 2**-53, so neither 0 nor 1.
     word = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

@@ -19,7 +19,7 @@ class Problem:
 
     key: str
     """Dotted key such as `clients.count`; empty for a mistake that concerns the whole file."""
-    given: str
+    state: str
     """State of the key in the file: `given "abc"`, `missing`, `unknown key`; empty in a refusal
     of the value that the file gives."""
     allowed: str = ""
@@ -30,7 +30,7 @@ class Problem:
     def __str__(self) -> str:
         """Return the mistake as one line of a message."""
         must_be = f"must be {self.allowed}" if self.allowed else ""
-        text = "; ".join(part for part in (self.given, must_be, self.hint) if part)
+        text = "; ".join(part for part in (self.state, must_be, self.hint) if part)
         return f"{self.key}: {text}" if self.key else text
 
     def below(self, key: str) -> "Problem":
@@ -87,14 +87,14 @@ def join(key: str, inner: str) -> str:
     return f"{key}{inner}" if inner.startswith("[") else f"{key}.{inner}"
 
 
-def given(value: Any) -> str:
+def given_clause(value: Any) -> str:
     """Return the clause `given <value>`, with the value shortened to fit on a line."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return f"given {text if len(text) <= 80 else text[:77] + '...'}"
 
 
 def hint_of_name(name: object) -> str:
-    """Return the hint that names the first character that only other alphabets have, if any."""
+    """Return the hint about a name's first letter of another alphabet, if any."""
     foreign = next((char for char in str(name) if char.isalpha() and not char.isascii()), "")
     return f"{foreign} is none of the letters a to z and A to Z" if foreign else ""
 

@@ -87,7 +87,7 @@ def _sections(schema: Schema, above: str) -> Iterator[str]:
 
 
 def _kinds(schema: Schema, key: str, common: Schema) -> Iterator[str]:
-    """Yield the lines of each built-in type's arguments, but for those that every type has.
+    """Yield the lines of each built-in type's own arguments.
 
     The key is the dotted name of the section; it is empty for an item of a list.
     """
@@ -101,7 +101,7 @@ def _kinds(schema: Schema, key: str, common: Schema) -> Iterator[str]:
 
 
 def _keys(schema: Schema, above: str, without: Schema | None = None) -> Iterator[str]:
-    """Yield a line for each key of a section that is no section itself."""
+    """Yield a line for each key of a section, but for sections in it."""
     for name, field in schema["properties"].items():
         if name not in (without or {}) and section_at(schema, name) is None:
             key = Key(f"{above}{name}", field, name in schema.get("required", ()))

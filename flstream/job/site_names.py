@@ -1,4 +1,4 @@
-"""Kinds of values for the names of sites, and for what one site or process alone has."""
+"""Values of keys for names of sites, and for single sites or processes."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,7 +49,7 @@ def site_problems(key: str, names: Iterable[str], sites: Sequence[str]) -> Itera
 
 
 def _usable(names: list[str]) -> list[str]:
-    """Return names, each of which can be a folder's and is no process's own."""
+    """Return names that can be names of folders, and are no process's own."""
     for name in names:
         if not _NAME.fullmatch(name):
             raise ValueError(hint_of_name(name) or f"{name!r} is no such name")

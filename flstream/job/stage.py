@@ -24,7 +24,7 @@ from flstream.job.code import find, import_once, load
 from flstream.job.fields import Allowed, Section, Whole
 from flstream.job.files import code_name
 from flstream.job.keys import explain
-from flstream.job.problems import Problem, RefusedValueError, given
+from flstream.job.problems import Problem, RefusedValueError, given_clause
 from flstream.job.sections import ClientsSection
 from flstream.job.typed import AnySection, FreeSection, Sections, TypedSection
 
@@ -119,12 +119,12 @@ def built_ins() -> Mapping[str, str]:
 
 
 def find_workflow(kind: str) -> WorkflowCode:
-    """Import a workflow, unless this process has it already."""
+    """Import a workflow, unless this process has imported it already."""
     function = find(built_ins().get(kind, kind), "function")
     if flaw := _flaw(function):
         hint = f"{kind.rpartition(':')[2]} {flaw}"
         raise RefusedValueError(
-            Problem("", given(kind), "a function of (run) or (run, args)", hint)
+            Problem("", given_clause(kind), "a function of (run) or (run, args)", hint)
         )
     takes_args = _takes(function, 2)
     args = FreeWorkflowArgs if takes_args else WorkflowArgs
@@ -132,7 +132,7 @@ def find_workflow(kind: str) -> WorkflowCode:
 
 
 def _flaw(function: Any) -> str:
-    """Return why an object is no workflow, to follow its name; empty if it is one."""
+    """Explain why an object is no workflow, after its name; empty if it is one."""
     if not isinstance(function, FunctionType):
         is_class = isinstance(function, type)
         return "is a class" if is_class else f"is of the type {type(function).__name__}"

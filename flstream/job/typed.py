@@ -101,6 +101,6 @@ class TypedSection(Section):
 
 
 def short_name(place: str) -> str:
-    """Return the name of a built-in as it is, and `mine.py:Filter` of the place of own code."""
+    """Return a built-in's name as it is, and `mine.py:Filter` for own code."""
     where, colon, name = place.rpartition(":")
     return f"{Path(where).name}{colon}{name}"

@@ -1,4 +1,4 @@
-"""Checkpoints: a body in a file, which is a valid ``.safetensors`` file that any tool opens."""
+"""Checkpoints: a body in a valid ``.safetensors`` file that any tool opens."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FileHeader(NamedTuple):
 
 
 class BodyFile:
-    """A body in an open file. Threads may read it at once.
+    """Body in an open file; threads may read it at once.
 
     Mapping the file would avoid one copy but charge every page touched to this process's RSS.
 
@@ -141,7 +141,7 @@ class FileSource(BodyFile):
         self._modified = os.fstat(self.fd).st_mtime_ns
 
     def changed(self) -> str | None:
-        """Return a sentence if the file was written to since it was opened, as its time tells."""
+        """Return a sentence if the file's time shows a write since the file was opened."""
         status = os.fstat(self.fd)
         if status.st_mtime_ns == self._modified:
             return None
@@ -152,7 +152,7 @@ class FileSource(BodyFile):
 
 
 def header_of(fd: int, origin: str) -> FileHeader:
-    """Read the header of an open safetensors file, and check it against the file's length.
+    """Read the header of an open safetensors file, and check it by the file's length.
 
     The descriptor's offset stays as it is, since other processes may share it.
     """
@@ -196,7 +196,7 @@ def regular_size(path: Path) -> int:
 
 
 def open_blob(path: Path) -> FileSource:
-    """Open any file as one tensor ``blob`` of bytes (``U8``), which begins at the file's first.
+    """Open any file as one tensor ``blob`` of its bytes (``U8``).
 
     The file may be empty.
 
@@ -212,7 +212,7 @@ def open_blob(path: Path) -> FileSource:
 
 
 class FileSink(BodyFile):
-    """A safetensors file that is being written, range by range.
+    """Safetensors file to write, range by range.
 
     The bytes go to ``<path>.tmp``. :meth:`finish` makes them durable and moves the file to its
     name in one step; so whatever happens, the name stands for a whole file or does not exist.
@@ -316,7 +316,7 @@ class FileSink(BodyFile):
         return FileSource(self.path, FileHeader(self.layout, self.metadata, self.header_bytes))
 
     def close(self) -> None:
-        """Remove the temporary file, unless the sink was finished or is to be resumed."""
+        """Remove the temporary file, unless the sink is finished or to be resumed."""
         if self._release.alive:
             if not self._keep:
                 # Before it is closed, and so unlocked: then it may be somebody else's.
@@ -331,7 +331,7 @@ class FileSink(BodyFile):
 
 
 def unnamed_file(layout: Layout, folder: Path) -> BodyFile:
-    """Make a file without a name, gone with the process whatever ends it.
+    """Make a file without a name, which is gone when the process ends.
 
     It holds a body for a while, in pages that the kernel may put on the disk, and that no process
     has.

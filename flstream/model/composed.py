@@ -1,4 +1,4 @@
-"""Tensors of other sources as a body of their own, of which nothing is copied."""
+"""Body of tensors of other sources, without copies of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Place = tuple[Source, TensorInfo]
 
 
 class Segment(msgspec.Struct, Generic[PartT], gc=False):
-    """A range of a body that is one range of a part of it."""
+    """Range of a body that is one range of a part of the body."""
 
     start: int  # in the body, in bytes
     stop: int
@@ -27,7 +27,7 @@ class Segment(msgspec.Struct, Generic[PartT], gc=False):
 
 
 class Segments(Generic[PartT]):
-    """The segments of a body, in order: of each tensor its part, and its offset there."""
+    """Segments of a body, in order: each tensor's part, and its offset there."""
 
     def __init__(self, tensors: Iterable[tuple[TensorInfo, PartT, int]]) -> None:
         self._all: list[Segment[PartT]] = []
@@ -66,7 +66,7 @@ class Segments(Generic[PartT]):
 
 
 class ComposedSource:
-    """Tensors of one or several sources as one source: each has the bytes at its place."""
+    """Source of tensors of one or several sources, at places of its own."""
 
     def __init__(self, layout: Layout, places: Mapping[str, Place]) -> None:
         self.layout = layout
@@ -80,7 +80,7 @@ class ComposedSource:
             at.part.read(at.offset, at.offset + len(view), view)
 
     def in_place(self, start: int, stop: int) -> list[memoryview] | None:
-        """Return the bytes ``[start, stop)`` in place; None if a source has some not in memory."""
+        """Return the bytes ``[start, stop)`` in place; None unless all are in memory."""
         views: list[memoryview] = []
         for at in self._segments.cut(start, stop):
             own = in_place(at.part, at.offset, at.offset + at.stop - at.start)
@@ -90,7 +90,7 @@ class ComposedSource:
         return views
 
     def changed(self) -> str | None:
-        """Return what the first source to have changed says of it."""
+        """Return the sentence of the first source that has changed, if any."""
         return next((flaw for flaw in map(change_of, self._segments.parts) if flaw), None)
 
 

@@ -1,4 +1,4 @@
-"""Copying a body: the one loop behind checkpoints, conversions and adopted updates."""
+"""Copy of a body: the one loop of checkpoints, conversions and adopted updates."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def copy(
 
 
 def expect_fit(layout: Layout, sink: Sink, origin: str) -> None:
-    """Refuse a sink of another layout: the same range would mean other tensors on either side.
+    """Refuse a sink of another layout, whose ranges are of other tensors.
 
     Raises:
         LayoutError: It is one; the message names the first tensor that differs.
@@ -67,7 +67,7 @@ def expect_fit(layout: Layout, sink: Sink, origin: str) -> None:
 
 
 def scatter(views: Sequence[memoryview], targets: Sequence[memoryview]) -> None:
-    """Copy bytes from consecutive views into consecutive writable views, cut anywhere.
+    """Copy bytes from consecutive views into writable views with other cuts.
 
     Raises:
         ValueError: The two are not of the same length in bytes.

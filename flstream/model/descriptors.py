@@ -31,13 +31,13 @@ def write_at(fd: int, view: memoryview, offset: int) -> None:
 
 
 def begin_writeback(fd: int, offset: int, count: int) -> None:
-    """Ask the disk to begin to write bytes; only ``fsync`` guarantees that it has them."""
+    """Ask the disk to begin to write bytes, without waiting for it."""
     offsets = ctypes.c_int64(offset), ctypes.c_int64(count)
     _libc.sync_file_range(fd, *offsets, _SYNC_FILE_RANGE_WRITE)
 
 
 def open_to_write(path: Path, *, keep: bool) -> int:
-    """Open or create a file to be written by this descriptor alone, without changing what is read.
+    """Open or create a file that this descriptor alone writes.
 
     Where the content of an existing file is not to be kept, or it has another name, or a link leads
     to it, a new file takes its name; whoever has the old one open keeps that.
@@ -70,7 +70,7 @@ def open_to_write(path: Path, *, keep: bool) -> int:
 
 
 def _lock(fd: int) -> None:
-    """Make this descriptor the only one to write a file, until it is closed."""
+    """Lock a file for this descriptor's writes, until the descriptor is closed."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -82,7 +82,7 @@ def _lock(fd: int) -> None:
 
 
 def _is_named(fd: int, path: Path) -> bool:
-    """Return whether a path still names an open file, which its writer may have moved meanwhile."""
+    """Return whether a path still names an open file, which its writer may have moved."""
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
@@ -90,7 +90,7 @@ def _is_named(fd: int, path: Path) -> bool:
 
 
 def sync_directory(folder: Path) -> None:
-    """Make the names in a folder durable, which ``fsync`` of a file alone does not."""
+    """Make the names in a folder durable, which a file's ``fsync`` does not."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

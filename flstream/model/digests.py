@@ -1,4 +1,4 @@
-"""Digests of a model: of its whole body, and of each chunk that is sent."""
+"""Digests of a model's whole body, and of each chunk."""
 
 from __future__ import annotations
 

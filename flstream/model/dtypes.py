@@ -123,10 +123,10 @@ FLOATS = frozenset(BY_CODE) - INTEGERS - SCALES - {"BOOL"}
 
 _PARTS = {"C64": "float32"}
 _NUMBERS = {
-    each.code: np.dtype(
-        _PARTS.get(each.code) or each.numpy_name or getattr(ml_dtypes, each.torch_name)
+    dtype.code: np.dtype(
+        _PARTS.get(dtype.code) or dtype.numpy_name or getattr(ml_dtypes, dtype.torch_name)
     )
-    for each in _ALL
+    for dtype in _ALL
 }
 _LIMITS = {
     code: ml_dtypes.finfo(_NUMBERS[code])  # type: ignore[no-untyped-call]
@@ -142,7 +142,7 @@ SMALLEST = {code: float(limits.smallest_subnormal) for code, limits in _LIMITS.i
 MANTISSA_BITS = {code: limits.nmant + 1 for code, limits in _LIMITS.items()}
 """Bits of the mantissa of each type of real floats, the leading one included."""
 
-_SMALL = frozenset(_NUMBERS[each.code] for each in _ALL if each.numpy_name is None)
+_SMALL = frozenset(_NUMBERS[dtype.code] for dtype in _ALL if dtype.numpy_name is None)
 # Of these, torch converts blocks in 0.1 to 0.7 of the time that ml_dtypes takes.
 _TORCH_CONVERTS = frozenset(kind for kind in _SMALL if kind.itemsize == 1)
 # For small types the bits that tell, and what they are in an infinity or a NaN and in no finite
@@ -222,13 +222,13 @@ def store(numbers: Numbers, out: Numbers) -> None:
         np.copyto(out, numbers, casting="unsafe")
     else:
         # Both libraries convert to these types by way of float32.
-        given = _to_odd(numbers) if numbers.dtype == np.float64 else numbers.astype(np.float32)
+        singles = _to_odd(numbers) if numbers.dtype == np.float64 else numbers.astype(np.float32)
         if kind in _TORCH_CONVERTS:
             import torch
 
-            _as_torch(out).copy_(torch.from_numpy(given))
+            _as_torch(out).copy_(torch.from_numpy(singles))
         else:
-            np.copyto(out, given, casting="unsafe")
+            np.copyto(out, singles, casting="unsafe")
 
 
 def stored(code: str, numbers: Numbers) -> bytes:
@@ -243,8 +243,8 @@ def first_not_finite(numbers: Numbers, start: int = 0) -> int | None:
     if numbers.dtype in _NOT_FINITE:
         bits = numbers.view(f"u{numbers.itemsize}")
         mask, value = map(bits.dtype.type, _NOT_FINITE[numbers.dtype])
-        found = (bits & mask) == value
-        return start + int(np.argmax(found)) if found.any() else None
+        is_special = (bits & mask) == value
+        return start + int(np.argmax(is_special)) if is_special.any() else None
     finite = np.isfinite(numbers)
     return None if finite.all() else start + int(np.argmin(finite))
 
@@ -254,8 +254,8 @@ def _as_torch(numbers: Numbers) -> torch.Tensor:
 
     bits = numbers.view(np.uint8)
     bits = bits if bits.flags.writeable else bits.copy()  # torch warns of others
-    found: torch.Tensor = torch.from_numpy(bits).view(getattr(torch, numbers.dtype.name))
-    return found
+    tensor: torch.Tensor = torch.from_numpy(bits).view(getattr(torch, numbers.dtype.name))
+    return tensor
 
 
 def _to_odd(numbers: Numbers) -> Numbers:
@@ -271,7 +271,7 @@ def _to_odd(numbers: Numbers) -> Numbers:
     (near,) = np.nonzero((bits & 0x7FFF) == 0)
     for first in range(0, len(near), _FEW):
         at = near[first : first + _FEW]
-        exact, given = numbers[at], rounded[at]
-        bits[at] -= np.abs(given) > np.abs(exact)  # towards zero
-        bits[at] |= given != exact
+        exact, nearest = numbers[at], rounded[at]
+        bits[at] -= np.abs(nearest) > np.abs(exact)  # towards zero
+        bits[at] |= nearest != exact
     return rounded

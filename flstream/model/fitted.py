@@ -1,4 +1,4 @@
-"""The tensors of a file as a model has them: under its names and ties, and in its dtypes."""
+"""Tensors of a file as a model has them: its names, ties and dtypes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_NAMED = 5
 
 
 class Differences(NamedTuple):
-    """Differences between the tensors of a file and those of a model.
+    """Differences between a file's tensors and a model's.
 
     Attributes:
         missing: Names of the model that the file lacks.
@@ -37,7 +37,7 @@ class Differences(NamedTuple):
 
     @classmethod
     def between(cls, model: Layout, file: Layout) -> Differences:
-        """Compare layouts; a tensor may be in the file under any of the names that it has."""
+        """Compare layouts; a file's tensor may have any of its names in the model."""
         missing, misshapen = [], []
         for spec in model.tensors:
             matches = _named(file, model.all_names[spec.name])
@@ -52,7 +52,7 @@ class Differences(NamedTuple):
         return any(self)
 
     def sentence(self, origin: str) -> str:
-        """Describe them, with the name of the file."""
+        """Describe the differences, with the name of the file."""
         kinds = (
             ("lacks {} of the model", self.missing),
             ("has {} that the model lacks", self.extra),
@@ -64,7 +64,7 @@ class Differences(NamedTuple):
 
 
 def fitted(layout: Layout, file: Source, origin: str, own: Source | None = None) -> ComposedSource:
-    """Compose the tensors of a model of the values of a file.
+    """Compose a model's tensors from the values of a file.
 
     Values are cast to the model's dtypes as they are read.
 
@@ -101,7 +101,7 @@ def fitted(layout: Layout, file: Source, origin: str, own: Source | None = None)
 
 
 def _named(file: Layout, names: Sequence[str]) -> list[TensorInfo]:
-    """Return the tensors of a file that have one of these names, each once."""
+    """Return a file's tensors that have one of these names, each once."""
     own_names = {file.aliases.get(name, name) for name in names}
     return [file.by_name[name] for name in sorted(own_names) if name in file.by_name]
 
@@ -114,7 +114,7 @@ def _cast(spec: TensorInfo, place: Place, origin: str, *, rounds: bool) -> Place
 
 
 class _CastTensor:
-    """A tensor of another source in another dtype, as a source of this tensor alone."""
+    """Source of a single tensor: another source's tensor in another dtype."""
 
     def __init__(self, spec: TensorInfo, place: Place, origin: str, *, rounds: bool) -> None:
         self.layout = Layout.of([(spec.name, spec.dtype, spec.shape)])
@@ -160,7 +160,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _prefix_hint(missing: Sequence[str], extra: Sequence[str]) -> str:
-    """Point out that the names differ by a prefix, as those of a base model and its heads do."""
+    """Explain that names differ by a prefix, as a base model's and its heads' do."""
     for longer, shorter, what in ((missing, set(extra), "lack"), (extra, set(missing), "have")):
         for name in longer:
             for place, char in enumerate(name):

@@ -1,4 +1,4 @@
-"""The content of a folder: its digest, a copy of it, its size, and its removal.
+"""Content of a folder: digest, copy, size and removal.
 
 The content is what training code finds: relative names, kinds, permission bits, the bytes of files
 and the targets of links. Times are copied, but are no part of the digest.
@@ -28,7 +28,7 @@ _ENTRY = struct.Struct("<cHI")
 
 
 def folder_digest(folder: str, *, writeback: bool = False) -> str:
-    """Take the digest of a folder's content, whose entries each have a form that no other one has.
+    """Take the digest of a folder's content, each entry in an unambiguous form.
 
     Args:
         folder: Path of the folder.
@@ -88,7 +88,7 @@ def copy_folder(source: str, target: str) -> str:
 
 
 def sync_folder(folder: str) -> None:
-    """Make a folder durable, with all that is in it.
+    """Make a folder durable, with all of its content.
 
     Raises:
         OSError: The disk refused it; the error has the path.
@@ -103,7 +103,7 @@ def sync_folder(folder: str) -> None:
 
 
 def folder_bytes(folder: str) -> int:
-    """The size of all files in a folder, in bytes.
+    """Return the size of all files in a folder, in bytes.
 
     Raises:
         OSError: Something in it cannot be looked at; the error has its path.
@@ -112,7 +112,7 @@ def folder_bytes(folder: str) -> int:
 
 
 def remove_folder(folder: str) -> None:
-    """Remove a folder with all that is in it, also where its permissions forbid that.
+    """Remove a folder with all of its content, even without permissions.
 
     Raises:
         OSError: Something in it cannot be removed; the error has the folder's path.
@@ -134,7 +134,7 @@ def remove_folder(folder: str) -> None:
 
 
 class _Entry(NamedTuple):
-    """Something in a folder."""
+    """Entry of a folder."""
 
     name: str  # path relative to the folder; empty for the folder itself
     path: str
@@ -143,7 +143,7 @@ class _Entry(NamedTuple):
 
 
 def _entries(folder: str) -> Iterator[_Entry]:
-    """Yield all that is in a folder, itself first, in an order of names and kinds alone."""
+    """Yield a folder and all of its entries, ordered by names and kinds alone."""
     # Without recursion: training code may nest folders deeper than Python's stack.
     info = os.lstat(folder)
     if not stat.S_ISDIR(info.st_mode):
@@ -170,7 +170,7 @@ _KINDS = {stat.S_IFDIR: b"d", stat.S_IFREG: b"f", stat.S_IFLNK: b"l"}
 
 @contextmanager
 def _about(path: str) -> Iterator[None]:
-    """Give errors the path that a reader needs; those of descriptors come without one."""
+    """Give errors the path that a reader needs, which descriptors' errors lack."""
     try:
         yield
     except OSError as error:

@@ -76,7 +76,7 @@ class TensorInfo(NamedTuple):
 
 
 def check_name(name: object) -> None:
-    """Refuse a tensor's name that a header cannot hold.
+    """Refuse a name of a tensor that a header cannot hold.
 
     Raises:
         LayoutError: The name is not a string of Unicode, or is reserved; the message has it.
@@ -94,7 +94,7 @@ def check_name(name: object) -> None:
 
 
 def header_length(prefix: bytes, available: int, origin: str) -> int:
-    """Return the length of the JSON that follows a file's first 8 bytes, of those available."""
+    """Return the length of a file's JSON header, from the file's first 8 bytes."""
     if len(prefix) < 8:
         raise LayoutError(f"{origin} is shorter than a safetensors header; it may be truncated")
     length = int.from_bytes(prefix, "little")
@@ -109,7 +109,7 @@ def header_length(prefix: bytes, available: int, origin: str) -> int:
 def decode_header(
     text: bytes, origin: str, most: int | None = None
 ) -> tuple[list[TensorInfo], dict[str, str], dict[str, str]]:
-    """Return the tensors, aliases and metadata of a header: see :func:`layout.parse_header`."""
+    """Return a header's tensors, aliases and metadata: see ``layout.parse_header``."""
     if not text.strip():
         raise LayoutError(f"{origin} has a header with nothing in it")
     keys, fields = _keys(text), 1 + len(_TensorEntry.__struct_fields__)

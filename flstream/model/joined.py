@@ -1,4 +1,4 @@
-"""Several bodies as one: a model, and what travels and is folded with it under a name of its own.
+"""Several bodies as one: a model, and named bodies that travel and fold with it.
 
 A tensor of the body ``control`` is named ``control::<name>`` in the joint body. Since a layout
 follows from its set of tensors alone, each body's tensors keep their order there, and a range of
@@ -26,17 +26,17 @@ ValueT = TypeVar("ValueT")
 
 
 def joint_name(body: str, name: str) -> str:
-    """Name of a tensor of a body in the joint body."""
+    """Return the name in the joint body of a body's tensor."""
     return f"{body}{SEPARATOR}{name}" if body else name
 
 
 def own_name(name: str, body: str) -> str:
-    """Name of a tensor in its body, by that in the joint body."""
+    """Return the name in its body of a joint body's tensor."""
     return name.removeprefix(joint_name(body, ""))
 
 
 def body_of(name: str, bodies: Iterable[str]) -> str:
-    """Name of the body that a tensor of a joint body belongs to.
+    """Return the name of the body with a tensor of a joint body.
 
     Args:
         name: Name of the tensor in the joint body.
@@ -47,7 +47,7 @@ def body_of(name: str, bodies: Iterable[str]) -> str:
 
 
 def split(values: Mapping[str, ValueT], bodies: Sequence[str]) -> dict[str, dict[str, ValueT]]:
-    """Values of a joint body's tensors, by body and by their names in it.
+    """Return the values of a joint body's tensors, by body and by own name.
 
     Args:
         values: A value for each tensor or alias, by its name in the joint body.
@@ -61,7 +61,7 @@ def split(values: Mapping[str, ValueT], bodies: Sequence[str]) -> dict[str, dict
 
 
 def joint_layout(layouts: Mapping[str, Layout]) -> Layout:
-    """Layout of several bodies as one.
+    """Return the layout of several bodies as one.
 
     Args:
         layouts: Layouts by name of the body; that of the model has the empty name.
@@ -91,7 +91,7 @@ def joint_layout(layouts: Mapping[str, Layout]) -> Layout:
 
 
 def part_layout(layout: Layout, body: str, bodies: Sequence[str]) -> Layout:
-    """Layout of one body of a joint one.
+    """Return the layout of one body of a joint body.
 
     Args:
         layout: Layout of the joint body.
@@ -106,7 +106,7 @@ def part_layout(layout: Layout, body: str, bodies: Sequence[str]) -> Layout:
 
 
 def join_bodies(parts: Mapping[str, Source]) -> ComposedSource:
-    """Compose several bodies to one.
+    """Compose several bodies as one.
 
     Args:
         parts: Sources by name of the body; that of the model has the empty name.
@@ -125,7 +125,7 @@ def join_bodies(parts: Mapping[str, Source]) -> ComposedSource:
 
 
 class ZeroSource:
-    """A body of zeros, which takes neither memory nor disk.
+    """Body of zeros, which takes neither memory nor disk.
 
     Attributes:
         layout: Layout of the body.
@@ -135,12 +135,12 @@ class ZeroSource:
         self.layout = layout
 
     def read(self, start: int, stop: int, into: memoryview) -> None:
-        """Write zeros."""
+        """Fill the view with zeros."""
         into[:] = bytes(stop - start)
 
 
 def zeros_beside(layout: Layout) -> ZeroSource:
-    """Make the body that begins beside a model: zeros for each of its floats."""
+    """Make the initial body beside a model: zeros for each of its floats."""
     return ZeroSource(layout.subset({s.name for s in layout.tensors if s.dtype in FLOATS}))
 
 
@@ -158,13 +158,13 @@ class WritesRanges(Protocol):
 
 
 class SplitWriter:
-    """Writes a joint body to its parts, from front to back, and takes their digests.
+    """Writer of a joint body's parts, from front to back, with their digests.
 
     Attributes:
         layout: Layout of the joint body.
 
     Args:
-        parts: What takes each part, by name of the body.
+        parts: Writer of each part, by name of the body.
         layout: Layout of the joint body, where it has further bodies, which nobody wants.
     """
 
@@ -181,7 +181,7 @@ class SplitWriter:
         self._segments = Segments((spec, *places[spec.name]) for spec in tensors)
 
     def write(self, start: int, view: memoryview) -> None:
-        """Write bytes that begin at ``start`` of the joint body; 0 begins all of it again."""
+        """Write bytes that begin at ``start`` of the joint body; 0 begins it anew."""
         if start == 0:
             self._begin()
         for at in self._segments.cut(start, start + len(view)):
@@ -193,5 +193,5 @@ class SplitWriter:
         self._digests = {body: BodyDigest(part.layout) for body, part in self._parts.items()}
 
     def digests(self) -> dict[str, str]:
-        """Digest of each body, once all is written."""
+        """Return the digest of each body, once all are written."""
         return {body: digest.hexdigest() for body, digest in self._digests.items()}

@@ -1,4 +1,4 @@
-"""The layout of a model: the place of each tensor in one sequence of bytes.
+"""Layout of a model: the place of each tensor in one sequence of bytes.
 
 A layout is the content of a safetensors header. The bytes that it describes, the *body*, follow
 that header in a file. All other code reads, moves and writes ranges of the body.
@@ -28,7 +28,7 @@ _BODY_ALIGNMENT = 64
 
 
 class TypeRun(NamedTuple):
-    """A range of a body whose elements have one type.
+    """Range of a body whose elements have one type.
 
     Attributes:
         dtype: Element type as a safetensors code.
@@ -104,14 +104,14 @@ class Layout:
 
     @cached_property
     def all_names(self) -> Mapping[str, list[str]]:
-        """All names of each tensor, its own first, by its own."""
+        """All names of each tensor, by its own name, which comes first."""
         names = {spec.name: [spec.name] for spec in self.tensors}
         for alias, name in self.aliases.items():
             names[name].append(alias)
         return names
 
     def find(self, name: str) -> TensorInfo | None:
-        """Return the tensor of a name, which may be an alias, under that name; None if none is."""
+        """Return the tensor of a name or alias, under that name; None without one."""
         info = self.by_name.get(self.aliases.get(name, name))
         return None if info is None else info._replace(name=name)
 
@@ -129,7 +129,7 @@ class Layout:
 
     @cached_property
     def plain_header(self) -> bytes:
-        """Header without further metadata, encoded once, since every receiver is sent it."""
+        """Header without further metadata, encoded once for all receivers."""
         return self.header()
 
     @cached_property
@@ -169,7 +169,7 @@ class Layout:
         return Layout(specs, ties)
 
     def overlapping(self, start: int, stop: int) -> Iterator[TensorInfo]:
-        """Yield the tensors with at least one byte in ``[start, stop)``, in order."""
+        """Yield the tensors with a byte in ``[start, stop)``, in order."""
         first = max(bisect_right(self._filled, start, key=lambda spec: spec.start) - 1, 0)
         for index in range(first, len(self._filled)):  # a slice would copy the tail every time
             spec = self._filled[index]
@@ -249,7 +249,7 @@ def _json(value: object) -> str:
 
 
 def _absent(name: str, layout: Layout) -> str:
-    """Describe how a layout lacks a tensor: altogether, or because it ties the name to another."""
+    """Describe how a layout lacks a tensor: altogether, or by other ties."""
     if name in layout.aliases:
         return f"tensor {name!r} is tied to {layout.aliases[name]!r}, which it is not in the model"
     return f"tensor {name!r} is missing"

@@ -1,4 +1,4 @@
-"""A body in the storage of tensors: source and sink in one, without a copy of its own."""
+"""Body in the storage of tensors: source and sink, without a copy of its own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Empty = Callable[[TensorInfo, Framework], "torch.Tensor | np.ndarray[Any, Any]"]
 
 
 class MemoryBody(ComposedSource):
-    """The body of tensors in memory, over their own storage.
+    """Body of tensors in memory, over their own storage.
 
     Attributes:
         layout: Names, dtypes, shapes, offsets and aliases of the tensors.
@@ -133,7 +133,7 @@ class MemoryBody(ComposedSource):
 
     @property
     def overlaps(self) -> bool:
-        """Whether tensors of a writable body share memory, but are not tied.
+        """Whether tensors of a writable body share memory without being tied.
 
         Such memory keeps what is written last.
         """
@@ -149,7 +149,7 @@ class MemoryBody(ComposedSource):
         return MemoryBody.of(tensors, writable=True, tied=layout.aliases)
 
     def in_place(self, start: int, stop: int) -> list[memoryview] | None:
-        """Return the bytes ``[start, stop)`` in the tensors' own storage, one view a tensor.
+        """Return the bytes ``[start, stop)`` in the tensors' storage, one view each.
 
         Returns:
             The views; None if a tensor among them is not contiguous, or on another device.
@@ -187,7 +187,7 @@ class MemoryBody(ComposedSource):
 
 
 class BufferSource:
-    """A body in one buffer, such as a model that came as one message.
+    """Body in one buffer, such as a model that came as one message.
 
     Attributes:
         layout: Tensors of the body.

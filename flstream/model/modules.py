@@ -1,4 +1,4 @@
-"""The tensors of a module that are exchanged: all of them, or those of its adapter.
+"""Exchanged tensors of a module: all of them, or its adapter's.
 
 A PEFT model (``peft.PeftModel``) exchanges its adapter, under the names of adapter files. PEFT is
 not imported here, unless a module is one of its models.
@@ -23,12 +23,12 @@ def is_adapted(module: object) -> bool:
 
 
 def exchanged_state(module: torch.nn.Module) -> Mapping[str, Any]:
-    """Return the tensors of a module that are exchanged, by name, over its own memory."""
+    """Return a module's exchanged tensors by name, over its own memory."""
     return adapter_of(module) if is_adapted(module) else module.state_dict()
 
 
 def adapter_of(module: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of a PEFT model's active adapter, by the names that adapter files have."""
+    """Return the tensors of a PEFT model's active adapter, by names of adapter files."""
     from peft import get_peft_model_state_dict
 
     name = module.active_adapter
@@ -41,17 +41,17 @@ def adapter_of(module: Any) -> dict[str, torch.Tensor]:
 
 
 def load_adapter(module: Any, state: Mapping[str, torch.Tensor]) -> None:
-    """Copy tensors into a PEFT model's active adapter, by the names that adapter files have."""
+    """Copy tensors into a PEFT model's active adapter, by names of adapter files."""
     from peft import set_peft_model_state_dict
 
     set_peft_model_state_dict(module, dict(state), adapter_name=module.active_adapter)
 
 
 def is_own_memory(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether tensors lie in a module's parameters and buffers, so that writing changes it.
+    """Return whether tensors lie in a module's memory, so that writes change it.
 
     Those of some adapters are made anew whenever they are asked for.
     """
     own = (*module.parameters(), *module.buffers())
-    places = {each.untyped_storage().data_ptr() for each in own}
-    return all(each.untyped_storage().data_ptr() in places for each in state.values())
+    places = {tensor.untyped_storage().data_ptr() for tensor in own}
+    return all(tensor.untyped_storage().data_ptr() in places for tensor in state.values())

@@ -1,4 +1,4 @@
-"""The order in which a state dict lists its tensors, which is not that of their bytes.
+"""Order of a state dict's tensors, which is not the order of their bytes.
 
 A layout follows from the set of tensors alone. But code may walk over a state dict and over a
 module's parameters side by side, so training code gets the tensors in the order of the factory.
@@ -21,7 +21,7 @@ ValueT = TypeVar("ValueT")
 
 
 def order_of(layout: Layout, names: Iterable[str]) -> list[int]:
-    """Return the place of each name in a layout; nothing where they are in its order.
+    """Return the place of each name in a layout; nothing in the layout's own order.
 
     Args:
         layout: Layout of the model.
@@ -33,7 +33,7 @@ def order_of(layout: Layout, names: Iterable[str]) -> list[int]:
 
 
 def names_in_order(layout: Layout, order: Sequence[int]) -> list[str] | None:
-    """Return the names at places, or in the layout's order if there are none; None for no order."""
+    """Return the names at places; all in the layout's order if there are no places."""
     names = layout.names
     if order and sorted(order) != list(range(len(names))):
         return None
@@ -47,7 +47,7 @@ def order_text(layout: Layout, names: Iterable[str]) -> str:
 
 
 def in_order(values: Mapping[str, ValueT], layout: Layout, text: str) -> dict[str, ValueT]:
-    """Values by name in the order that a text gives, or in the layout's if it gives none.
+    """Return values by name in the order of a text; in the layout's for an empty one.
 
     Args:
         values: Values by names of the layout's tensors and aliases.

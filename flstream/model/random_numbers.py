@@ -1,4 +1,4 @@
-"""Random numbers by place: the element at an index depends on a key and that index alone.
+"""Random numbers by place: each depends on a key and its index alone.
 
 Noise that is added range by range must not depend on the ranges. So a stream of numbers is not
 drawn from a generator with a state, but computed from a key and the place in the stream: Philox
@@ -34,7 +34,7 @@ def stream_key(*parts: str | int) -> bytes:
     """Return the key of a stream of random numbers.
 
     Args:
-        parts: What the stream belongs to, such as a seed, a purpose and the name of a tensor.
+        parts: Parts of the stream's identity, such as a seed, a purpose, a tensor's name.
             Streams of different parts, also of differently divided ones, have nothing in common.
 
     Returns:
@@ -48,7 +48,7 @@ def stream_key(*parts: str | int) -> bytes:
 
 
 def words(key: bytes, start: int, count: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Return the random words of 64 bits with the indices ``[start, start + count)``.
+    """Return the random words of 64 bits at the indices ``[start, start + count)``.
 
     Args:
         key: Key of the stream, 16 bytes.
@@ -60,12 +60,12 @@ def words(key: bytes, start: int, count: int) -> np.ndarray[Any, np.dtype[np.uin
     counter = (first - 1) % 2**256
     generator = np.random.Philox(key=int.from_bytes(key, "little"), counter=counter)
     skipped = start - first * _WORDS
-    found = generator.random_raw(skipped + count)
-    return np.asarray(found[skipped:], np.uint64)
+    raw = generator.random_raw(skipped + count)
+    return np.asarray(raw[skipped:], np.uint64)
 
 
 def uniforms(key: bytes, start: int, count: int) -> Floats:
-    """Return uniform random numbers between 0 and 1, neither of which is among them.
+    """Return uniform random numbers above 0 and below 1.
 
     They are the odd multiples of 2**-53. The arguments are those of :func:`words`.
     """
@@ -116,11 +116,11 @@ def exponentials(values: Floats) -> Floats:
 
 
 def _in_blocks(quantile: Callable[[Floats], Floats], key: bytes, start: int, count: int) -> Floats:
-    found = np.empty(count)
+    numbers = np.empty(count)
     for first in range(0, count, _BLOCK):
         stop = min(first + _BLOCK, count)
-        found[first:stop] = quantile(uniforms(key, start + first, stop - first))
-    return found
+        numbers[first:stop] = quantile(uniforms(key, start + first, stop - first))
+    return numbers
 
 
 def _laplace(uniform: Floats) -> Floats:
@@ -132,15 +132,15 @@ def _laplace(uniform: Floats) -> Floats:
 def _normal(uniform: Floats) -> Floats:
     centred = uniform - 0.5
     squared = 0.180625 - centred * centred
-    found = centred * _ratio(squared, _CENTRE)
+    quantiles = centred * _ratio(squared, _CENTRE)
     outside = np.flatnonzero(np.abs(centred) > 0.425)
     if len(outside):
         tail = np.minimum(uniform[outside], 1.0 - uniform[outside])
         root = np.sqrt(-logarithms(tail))
         far = root > 5.0
         size = np.where(far, _ratio(root - 5.0, _FAR_TAIL), _ratio(root - 1.6, _TAIL))
-        found[outside] = np.copysign(size, centred[outside])
-    return found
+        quantiles[outside] = np.copysign(size, centred[outside])
+    return quantiles
 
 
 def _ratio(x: Floats, coefficients: Sequence[tuple[float, float]]) -> Floats:
@@ -150,11 +150,11 @@ def _ratio(x: Floats, coefficients: Sequence[tuple[float, float]]) -> Floats:
 
 def _polynomial(x: Floats, coefficients: Sequence[float]) -> Floats:
     """Return the values of a polynomial with these coefficients, from the highest power down."""
-    found = np.full_like(x, coefficients[0])
-    for each in coefficients[1:]:
-        found *= x
-        found += each
-    return found
+    values = np.full_like(x, coefficients[0])
+    for coefficient in coefficients[1:]:
+        values *= x
+        values += coefficient
+    return values
 
 
 # 1/23, 1/21 and so on to 1; the next term is below 2e-18 where ratio is at most 0.1716.

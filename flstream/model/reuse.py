@@ -24,7 +24,7 @@ _LEAST_BYTES = 1 << 20
 
 
 class ModelMemory:
-    """Allocator of the models that a site receives, which reuses the memory of the model before.
+    """Allocator of a site's received models, which reuses the last model's memory.
 
     A tensor's memory is reused once nothing refers to it or to a view of it. Memory that is
     released between :meth:`keep` and the next :meth:`allocate` or :meth:`release` is held back for
@@ -43,7 +43,7 @@ class ModelMemory:
         self._kept = [memory for lent in self._lent if (memory := lent.memory()) is not None]
 
     def release(self) -> None:
-        """Hold back no memory: the next model is not expected soon, or goes elsewhere."""
+        """Hold back no memory: the next model is far off, or goes elsewhere."""
         self._kept, self._lent = [], []
 
     def allocate(self, layout: Layout, framework: Framework) -> MemoryBody:
@@ -84,7 +84,7 @@ class ModelMemory:
 
 
 class _Lent(NamedTuple):
-    """Memory of a tensor of the last model, and the array over it that the tensor refers to."""
+    """Memory of a tensor of the last model, and the array over it."""
 
     name: str
     memory: weakref.ref[mmap.mmap]

@@ -1,4 +1,4 @@
-"""Sources and sinks: where the bytes of a model's body come from and where they go.
+"""Sources and sinks of the bytes of a model's body.
 
 A source reads any range ``[start, stop)`` of its body into memory that it is given. One that has
 its bytes in memory may show them in place, so that they are not copied on their way to a socket.
@@ -39,7 +39,7 @@ class Scratch:
 
 
 class Source(Protocol):
-    """A body whose bytes can be read range by range; one of your own may be offered as well.
+    """Body to read range by range; users may offer bodies of their own, too.
 
     Whoever offers it reads it from one thread for each receiver, so ``read`` must allow that.
     """
@@ -71,7 +71,7 @@ def in_place(source: Source, start: int, stop: int) -> Sequence[memoryview] | No
 
 
 def change_of(source: Source) -> str | None:
-    """Return a sentence on what has changed since a source was made; None if nothing is known to.
+    """Return a sentence on the changes of a source since it was made; None for none.
 
     A source says that with a method ``changed()``, if it has one.
     """
@@ -86,7 +86,7 @@ def change_of(source: Source) -> str | None:
 
 
 def views_of(source: Source, start: int, stop: int, scratch: Scratch) -> Sequence[memoryview]:
-    """Return bytes of a source as consecutive views: in place, or else read into ``scratch``.
+    """Return a source's bytes as consecutive views, in place or in ``scratch``.
 
     Raises:
         FlstreamError: They cannot be read.
@@ -99,7 +99,7 @@ def views_of(source: Source, start: int, stop: int, scratch: Scratch) -> Sequenc
 
 
 def view_of(source: Source, start: int, stop: int, scratch: Scratch) -> memoryview:
-    """Return bytes of a source as one view: in place where they lie together, or in ``scratch``."""
+    """Return a source's bytes as one view, in place or in ``scratch``."""
     views = views_of(source, start, stop, scratch)
     if len(views) == 1:
         return views[0]
@@ -109,7 +109,7 @@ def view_of(source: Source, start: int, stop: int, scratch: Scratch) -> memoryvi
 
 
 class Sink(Protocol):
-    """A body whose bytes can be written range by range."""
+    """Body to write range by range."""
 
     @property
     def layout(self) -> Layout:
@@ -124,5 +124,5 @@ class Sink(Protocol):
         ...
 
     def commit(self, start: int, stop: int) -> None:
-        """Take over the bytes in the views of ``[start, stop)``, the last requested."""
+        """Take the bytes in the views of ``[start, stop)``, the last requested ones."""
         ...

@@ -1,4 +1,4 @@
-"""Dense tensors and arrays seen as bytes, and refusals for all other values.
+"""Dense tensors and arrays as bytes, and refusals for all other values.
 
 One that is transposed, strided, expanded or reversed lies in memory in another order than in the
 body. Ranges of it are gathered, which takes memory for the range and not for the tensor.
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class TensorView:
-    """A tensor or an array over its own memory, on whatever device, seen as bytes.
+    """Tensor or array as bytes, over its own memory, on any device.
 
     A lazily conjugated or negated tensor is copied instead, since it shows other bits than it
     stores.
@@ -136,7 +136,7 @@ class TensorView:
 
 
 def _plain(name: str, value: object) -> torch.Tensor:
-    """Return a tensor as a plain one, over the same storage, whose operators are torch's own."""
+    """Return a tensor as a plain torch tensor, over the same storage."""
     import torch
 
     if type(value) in (torch.Tensor, torch.nn.Parameter):
@@ -169,7 +169,7 @@ def _expect_contiguous(name: str, *, is_contiguous: bool) -> None:
 
 
 def _array(name: str, value: torch.Tensor, code: str) -> Array:
-    """Return a tensor as an array; one of integers of the same size where NumPy lacks the type."""
+    """Return a tensor as an array, of integers of its size where NumPy lacks its type."""
     import torch
 
     if value.layout is not torch.strided or not value.is_cpu:
@@ -195,7 +195,7 @@ def _array(name: str, value: torch.Tensor, code: str) -> Array:
 
 
 def is_elsewhere(value: torch.Tensor) -> bool:
-    """Return whether a plain tensor is a dense one on another device than the CPU."""
+    """Return whether a dense tensor is on another device than the CPU."""
     import torch
 
     return not (value.is_cpu or value.is_meta) and value.layout is torch.strided
@@ -218,7 +218,7 @@ def begin_copy(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def wait_for_copies(device: torch.device) -> None:
-    """Wait until a device has done what this thread has asked of it, copies above all."""
+    """Wait until a device has done this thread's work, copies above all."""
     import torch
 
     if device.type != "cpu":

@@ -1,4 +1,4 @@
-"""Tied weights: names that share one tensor, which is sent once and tied again on arrival."""
+"""Tied weights: names of one tensor, which travels once and is tied on arrival."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def find_ties(places: Mapping[str, Hashable]) -> dict[str, str]:
 def distinct_views(
     tensors: Mapping[str, object], tied: Mapping[str, str] | None, *, writable: bool = False
 ) -> tuple[dict[str, TensorView], Mapping[str, str]]:
-    """View tensors as bytes, those that are tied once.
+    """View tensors as bytes, tied ones once.
 
     Training often breaks a tie in its results, by cloning every value, or lists a tied parameter
     under one of its names only, as ``Module.named_parameters`` does. Neither loses anything.

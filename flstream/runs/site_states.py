@@ -137,8 +137,8 @@ class StateFolder:
         before = [version for version in self.versions() if version.effect < effect]
         counted = [version for version in before if version.effect < base.effect or version == base]
         first = sum(version.effect <= oldest for version in counted)
-        kept = counted[max(first - 1, 0) :]
-        self.remove(lambda version: version in before and version not in kept)
+        retained = counted[max(first - 1, 0) :]
+        self.remove(lambda version: version in before and version not in retained)
 
     def remove_unfinished(self, purpose: Literal["effect", "evaluate"] | None = None) -> None:
         """Remove working copies of a purpose, or all, and versions that were being removed."""

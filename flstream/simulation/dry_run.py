@@ -74,7 +74,7 @@ class _DryJournal:
                 result = NextResult(arguments[0], _trained(self._started[arguments[0]]))
                 self._add("next")
             case "fold" | "adopt":
-                unread = [each for each in arguments["updates"] if isinstance(each, dict)]
+                unread = [update for update in arguments["updates"] if isinstance(update, dict)]
                 train = self._train(unread[0]["sites"]) if unread else None
                 result = FoldResult({}, {}, {}, 0.0, 0.0, Transfer(), [], train=train)
                 step = self._models.get(round_number, 0)

@@ -58,22 +58,22 @@ def kept_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_file() and path.name != PREFIX)
 
 
-def keep_export_files(folder: Path, made: MadeModel | None, initial: Path | None) -> None:
+def keep_export_files(folder: Path, factory_model: MadeModel | None, initial: Path | None) -> None:
     """Keep what goes with a model: of its factory, and from beside its initial weights.
 
     It does not fail: a model can be trained without. What goes wrong is printed.
 
     Args:
         folder: Folder for the files. None is made where there is nothing to keep.
-        made: What the factory has made; None without one.
+        factory_model: Result of the model factory; None without one.
         initial: File of the initial weights; None without one.
     """
     import torch
 
     try:
-        if made is not None:
-            model, *others = made.parts
-            _keep_configuration(folder, model, made.state.keys())
+        if factory_model is not None:
+            model, *others = factory_model.parts
+            _keep_configuration(folder, model, factory_model.state.keys())
             for part in others:  # a tokenizer, or what prepares images; not a second model
                 if hasattr(part, "save_pretrained") and not isinstance(part, torch.nn.Module):
                     folder.mkdir(exist_ok=True)

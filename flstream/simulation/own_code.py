@@ -10,7 +10,7 @@ from flstream.engines.processes import ProcessHost
 from flstream.job import Job, Problem
 from flstream.job.code import described, find, misfit, raised
 from flstream.job.job import OwnCode
-from flstream.job.problems import RefusedValueError, given
+from flstream.job.problems import RefusedValueError, given_clause
 from flstream.simulation.process_call import NoAnswerError, ProcessCall
 from flstream.transport.channel import Signal
 
@@ -42,7 +42,7 @@ def own_code_problems(job: Job, host: ProcessHost, stop: Signal | None = None) -
         return call.result(stop)
     except NoAnswerError as error:
         ended = f"the process that imported it {error}; do not end it there"
-        return [Problem(own.key, given(own.place), "", ended) for own in classes]
+        return [Problem(own.key, given_clause(own.place), "", ended) for own in classes]
 
 
 def _own_classes(job: Job) -> list[OwnCode]:
@@ -75,7 +75,7 @@ def _problems_of(own: OwnCode) -> Iterator[Problem]:
         make = find(own.place, "class")
         if not callable(make):
             kind = f"it is of the type {type(make).__name__}"
-            yield Problem(own.key, given(own.place), allowed, kind)
+            yield Problem(own.key, given_clause(own.place), allowed, kind)
             return
         # A tracker is made of its run, once that has begun.
         instance = make if section == "tracking" else make(**own.args)
@@ -83,7 +83,7 @@ def _problems_of(own: OwnCode) -> Iterator[Problem]:
         yield from (problem.below(own.key) for problem in error.problems)
     except (Exception, SystemExit) as error:
         hint = raised(error, own.place.rpartition(":")[0], Path(own.place).name)
-        yield Problem(own.key, given(own.place), "a class that takes these arguments", hint)
+        yield Problem(own.key, given_clause(own.place), "a class that takes these arguments", hint)
     else:
         if flaw := misfit(instance, *protocols):
-            yield Problem(own.key, given(own.place), allowed, flaw)
+            yield Problem(own.key, given_clause(own.place), allowed, flaw)

@@ -143,12 +143,12 @@ class ThreadPlace(Process):
                 self.log.close()
 
 
-_here = threading.local()
+_this_thread = threading.local()
 
 
 def this_place() -> ThreadPlace | None:
     """Return the place of this thread; None where it stands for no process."""
-    return getattr(_here, "place", None)
+    return getattr(_this_thread, "place", None)
 
 
 class Places:
@@ -193,7 +193,7 @@ class Places:
         """
         import torch
 
-        _here.place = place
+        _this_thread.place = place
         place.keep_of(self._outside)
         try:
             self._begin(place)

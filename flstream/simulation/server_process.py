@@ -116,10 +116,10 @@ class Reporter:
         for event in events:
             if isinstance(event, ProcessReady) and event.others:
                 self.watch(event.process, event.pid, event.others)
-        kept = [event for event in events if not isinstance(event, LiveEvent)]
+        recorded = [event for event in events if not isinstance(event, LiveEvent)]
         with self._turn:
-            if kept:
-                self._log.write(*kept, durable=any(map(_is_synced, kept)))
+            if recorded:
+                self._log.write(*recorded, durable=any(map(_is_synced, recorded)))
             try:
                 self._launcher.send(*map(_for_launcher, events), timeout=None)
             except ChannelClosedError as error:

@@ -84,14 +84,16 @@ class MLflow:
             self._client.set_terminated(run, end_time=self._last)
 
     def _new_experiment(self, name: str, artifacts: Path) -> str:
-        there = self._client.get_experiment_by_name(name)
-        if there is None:
-            made: str = self._client.create_experiment(name, artifact_location=artifacts.as_uri())
-            return made
-        while runs := self._client.search_runs([there.experiment_id]):
-            for each in runs:
-                self._client.delete_run(each.info.run_id)
-        known: str = there.experiment_id
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
+            experiment_id: str = self._client.create_experiment(
+                name, artifact_location=artifacts.as_uri()
+            )
+            return experiment_id
+        while runs := self._client.search_runs([experiment.experiment_id]):
+            for run in runs:
+                self._client.delete_run(run.info.run_id)
+        known: str = experiment.experiment_id
         return known
 
     def _write(self) -> None:
@@ -105,10 +107,10 @@ class MLflow:
     def _run(self, source: str) -> str:
         if source not in self._runs:
             tags = {} if source == GLOBAL else {"mlflow.parentRunId": self._run(GLOBAL)}
-            made = self._client.create_run(
+            run = self._client.create_run(
                 self._experiment, start_time=self._began, tags=tags, run_name=source
             )
-            self._runs[source] = made.info.run_id
+            self._runs[source] = run.info.run_id
         return self._runs[source]
 
 

@@ -80,18 +80,18 @@ class JoinedBodies:
                     f"the params; send a mapping by the names of the received meta[{name!r}]"
                 )
             for own, value in sent.items():
-                kept = layout.aliases.get(own, own)
-                if kept in layout.by_name:
-                    if selected is None or kept in selected:
+                primary = layout.aliases.get(own, own)
+                if primary in layout.by_name:
+                    if selected is None or primary in selected:
                         joint[joint_name(name, own)] = value
                 elif self.model.aliases.get(own, own) not in self.model.by_name:
                     raise ClientError(
                         f"meta[{name!r}] has a tensor {own!r}, which the model lacks; send tensors "
                         "by the names of the model's"
                     )
-            due = layout.by_name.keys() if selected is None else layout.by_name.keys() & selected
+            expected = set(layout.by_name) if selected is None else layout.by_name.keys() & selected
             have = {layout.aliases.get(own, own) for own in sent}
-            if missing := sorted(due - have):
+            if missing := sorted(expected - have):
                 raise ClientError(
                     f"meta[{name!r}] lacks the tensor {missing[0]!r}; send one for each float of "
                     "the model"
@@ -110,5 +110,5 @@ class JoinedBodies:
         tensors = dict(own.tensors)
         for name, layout in self._layouts.items():
             new = MemoryBody.allocate(layout, framework).tensors
-            tensors |= {joint_name(name, each): value for each, value in new.items()}
+            tensors |= {joint_name(name, tensor_name): value for tensor_name, value in new.items()}
         return MemoryBody.of(tensors, writable=True)

@@ -27,7 +27,7 @@ class SiteState:
         site_folder: Path of the site's folder in the run directory; it need not exist yet.
         effect: Number of the task's effect, from 1.
         base: The version to begin with, exactly; None for an empty folder.
-        kept: Whether what the task leaves is kept. An evaluation's is not.
+        is_kept: Whether what the task leaves is kept. An evaluation's is not.
         oldest: Number of the earliest effect that the run may go back to.
     """
 
@@ -37,19 +37,19 @@ class SiteState:
         effect: int,
         base: StateVersion | None,
         *,
-        kept: bool,
+        is_kept: bool,
         oldest: int = 0,
     ) -> None:
         self._site = printable_path(os.path.basename(site_folder))
         self._versions = StateFolder(site_folder)
         self._effect = effect
         self._base = base
-        self._kept = kept
+        self._is_kept = is_kept
         self._oldest = oldest
         self._working: str | None = None
         self._failure = ""
         self._is_open = True
-        if kept:
+        if is_kept:
             self._versions.remove_unfinished("effect")
 
     @property
@@ -76,7 +76,7 @@ class SiteState:
             after an evaluation.
         """
         self._check()
-        if self._working is None or not self._kept:
+        if self._working is None or not self._is_kept:
             self.discard()
             return None
         try:
@@ -84,7 +84,7 @@ class SiteState:
             sync_folder(self._working)
             self._publish(self._working, version)
             self._versions.remove(
-                lambda each: each.effect == version.effect and each.digest != version.digest
+                lambda other: other.effect == version.effect and other.digest != version.digest
             )
         except OSError as error:
             raise ClientError(
@@ -106,7 +106,7 @@ class SiteState:
             raise ClientError(self._failure)
 
     def _make(self) -> str:
-        purpose = "effect" if self._kept else "evaluate"
+        purpose = "effect" if self._is_kept else "evaluate"
         working = f"{self._versions.path}/{purpose}-{self._effect:04d}.tmp"
         try:
             self._lay_out(working)
@@ -122,7 +122,7 @@ class SiteState:
         base, flaw = self._base, None
         try:
             self._versions.make()
-            if self._kept:
+            if self._is_kept:
                 self._versions.remove_superseded(base, self._effect, self._oldest)
             else:
                 self._versions.remove_unfinished("evaluate")

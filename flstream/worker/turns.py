@@ -147,7 +147,7 @@ class SiteTurns:
                 f"{worker.info.sites_folder}/{site.site}",
                 task.effect,
                 site.state,
-                kept=task.kind == "train" and task.keeps_state,
+                is_kept=task.kind == "train" and task.keeps_state,
                 oldest=task.oldest,
             )
         except OSError as error:

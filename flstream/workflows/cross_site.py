@@ -53,8 +53,8 @@ def cross_site(run: Run, args: CrossSiteArgs) -> Model:
         owners[BEST] = run.best_model
     owners |= submitted
     results: dict[str, dict[str, dict[str, float]]] = {site: {} for site in sites}
-    for owner, each in owners.items():
-        scores = run.score(each, sites, timeout=args.eval_task_timeout, owner=owner)
+    for owner, candidate in owners.items():
+        scores = run.score(candidate, sites, timeout=args.eval_task_timeout, owner=owner)
         for site, metrics in scores.items():
             results[site][owner] = dict(metrics)
     run.write_json(RESULTS, results)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from flstream.job.fields import EACH_ONCE, NOT_EMPTY, Allowed
-from flstream.job.problems import Problem, did_you_mean, given
+from flstream.job.problems import Problem, did_you_mean, given_clause
 
 if TYPE_CHECKING:
     from flstream.job import ClientsSection
@@ -34,4 +34,4 @@ def unknown_sites(
     sites = clients.site_names
     allowed = f"a site of the job, which are {sites[0]} to {sites[-1]}"
     for name in sorted(set(names or ()).difference(sites)):
-        yield Problem(key, given(name), allowed, did_you_mean(name, sites))
+        yield Problem(key, given_clause(name), allowed, did_you_mean(name, sites))

@@ -49,8 +49,8 @@ def swarm(run: Run, args: SwarmArgs) -> Model:
     model, draw = run.initial_model(), run.random("aggregators")
     for number in run.rounds():
         updates = run.train(model, run.sample(number))
-        asked = set(run.sites)
-        aggregators = [site for site in args.aggregators or run.all_sites if site in asked]
+        active = set(run.sites)
+        aggregators = [site for site in args.aggregators or run.all_sites if site in active]
         model = run.fold(model, updates, at=draw.sample(aggregators, len(aggregators)))
         run.evaluate(model)
     return model

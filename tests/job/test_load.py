@@ -345,7 +345,7 @@ def test_any_value_is_taken_and_written_back_or_refused_in_a_sentence(tmp_path, 
             job = make_job(values, Path("/nowhere"), "values")
         except JobError as refused:
             for problem in refused.problems:
-                assert problem.given
+                assert problem.state
                 assert problem.allowed or problem.hint
                 assert "function-" not in str(problem)
         else:

@@ -110,7 +110,7 @@ def test_the_resolved_job_has_the_values_written_out(write, folder):
 def test_a_name_that_nothing_sets_is_named_with_its_key_also_in_an_override(write):
     with pytest.raises(JobError) as caught:
         load_job(write("train.args.a = ${NO_A} { b = 1 }"), ["model.args.c=[a${NO_C}]", "seed=-1"])
-    found = {problem.key: problem.given for problem in caught.value.problems}
+    found = {problem.key: problem.state for problem in caught.value.problems}
     assert found["train.args.a"].startswith("${NO_A} is set neither")
     assert found["model.args.c"].startswith("${NO_C} is set neither")
     assert found["seed"] == "given -1"

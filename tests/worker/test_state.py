@@ -17,7 +17,7 @@ from flstream.worker.state import SiteState
 
 def train(folder: Path, effect: int, base: StateVersion | None, text: str) -> StateVersion:
     """A training in which a site adds to two files and keeps them."""
-    state = SiteState(str(folder), effect, base, kept=True)
+    state = SiteState(str(folder), effect, base, is_kept=True)
     for name in ("notes", "second"):
         with (state.path / name).open("a") as file:
             file.write(text)
@@ -38,7 +38,7 @@ def seen(
     folder: Path, effect: int, base: StateVersion | None, *, kept: bool = True, oldest: int = 0
 ) -> str | None:
     """What a site finds in a task; nothing is kept of it."""
-    state = SiteState(str(folder), effect, base, kept=kept, oldest=oldest)
+    state = SiteState(str(folder), effect, base, is_kept=kept, oldest=oldest)
     notes = state.path / "notes"
     text = notes.read_text() if notes.exists() else None
     state.discard()
@@ -77,14 +77,14 @@ def test_a_training_finds_what_the_last_one_kept_and_what_a_run_may_go_back_to_s
 
 def test_nothing_is_made_unless_it_is_asked_for_nor_after_the_answer(tmp_path):
     for kept in (True, False):
-        assert SiteState(str(tmp_path), 1, None, kept=kept).keep() is None
-        SiteState(str(tmp_path), 1, None, kept=kept).discard()
+        assert SiteState(str(tmp_path), 1, None, is_kept=kept).keep() is None
+        SiteState(str(tmp_path), 1, None, is_kept=kept).discard()
     assert list(tmp_path.iterdir()) == []
     [version] = trained(tmp_path, 1)
-    assert SiteState(str(tmp_path), 2, version, kept=True).keep() is None
+    assert SiteState(str(tmp_path), 2, version, is_kept=True).keep() is None
     assert names(tmp_path) == named(version)
     for end in (SiteState.keep, SiteState.discard):
-        state = SiteState(str(tmp_path / "site-2"), 7, None, kept=True)
+        state = SiteState(str(tmp_path / "site-2"), 7, None, is_kept=True)
         assert state.path.is_dir()
         end(state)
         with pytest.raises(ClientError, match="site-2 has answered its task of effect 7"):
@@ -95,7 +95,7 @@ def test_an_evaluation_sees_the_state_and_no_attempt_that_came_to_nothing(tmp_pa
     versions = trained(tmp_path, 1, 2, 3)
     train(tmp_path, 4, versions[-1], "its update was never used")
     # One whose worker died, of which the next attempt sees nothing, either.
-    (SiteState(str(tmp_path), 5, versions[-1], kept=True).path / "notes").write_text("half")
+    (SiteState(str(tmp_path), 5, versions[-1], is_kept=True).path / "notes").write_text("half")
     last = train(tmp_path, 5, versions[-1], "[5]")
     assert names(tmp_path) == named(*versions, last)
     (tmp_path / "state/evaluate-0005.tmp").mkdir()  # of one that was killed
@@ -106,7 +106,7 @@ def test_an_evaluation_sees_the_state_and_no_attempt_that_came_to_nothing(tmp_pa
     assert state.keep() is None
     # Nothing is removed where the base is not there.
     for base in (None, StateVersion(2, "0" * 32)):
-        state = SiteState(str(tmp_path), 6, base, kept=True)
+        state = SiteState(str(tmp_path), 6, base, is_kept=True)
         with suppress(ClientError):
             _ = state.path
         state.discard()
@@ -134,7 +134,7 @@ def test_a_missing_or_damaged_base_is_an_error_and_never_empty(tmp_path, kept, d
     versions = trained(folder, 1, 2)
     damage(folder / "state" / versions[1].folder_name)
     before = sorted(folder.glob("state/*"))
-    state = SiteState(str(folder), 3, versions[1], kept=kept)
+    state = SiteState(str(folder), 3, versions[1], is_kept=kept)
     with pytest.raises(ClientError, match="site-3 had after effect 2 cannot be used") as caught:
         _ = state.path
     assert flaw in str(caught.value)
@@ -225,7 +225,7 @@ def test_a_state_that_cannot_be_kept_is_a_sentence(tmp_path):
         (Path.rmdir, ".*effect-0001.tmp: No such file"),
         (lambda path: os.mkfifo(path / "pipe"), ".*pipe: it"),
     ):
-        state = SiteState(str(tmp_path / "site-2"), 1, None, kept=True)
+        state = SiteState(str(tmp_path / "site-2"), 1, None, is_kept=True)
         spoil(state.path)
         with pytest.raises(ClientError, match=rf"site-2 after effect 1 cannot be kept: {words}"):
             state.keep()
@@ -259,7 +259,7 @@ def test_a_kill_at_any_instant_leaves_the_old_state_or_the_new_one(tmp_path):
         folder = tmp_path / f"site-{change}"
         versions = trained(folder, 1, 2, 3, 4)
         lost = train(folder, 5, versions[-1], "lost")
-        half = SiteState(str(folder), 5, versions[-1], kept=True).path
+        half = SiteState(str(folder), 5, versions[-1], is_kept=True).path
         (half / "notes").unlink()
         ended = train_until(change, folder, versions[-1])
         assert ended in (0, 9)

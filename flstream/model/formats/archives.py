@@ -41,7 +41,7 @@ _LONGEST_TEXT = 1000
 
 @contextmanager
 def _open_archive(path: Path, remedy: str) -> Iterator[zipfile.ZipFile]:
-    """Open a zip archive, whose errors get the file's name, and a remedy for what is none."""
+    """Open a zip archive; its errors have the file's name, and a remedy."""
     with _reading(path):
         if not zipfile.is_zipfile(path):
             raise CheckpointError(f"{path} is no zip archive, or was cut short; {remedy}")
@@ -57,7 +57,7 @@ def _open_archive(path: Path, remedy: str) -> Iterator[zipfile.ZipFile]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Give errors of reading an archive the name of the file."""
+    """Give the errors of reading an archive the file's name."""
     try:
         yield
     # An archive, and the headers in it, can be wrong in any way.
@@ -70,7 +70,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def check_members(path: Path) -> str:
-    """Read every member of an archive to its end, which compares its CRC-32, and say so."""
+    """Read every member of an archive, which checks its CRC-32, and say so."""
     with _open_archive(path, AGAIN) as archive:
         damaged = archive.testzip()
         if damaged is not None:
@@ -124,7 +124,7 @@ def _describe(
 
 
 class _Arrays:
-    """The arrays as a source. The one that was read last stays in memory."""
+    """Source of arrays, which keeps the array that was read last in memory."""
 
     def __init__(self, path: Path, layout: Layout) -> None:
         self.layout = layout
@@ -146,7 +146,7 @@ class _Arrays:
 
 
 def open_torch(path: Path) -> CheckpointFile:
-    """Open the tensors of a ``.pt``, ``.pth`` or ``.bin`` file, by their paths in the saved value.
+    """Open the tensors of a ``.pt``, ``.pth`` or ``.bin`` file, by their paths.
 
     Keys of nested tables are joined by dots. Numbers and texts become metadata, and all other
     values are ignored.
@@ -195,7 +195,7 @@ def _load(path: Path) -> Any:
 
 
 def _flatten(value: Any, origin: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Collect the tensors, numbers and texts of a value by their paths, or as ``tensor``."""
+    """Collect a value's tensors, numbers and texts by their paths, or as ``tensor``."""
     import torch
 
     tensors: dict[str, torch.Tensor] = {}

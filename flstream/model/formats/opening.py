@@ -30,7 +30,7 @@ _MOST_EXPANSION = 1032
 
 @dataclass(frozen=True, eq=False)
 class CheckpointFile:
-    """An open checkpoint: a source, and the facts that its file states beside the tensors.
+    """Open checkpoint: a source, and its file's facts beside the tensors.
 
     Attributes:
         path: Path of the checkpoint.
@@ -40,7 +40,7 @@ class CheckpointFile:
         header_bytes: Bytes of the file, or of all files together, that are not tensors.
         file_bytes: Length in bytes of the file, or of all files together.
         files: Paths of the files that have the tensors.
-        facts: What was checked when it was opened, a sentence each.
+        facts: Checks made when the file was opened, a sentence each.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class CheckpointFile:
     facts: Sequence[str]
 
     def __post_init__(self) -> None:
-        """Refuse a file that states more tensors than it can hold, before they are read."""
+        """Refuse a file that declares more tensors than it can hold."""
         if self.layout.nbytes > _MOST_EXPANSION * self.file_bytes:
             largest = max(self.layout.tensors, key=lambda spec: spec.nbytes)
             raise LayoutError(
@@ -72,11 +72,11 @@ class CheckpointFile:
         self.source.read(start, stop, into)
 
     def in_place(self, start: int, stop: int) -> Sequence[memoryview] | None:
-        """Return the bytes ``[start, stop)`` where they lie, if they are mapped."""
+        """Return mapped bytes ``[start, stop)`` in place; None for others."""
         return in_place(self.source, start, stop)
 
     def check(self) -> list[str]:
-        """Check the file as far as its format allows, and describe each check in a sentence.
+        """Check the file as its format allows; describe each check in a sentence.
 
         Raises:
             CheckpointError: A member of an archive is damaged.
@@ -88,7 +88,7 @@ class CheckpointFile:
 
 
 def open_checkpoint(path: Path) -> CheckpointFile:
-    """Open a checkpoint: ``.safetensors``, ``.pt``, ``.pth``, ``.bin``, ``.npz``, or an index.
+    """Open a checkpoint by its name's ending: a file of one of five kinds, or an index.
 
     An index is a ``.json`` file that names shards, as ``model.safetensors.index.json`` does. A file
     of any other name is opened as safetensors, such as a ``.tmp`` file. The tensors of ``.pt`` are

@@ -96,8 +96,8 @@ def _lines(parts: Sequence[Text | Table | Grid]) -> int:
 
 def _title(run: LiveRun, start: RunStarted, now: float, width: int) -> Text:
     where = f"round {run.round} of {start.rounds}" if run.round else counted(start.rounds, "round")
-    times, left = format_elapsed(now - run.began), run.seconds_left(now)
-    times += f", about {format_seconds(round(left))} left" if left and left >= 1 else ""
+    times, rest = format_elapsed(now - run.began), run.seconds_left(now)
+    times += f", about {format_seconds(round(rest))} left" if rest and rest >= 1 else ""
     phase = "training" if run.is_quick else printable(run.phase)
     others = [where, times, phase]
     name = elide(printable(start.job), max(width - len(GAP.join(["", *others])), _LEAST_NAME))

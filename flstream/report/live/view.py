@@ -110,14 +110,14 @@ def notebook_listener() -> Listener:
     """Return a listener that shows a run below the cell."""
     from IPython.display import HTML, display
 
-    view, shown, due = LiveView(), display(HTML(_PRE.format(code="")), display_id=True), 0.0
+    view, shown, next_frame = LiveView(), display(HTML(_PRE.format(code="")), display_id=True), 0.0
 
     def listen(event: AnyEvent, sampler: MemorySampler) -> None:
-        nonlocal due
+        nonlocal next_frame
         view.listen(event, sampler)
-        if time.monotonic() >= due or isinstance(event, RunFinished):
+        if time.monotonic() >= next_frame or isinstance(event, RunFinished):
             shown.update(HTML(_as_html(view)))
-            due = time.monotonic() + _NOTEBOOK_FRAME_SECONDS
+            next_frame = time.monotonic() + _NOTEBOOK_FRAME_SECONDS
 
     return listen
 

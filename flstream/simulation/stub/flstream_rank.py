@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 def _start() -> int:
-    here = Path(__file__).resolve().parent
-    sys.path[:] = [each for each in sys.path if not each or Path(each).resolve() != here]
+    stub = Path(__file__).resolve().parent
+    sys.path[:] = [path for path in sys.path if not path or Path(path).resolve() != stub]
     if importlib.util.find_spec("flstream") is None:
-        sys.path.append(str(here.parents[2]))  # flstream itself runs from there
+        sys.path.append(str(stub.parents[2]))  # flstream itself runs from there
     from flstream.simulation.rank_process import rank_main
 
     return rank_main(Path(sys.argv[1]), sys.argv[2:])
