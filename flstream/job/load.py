@@ -13,8 +13,8 @@ from pyhocon.config_tree import NoneValue
 from flstream.job.fields import read_number
 from flstream.job.hocon import Hocon, Override, parse_value, read_hocon
 from flstream.job.job import Job
-from flstream.job.keys import explain, flat, keys_in, nearest_keys, which_key
-from flstream.job.problems import MISSING, UNKNOWN, JobError, Problem, given_clause, join
+from flstream.job.keys import explain, keys_in, nearest_keys, value_at, which_key
+from flstream.job.problems import MISSING, UNKNOWN, JobError, Problem, given_clause
 
 _NAME = r"[A-Za-z0-9_-]+(?:\[\d{1,4}\])?"
 _OVERRIDE = re.compile(rf"\s*({_NAME}(?:\.{_NAME})*)\s*=(.*)", re.DOTALL)
@@ -123,13 +123,9 @@ def _primary(problems: Sequence[Problem], hocon: Hocon) -> list[Problem]:
     """
     keys = keys_in(hocon.values)
     unknown = [problem.key for problem in problems if problem.state == UNKNOWN]
-    # Arguments of the user's own code are keys where the file gives them: `lr` is `train.args.lr`.
-    own = [
-        join(key, name)
-        for key, args in flat(hocon.values)
-        if isinstance(args, dict)
-        for name in args
-    ]
+    # The arguments of training code are keys where the file gives them: `lr` is `train.args.lr`.
+    args = value_at(hocon.values, "train.args")
+    own = [f"train.args.{name}" for name in args] if isinstance(args, dict) else []
     meant = {name for key in unknown for name in nearest_keys(key, keys)}
 
     def is_primary(problem: Problem) -> bool:
