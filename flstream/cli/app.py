@@ -14,6 +14,7 @@ import typer
 
 from flstream import __version__
 from flstream.cli.bench import bench
+from flstream.cli.debug import debug
 from flstream.cli.init import init
 from flstream.cli.inspect import inspect
 from flstream.cli.report import report
@@ -37,7 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (init, validate, simulate, sweep, runs, report, inspect, bench):
+for command in (init, validate, simulate, sweep, runs, debug, report, inspect, bench):
     app.command(help=_paragraphs(command))(command)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from flstream.debugging import code_failed
+from flstream.debugging import code_failed, debugged_site
 from flstream.errors import (
     FlstreamError,
     SimulationError,
@@ -16,6 +16,7 @@ from flstream.runs.stopping import EarlyStopping
 from flstream.server.collecting import ModelCollection
 from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
+from flstream.server.debugged_run import DebuggedRun
 from flstream.server.disk import check_run
 from flstream.server.effects import EffectJournal
 from flstream.server.failures import brief, site_failed
@@ -129,7 +130,8 @@ def _play_stage(effects: RunEffects, place: int, start: int) -> int:
     is_last = place == len(context.job.stages) - 1
     stopping = EarlyStopping(context.job)
     state.begin_stage(place, stopping)
-    run = Run(effects, stage.args, stopping, start, is_last)
+    face = Run if debugged_site() is None else DebuggedRun
+    run = face(effects, stage.args, stopping, start, is_last)
     try:
         returned = stage.load_program()(run)
     except EffectFailedError as error:

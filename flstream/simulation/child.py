@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TextIO
 
 from flstream.engines.processes import kill_descendants
+from flstream.errors import ClientError
 from flstream.job.code import make_importable
 from flstream.simulation.places import this_place
 from flstream.worker.alias import install as install_alias
@@ -37,6 +38,19 @@ def ignore_interrupts() -> None:
     """Leave Ctrl-C to the launcher, which stops this process in order."""
     if this_place() is None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def refuse_breakpoints(site: str) -> None:
+    """Have ``breakpoint()`` say how it works, as this process has no terminal."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ClientError(
+            "breakpoint() needs a terminal, which this process does not have; stop there with "
+            f"flstream debug JOB --site {site}, or run the job with --engine inline"
+        )
+
+    if this_place() is None and "PYTHONBREAKPOINT" not in os.environ:
+        sys.breakpointhook = refuse
 
 
 def prepare_imports(alias: str | None, folder: str | Path) -> None:

@@ -24,6 +24,7 @@ from flstream.simulation.child import (
     ignore_interrupts,
     prepare_imports,
     redirect_output,
+    refuse_breakpoints,
 )
 from flstream.simulation.command import report, run_command
 from flstream.simulation.places import this_place
@@ -112,6 +113,7 @@ def worker_main(
         own = run.log(info.name) if info.site is None else run.site_log(info.site)
         logs = SiteLogs(own, run.site_log)
         prepare_imports(info.alias, info.job_folder)
+        refuse_breakpoints(info.site or "SITE")
         if info.gpus is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = info.gpus  # read with the first use of CUDA
         if isinstance(code, ScriptCode) and code.command is not None:

@@ -5,31 +5,25 @@ import gc
 import json
 import multiprocessing.util
 import os
-import pty
 import random
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
-import traceback
 from collections.abc import Mapping
 from contextlib import closing
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from nightly_cases import first_and_nightly
 from run_fixtures import INLINE, Jobs, Run
+from terminal import Terminal
 from training_scripts import noisy
 
-from flstream.cli.output import open_output
-from flstream.cli.run import interrupt
-from flstream.cli.run import run as run_command
 from flstream.client.session import present
 from flstream.errors import UsageError
 from flstream.job import JobError
@@ -293,63 +287,14 @@ while flare.is_running():
 """
 
 
-class Terminal:
-    """A terminal that the command line runs on, in a child of this process.
-
-    Args:
-        jobs: The jobs, of which one was made.
-        options: Options of the command.
-    """
+class InlineTerminal(Terminal):
+    """A terminal on which the job of a folder is simulated inline."""
 
     def __init__(self, jobs: Jobs, *options: str) -> None:
-        self.output = ""
-        self._summary = jobs.folder / "run" / "summary.json"
-        self._pid, self._terminal = pty.fork()
-        if self._pid == 0:
-            status = 99
-            try:
-                sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, "rww"[n]) for n in range(3))
-                run_dir = str(jobs.folder / "run")
-                command = ["simulate", str(jobs.folder), "--run-dir", run_dir, *options]
-                sys.argv = ["flstream", *command, "--engine", "inline"]
-                os.environ["TERM"] = "dumb"
-                vars(forkserver._forkserver)["_forkserver_pid"] = None  # that of the other tests
-                signal.signal(signal.SIGINT, interrupt)
-                status = int(run_command(open_output()) or 0)
-                sys.stdout.flush()
-            except BaseException:
-                traceback.print_exc()
-                sys.stderr.flush()
-            finally:
-                os._exit(status)
-
-    def until(self, text: str) -> str:
-        """Read until a text comes, and return what came before it."""
-        while text not in self.output:
-            try:
-                piece = os.read(self._terminal, 1 << 16)
-            except OSError:
-                piece = b""
-            assert piece, f"{text!r} did not come after:\n{self.output}"
-            self.output += piece.decode().replace("\r\n", "\n")
-        before, _, self.output = self.output.partition(text)
-        return before
-
-    def enter(self, text: str) -> None:
-        # As in any Python, Ctrl-C that comes before a prompt waits for its line wakes nothing.
-        child = psutil.Process(self._pid)
-        while child.status() != psutil.STATUS_SLEEPING:
-            pass
-        os.write(self._terminal, text.encode())
-
-    def status(self) -> int:
-        """Read to the end, and return the exit status."""
-        with pytest.raises(AssertionError, match="did not come"):
-            self.until("\0")
-        os.close(self._terminal)
-        _, status = os.waitpid(self._pid, 0)
-        print(self.output)
-        return os.waitstatus_to_exitcode(status)
+        run = jobs.folder / "run"
+        self._summary = run / "summary.json"
+        inline = ("--engine", "inline")
+        super().__init__("simulate", str(jobs.folder), "--run-dir", str(run), *options, *inline)
 
     def assert_stopped(self) -> None:
         """The command was stopped, and says so of its run."""
@@ -360,7 +305,7 @@ class Terminal:
 
 def test_a_breakpoint_in_training_code_opens_pdb(jobs: Jobs):
     jobs.make(WITH_BREAKPOINT, "rounds=1", "clients.count=1")
-    terminal = Terminal(jobs, "-r", "1", "-n", "1")
+    terminal = InlineTerminal(jobs, "-r", "1", "-n", "1")
     # After the line: Python 3.13 stops in the line of breakpoint() itself.
     assert "client.py(" in terminal.until("(Pdb) ")
     terminal.enter("secret\n")
@@ -378,7 +323,7 @@ def test_a_breakpoint_in_a_workflow_opens_pdb_and_to_quit_it_stops_the_run(jobs:
     flow = OWN_WORKFLOW.replace("helper.calls += 1", "here = 7; breakpoint()")
     for name, text in {**FILES, "flow.py": flow}.items():
         (jobs.folder / name).write_text(text)
-    terminal = Terminal(jobs, "--set", "workflow.type=flow.py:run_it")
+    terminal = InlineTerminal(jobs, "--set", "workflow.type=flow.py:run_it")
     terminal.until("(Pdb) ")
     terminal.enter("p here\n")
     assert "7" in terminal.until("(Pdb) ")
@@ -390,7 +335,7 @@ def test_a_breakpoint_in_a_workflow_opens_pdb_and_to_quit_it_stops_the_run(jobs:
 def test_to_leave_pdb_stops_the_run(jobs: Jobs, key: str):
     """By Ctrl-C and by Ctrl-D, as by its command."""
     jobs.make(WITH_BREAKPOINT)
-    terminal = Terminal(jobs)
+    terminal = InlineTerminal(jobs)
     terminal.until("(Pdb) ")
     terminal.enter(key)
     terminal.assert_stopped()
@@ -399,7 +344,7 @@ def test_to_leave_pdb_stops_the_run(jobs: Jobs, key: str):
 def test_ctrl_c_stops_code_that_works(jobs: Jobs):
     script = WITH_BREAKPOINT.replace("breakpoint()", "print('at work')\n    while True: pass")
     jobs.make(script)
-    terminal = Terminal(jobs)
+    terminal = InlineTerminal(jobs)
     terminal.until("at work")
     terminal.enter("\x03")
     terminal.assert_stopped()
@@ -417,7 +362,7 @@ def test_a_breakpoint_in_a_tracker_opens_pdb_also_once_the_run_is_over(jobs: Job
     """
     jobs.make(noisy())
     (jobs.folder / "mine.py").write_text(textwrap.dedent(tracker))
-    terminal = Terminal(jobs, "--set", "tracking.type=mine.py:Tracker")
+    terminal = InlineTerminal(jobs, "--set", "tracking.type=mine.py:Tracker")
     terminal.until("(Pdb) ")
     terminal.enter("p here\n")
     assert "7" in terminal.until("(Pdb) ")
@@ -429,7 +374,7 @@ def test_a_breakpoint_in_a_tracker_opens_pdb_also_once_the_run_is_over(jobs: Job
 def test_pdb_opens_where_training_code_raises(jobs: Jobs):
     script = WITH_BREAKPOINT.replace("breakpoint()", "secret / 0")
     jobs.make(script)
-    terminal = Terminal(jobs, "--pdb", "--quiet", "-n", "1")
+    terminal = InlineTerminal(jobs, "--pdb", "--quiet", "-n", "1")
     before = terminal.until("(Pdb) ")
     assert "ZeroDivisionError: division by zero" in before
     assert "-> secret / 0" in before

@@ -1,0 +1,68 @@
+"""The training of one site of a job in the foreground, in a copy of a run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from flstream.debugging import DebuggedSite, debugging
+from flstream.errors import UsageError
+from flstream.job import Job, render_job
+from flstream.runs.job_match import render_files
+from flstream.runs.resume import plan_resume
+from flstream.runs.run_directory import RunDirectory
+from flstream.simulation.launcher import simulate
+from flstream.text import brief_names
+
+# What a run needs to resume; files of models are never written to, so they need no copies.
+_COPIED = ("events.jsonl", "memory.jsonl", "sites", "updates")
+_LINKED = ("checkpoints",)
+
+
+def debug_site(job: Job, site: str, round_number: int, run: Path | None) -> DebuggedSite:
+    """Train one site as a run does in a round, in this process, so that ``breakpoint()`` works.
+
+    Args:
+        job: The job, with the engine inline. Its code may have changed since the run.
+        site: Name of the site.
+        round_number: The round, from 1.
+        run: Run directory with the models and states that the round begins with, of which nothing
+            is changed; None for the initial model.
+
+    Raises:
+        UsageError: The job has no such site, or the run no such round.
+        SimulationError: The run failed before the site had trained.
+    """
+    if site not in job.clients.site_names:
+        raise UsageError(
+            f"{site} is no site of the job, whose sites are {brief_names(job.clients.site_names)}"
+        )
+    debugged = DebuggedSite(site, round_number)
+    parent = None if run is None else run.absolute().parent
+    with tempfile.TemporaryDirectory(prefix=".flstream-debug-", dir=parent) as folder:
+        copy = RunDirectory.create(job.name, Path(folder) / "run")
+        if run is not None:
+            _copy(RunDirectory(run.absolute()), copy)
+            copy.write(copy.job_files, render_files(job))
+            copy.write(copy.job_file, render_job(job))
+        with copy.in_use(), debugging(debugged):
+            point = None if run is None else plan_resume(job, copy, round_number - 1)
+            summary = simulate(job, copy, lambda *_: None, resume=point)
+        if not debugged.has_trained:
+            raise UsageError(summary.error or f"{site} was not asked to train")
+    return debugged
+
+
+def _copy(run: RunDirectory, copy: RunDirectory) -> None:
+    """Copy what a run resumes from; its models are links to the same files."""
+    if not run.is_run:
+        raise UsageError(f"{run.path} is not a run directory; name one with --run")
+    for name in (*_COPIED, *_LINKED):
+        source, target = run.path / name, copy.path / name
+        function = os.link if name in _LINKED else shutil.copy2
+        if source.is_dir():
+            shutil.copytree(source, target, copy_function=function, dirs_exist_ok=True)
+        elif source.exists():
+            shutil.copy2(source, target)

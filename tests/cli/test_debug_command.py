@@ -1,0 +1,118 @@
+"""``flstream debug``: one site in the foreground, with the answer that it gave in the run."""
+
+import json
+
+import pytest
+from terminal import Terminal
+
+CLIENT = """
+import flstream.client as flare
+import torch
+
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    drawn = torch.rand(3)
+    if False:
+        breakpoint()
+    params = {name: value + drawn.sum() for name, value in model.params.items()}
+    metrics = {"drawn": float(drawn[0]), "w": float(params["w"][0])}
+    flare.send(flare.FLModel(params, metrics=metrics))
+"""
+JOB = """
+name = debugged
+rounds = 3
+clients { count = 3 }
+workflow { type = TYPE }
+model { factory = "model:build" }
+train { script = client.py }
+"""
+MODEL = """
+import torch
+
+
+def build():
+    return {"w": torch.zeros(4)}
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    for name, text in (("job.conf", JOB), ("client.py", CLIENT), ("model.py", MODEL)):
+        (tmp_path / name).write_text(text.replace("TYPE", "fedavg"))
+    return tmp_path
+
+
+def answer(run, number, site):
+    """What a site answered in a round of a run."""
+    events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+    return next(
+        each["metrics"]
+        for each in events
+        if each["kind"] == "site_update" and (each["round"], each["site"]) == (number, site)
+    )
+
+
+def files_of(folder):
+    return {
+        path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+
+
+def test_a_site_stops_in_its_line_and_answers_as_in_the_run(flstream_here, job):
+    flstream_here("simulate", job, "--run-dir", "run", "--engine", "inline", "-q")
+    run = job / "run"
+    before, answered = files_of(run), answer(run, 2, "site-3")
+    (job / "client.py").write_text(CLIENT.replace("if False", "if True"))
+    terminal = Terminal("debug", str(job), "--site", "site-3", "--round", "2", "--run", str(run))
+    assert "client.py(" in terminal.until("(Pdb) ")
+    terminal.enter("p flare.get_site_name(), drawn.shape\n")
+    assert "('site-3', torch.Size([3]))" in terminal.until("(Pdb) ")
+    terminal.enter("p float(drawn[0])\n")
+    assert str(answered["drawn"]) in terminal.until("(Pdb) ")
+    terminal.enter("continue\n")
+    terminal.until("site-3 answered in round 2")
+    assert f"w {answered['w']:.4f}" in terminal.until("\n")
+    assert terminal.status() == 0
+    assert files_of(run) == before
+    assert [path.name for path in job.iterdir() if path.name.startswith(".flstream")] == []
+
+
+def test_the_model_of_a_cyclic_round_is_made_by_the_sites_before(flstream_here, job):
+    (job / "job.conf").write_text(JOB.replace("TYPE", "cyclic"))
+    flstream_here("simulate", job, "--run-dir", "run", "--engine", "inline", "-q")
+    done = flstream_here("debug", job, "--site", "site-2", "--round", "3", "--run", "run")
+    value = answer(job / "run", 3, "site-2")["w"]
+    assert done.returncode == 0
+    assert f"w {value:.4f}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["--site", "site-9"], "site-9 is no site"),
+        (["--site", "site-1", "--round", "2"], "--run"),
+        (["--site", "site-1", "--run", "nowhere"], "not a run directory"),
+        (["--site", "site-1", "--set", "aggregation.method=nonsense"], "aggregation.method"),
+    ],
+)
+def test_what_cannot_be_debugged_is_a_sentence(flstream_here, job, words, meant):
+    done = flstream_here("debug", job, *words)
+    assert done.returncode == 2
+    assert meant in done.stderr
+
+
+def test_a_site_that_fails_is_told_with_its_traceback(job):
+    failing = CLIENT.replace("if False", "if True").replace("breakpoint()", "1 / 0")
+    (job / "client.py").write_text(failing)
+    terminal = Terminal("debug", str(job), "--site", "site-1")
+    terminal.until("ZeroDivisionError: division by zero")
+    terminal.until("site-1 failed in round 1")
+    assert terminal.status() == 1
+
+
+def test_a_breakpoint_in_an_ordinary_run_says_how_to_debug(flstream_here, job):
+    (job / "client.py").write_text(CLIENT.replace("if False", "if True"))
+    done = flstream_here("simulate", job, "--run-dir", "run", "-q")
+    assert done.returncode == 1
+    assert "flstream debug JOB --site site-" in done.stderr
