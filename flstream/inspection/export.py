@@ -42,14 +42,22 @@ def export(path: Path, to: Path) -> Export:
 
     Args:
         path: Path of a checkpoint of any format, or of a run directory: its final model then.
-        to: A new or empty folder; or a file with the suffix .pt, .pth or .bin, which is replaced.
+        to: A new or empty folder; or a file with the suffix .pt, .pth or .bin, in the
+            place of nothing but a checkpoint.
 
     Raises:
         CheckpointError: The model cannot be read, is not what its run wrote, or nothing can be
             written.
         SimulationError: The run's journal is damaged.
-        UsageError: The folder has files.
+        UsageError: The file is there and no checkpoint, or the folder has files.
     """
+    if (is_file := to.suffix.lower() in _TORCH) and os.path.lexists(to):
+        try:
+            open_checkpoint(to)
+        except CheckpointError as error:
+            raise UsageError(
+                f"{to} is there already, and is no checkpoint; give --export another name"
+            ) from error
     file = open_checkpoint(model_at(path))
     location = run_of(file.path)
     run = location[0] if location else RunDirectory(file.path.absolute().parent)
@@ -59,7 +67,7 @@ def export(path: Path, to: Path) -> Export:
     folder = run.export_files if location or is_best else None
     names = _exported_names(file, kept_prefix(folder) if folder else "")
     try:
-        if to.suffix.lower() in _TORCH:
+        if is_file:
             _write_state_dict(file, names, to)
             files = [to]
         else:

@@ -29,7 +29,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from flstream.report.text import GAP, clip, counted, elide, format_metric, wrapped
-from flstream.text import printable
+from flstream.text import brief_names, printable
 from flstream.units import format_bytes, format_rate, format_seconds
 
 Kind = Literal[
@@ -75,6 +75,8 @@ _STAR = " *"
 # Least width of a column that can be shortened, and of any heading.
 _LEAST = {"name": 8, "link": 8, "text": 16}
 _LEAST_HEAD = 9
+# Most columns that a line names which does not show them.
+_MOST_NAMED = 12
 
 
 class Column(NamedTuple):
@@ -229,7 +231,7 @@ class Table:
             yield line
         if len(shown) < len(self.columns) and not self.is_live:
             names = [column.head for at, column in enumerate(self.columns) if at not in shown]
-            text = f"not shown at this width: {', '.join(filter(None, map(printable, names)))}"
+            text = f"not shown at this width: {brief_names([*filter(None, names)], _MOST_NAMED)}"
             yield from (Text(part, "dim") for part in wrapped([text], width))
 
 
@@ -270,8 +272,13 @@ def _fit(
     shown = list(range(len(columns)))
     if width is None:
         return shown, natural
-    while len(shown) > 1 and sum(least[i] + len(GAP) for i in shown) - len(GAP) > width:
-        shown.remove(max(shown[1:], key=lambda index: (columns[index].rank, index)))
+    need, dropped = sum(size + len(GAP) for size in least) - len(GAP), set[int]()
+    for index in sorted(shown[1:], key=lambda index: (columns[index].rank, index), reverse=True):
+        if need <= width:
+            break
+        dropped.add(index)
+        need -= least[index] + len(GAP)
+    shown = [index for index in shown if index not in dropped]
     if len(shown) == 1:
         least[0] = min(least[0], width)
     room = width - sum(least[i] + len(GAP) for i in shown) + len(GAP)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
@@ -14,6 +13,9 @@ from flstream.job.bodies import MAIN, RESERVED_NAMES, is_body_name
 from flstream.job.sections import METHODS
 from flstream.server.program_view import Model, SiteModel, Update
 from flstream.server.updates_to_fold import UpdatesToFold
+
+# Seconds that a job file may give at most, too.
+_MOST_SECONDS = 10**10
 
 
 def check_model(method: str, model: object) -> None:
@@ -68,12 +70,13 @@ def check_training(sites: object, min_updates: Any, timeout: Any) -> None:
 
 def check_sites_and_timeout(method: str, sites: object, timeout: Any) -> None:
     """Refuse sites and a timeout that are of the wrong kind, or out of range."""
-    if isinstance(sites, str) or not isinstance(sites, Sequence):
+    is_list = isinstance(sites, Sequence) and not isinstance(sites, str)
+    if not (is_list and all(isinstance(site, str) for site in sites)):
         raise WorkflowError(
             f"run.{method}() was given {sites!r} as its sites; give it a list of their names"
         )
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    if timeout is not None and not (is_number and 0 < timeout < math.inf):
+    if timeout is not None and not (is_number and 0 < timeout <= _MOST_SECONDS):
         raise WorkflowError(
             f"run.{method}() was given timeout={timeout!r}; give it seconds above 0, or None for "
             "clients.round_timeout"

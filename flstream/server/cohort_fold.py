@@ -18,7 +18,7 @@ from flstream.aggregation.optimizers import optimizer_for
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.steps import plan_step
 from flstream.aggregation.walk import fold_updates
-from flstream.errors import AbortedError, SimulationError, UpdateRefusedError
+from flstream.errors import SimulationError, UpdateRefusedError
 from flstream.job.bodies import MAIN
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
@@ -100,7 +100,7 @@ class CohortFold:
         rule = replace(rule, counts_alike=counts_alike, bodies=store.bodies(model))
         self._keeper: FoldKeeper | None = None
         if keeps_last:
-            self._keeper = FoldKeeper(context.run.last_model, self._base, rule, self._check)
+            self._keeper = FoldKeeper(context.run.last_model, self._base, rule, context.expect_on)
             self.kept = self._keeper.digests
         self.rule = replace(adopting(rule) if adopts else rule, fold_rules=to_fold.rules)
         # Sites whose updates come from their processes as they are folded.
@@ -179,7 +179,7 @@ class CohortFold:
 
     def progress(self, done: int) -> None:
         """Tell how many bytes of the model are done."""
-        self._check()
+        self.context.expect_on()
         self.context.picture.fold(done, self._base.layout.nbytes, self._remote_sites)
 
     def left(self) -> Sequence[CollectedUpdate]:
@@ -253,10 +253,6 @@ class CohortFold:
             buffered=sum(each.is_buffered for each in updates) + len(other_models),
             summing=self._sums is not None,
         )
-
-    def _check(self) -> None:
-        if self.context.abort.is_set():
-            raise AbortedError("the run was stopped")
 
     def _add(self, sums: PartialSum, updates: Sequence[CollectedUpdate]) -> None:
         """Add the next updates to the sum, and let go of them."""

@@ -11,7 +11,7 @@ import msgspec
 from flstream.aggregation.adoption import adopting, write_site_model
 from flstream.aggregation.steps import plan_step
 from flstream.codecs.update_form import UpdateForm
-from flstream.errors import AbortedError, UpdateRefusedError, WorkflowError
+from flstream.errors import UpdateRefusedError, WorkflowError
 from flstream.model.checkpoint import FileSource
 from flstream.runs.small_files import temporary_of
 from flstream.server.arguments import check_not_private
@@ -207,9 +207,5 @@ class ModelCollection:
         # What is aggregated does not matter: the model is the site's own, as it sent it.
         rule = replace(context.rule, include=(".*",), exclude=())
 
-        def check() -> None:
-            if context.abort.is_set():
-                raise AbortedError("the run was stopped")
-
         path = context.run.site_model(site)
-        return write_site_model(path, base, update.source(step), rule, step, check)
+        return write_site_model(path, base, update.source(step), rule, step, context.expect_on)

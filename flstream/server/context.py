@@ -8,6 +8,7 @@ from functools import cached_property
 
 from flstream.aggregation.rules import AggregationRule
 from flstream.codecs.chain import CodecChain, chain_of
+from flstream.errors import AbortedError
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.live_picture import LivePicture
@@ -49,6 +50,11 @@ class ServerContext:
         if name not in self.hints:
             self.hints.add(name)
             self.emit(Warned(message=message))
+
+    def expect_on(self, _: object = None) -> None:
+        """Raise an AbortedError once the run is to stop."""
+        if self.abort.is_set():
+            raise AbortedError("the run was stopped")
 
     def worker_of(self, site: str) -> str:
         """Name of the worker that does what is not a task on behalf of a site.

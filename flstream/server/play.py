@@ -8,6 +8,7 @@ from functools import partial
 from flstream.debugging import code_failed, debugged_site
 from flstream.errors import (
     FlstreamError,
+    ResumeRefusedError,
     SimulationError,
     WorkflowError,
 )
@@ -110,14 +111,23 @@ def play(
     try:
         for place in range(len(context.job.stages)):
             version = _play_stage(effects, place, version)
+        if not journal.is_live:
+            raise ResumeRefusedError(
+                f"the workflow returned after effect {journal.asked}, and the run has done "
+                f"{len(records)}; put back the workflow that has done them, or go back to the "
+                "end of a round with --resume --from-round"
+            )
         _finish(effects.state, version)
     except UnsoundModelError as error:
         made = store.round_of(error.effect)
-        before = max((effects.state.round if made is None else made) - 1, 0)
-        raise SimulationError(
+        last = (effects.state.round if made is None else made) - 1
+        whole = [number for number in context.run.stored_rounds if number <= last]
+        before = f", or go back with --resume --from-round {max(whole)}" if whole else ""
+        # Nothing was done since the run resumed: it is as it was.
+        refused = ResumeRefusedError if journal.asked <= len(records) + 1 else SimulationError
+        raise refused(
             f"a file that is needed again cannot be used: {error.flaw}; put it back from a copy "
-            "and go on with --resume, or go back to before it with --resume --from-round "
-            f"{before}"
+            f"and go on with --resume{before}"
         ) from error
     finally:
         effects.trainings.started.close()
@@ -138,7 +148,9 @@ def _play_stage(effects: RunEffects, place: int, start: int) -> int:
         raise error.error from error
     except FlstreamError:
         raise
-    except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+    except UnsoundModelError:
+        raise
+    except BaseException as error:
         # A defect of the workflow: the user gets a sentence, and the log the whole of it.
         code_failed(error)
         raise WorkflowError(

@@ -14,7 +14,6 @@ import msgspec
 
 from flstream.aggregation.adoption import expect_sound
 from flstream.errors import (
-    AbortedError,
     ChannelClosedError,
     SimulationError,
     UpdateRefusedError,
@@ -311,14 +310,10 @@ class TaskRun:
         if self._spec.is_checked:
             source = update.source(_CHECKED_BYTES)
             try:
-                expect_sound(self._spec.model, source, _CHECKED_BYTES, self._check)
+                expect_sound(self._spec.model, source, _CHECKED_BYTES, self._context.expect_on)
             except UpdateRefusedError as error:
                 update.release(str(error))
                 raise
-
-    def _check(self, _: int) -> None:
-        if self._context.abort.is_set():
-            raise AbortedError("the run was stopped")
 
     def _collect(self, worker: WorkerHandle, answer: SiteAnswer) -> CollectedUpdate:
         """Take a site's update: as it lies in its worker, or into a file or memory."""

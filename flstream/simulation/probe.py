@@ -10,8 +10,11 @@ from __future__ import annotations
 import ast
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -100,7 +103,8 @@ def _probed(job: Job) -> Probe:
         _import_modules_of(job.train.source)
     imports = Imports(shared, max(_private_bytes() - before, 0))
     if job.train.learner is not None:
-        _check_learner(job.train.learner)
+        args = job.train.args  # which are text for a script alone
+        _check_learner(job.train.learner, args if isinstance(args, dict) else {})
     layout, differences = initial_layout(job.model, job.seed)
     return Probe(layout.plain_header[8:], imports, differences)
 
@@ -117,12 +121,17 @@ def _import_modules_of(source: Path) -> None:
         import_libraries([(one.module, one.names) for one in imports if not one.level])
 
 
-def _check_learner(named: str) -> None:
+def _check_learner(named: str, args: Mapping[str, Any]) -> None:
     where = f"train.learner {named}"
     with suppress(ModuleNotFoundError):  # which validate lists by itself
         try:
-            check(load(named), where, Trains, Evaluates)
+            learner = load(named)
+            check(learner, where, Trains, Evaluates)
+            with suppress(ValueError):  # of a class whose signature is not known
+                signature(learner).bind(**args)
         except (FlstreamError, ModuleNotFoundError):
             raise
+        except TypeError as error:
+            raise UsageError(f"{where} does not take train.args: {error}") from error
         except Exception as error:
             raise UsageError(f"{where}: {type(error).__name__}: {error}") from error

@@ -236,6 +236,8 @@ def _run(
     except FlstreamError as error:
         if engine is not None and engine.failure:  # whatever has come of it
             return RunFinished(status="failed", error=engine.failure)
+        if isinstance(error, UsageError) and resume is not None:
+            return RunRefused(error=str(error))
         if isinstance(error, AbortedError):
             # It may have been raised in any transfer, which is not what has stopped.
             return RunFinished(status="stopped", error="the run was stopped")

@@ -53,8 +53,12 @@ def test_a_folder_has_each_tensor_once_under_its_first_name(finished, tmp_path):
 
 def test_a_state_dict_has_all_names_in_the_models_order(finished, tmp_path):
     path = tmp_path / "model.pt"
+    path.write_text("somebody's own")
+    with pytest.raises(UsageError, match="no checkpoint"):
+        export(finished.directory.path, path)
+    path.unlink()
     export(finished.directory.path, path)
-    export(finished.directory.path, path)  # it may be replaced
+    export(finished.directory.path, path)  # a checkpoint may be replaced
     state = torch.load(path, weights_only=True)
     assert list(state) == NAMES
     assert state["words.weight"].data_ptr() == state["answer.weight"].data_ptr()

@@ -111,7 +111,7 @@ def fold(tmp_path, base):
                 server_optimizer=ServerOptimizerSection(),
             ),
             rule=AggregationRule(),
-            abort=SimpleNamespace(is_set=lambda: False),
+            expect_on=lambda _=None: None,
             picture=SimpleNamespace(fold=on_range),
             pool=SimpleNamespace(explain=lambda error: error),
             emit=lambda *events: None,

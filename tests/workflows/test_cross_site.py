@@ -137,7 +137,7 @@ def test_models_of_sites_are_what_they_made_whole_or_not_and_some_sites_may_take
     assert torch.isfinite(three["w"]).all()
 
 
-def test_a_model_of_a_site_that_is_not_as_it_was_ends_the_run_with_a_sentence(flows, whole):
+def test_a_model_of_a_site_that_is_not_as_it_was_is_refused_with_a_sentence(flows, whole):
     flows.write("""
     from flstream.workflows import WorkflowArgs, workflow
 
@@ -155,8 +155,9 @@ def test_a_model_of_a_site_that_is_not_as_it_was_ends_the_run_with_a_sentence(fl
     path = run.directory.last_model("site-1")
     sound = path.read_bytes()
     flip(path)
-    failed = jobs.go_on(run, checking(), *how)
-    assert f"a file that is needed again cannot be used: {path} has" in failed.summary.error
+    needed = f"a file that is needed again cannot be used: {path} has"
+    with pytest.raises(UsageError, match=needed):
+        jobs.go_on(run, checking(), *how)
     path.write_bytes(sound)
     assert matrix(finished(jobs.go_on(run, checking(), *how))) == matrix(whole)
 

@@ -1,13 +1,16 @@
 """The files of models: their names, which of them stay, and how replay finds them."""
 
 import errno
+import gc
 import os
 
+import pytest
 from flows import models, records
 from journal_support import flip
 from safetensors.torch import load_file
-from training_scripts import QUIET, adding, noisy
+from training_scripts import QUIET, adding
 
+from flstream.errors import UsageError
 from flstream.model.checkpoint import FileSource
 from flstream.model.digests import body_digest
 
@@ -146,7 +149,7 @@ def test_only_live_effects_remove_files_and_a_workflow_may_end_with_any_of_its_m
     assert resumed.directory.final_model.samefile(resumed.directory.checkpoint(2))
 
 
-def test_a_model_that_turns_out_unsound_in_mid_run_ends_the_run_with_a_sentence(flows):
+def test_a_model_that_turns_out_unsound_on_replay_is_refused_with_a_sentence(flows):
     # It is not the newest one, so that only who refers to it finds out.
     text = """
     if number == 3:
@@ -160,8 +163,44 @@ def test_a_model_that_turns_out_unsound_in_mid_run_ends_the_run_with_a_sentence(
     path = run.directory.step_checkpoint(1, 0)
     sound = path.read_bytes()
     flip(path)
-    failed = flows.jobs.go_on(run, noisy(), flows.write(text), "rounds=3", QUIET)
-    assert f"a file that is needed again cannot be used: {path} has" in failed.summary.error
+    needed = f"a file that is needed again cannot be used: {path} has"
+    with pytest.raises(UsageError, match=f"{needed}.*--from-round 0"):
+        flows.resume(run, text, "rounds=3", QUIET)
     path.write_bytes(sound)
     resumed = flows.resume(run, text, "rounds=3", QUIET)
     assert resumed.summary.model.digest == expected.summary.model.digest
+
+
+HELD = """
+def flow(run):
+    first = model = run.initial_model()
+    for number in run.rounds():
+        model = run.fold(model, run.train(model, run.sites))
+        if number == 1:
+            first = model
+        if number == 3:
+            break_off()
+    return run.fold(first, run.train(first, run.sites))
+"""
+
+
+def test_no_round_is_named_to_go_back_to_where_none_is_left(flows):
+    how = ["rounds=3", "checkpoints.keep=1", QUIET]
+    run = flows.broken(HELD, *how)
+    flip(run.directory.step_checkpoint(1, 0))
+    with pytest.raises(UsageError, match=r"round-0001.*put it back from a copy") as caught:
+        flows.resume(run, HELD, *how)
+    assert "--from-round" not in str(caught.value)  # round 0 has gone by then
+    flip(run.directory.step_checkpoint(1, 0))
+    flows.resume(run, HELD, *how)
+
+
+def test_no_model_stays_longer_than_it_is_kept_where_those_of_sites_are_collected(flows):
+    gc.disable()  # no collector may be what frees a model
+    try:
+        how = ["rounds=4", "checkpoints.keep=1", "clients.count=3"]
+        stages = """workflow=[{type=cyclic, args={evaluate_every=0}}, {type=cross_site}]"""
+        run = flows.jobs.run(adding({}), stages, *how)
+    finally:
+        gc.enable()
+    assert models(run) == [name(4)]

@@ -4,6 +4,7 @@ import pytest
 from flows import models, numbered, records, shape
 from training_scripts import adding, of_kind
 
+from flstream.errors import UsageError
 from flstream.telemetry.events import SiteSuspended
 
 ROUNDS = """
@@ -109,3 +110,31 @@ def test_too_few_sites_that_are_left_end_the_run(flows, asked, words):
     """
     how = ["clients.count=3", "clients.suspend_after=1", "clients.min_updates=3"]
     assert words in flows.fail(text, *how, script=adding(FAILING))
+
+
+RETURNS_EARLY = """
+import os
+
+def flow(run):
+    model = run.initial_model()
+    for number in run.rounds():
+        model = run.fold(model, run.train(model, run.sites))
+        if number == int(os.environ.get("RETURNS_AT", 9)):
+            return model
+        if number == 2:
+            break_off()
+    return model
+"""
+
+
+def test_a_workflow_that_returns_before_its_records_are_used_up_is_refused(flows, monkeypatch):
+    """A later resume that does as before goes on as if nothing had happened."""
+    how = ["rounds=4", "workflow.args.evaluate_every=0"]
+    run = flows.broken(RETURNS_EARLY, *how)
+    monkeypatch.setenv("RETURNS_AT", "1")
+    with pytest.raises(UsageError, match=r"returned after effect 1, and the run has done 2"):
+        flows.resume(run, RETURNS_EARLY, *how)
+    monkeypatch.setenv("RETURNS_AT", "9")
+    resumed = flows.resume(run, RETURNS_EARLY, *how)
+    whole = flows.finish(RETURNS_EARLY, *how)
+    assert resumed.summary.model.digest == whole.summary.model.digest
