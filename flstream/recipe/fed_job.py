@@ -1,4 +1,4 @@
-"""A job put together in Python: the values of a job file, resolved as a file is."""
+"""Job built in Python from the values of a job file."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class FedJob:
             self._site_args[site] = own["train_args"]
 
     def append_workflow(self, kind: str, args: Mapping[str, Any]) -> None:
-        """Append a workflow that follows the training."""
+        """Append a workflow after the training."""
         workflow = self._values["workflow"]
         is_one = isinstance(workflow, dict) and workflow.get("type") != "evaluate"
         if self._last_workflow or not is_one:
@@ -224,7 +224,7 @@ class FedJob:
     def resolve(
         self, settings: Mapping[str, Any], weights_root: Path
     ) -> tuple[Job, dict[str, Any], Path]:
-        """Return the job, the values of its job file, and the folder that their paths start in.
+        """Return the job, the values of its job file, and the folder of their paths.
 
         Weights of a model that is an instance are written below a folder.
         """
@@ -284,7 +284,7 @@ class FedJob:
 
 
 def _folder_of(train: Any) -> Path:
-    """Return where paths start: the working folder, or beside the program or an absolute script."""
+    """Return the folder of a job's paths: of the working folder, program or script."""
     code = str(train.get("script") or train.get("learner", "") if isinstance(train, dict) else "")
     where, colon, _ = code.rpartition(":")
     file = code if not colon else where if where.endswith(".py") else f"{where}.py"

@@ -12,7 +12,7 @@ from flstream.recipe.sim_env import RunResult, SimEnv
 
 
 class Recipe(FedJob):
-    """A job that can be configured further, run and exported.
+    """Job to configure further, run and export.
 
     Args:
         **arguments: See :class:`~flstream.recipe.arguments.RecipeArguments`.
@@ -36,7 +36,7 @@ class Recipe(FedJob):
 
     @property
     def job(self) -> Self:
-        """The job, as NVFlare's recipes have it beside them."""
+        """The recipe's job, an attribute as in NVFlare."""
         return self
 
     @checked
@@ -98,7 +98,7 @@ class Recipe(FedJob):
     add_server_output_filter = add_client_input_filter
 
     def enable_tensor_streaming(self) -> None:
-        """Say that tensor streaming is on, as it always is."""
+        """Print that tensor streaming is always on."""
         self.configure(TensorServerStreamer())
 
 
@@ -216,7 +216,7 @@ def ScriptRunner(script: str | Path, script_args: str = "", **arguments: Any) ->
 def IntimeModelSelector(
     key_metric: str | None = None, negate_key_metric: bool | None = None
 ) -> dict[str, Any]:
-    """Return the metric that decides which round is the best; negated, its smallest value is."""
+    """Return the metric of the best round; negated, its smallest value is the best."""
     return {"key_metric": key_metric, "negate_key_metric": negate_key_metric}
 
 

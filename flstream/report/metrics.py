@@ -1,4 +1,4 @@
-"""The metrics of runs, with their titles and the order in which they are shown."""
+"""Metrics of runs, with their titles and their order on pages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def order_metrics(metrics: Iterable[Metric], keys: Collection[Metric] = ()) -> l
 
 
 def last_scored(summary: Summary) -> tuple[int, Mapping[str, float | None]] | None:
-    """Return the last round that was scored, and its metrics with the key metric first."""
+    """Return the last scored round, and its metrics with the key metric first."""
     key = summary.best.metric if summary.best else None
     for row in reversed(summary.metrics):
         names = sorted(row.keys() - BESIDE_METRICS, key=list(row).index)
@@ -55,7 +55,7 @@ def last_scored(summary: Summary) -> tuple[int, Mapping[str, float | None]] | No
 
 
 def flat_metrics(row: Mapping[str, Any]) -> dict[Metric, float]:
-    """Return the finite metrics of a row of ``summary.json``, or of one made like it."""
+    """Return the finite metrics of a row like those of ``summary.json``."""
     flat = {Metric("", name): value for name, value in row.items() if name not in BESIDE_METRICS}
     flat |= {Metric("train", name): value for name, value in row.get("train", {}).items()}
     return {

@@ -62,7 +62,7 @@ def write_page(
 
 
 def write_index(folder: Path, output: Path | None = None) -> Path:
-    """Write the index of all runs below a folder, and pages of those that lack a true one.
+    """Write the index of all runs below a folder, and missing or outdated pages.
 
     Args:
         folder: The folder.
@@ -128,7 +128,7 @@ def run_page(runs: Sequence[RunRecord]) -> str:
 
 
 def _common_tops(runs: Sequence[RunRecord]) -> tuple[float, float | None]:
-    """Return the upper ends of the vertical axes that the charts of several runs have in common."""
+    """Return the upper ends of the axes that several runs' charts share."""
     curves = [values for run in runs for values in run.over_idle.values()]
     highest = [float(np.nanmax(values)) for values in curves if np.isfinite(values).any()]
     memory = max(1.0, *highest, *(run.summary.model.bytes for run in runs))
@@ -206,7 +206,7 @@ def format_date(seconds: float) -> str:
 
 @cache
 def environment() -> jinja2.Environment:
-    """Return the environment of the templates, whose ``show`` renders a table."""
+    """Return the environment of templates, whose ``show`` renders a table."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=True,

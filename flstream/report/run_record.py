@@ -1,4 +1,4 @@
-"""A run directory read once, whatever became of its run."""
+"""A run directory, read once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MOST_JSON_BYTES = 64 << 20
 
 
 class Setting(NamedTuple):
-    """A key of the job file with its value as text, and whether that is the default."""
+    """Key of the job file with its value as text, and whether that is the default."""
 
     value: str
     meaning: str
@@ -63,7 +63,7 @@ class LoggedCurve:
 
 
 class LoggedValues:
-    """All that a run logged."""
+    """All values that a run logged."""
 
     def __init__(self) -> None:
         self.curves: dict[str, dict[str, LoggedCurve]] = {}  # by key and site
@@ -193,7 +193,7 @@ def _read(run: RunDirectory, *, is_running: bool) -> RunRecord:
 
 
 def _read_settings(run: RunDirectory, notes: list[str]) -> dict[str, Setting]:
-    """Read the job file alone: what it names may be gone by now."""
+    """Read the job file alone, since files that it names may be gone."""
     if not run.job_file.exists():
         return {}
     try:
@@ -233,7 +233,7 @@ def _read_journal(run: RunDirectory, notes: list[str]) -> tuple[History, LoggedV
 
 
 def _summary_of_events(history: History, memory: MemoryCurves, clock: RunningClock) -> Summary:
-    """Return the summary of a run that wrote none, with the peaks that were sampled."""
+    """Return the summary of a run that wrote none, with the sampled peaks."""
     summary = summarize(history)
     peaks = {
         name: ProcessMemory(
@@ -251,7 +251,7 @@ def _summary_of_events(history: History, memory: MemoryCurves, clock: RunningClo
 
 
 def _read_json(path: Path, kind: Any, notes: list[str]) -> Any:
-    """Read a file of JSON; None if it is missing, or damaged, which a note says then."""
+    """Read a file of JSON; return None, and add a note, if it is missing or damaged."""
     try:
         with path.open("rb") as file:
             return msgspec.json.decode(file.read(_MOST_JSON_BYTES), type=kind)

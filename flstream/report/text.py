@@ -1,4 +1,4 @@
-"""Formatting of names, metrics, rates and times for display."""
+"""Formats of names, metrics, rates and times for display."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def format_epsilon(spent: PrivacySpent) -> str:
 
 
 def privacy_words(spent: PrivacySpent) -> str:
-    """Format what a private job has spent: `epsilon 2.31, 40% clipped to 0.5`."""
+    """Format the spent privacy of a job: `epsilon 2.31, 40% clipped to 0.5`."""
     return f"epsilon {format_epsilon(spent)}, {spent.clipped:.0%} clipped to {spent.clip_norm:.4g}"
 
 
 def format_elapsed(seconds: float) -> str:
-    """Format elapsed seconds with one decimal always, so that the width is stable: ``5.0 s``."""
+    """Format elapsed seconds with one decimal, for a stable width: ``5.0 s``."""
     return f"{seconds:.1f} s" if 0 <= seconds < 59.95 else format_seconds(max(seconds, 0.0))
 
 
@@ -90,7 +90,7 @@ def pieces(chunk_size: int) -> str:
 
 
 def shown_path(path: Path) -> str:
-    """Return a path relative to the working directory if it is below it, else unchanged."""
+    """Return a path relative to the working directory if it lies below, else as is."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 

@@ -115,7 +115,7 @@ def _facts(run: LiveRun, start: RunStarted, width: int) -> Text:
 
 
 def _bars(run: LiveRun, planned: int, width: int) -> list[Text | Grid]:
-    """Return the bars of the job's and the present task's progress."""
+    """Return the bars of the job's and of the present task's progress."""
     over = max(run.round - 1, run.history.last_round or 0)
     text, pace, now = f"{over:,} of {planned:,}", run.seconds_a_round, run.now
     if pace is not None:
@@ -141,7 +141,7 @@ def _bars(run: LiveRun, planned: int, width: int) -> list[Text | Grid]:
 
 
 def _bar(label: str, share: float | None, text: str, width: int) -> Text | Grid:
-    """Return a bar with a label before and a text after it; where it has no room, these alone."""
+    """Return a bar between a label and a text; without room, label and text alone."""
     # The columns of the text do not change, so that no bar moves.
     beside = _BESIDE_WIDE if width >= _WIDE else _BESIDE
     length = width - _LABEL - len(GAP) - beside
