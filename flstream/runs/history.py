@@ -113,7 +113,7 @@ class SiteRecord(msgspec.Struct):
 
 
 def run_started(job: Job) -> RunStarted:
-    """The event that a run of a job begins with."""
+    """Make the event of a job's start."""
     clients, streaming = job.clients, job.streaming
     is_numpy = job.train.exchange_format == "numpy"
     size = streaming.np_download_chunk_size if is_numpy else streaming.tensor_download_chunk_size
@@ -137,7 +137,7 @@ def run_started(job: Job) -> RunStarted:
 
 
 class History:
-    """The state of a run, added up from its events in the order of the journal.
+    """State of a run, added up from its events in the journal's order.
 
     Attributes:
         facts: Event that the last sitting began with; empty values if no server came that far.
@@ -199,17 +199,17 @@ class History:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was written yet."""
+        """Whether the journal has no event yet."""
         return not self.sittings
 
     @property
     def seconds(self) -> float:
-        """Running time: seconds from the first event to the last of each sitting, added up."""
+        """Running time in seconds: of each sitting, from its first event to its last."""
         return sum(end - begin for begin, end in self.sittings)
 
     @property
     def round_under_way(self) -> int | None:
-        """The round that was under way when the events end; None if none was."""
+        """Round in progress at the end of the events; None if none was."""
         return self._round_under_way if self.status != "finished" else None
 
     @property
