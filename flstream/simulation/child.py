@@ -1,4 +1,4 @@
-"""Setup of a run's child processes: signals, output to a log, and their end when their peer dies.
+"""Setup of child processes: signals, output, and an end with their peer.
 
 Inline, where a thread stands for such a process, only its output and its end are set up.
 """
@@ -40,7 +40,7 @@ def ignore_interrupts() -> None:
 
 
 def prepare_imports(alias: str | None, folder: str | Path) -> None:
-    """Make the job's folder importable, and install the names that stand for others."""
+    """Make the job's folder importable, and install names for other packages."""
     if alias is not None:
         install_alias()
     make_importable(folder)
@@ -63,7 +63,7 @@ def redirect_output(log: Path) -> None:
 
 
 class SiteLogs:
-    """Redirection of this process's output to the log of the site whose task it runs."""
+    """Redirection of this process's output to the log of the present task's site."""
 
     def __init__(self, own: Path, log_of: Callable[[str], Path]) -> None:
         self._own = own
@@ -111,7 +111,7 @@ def _point_at(log: Path) -> None:
 
 
 def end_with_peer(pipe: socket.socket) -> None:
-    """End this process once the other end of a socket is closed, by a thread that watches it.
+    """End this process once a socket's other end is closed, by a thread.
 
     What it has started ends with it: nobody else is left to end that.
     """
@@ -135,7 +135,7 @@ def end_with_peer(pipe: socket.socket) -> None:
 
 
 def _is_file(fd: int, identity: int) -> bool:
-    """Whether a descriptor is open, and of the file with this number."""
+    """Return whether a descriptor is open, and of the file with this number."""
     try:
         return os.fstat(fd).st_ino == identity
     except OSError:

@@ -33,7 +33,7 @@ from flstream.worker.run_learner import Evaluates, Trains
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Facts about a job that its code alone has.
+    """Facts about a job that only its code knows.
 
     Attributes:
         header: Header of its initial model's layout.
@@ -75,7 +75,7 @@ def check_job(job: Job, path: Path) -> tuple[Probe, Forecast]:
 
 
 def probe(job: Job, host: ProcessHost) -> Probe:
-    """Find out the layout of a job's model.
+    """Find the layout of a job's model.
 
     Args:
         job: The job.
@@ -110,7 +110,7 @@ def _private_bytes() -> int:
 
 
 def _import_modules_of(source: Path) -> None:
-    """Import what a file imports at its top level; an import that fails is left to the run."""
+    """Import a file's top-level imports, without errors."""
     sys.path.insert(0, str(source.parent))
     with suppress(OSError, SyntaxError, ValueError, SystemExit):
         imports = imports_in(ast.parse(source.read_bytes()).body)

@@ -28,11 +28,11 @@ ValueT = TypeVar("ValueT")
 
 
 class NoAnswerError(SimulationError):
-    """A process has ended without an answer; the message says how, to follow "the process"."""
+    """A process has ended without an answer; the message says how it ended."""
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """Value that a function returned, or the name and the message of an error that it raised."""
+    """Returned value of a function, or the name and message of its error."""
 
     value: msgspec.Raw
     error: str = ""
@@ -40,7 +40,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class ProcessCall(Generic[ValueT]):
-    """Call of a function in a process of its own, which ends when this is closed.
+    """Call of a function in a process, which ends when this object is closed.
 
     Attributes:
         process: The process.
@@ -66,11 +66,11 @@ class ProcessCall(Generic[ValueT]):
                 raise
 
     def result(self, abort: AbortSignal | None = None, seconds: float | None = None) -> ValueT:
-        """Wait for what the function returns, and close this.
+        """Wait for the function's result, and close this call.
 
         Args:
             abort: Signal to stop; None for none.
-            seconds: How long it may take; None is without limit.
+            seconds: Longest time to wait; None is without limit.
         """
         try:
             answer = self._channel.receive(seconds, abort)
