@@ -23,7 +23,7 @@ _PATH = os.environ.get(SOCKET)
 
 
 def halt_at(point: str) -> None:
-    """Tell the test, if there is one, that this process is at a point, and wait for its reply."""
+    """Report to the test, if any, that this process is at a point; wait for its reply."""
     if _PATH is None:
         return
     with socket.socket(socket.AF_UNIX) as test:

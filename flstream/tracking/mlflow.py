@@ -73,7 +73,7 @@ class MLflow:
             self._client.log_text(run, text, f"text/{_name(key)}/{step}.txt")
 
     def flush(self) -> None:
-        """Write the numbers, unless others were written a moment ago."""
+        """Write the numbers, unless the last were written a moment ago."""
         if clock.monotonic() - self._written >= _SECONDS_BETWEEN_WRITES:
             self._write()
 
@@ -124,6 +124,6 @@ def _milliseconds(time: float) -> int:
 
 
 def _name(key: str) -> str:
-    """Return a name that MLflow takes, which it uses as a path, too."""
+    """Return a name that MLflow accepts, and uses as a path, too."""
     parts = (part for part in _OTHER.sub("_", key).split("/") if part not in ("", ".", ".."))
     return "/".join(parts)[:_LONGEST_NAME].strip("/") or "_"

@@ -113,5 +113,5 @@ class TensorBoard:
 
 
 def _single(value: float) -> float:
-    """A number that fits into 32 bits, as the files have it; larger ones are infinite."""
+    """Return a number in 32 bits, as the files have it; larger ones are infinite."""
     return math.copysign(math.inf, value) if 3.4028235e38 < abs(value) < math.inf else value
