@@ -158,7 +158,7 @@ def send(model: FLModel, clear_cache: bool = True) -> None:
 
 
 def is_train() -> bool:
-    """Whether the current task is a training.
+    """Return whether the current task is a training.
 
     Code that asks this, :func:`is_evaluate` or :func:`get_task_name` in a site's first task is sent
     evaluations of its own; see ``workflow.args.evaluate``.
@@ -167,7 +167,7 @@ def is_train() -> bool:
 
 
 def is_evaluate() -> bool:
-    """Whether the current task is an evaluation of the model, answered with metrics.
+    """Return whether the current task is an evaluation, answered with metrics.
 
     See :func:`is_train`.
     """
@@ -175,7 +175,7 @@ def is_evaluate() -> bool:
 
 
 def is_submit_model() -> bool:
-    """Whether the current task is to send a model of the site's own, answered with ``params``.
+    """Return whether the task is to send the site's own model, as ``params``.
 
     Cross-site evaluation asks code for it that tells tasks apart; of code that does not ask this,
     the last model that was sent counts. The received model has no ``params``; its

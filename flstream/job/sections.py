@@ -356,7 +356,7 @@ METHODS: Mapping[str, Method] = {
 
 
 def is_own(method: str) -> bool:
-    """Whether a method is a user's own, in a file or a module."""
+    """Return whether a method is a user's own, in a file or a module."""
     return ":" in method
 
 

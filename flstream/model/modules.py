@@ -1,4 +1,4 @@
-"""Exchanged tensors of a module: all of them, or its adapter's.
+"""Exchanged tensors of a module: its whole state, or its adapter's.
 
 A PEFT model (``peft.PeftModel``) exchanges its adapter, under the names of adapter files. PEFT is
 not imported here, unless a module is one of its models.
