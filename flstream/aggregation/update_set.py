@@ -146,15 +146,10 @@ class Fold(Protocol):
 class UpdateSet:
     """Updates that a walk reads together, in the order in which it folds them.
 
-    Args:
-        base: Model that the sites started from.
-        updates: The updates.
-        rule: Rule that selects the tensors, and says whether numbers must be finite.
-        step: Bytes of a range.
-        scales: Factors of each update's difference from the model; None for none.
-        before: For each tensor the weight summed earlier; zeros by default.
-        checks_finite: Whether every number is checked to be finite. A mean need not: its result
-            shows whether a number is not, and only then are the updates read again and checked.
+    ``scales`` are factors of the updates' differences from the model, and ``before`` has for each
+    tensor the weight that was summed earlier. With ``checks_finite``, every number has to be
+    finite. A mean need not check: its result shows whether a number is not, and only then the
+    updates are read again and checked.
     """
 
     def __init__(
@@ -193,11 +188,7 @@ class UpdateSet:
         )
 
     def ranges(self) -> Iterator[tuple[int, int, Sequence[Region], Iterator[Contribution]]]:
-        """Yield the ranges of the body, while a thread reads the ones that follow.
-
-        Yields:
-            Start, stop and regions of a range, and the contributions of all updates, in order.
-        """
+        """Yield start, stop, regions and contributions of each range, and read ahead."""
         scratches = cycle([[Scratch() for _ in range(RANGES_TOGETHER)] for _ in range(GROUPS_READ)])
         reads = (
             partial(self._read, first, start, stop, next(scratches))

@@ -101,15 +101,13 @@ class ProximalGradient:
         self._differentiated = _differentiated
 
     def add(self, stepped: Iterable[torch.Tensor] | None = None, scale: float = 1.0) -> None:
-        """Add the gradient to that of the loss, unless a loss of this training had the term.
+        """Add the gradient to the loss's, unless a loss of this training had the term.
 
         It is added once a step, when the gradients of all of its batches are summed, and before
         they are clipped. The bits are those of a loss with the term, but where that would add more
-        than two numbers: with several batches a step, or a parameter in several places.
-
-        Args:
-            stepped: Parameters of the step; None for all.
-            scale: Factor that the gradients have, as mixed precision scales them.
+        than two numbers: with several batches a step, or a parameter in several places. ``stepped``
+        are the step's parameters, None for all; ``scale`` is the factor of mixed precision on the
+        gradients.
         """
         if self._differentiated != _differentiated:
             return

@@ -23,11 +23,8 @@ _PLANNED = "planned_steps"
 class TrainerRounds:
     """Steps of a trainer in each task, and the state kept from one task to the next.
 
-    Args:
-        trainer: The trainer.
-        restores: Whether a task goes on where the last one ended, unless the job says so.
-        epochs: Epochs of a task; None for the trainer's.
-        steps: Steps of a task; None for the epochs.
+    With ``restores``, a task resumes where the last one ended, unless the job says otherwise. A
+    task has ``steps`` steps, or else ``epochs`` epochs, or else the trainer's.
     """
 
     def __init__(
@@ -74,9 +71,8 @@ class TrainerRounds:
     def begin(self, rounds: int, checkpoint: Path | None) -> str | None:
         """Set the trainer's limits for a task; return the folder to resume from, if any.
 
-        Args:
-            rounds: Number of rounds in the job, over which the learning rate's schedule spans.
-            checkpoint: Path of a checkpoint that the script wants to go on from; None for none.
+        The learning rate's schedule spans the job's ``rounds``. ``checkpoint`` is the path that the
+        script wants to resume from.
         """
         last = current().context.state_dir / _STATE
         self._planned = self.steps * (rounds if self._restores else 1)

@@ -38,13 +38,7 @@ _ALIGNMENT = 8
 
 
 class CodedTensor(NamedTuple):
-    """A tensor whose numbers are encoded.
-
-    Attributes:
-        spec: The tensor in the model.
-        encoded: The tensor in the encoded body.
-        block_bytes: Bytes of an encoded block there, padding included.
-    """
+    """A tensor in the model and as encoded, in blocks of ``block_bytes`` with padding."""
 
     spec: TensorInfo
     encoded: TensorInfo
@@ -211,12 +205,7 @@ class LossyCodec:
         return Blockwise(encoded, layout, sizes, fill)
 
     def encode_block(self, numbers: Numbers, place: BlockPlace) -> bytes:
-        """Encode a block.
-
-        Raises:
-            CodecError: The codec, which may be the user's own, raised an error, or returned
-                something else than bytes of the right length.
-        """
+        """Encode a block; a CodecError says that a user's own codec failed."""
         with codec_code(f"the codec {self.name}", f"at tensor {place.tensor!r}"):
             size = self.codec.nbytes(place.dtype, place.count)
             data = self.codec.encode(numbers, place)
@@ -236,12 +225,7 @@ class LossyCodec:
             return b""
 
     def decode_block(self, data: memoryview, place: BlockPlace) -> Numbers:
-        """Decode a block.
-
-        Raises:
-            CodecError: The codec, which may be the user's own, raised an error, or returned
-                something else than as many numbers.
-        """
+        """Decode a block; a CodecError says that a user's own codec failed."""
         with codec_code(f"the codec {self.name}", f"at tensor {place.tensor!r}"):
             numbers = self.codec.decode(data, place)
         is_real = isinstance(numbers, np.ndarray) and numbers.dtype.kind == "f"

@@ -107,12 +107,8 @@ def _with_exact_products(scales: Numbers, dtype: str, bits: int) -> Numbers:
 
     The largest whole number of a group times its scale then has the same scale again. That holds
     where as many bits are left as let the largest be the largest of all (127 of 8 bits), and for
-    powers of two, where the half of a scale is that of half the largest.
-
-    Args:
-        scales: Scales, 0 or above.
-        dtype: Type of the products.
-        bits: Bits of a whole number, its sign included.
+    powers of two, where the half of a scale is that of half the largest. Scales are 0 or above;
+    ``bits`` includes the sign of a whole number.
     """
     scale_bits = MANTISSA_BITS[dtype] - (bits - 1)
     least = SMALLEST[dtype]

@@ -126,11 +126,7 @@ def read_hocon(path: Path, overrides: Sequence[Override] = ()) -> Hocon:
 
 
 def parse_value(text: str) -> tuple[Any, Sequence[Problem]]:
-    """Parse one HOCON value, and leave its `${X}` unresolved.
-
-    Returns:
-        The value, and the mistakes in it.
-    """
+    """Parse one HOCON value, and leave its `${X}` as they are; return its mistakes, too."""
     hocon, tree = Hocon(), {}
     with _noting_failures(hocon), _Parser(hocon).in_place_of_pyhocon() as parser:
         tree = parser.parse_text(f"value = {text}", Path.cwd())

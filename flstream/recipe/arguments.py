@@ -143,8 +143,7 @@ _SIMPLE: Mapping[str, TypeAdapter[Any]] = {
 def converted(name: str, value: Any) -> Any:
     """Return the value of an argument's key; None for an argument that sets nothing.
 
-    Raises:
-        ValueError: It is of another type; the message says which.
+    A ValueError names the type of an argument of another type.
     """
     if name in _SIMPLE and value is not None:
         try:

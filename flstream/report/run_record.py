@@ -123,12 +123,7 @@ class RunRecord:
 
 
 def read_run(path: Path, *, is_running: bool | None = None) -> RunRecord:
-    """Read a run directory.
-
-    Args:
-        path: Path of the run directory.
-        is_running: Whether the run is going on; None to find out by its lock.
-    """
+    """Read a run directory; by default, its lock shows whether the run goes on."""
     run = RunDirectory(path.absolute())
     try:
         if not run.is_run:

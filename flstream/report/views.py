@@ -31,12 +31,8 @@ def rounds_table(
 ) -> Table:
     """Return the table of rounds: with more than ``most``, the ends and the best.
 
-    Args:
-        rounds: The rounds; round 0 is the initial model.
-        values: Metrics of the rounds, by their number.
-        metrics: Metrics that have a column, in order.
-        best: Number of the best round; None for none.
-        most: Most rows.
+    ``values`` has the metrics of each round by its number, and ``metrics`` those with a column, in
+    order. Round 0 is the initial model.
     """
 
     def metric_of(metric: Metric) -> Callable[[RoundSummary], float | None]:

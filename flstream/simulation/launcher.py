@@ -164,11 +164,7 @@ def simulate(
 
 
 class _Follower:
-    """Consumer of the server's events until the run ends: see :func:`simulate`.
-
-    Attributes:
-        tracker: Thread that is woken with every event; None for none.
-    """
+    """Consumer of the server's events, which wakes the tracker: see :func:`simulate`."""
 
     def __init__(
         self,

@@ -101,11 +101,10 @@ def _initial(model: ModelSection, seed: int) -> tuple[Source, str, MadeModel | N
 
 
 def initial_layout(model: ModelSection, seed: int) -> tuple[Layout, str]:
-    """Return the layout of a job's initial model, without its bytes if its factory allows that.
+    """Return a job's initial layout, and a sentence on differing tensors, if any.
 
-    Returns:
-        The layout, and a sentence on tensors that the file of weights and the factory's model do
-        not share; empty without one.
+    The sentence names tensors that the file of weights and the factory's model do not share. The
+    model has no bytes here if its factory allows that.
     """
     if model.factory is None:
         return _initial(model, seed)[0].layout, ""

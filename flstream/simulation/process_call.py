@@ -40,11 +40,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class ProcessCall(Generic[ValueT]):
-    """Call of a function in a process, which ends when this object is closed.
-
-    Attributes:
-        process: The process.
-    """
+    """Call of a function in a process, which ends when this object is closed."""
 
     def __init__(
         self,
@@ -66,12 +62,7 @@ class ProcessCall(Generic[ValueT]):
                 raise
 
     def result(self, abort: AbortSignal | None = None, seconds: float | None = None) -> ValueT:
-        """Wait for the function's result, and close this call.
-
-        Args:
-            abort: Signal to stop; None for none.
-            seconds: Longest time to wait; None is without limit.
-        """
+        """Wait for the function's result, ``seconds`` at most, and close this call."""
         try:
             answer = self._channel.receive(seconds, abort)
         except ChannelClosedError:

@@ -142,12 +142,8 @@ def server_main(
 ) -> None:
     """Run the job to its end, in the server's process.
 
-    Args:
-        job: The job.
-        run: Its run directory.
-        launcher: Where events go; the launcher closes its way here to stop the run.
-        resume: Where the run goes on; None if it begins.
-        inline_host: Host of the threads that stand for the other processes; None forks them.
+    The launcher closes its way of the socket to stop the run. ``resume`` is None for a new run, and
+    ``inline_host`` starts threads in place of the other processes.
     """
     ignore_interrupts()
     redirect_output(run.log(SERVER))

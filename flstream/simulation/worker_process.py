@@ -149,15 +149,9 @@ def worker_main(
 def serving(
     info: WorkerInfo, end: WorkerSockets, enter: Callable[[str | None], None] = lambda site: None
 ) -> Iterator[Worker]:
-    """Connect a worker to the server.
+    """Connect a worker to the server, and yield the worker.
 
-    Args:
-        info: Facts about the worker and the run.
-        end: The worker's ends of the sockets to the server.
-        enter: Function called with each site whose part of a task begins, and with None at its end.
-
-    Yields:
-        The worker.
+    ``enter`` is called with each site whose part of a task begins, and with None at its end.
     """
     # A child that the training code forks would keep the sockets open after this process has died.
     abandon_in_children(end.abandon)

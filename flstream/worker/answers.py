@@ -91,14 +91,9 @@ def params_to_send(
 ) -> tuple[Params, bool]:
     """Return an update's tensors to send, and whether some are missing among them.
 
-    Tensors that are not aggregated keep their old values, so they are left out.
-
-    Args:
-        model: The answer.
-        task: The task.
-        layout: Layout of the received model; None if it was not received.
-        selected: Names of the layout's tensors that are aggregated; None for all.
-        held_back: Names of those that the code did not receive, and need not send.
+    Tensors that are not aggregated keep their old values, so they are left out. ``selected`` names
+    the layout's tensors that are aggregated, None for all; ``held_back`` the ones that the code did
+    not receive, and need not send.
     """
     if task.kind == "submit_model" and (not model.params or model.params_type == ParamsType.DIFF):
         what = "no params" if not model.params else "a difference as its params"

@@ -100,11 +100,7 @@ class SiteChanges:
     ) -> Source:
         """Return an update after the site's filters.
 
-        Args:
-            update: The update.
-            model: The model as it was received; None if the code has not asked for it.
-            answer: The code's answer.
-            site: The site and its task.
+        ``model`` is as it was received; None if the code has not asked for it.
         """
         base = None
         if any(spec.changes_numbers for spec in self.up):

@@ -65,11 +65,8 @@ class SiteState:
         """Keep the files that the task left, under the name of its effect.
 
         The version is durable when this returns. Earlier ones stay beside it as long as the run may
-        go back to them.
-
-        Returns:
-            The version; None if nobody asked for the state, which then stays that of the base, and
-            after an evaluation.
+        go back to them. Returns None after an evaluation, and if nobody asked for the state, which
+        then stays that of the base.
         """
         self._check()
         if self._working is None or not self._is_kept:

@@ -54,12 +54,8 @@ def received_model(
 ) -> FLModel:
     """Return the model of a task as training code receives it.
 
-    Args:
-        task: The task.
-        site: Name of the site.
-        tensors: The received tensors by name; none where a model is to be submitted.
-        bodies: Tensors of the bodies that travel with the model, by name of the body.
-        read: Set that takes the names of the values that the code reads; None for nobody's.
+    There are no ``tensors`` where a model is to be submitted. ``bodies`` are the tensors of each
+    body that travels with the model; ``read`` takes the names of the values that the code reads.
     """
     sent, known = unpack_meta(task.meta), set[str]() if read is None else read
     meta = {**sent.meta, **(bodies or {}), "site_name": site, "task": task.kind}
