@@ -1,4 +1,4 @@
-"""The privacy that folds have spent, by the accountants of the package dp-accounting.
+"""Privacy that folds have spent, by the accountants of dp-accounting.
 
 That package takes 70 MiB and a second to import, which only private jobs do.
 """

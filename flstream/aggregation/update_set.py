@@ -101,7 +101,7 @@ class UpdatePart:
                 np.add(out, self._old.block(self.region, block), out=out)
 
     def differences(self, block: slice, out: Array) -> None:
-        """Write a block's differences from the old values, before scaling, into a float64 array."""
+        """Write a block's unscaled differences from old values into a float64 array."""
         self.sent(block, out)
         if not self._is_difference:
             np.subtract(out, self._old.block(self.region, block), out=out)
@@ -139,7 +139,7 @@ class Fold(Protocol):
         ...
 
     def result(self, index: int, block: slice) -> Array:
-        """Return the new values of a block of a region, once: float64, which may be overwritten."""
+        """Return the new values of a region's block, once, as float64 to overwrite."""
         ...
 
 

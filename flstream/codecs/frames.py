@@ -1,4 +1,4 @@
-"""Exact codecs, which make a frame on the wire smaller and leave no trace in a model.
+"""Exact codecs, which shorten a frame on the wire and leave no trace in a model.
 
 How small a frame gets is known only once it is encoded, so these codecs are no sources: a sender
 encodes each frame as it sends it, and a receiver decodes it into its place. What a frame becomes
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def shuffle(
     data: memoryview, out: memoryview, layout: Layout, start: int, *, undo: bool = False
 ) -> None:
-    """Write the first bytes of all numbers of a type, then all second bytes, and so on.
+    """Write the first bytes of all numbers, then all second bytes, and so on.
 
     Numbers of a model are alike in their signs and exponents and differ in their last bits. Side by
     side, the bytes that are alike compress well. As in HDF5 and Blosc (Alted 2010, "Why modern CPUs

@@ -51,7 +51,7 @@ class CodedTensor(NamedTuple):
         return BlockPlace(self.spec.name, self.spec.dtype, offset, count)
 
     def block_at(self, offset: int) -> tuple[BlockPlace, int, int]:
-        """Return the block with a byte of the model's body, and where it begins and ends there."""
+        """Return the block with a byte of the model's body, and its start and stop there."""
         size = BLOCK * BY_CODE[self.spec.dtype].itemsize
         index = (offset - self.spec.start) // size
         start = self.spec.start + index * size
@@ -92,7 +92,7 @@ class LossyCodec:
         return bool(getattr(self.codec, "for_updates", False))
 
     def coded(self, layout: Layout) -> tuple[Layout, Mapping[str, CodedTensor]]:
-        """Return the layout of a model's encoded form, and the tensors that are encoded there.
+        """Return the layout of a model's encoded form, and the encoded tensors.
 
         Those are encoded that become shorter; all others are the same in both bodies. Names and
         aliases are the model's.

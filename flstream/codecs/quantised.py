@@ -1,4 +1,4 @@
-"""The codecs ``int8`` and ``int4``: whole numbers, and a scale for each few of them.
+"""The codecs ``int8`` and ``int4``: whole numbers, with a scale for each group.
 
 Symmetric quantisation by the largest magnitude, as in Dettmers et al. 2022, "8-bit optimizers via
 block-wise quantization", arXiv:2110.02861, with steps of one size.

@@ -83,7 +83,7 @@ def normals(key: bytes, start: int, count: int) -> Floats:
 
 
 def laplaces(key: bytes, start: int, count: int) -> Floats:
-    """Return random numbers of Laplace's distribution with mean 0 and scale 1 (variance 2).
+    """Return Laplace random numbers of mean 0 and scale 1 (variance 2).
 
     They are quantiles of :func:`uniforms` of the same key and indices, at most 36.1 from 0.
     """
@@ -149,7 +149,7 @@ def _ratio(x: Floats, coefficients: Sequence[tuple[float, float]]) -> Floats:
 
 
 def _polynomial(x: Floats, coefficients: Sequence[float]) -> Floats:
-    """Return the values of a polynomial with these coefficients, from the highest power down."""
+    """Return a polynomial's values, with coefficients from the highest power down."""
     values = np.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         values *= x
