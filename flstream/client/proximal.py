@@ -1,4 +1,4 @@
-"""Proximal term of FedProx for a client's loss, and its gradient for patches of trainers."""
+"""Proximal term of FedProx for a client's loss, and its gradient for trainers."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def _counterpart(
 
 
 def squared_distance(parameter: torch.Tensor, origin: torch.Tensor) -> torch.Tensor:
-    """Return ``||parameter - origin||^2``, differentiable once with respect to the parameter.
+    """Return ``||parameter - origin||^2``, once differentiable in the parameter.
 
     Torch's own operators would keep three tensors of the parameter's size until the gradient is
     taken, which for a whole model is more than its training needs. This keeps none. The scalar is

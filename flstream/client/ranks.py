@@ -61,7 +61,7 @@ def is_first_rank() -> bool:
 
 
 def check_processes(count: int, start: str) -> None:
-    """Compare the number of processes that a trainer takes part in with that of the site."""
+    """Compare a trainer's number of processes with the site's."""
     ranks = current().turns.place.ranks
     if count != ranks:
         raise ClientError(

@@ -1,4 +1,4 @@
-"""Steps of a Hugging Face trainer in each task, and its state from one task to the next."""
+"""Steps of a Hugging Face trainer in each task, and its state between tasks."""
 
 from __future__ import annotations
 
@@ -165,6 +165,6 @@ class TrainerRounds:
         return int(TrainerState.load_from_json(os.fspath(folder / _COUNTERS)).global_step)
 
     def _epoch_steps(self, batches: int) -> int:
-        """Return the optimizer steps of an epoch, the last of which may have fewer batches."""
+        """Return an epoch's optimizer steps, the last perhaps with fewer batches."""
         steps: int = math.ceil(batches / self._trainer.args.gradient_accumulation_steps)
         return max(steps, 1)

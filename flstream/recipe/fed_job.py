@@ -26,7 +26,7 @@ _HEAD, _INITIAL = "# Exported by flstream. Run it: flstream simulate ", "initial
 
 
 class FedJob:
-    """A federated job: keys of a job file, a model, and the script that each site runs.
+    """Federated job: keys of a job file, a model, and the script of each site.
 
     Values are checked when the job is run or exported; then all mistakes are named at once.
 
@@ -189,7 +189,7 @@ class FedJob:
 
     @checked
     def export_job(self, job_root: str | Path) -> Path:
-        """Write a job folder ``<job_root>/<name>`` for ``flstream simulate``; return its path.
+        """Write a job folder ``<job_root>/<name>``, and return its path.
 
         It has all Python files below the folder that the job's paths start in.
 
@@ -244,7 +244,7 @@ class FedJob:
             raise JobError(error.path, problems) from None
 
     def _fill(self, values: dict[str, Any]) -> None:
-        """Fill in the number of sites, their arguments, the key metric's mode, a last workflow."""
+        """Fill in the number of sites, arguments, the metric's mode, a last workflow."""
         train, clients, workflow = values["train"], values["clients"], values["workflow"]
         number = clients.get("min_updates", clients.get("per_round"))
         if not {"count", "names"} & clients.keys():
@@ -267,7 +267,7 @@ class FedJob:
             values["workflow"] = [workflow, {**last, "args": {**shared, **last["args"]}}]
 
     def write(self, folder: Path, settings: Mapping[str, Any]) -> Path:
-        """Write a job folder, with the Python files below the one that the job's paths start in."""
+        """Write a job folder, with the Python files below the job's origin."""
         folder = Path(os.path.abspath(folder))
         with whole_folder(folder, _HEAD) as scratch:
             _, values, origin = self.resolve(settings, scratch / _INITIAL)

@@ -1,4 +1,4 @@
-"""Conversion of NVFlare's job folders into jobs; nothing of a folder is imported or run."""
+"""Conversion of NVFlare's job folders into jobs, without running their code."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def convert(source: Path, name: str | None = None) -> Conversion:
 
 
 def write_job(conversion: Conversion, folder: Path) -> list[str]:
-    """Write a converted job into a new or empty folder, and return its files' paths, sorted.
+    """Write a converted job into a new or empty folder; return its files, sorted.
 
     Raises:
         UsageError: The folder is not empty, or cannot be written; nothing is left in it then.
@@ -265,7 +265,7 @@ class Conversion:
             notes.sort(key=natural_key)
 
     def _objects(self, place: str, value: Any, tasks: Any = None) -> Iterator[_Object]:
-        """Yield the objects of a list; an executor's or a filter's section is within another."""
+        """Yield the objects of a list, also of an executor's or a filter's inner section."""
         if isinstance(value, list):
             for at, inner in enumerate(value):
                 yield from self._objects(f"{place}[{at}]", inner, tasks)
@@ -372,7 +372,7 @@ class Conversion:
         return value
 
     def _model(self, value: Any) -> dict[str, Any]:
-        """Convert a class with arguments, the path of a class, the id of a component, an array."""
+        """Convert a class with arguments, a class path, a component's id, or an array."""
         if isinstance(value, list):
             import numpy as np
 

@@ -87,7 +87,7 @@ class RunResult:
         return str(self.directory)
 
     def load(self, path: str | Path | None = None) -> dict[str, torch.Tensor]:
-        """Return the tensors of a model by name, in memory; those of the final one for None."""
+        """Return a model's tensors by name, in memory; the final one's for None."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 

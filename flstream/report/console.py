@@ -1,4 +1,4 @@
-"""Consoles for output to a terminal, pipe or file, with settings for colour, width and encoding."""
+"""Consoles for output to a terminal, pipe or file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Console(Console):
         return options
 
     def on_broken_pipe(self) -> None:
-        """Redirect further output, including the interpreter's last flush, to the null device."""
+        """Redirect further output, the interpreter's last flush too, to nowhere."""
         self.quiet = True
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.file.fileno())

@@ -31,7 +31,7 @@ def values_by_round(summary: Summary) -> dict[int, dict[Metric, float]]:
 
 
 def metrics_of(summaries: Iterable[Summary]) -> list[Metric]:
-    """Return all metrics of some runs: key metrics, other evaluation metrics, train metrics."""
+    """Return all metrics of some runs: key, other evaluation and train metrics."""
     summaries = list(summaries)
     keys = {Metric("", summary.best.metric) for summary in summaries if summary.best}
     rows = (row for summary in summaries for row in summary.metrics)

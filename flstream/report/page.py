@@ -1,4 +1,4 @@
-"""The page of one run or several, the index of a folder of runs, and the result in a notebook."""
+"""Page of one run or several, index of a folder of runs, and result in a notebook."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def run_cell(path: Path) -> str:
 
 
 def run_labels(paths: Sequence[Path]) -> list[str]:
-    """Return a unique label for each run: its folder's name, with parent folders where needed."""
+    """Return a unique label for each run: its folder, with parents where needed."""
     for depth in range(1, max(len(path.parts) for path in paths) + 1):
         labels = [str(Path(*path.parts[-depth:])) for path in paths]
         if len(set(labels)) == len(set(paths)):

@@ -128,7 +128,7 @@ def seconds_chart(run: RunRecord, top: float | None = None) -> Chart | None:
 
 
 def over_idle_chart(run: RunRecord, top: float | None = None) -> Chart | None:
-    """Draw the memory over idle of the server and the workers, beside the size of the model."""
+    """Draw the memory over idle of server and workers, beside the model's size."""
     curves = _memory_curves(run, run.over_idle)
     if not curves:
         return None

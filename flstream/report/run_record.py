@@ -113,7 +113,7 @@ class RunRecord:
 
     @property
     def over_idle(self) -> Mapping[str, np.ndarray]:
-        """Memory over idle of server and workers at each step, in bytes; NaN without a process."""
+        """Memory over idle of server and workers at each step, in bytes; NaN without."""
         idle_rss = self.history.idle_rss
         return {
             name: np.maximum(self.memory.resident(name) - rss, 0)

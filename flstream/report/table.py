@@ -99,7 +99,7 @@ class Column(NamedTuple):
 
 
 class Link(NamedTuple):
-    """A cell with the address of a page, or an empty one; on a terminal its text alone."""
+    """Cell with the address of a page, or without; on a terminal its text alone."""
 
     text: str
     address: str
@@ -258,7 +258,7 @@ def format_cell(cell: Cell, kind: Kind, none: str = "-") -> str:
 def _fit(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None
 ) -> tuple[list[int], list[int]]:
-    """Return the indices of the columns that fit a width, and the width of every column."""
+    """Return the indices of the columns that fit a width, and all columns' widths."""
     natural, least = [], []
     for index, column in enumerate(columns):
         cells = max((_width(row[index]) for row in rows), default=0)

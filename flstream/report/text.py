@@ -44,7 +44,7 @@ def clip(text: str, width: int) -> str:
 
 
 def format_metric(value: float | None) -> str:
-    """Format a metric: ``0.9731``, ``12.4000``, ``1.23e+05``, ``3.2e-05``; None as ``-``."""
+    """Format a metric: ``0.9731``, ``12.4000``, ``1.23e+05``; None as ``-``."""
     if value is None:
         return "-"
     if value == 0 or 1e-3 <= abs(value) < 1e3:
@@ -85,7 +85,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def pieces(chunk_size: int) -> str:
-    """Describe a chunk size in bytes: ``chunks of 2 MiB``, or for 0 a model in one piece."""
+    """Describe a chunk size in bytes: ``chunks of 2 MiB``, or one piece for 0."""
     return f"chunks of {format_bytes(chunk_size)}" if chunk_size else "each model in one piece"
 
 
@@ -96,7 +96,7 @@ def shown_path(path: Path) -> str:
 
 
 def wrapped(sentences: Iterable[str], width: int | None, most: int = _MOST_WRAPPED) -> list[str]:
-    """Wrap sentences to the width of a terminal, with all lines but the first indented.
+    """Wrap sentences to a terminal's width, with all lines but the first indented.
 
     Without a width, as where the output is not a terminal, they stay whole.
     """

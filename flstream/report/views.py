@@ -1,4 +1,4 @@
-"""Tables of runs, built once each from their records for the terminal, the page and notebooks."""
+"""Tables of runs, built once from records for terminal, page and notebooks."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def failures_table(summary: Summary, most: int = 5) -> Table:
 
 
 def sites_table(sites: Mapping[str, SiteRecord]) -> Table:
-    """Return the table of sites: those that failed most, then those that trained longest."""
+    """Return the table of sites: the most failed, then the longest trained."""
     whole = sum(site.weight for site in sites.values()) or 1.0
     columns = [
         Column("updates", "count", 0, "updates"),

@@ -1,4 +1,4 @@
-"""The history of a run: the one fold of the events of its journal, ``events.jsonl``.
+"""History of a run: the one fold of its journal's events, ``events.jsonl``.
 
 A run may be cut off and resumed any number of times. A resume cuts the journal after the last
 effect that is done, so that each line counts.
@@ -89,7 +89,7 @@ class RoundRecord(msgspec.Struct):
 
 
 class SiteRecord(msgspec.Struct):
-    """A site over the whole run: updates, weights, failures, and the seconds of its work.
+    """A site over the whole run: updates, weights, failures, seconds of work.
 
     Attributes:
         name: Name of the site.

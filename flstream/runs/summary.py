@@ -21,7 +21,7 @@ BESIDE_METRICS = frozenset({"round", "sites", "train"})
 
 
 class ModelSummary(msgspec.Struct):
-    """The model: bytes of its body, number of tensors, digest after the last completed round."""
+    """The model: bytes of its body, number of tensors, digest after the last round."""
 
     bytes: int = 0
     tensors: int = 0
@@ -154,7 +154,7 @@ class Summary(msgspec.Struct):
 
     @property
     def privacy(self) -> PrivacySpent | None:
-        """Privacy that a private job has spent; None before its first fold, and for others."""
+        """Privacy that a private job has spent; None before its first fold."""
         return next((entry.privacy for entry in reversed(self.rounds) if entry.privacy), None)
 
     def to_json(self) -> str:

@@ -157,7 +157,7 @@ def _bar(label: str, share: float | None, text: str, width: int) -> Text | Grid:
 
 
 def _workers(run: LiveRun, memory: LiveMemory, now: float, room: int) -> Table:
-    """Return the table of workers: the failed sites, then workers at work, then the others."""
+    """Return the table of workers: failed sites, workers at work, then the others."""
     lines = max(room - 1, 0)
     most_failures = max(lines // 2, lines - len(run.names))
     failures = dict(islice(reversed(run.failures.items()), most_failures))
@@ -191,7 +191,7 @@ def _workers(run: LiveRun, memory: LiveMemory, now: float, room: int) -> Table:
 
 
 def _activity(run: LiveRun, name: str, work: WorkerActivity | None, now: float) -> dict[str, Cell]:
-    """Return the cells of a worker's state, its site, its progress or metrics, and its time."""
+    """Return the cells of a worker's state, site, progress or metrics, and time."""
     if work is None:
         return {"state": "idle" if name in run.ready else "starting"}
     cells: dict[str, Cell] = {"state": work.state, "site": work.site or None}

@@ -1,4 +1,4 @@
-"""Progress of a run as lines of text, for pipes, files and logs: a line for each result."""
+"""Progress of a run as lines of text, for pipes, files and logs."""
 
 from __future__ import annotations
 
