@@ -41,7 +41,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def quotable(text: str, most: int = _MOST_SHOWN) -> str:
-    """Return a peer's text for a message of this process: printable, and of bounded length."""
+    """Return a peer's text for a message: printable, and of bounded length."""
     return shortened(printable(text), most)
 
 
@@ -70,7 +70,7 @@ def brief_names(names: Sequence[str], most: int = 6) -> str:
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal, such as ``SIGKILL``; the real-time ones have a number alone."""
+    """Return the name of a signal, such as ``SIGKILL``; a real-time one's number."""
     try:
         return signal.Signals(number).name
     except ValueError:

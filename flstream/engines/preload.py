@@ -126,7 +126,7 @@ def preloaded_imports(source: Path | None, libraries: Sequence[str]) -> list[Lib
 
 
 def import_libraries(imports: Sequence[LibraryImport]) -> None:
-    """Import libraries in this process; an import that fails is left to the training code."""
+    """Import libraries in this process; leave a failing import to the training code."""
     for module, names in imports:
         before = set(sys.modules)
         try:

@@ -56,7 +56,7 @@ _START_SECONDS = 120.0
 
 
 def variables_of(job: Job) -> dict[str, str]:
-    """Return the environment variables of a job's processes, for :meth:`ProcessHost.prepare`."""
+    """Return the environment of a job's processes, for :meth:`ProcessHost.prepare`."""
     threads, variables = str(job.clients.threads), {}
     # A command's processes are not forked from here: what they import is their own.
     if job.train.command is None:

@@ -1,4 +1,4 @@
-"""Loading of a job file with overrides into a `Job`, which reports all mistakes at once."""
+"""Loading of a job file with overrides, with all mistakes in one report."""
 
 import os
 import re

@@ -59,7 +59,7 @@ def _usable(names: list[str]) -> list[str]:
 
 
 def _rows(value: Any, info: ValidationInfo) -> Any:
-    """Return the rows of a CSV file by site, as texts, without the empty ones; others as is."""
+    """Return a CSV file's rows by site, as texts, without empty ones; others as is."""
     if not isinstance(value, str):
         return value
     path = folder_of(info) / value

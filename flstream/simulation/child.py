@@ -54,7 +54,7 @@ def abandon_in_children(abandon: Callable[[], None]) -> None:
 
 
 def redirect_output(log: Path) -> None:
-    """Redirect stdout and stderr of this process, output of C code included, to a file."""
+    """Redirect this process's stdout and stderr, C code's too, to a file."""
     if (place := this_place()) is not None:
         place.log_to(log)
         return

@@ -1,4 +1,4 @@
-"""Files of an export beside the weights: a model's configuration, and its tokenizer."""
+"""Files of an export beside the weights: configuration and tokenizer."""
 
 from __future__ import annotations
 

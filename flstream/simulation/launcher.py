@@ -1,4 +1,4 @@
-"""The launcher: starts the server of a run, follows its events, and ends all processes."""
+"""The launcher: starts a run's server, follows its events, ends all processes."""
 
 from __future__ import annotations
 

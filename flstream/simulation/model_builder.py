@@ -1,4 +1,4 @@
-"""The model builder: a short-lived process that writes the initial model's checkpoint.
+"""The model builder: a short-lived process that writes the initial checkpoint.
 
 Building a module needs the whole model in memory, which the server must never have.
 """
@@ -84,7 +84,7 @@ def _built(job: Job, run: RunDirectory) -> ModelReady:
 
 
 def _initial(model: ModelSection, seed: int) -> tuple[Source, str, MadeModel | None]:
-    """Return the initial model, the order of its tensors in code, and the factory's result."""
+    """Return the initial model, its tensors' order in code, and the factory's result."""
     if model.initial is None:
         layout, result = _call_factory(model, seed, with_bytes=True)
         return MemoryBody.of(result.state), order_text(layout, result.state), result

@@ -1,4 +1,4 @@
-"""Check of a job's code and model in a process of its own, for ``flstream validate``.
+"""Check of a job's code and model in a process, for ``flstream validate``.
 
 The process imports what the training code imports at its top level, and measures itself. Then it
 calls the factory, first on torch's meta device, where tensors have shapes and no bytes. A factory

@@ -1,4 +1,4 @@
-"""Calls of functions in processes of their own, each of which answers once and ends."""
+"""Calls of functions in processes, each of which answers once and ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Main function of a process of a site's command, which runs the training script as one rank."""
+"""Main function of a process of a site's command: one rank of the script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's process: it owns the workers, runs the workflow, and reports to the launcher."""
+"""The server's process: owns the workers, runs the workflow, sends events."""
 
 from __future__ import annotations
 

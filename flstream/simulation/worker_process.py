@@ -1,4 +1,4 @@
-"""Main function of a worker's process, which runs the training code of one or more sites."""
+"""Main function of a worker's process, with the training code of its sites."""
 
 from __future__ import annotations
 

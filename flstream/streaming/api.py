@@ -135,7 +135,7 @@ def add_tensors(
     receivers: Iterable[str],
     **options: Unpack[OfferOptions],
 ) -> Ref:
-    """Offer tensors. Their storage is read when it is requested, so it must not change meanwhile.
+    """Offer tensors, which must not change: receivers read their storage on request.
 
     A change that torch counts is refused to whoever fetches; one by NumPy or through ``.data`` is
     not seen.

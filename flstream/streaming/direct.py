@@ -47,7 +47,7 @@ def place_of(source: Source) -> tuple[InFile | InProcess | None, list[int]]:
 
 
 class FileReader:
-    """Reads a body of `nbytes` from a file, whose descriptor is closed with this object."""
+    """Reader of `nbytes` of a body from a file, with its descriptor to close."""
 
     def __init__(self, fd: int, offset: int, nbytes: int) -> None:
         self.fd = fd
@@ -89,7 +89,7 @@ class _Spans:
 
 
 class MemoryReader:
-    """Reads a body of `nbytes` from another process's memory: addresses and lengths, in order."""
+    """Reader of `nbytes` of a body from another process's memory, piece by piece."""
 
     def __init__(self, pid: int, spans: Sequence[tuple[int, int]], nbytes: int) -> None:
         stated = sum(length for _, length in spans)

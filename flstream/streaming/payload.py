@@ -89,7 +89,7 @@ class Registry:
         self.by_name = {decomposer.name: decomposer for decomposer in _BUILT_IN}
 
     def register(self, decomposer: Decomposer) -> None:
-        """Allow values of ``supported_type`` in payloads, given any object with these attributes.
+        """Allow values of ``supported_type`` in payloads, by a decomposer.
 
         Raises:
             PayloadError: The type is allowed already, or the name is taken.
@@ -103,7 +103,7 @@ class Registry:
         self._by_type[kind] = self.by_name[name] = decomposer
 
     def register_dataclass(self, cls: TypeT, name: str | None = None) -> TypeT:
-        """Allow instances of a dataclass or a namedtuple, field by field; usable as a decorator.
+        """Allow a dataclass or namedtuple, field by field; usable as a decorator.
 
         An arriving value is built by the class itself, so its ``__post_init__`` is the place to
         check fields that are not trusted. Attributes that are not fields are not sent.

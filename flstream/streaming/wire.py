@@ -80,7 +80,7 @@ class Header(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview, peer: str) -> Header:
-        """Decode a header, or raise BrokenStreamError, or ProtocolError for another version."""
+        """Decode a header; raise BrokenStreamError, or ProtocolError for its version."""
         fields, digest = _CHECKED.unpack(data)
         magic, version, *values = _FIELDS.unpack(fields)
         if magic != _MAGIC or xxhash.xxh3_64_intdigest(fields) != digest:
@@ -93,7 +93,7 @@ class Header(NamedTuple):
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
-    """First message of either side: `instance` is the same on all connections of a receiver."""
+    """First message of either side, with the same `instance` for one receiver."""
 
     version: int
     instance: Annotated[bytes, msgspec.Meta(max_length=64)] = b""
@@ -116,7 +116,7 @@ class Open(msgspec.Struct, tag=True, frozen=True):
 
 
 class Fetch(msgspec.Struct, tag=True, frozen=True):
-    """Request of a receiver: ranges ``[start, stop)`` in frames of at most ``chunk_size``.
+    """Request of a receiver: ranges ``[start, stop)`` in frames of ``chunk_size``.
 
     It takes the place of one that is being answered. A ``chunk_size`` of 0 requests each range in
     one frame. Where frames may be ``encoded``, ``base`` names the model that the receiver has for
@@ -153,7 +153,7 @@ class Ping(msgspec.Struct, tag=True, frozen=True):
 
 
 class Close(msgspec.Struct, tag=True, frozen=True):
-    """Notice of a receiver: it is done with this ref, successfully (``ok``) or for a ``reason``."""
+    """Notice of a receiver: it is done with this ref (``ok``), or why it failed."""
 
     token: _Token
     number: Number
@@ -193,7 +193,7 @@ class Opened(msgspec.Struct, tag=True, frozen=True):
 
 
 class Found(msgspec.Struct, tag=True, frozen=True):
-    """Answer of a sender: for each label, the tokens of the refs that have it, oldest first."""
+    """Answer of a sender: for each label, the tokens of its refs, oldest first."""
 
     number: Number
     tokens: list[list[bytes]]

@@ -1,4 +1,4 @@
-"""The events of a run: one typed record each, one line of JSON in ``events.jsonl``.
+"""Events of a run: one typed record each, one line of JSON in ``events.jsonl``.
 
 The live view, the summary and later readers of ``events.jsonl`` all see the same events.
 """
@@ -182,7 +182,7 @@ class RoundStarted(Event, tag="round_started"):
 
 
 class SitePhaseChanged(Event, tag="site_state"):
-    """A site changed its phase: downloading, training, evaluating, submitting or ready."""
+    """A site is now downloading, training, evaluating, submitting or ready."""
 
     round: int
     site: str
@@ -408,7 +408,7 @@ UNSYNCED = ("start", "next")
 
 
 class EffectDone(Event, tag="effect"):
-    """An effect of the workflow is done: the record from which a resumed run replays it.
+    """An effect of the workflow is done; a resumed run replays it from this record.
 
     Attributes:
         effect: Number of the effect, from 1, in the order of the program's calls.
@@ -545,7 +545,7 @@ class ProcessStarted(Event, tag="process_started"):
 
 
 class RunRefused(Event, tag="run_refused"):
-    """The run cannot begin with what the job asks for; the error says what to put right."""
+    """The run cannot begin with this job; the error says what to change."""
 
     error: str
 

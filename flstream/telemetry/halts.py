@@ -1,4 +1,4 @@
-"""Named points of a run at which a test halts a process, to kill it or another one there.
+"""Named points of a run at which a test halts a process, to kill processes.
 
 Without the environment variable, which only tests set, nothing happens.
 """

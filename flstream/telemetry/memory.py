@@ -57,7 +57,7 @@ class Sample(msgspec.Struct, omit_defaults=True):
 
 
 def read_samples(path: Path) -> Iterator[Sample | None]:
-    """Yield the samples of a ``memory.jsonl`` in order, and None for each damaged line.
+    """Yield a ``memory.jsonl``'s samples in order, and None for damaged lines.
 
     A missing file has none. A last line without a line end, cut off with its run, is left out.
 

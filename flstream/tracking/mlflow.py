@@ -1,4 +1,4 @@
-"""Tracker that writes a local store of MLflow: a run of it for each site, and one for the run."""
+"""Tracker that writes a local store of MLflow, with a run for each site."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SECONDS_BETWEEN_WRITES = 1.0
 
 
 class MLflow:
-    """Writes ``mlflow/mlflow.db`` in the run's folder, an SQLite store, with texts beside it.
+    """Writer of ``mlflow/mlflow.db`` (SQLite) in the run's folder, and texts beside.
 
     The experiment has the job's name. The whole run is an MLflow run named ``global``, and the
     sites' are nested in it. What an earlier one has written is deleted, as MLflow deletes runs.

@@ -50,7 +50,7 @@ _DRAIN_SECONDS = 5.0
 
 
 class Line:
-    """One way of a site's link; its trace begins at ``began``, in seconds of the caller's clock."""
+    """One way of a site's link; its trace begins at ``began``, by the caller's clock."""
 
     def __init__(self, link: NetworkLink, site: str, way: Way, began: float) -> None:
         self.link, self.site, self.way = link, site, way
@@ -63,7 +63,7 @@ class Line:
 
     @property
     def most_bytes(self) -> int:
-        """Bytes that it takes at a time."""
+        """Bytes that the line takes at a time."""
         rate, _, _ = self._state(self.free_at)
         return int(min(max(rate * _TURN_SECONDS, _LEAST_BYTES), _MOST_BYTES))
 
@@ -113,7 +113,7 @@ class Flow:
         return min(self.line.most_bytes, self._fate()[2])
 
     def send(self, nbytes: int, now: float) -> float:
-        """Send bytes, from 1 to :attr:`most_bytes`, and return the time at which they arrive."""
+        """Send bytes, from 1 to :attr:`most_bytes`; return the time of their arrival."""
         share, lost, _ = self._fate()
         left_at, latency = self.line.send(nbytes * (1 + lost), now)
         self._sent[self.line.site] += nbytes

@@ -81,7 +81,7 @@ NAMES: dict[str, list[type]] = {
 
 
 def fedprox_loss() -> type[torch.nn.Module]:
-    """Make the class of FedProx's term between two modules (Li et al. 2020, arXiv:1812.06127)."""
+    """Make the class of FedProx's term for modules (Li et al. 2020, arXiv:1812.06127)."""
     import torch
 
     class PTFedProxLoss(torch.nn.Module):

@@ -77,7 +77,7 @@ def weight_of(meta: Mapping[str, Any]) -> float:
 
 
 def framework_of(params: Params) -> Framework:
-    """Return ``"numpy"`` if all values of an update are NumPy arrays, else ``"pytorch"``."""
+    """Return ``"numpy"`` for an update of NumPy arrays alone, else ``"pytorch"``."""
     arrays = all(isinstance(value, np.ndarray | np.generic) for value in params.values())
     return "numpy" if arrays and params else "pytorch"
 

@@ -34,7 +34,7 @@ def values_of(key: Any, value: Any) -> Iterator[LoggedValue]:
 
 
 def step_of(key: str, step: Any) -> int | None:
-    """Return the step of a value as an int; None without one. It must have 64 bits at most."""
+    """Return a value's step, an int of 64 bits at most; None without one."""
     if step is None:
         return None
     if not isinstance(step, bool):

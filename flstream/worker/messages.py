@@ -89,7 +89,7 @@ class Offered(msgspec.Struct, tag=True, frozen=True):
 
 
 class Task(msgspec.Struct, tag=True, frozen=True):
-    """Server: fetch the model, once, and train or evaluate it for one site after another.
+    """Server: fetch the model, once, and train or evaluate it at sites in turn.
 
     A task to submit a model comes with none.
 

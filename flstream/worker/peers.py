@@ -163,7 +163,7 @@ class Peers:
 
 
 def fold(task: FoldTask, peers: Peers, report: Callable[[Folding], None]) -> Folded:
-    """Fold updates into the next model as a server would, fed by peers; a failure leaves none.
+    """Fold peers' updates into the next model as a server does; no file on failure.
 
     The report is called with how far the fold is, now and then.
 

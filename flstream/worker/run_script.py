@@ -1,4 +1,4 @@
-"""Execution of tasks by a script: run once in a site's process, or once for each site and task."""
+"""Execution of tasks by a script, run once for a site, or for each task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cross-site evaluation: every site scores every model, as NVFlare's CrossSiteModelEval does."""
+"""Cross-site evaluation: every site scores every model (CrossSiteModelEval)."""
 
 from __future__ import annotations
 

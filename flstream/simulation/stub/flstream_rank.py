@@ -1,4 +1,4 @@
-"""Start of a process of ``train.command``: ``launcher flstream_rank.py script.py arguments``.
+"""Start of a rank of ``train.command``: ``flstream_rank.py script.py arguments``.
 
 A launcher runs it as a file, so what is imported here is found as any script finds it.
 """
