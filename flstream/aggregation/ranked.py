@@ -1,4 +1,4 @@
-"""Rules that rank the values of each coordinate (Yin et al. 2018, arXiv:1803.01498).
+"""Rules that rank each coordinate's values (Yin et al. 2018, arXiv:1803.01498).
 
 All updates count alike: a weight that a site chooses itself would let it choose the result.
 """

@@ -1,4 +1,4 @@
-"""Personal models drawn to the global one (Ditto: Li et al. 2021, arXiv:2012.04221)."""
+"""Personal models near the global one (Ditto: Li et al. 2021, arXiv:2012.04221)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Federated learning with dynamic regularisation (FedDyn: Acar et al. 2021, arXiv:2111.04263)."""
+"""Dynamic regularisation (FedDyn: Acar et al. 2021, arXiv:2111.04263)."""
 
 from __future__ import annotations
 
