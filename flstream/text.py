@@ -18,7 +18,7 @@ MOST_ON_A_LINE = 4000
 
 # Characters of a peer's text that are shown.
 _MOST_SHOWN = 2000
-# What stands for the middle of a text that is too long.
+# Replacement of the middle of a text that is too long.
 _LEFT_OUT = " [...] "
 
 

@@ -174,7 +174,7 @@ class UpdateSet:
         self.scales = scales or [1.0] * len(updates)
         self.checked = layout if checks_finite and rule.on_nonfinite == "reject" else None
         self.old = BaseValues(base, step)
-        # Those of other models that updates were trained from, each read once.
+        # Values of other models that updates were trained from, each read once.
         others = {id(update.base): update.base for update in updates if update.base is not None}
         self._others = {key: BaseValues(other, step) for key, other in others.items()}
         self.regions = regions_of(
@@ -242,6 +242,6 @@ class UpdateSet:
         offset = reading.place(region.start) - reading.place(start)
         data = data[offset : offset + region.stop - region.start]
         if reading.may_be_unchanged and not region.body:
-            # Which one range disproves, where a site has trained.
+            # One differing range is enough, so this runs once for a trained update.
             reading.compare(data, self.base_of(reading.update).of(region))
         return UpdatePart(self, place, region, data)

@@ -232,7 +232,7 @@ class NextModel:
             data = out[region.start - start : region.stop - start]
             is_float = region.dtype in FLOATS
             optimizer = self._optimizer if is_float and not region.body else None
-            # Of numbers that are private, it must not show whether anybody sent them.
+            # The model must not show whether anybody sent private numbers.
             if region.is_kept and not (self._private and region.is_selected):
                 data[:] = self._old.of(region)
                 if optimizer and region.is_selected:

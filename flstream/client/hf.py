@@ -39,7 +39,7 @@ __all__ = [*client.__all__, "patch"]
 _PATCHED = "_flstream_training"
 _OUTPUTS = "trainer_output"
 _SEEDS = 1 << 32
-# What trainer.evaluate() returns beside scores of the model.
+# Numbers from trainer.evaluate() that are no scores of the model.
 _NO_SCORES = (
     "_runtime",
     "_samples_per_second",

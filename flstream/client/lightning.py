@@ -130,11 +130,11 @@ class _Hooks:
 
     def __init__(self, exchange: ModelExchange, restores: bool, extends: bool) -> None:
         self._exchange, self._wanted, self._extends = exchange, restores, extends
-        # Of epochs and of steps, as the script has set them.
+        # The script's limits of epochs and steps.
         self._limits: tuple[int | None, int] | None = None
         self._first_step = 0
         self._proximal: ProximalGradient | None = None
-        # Of the callbacks and of the loops, before the first training.
+        # States of callbacks and loops before the first training.
         self._fresh: dict[str, Any] = {}
 
     @property

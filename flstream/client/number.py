@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# Which float() would read.
+# Text that float() would read as a number.
 _TEXT = (str, bytes, bytearray)
 
 

@@ -176,7 +176,7 @@ def _given_mu() -> float:
 def _global_params(params: Params | None) -> Params:
     """Return the global model's tensors, or the training code's own choice of them."""
     task = session.present()
-    # What was received may be trained in place: its values are those of the model no more.
+    # Received tensors may be trained in place, and then differ from the global model.
     if task is not None and task.kind is not None:
         received = task.turn.received
         if params is None or (received is not None and params is received.params):

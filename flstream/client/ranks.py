@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 
-# What launchers call a process's number and how many there are: torchrun, Open MPI, MPICH, Slurm.
+# Launchers' variables for rank and number of ranks: torchrun, Open MPI, MPICH, Slurm.
 _VARIABLES = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),

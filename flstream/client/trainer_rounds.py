@@ -41,7 +41,7 @@ class TrainerRounds:
         self._planned = 0
         self._original_scheduler = trainer.create_scheduler
         trainer.create_scheduler = self._create_scheduler
-        # Of the optimizer and the scheduler that the script has made, if it has.
+        # States of the script's own optimizer and scheduler, if it has made any.
         parts = (trainer.optimizer, trainer.lr_scheduler) if trainer.optimizer is not None else ()
         self._first_states = [part and copy.deepcopy(part.state_dict()) for part in parts]
         if self._restores:

@@ -113,7 +113,7 @@ class LossyCodec:
             if spec.dtype in LARGEST and spec.nbytes and spec.name not in passed:
                 rest = spec.elements % BLOCK
                 last = _padded(self.codec, spec, rest) if rest else 0
-                # Of a single block that is short, the length of a whole one tells nothing.
+                # A tensor of a single short block needs no length of a whole block.
                 block = _padded(self.codec, spec, BLOCK) if spec.elements >= BLOCK else last
             size = spec.elements // BLOCK * block + last
             is_coded = 0 < size < spec.nbytes

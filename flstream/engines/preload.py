@@ -39,7 +39,7 @@ _MOST_BYTES = 1 << 20
 # OpenBLAS ends its threads before a fork, but they would be counted among those of a library. One
 # that a library brings along, as SciPy does, then has one thread in the sites, too.
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
-# Those of the libraries that the job asks for which started threads.
+# Libraries of the job that have started threads.
 _started_threads: list[str] = []
 
 # Importing these prints nothing, opens nothing, and starts no threads but OpenBLAS's, which end

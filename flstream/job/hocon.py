@@ -105,7 +105,7 @@ def read_hocon(path: Path, overrides: Sequence[Override] = ()) -> Hocon:
     with _noting_failures(hocon):
         with _Parser(hocon).in_place_of_pyhocon() as parser:
             root = parser.parse_path(path)
-        # Those of workflows wait for their list, which may have another name in the file.
+        # Overrides of workflows wait for the list, which may have another name in the file.
         later: list[Override] = []
         for key, value in overrides:
             if key.startswith("workflow"):

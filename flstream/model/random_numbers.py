@@ -162,7 +162,7 @@ _ARTANH = [1.0 / odd for odd in range(23, 0, -2)]
 # 1/14!, 1/13! and so on to 1.
 _TAYLOR = [1.0 / math.factorial(power) for power in range(14, -1, -1)]
 
-# Of AS 241 (PPND16): the coefficients of each power above and below the bar, the highest first.
+# Coefficients of AS 241 (PPND16), each power's above and below the bar, highest first.
 _CENTRE = (
     (2.5090809287301226727e3, 5.2264952788528545610e3),
     (3.3430575583588128105e4, 2.8729085735721942674e4),

@@ -96,7 +96,7 @@ class TensorView:
         self.shape = tuple(tensor.shape)
         self.address = str(tensor.device), tensor.data_ptr()
         self.place = (self.address, self.shape, tensor.stride(), self.code)
-        # What this thread has asked of the device so far, such as a training, is done first.
+        # The device first does this thread's earlier work, such as a training.
         wait_for_copies(tensor.device)
         plain = tensor.detach().resolve_conj().resolve_neg()
         self._on_device = plain.contiguous().reshape(-1).view(torch.uint8)

@@ -190,11 +190,11 @@ class History:
         self.down = self.up = Transfer()
         self.written: set[tuple[int, int]] = set()
         self.sites: dict[str, SiteRecord] = {}
-        # Of all rounds, also of those that came to no end.
+        # Records of all rounds, unfinished ones too.
         self._records: dict[int, RoundRecord] = {}
         self._round_under_way: int | None = None
         self._last_asked = 0  # the round in which sites were asked last
-        # Of each site that works, its phase and since when; only a site's own process reports it.
+        # Phase of each working site, and since when; only a site's own process reports it.
         self._phases: dict[str, tuple[str, float]] = {}
 
     @property

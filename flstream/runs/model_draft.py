@@ -88,7 +88,7 @@ def model_draft(
             if rounded is not None:
                 digests[MAIN] = rounded.digest
             if out is not None:
-                # It was written here and there, a block of each moment at a time.
+                # The state came a block of each moment at a time, so its digest takes a pass.
                 digests[OPTIMIZER] = body_digest(out.finish())
             sink.finish()
             return digests

@@ -114,7 +114,7 @@ def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> R
         and has_its_models(history, run)
     ):
         return ResumePoint(history.models[-1].round, _last(effects), True, history.seconds)
-    # It was due as its round was the last, which that is not any more.
+    # The last round's evaluation does not count where that round is no longer the last.
     if effects and effects[-1].is_provisional and history.facts.rounds != job.planned_rounds:
         effects = effects[:-1]
     count, flaw = _before_lost_answers(run, effects)

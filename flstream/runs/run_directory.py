@@ -18,7 +18,7 @@ from flstream.runs.small_files import sync_file, temporary_of, write_whole
 from flstream.telemetry.events import ModelRecord
 from flstream.telemetry.locks import lock_file
 
-# What a folder may have in it when a run was cut off before it had written its job file.
+# Contents of a folder whose run was cut off before it had written its job file.
 _MADE_FIRST = {
     *("checkpoints", "sites", "events.jsonl", "memory.jsonl"),
     *("job.files.json", "job.files.json.tmp", "job.conf.tmp"),
@@ -329,7 +329,7 @@ class RunDirectory:
         for number, step in {*written} - {(model.round, model.step) for model in models}:
             own, named = self.step_checkpoint(number, step), self.checkpoint(number)
             void.add(own)
-            # Of a round that counts in part, the name may be that of a model which does not.
+            # A round that counts in part may have its name on a model that does not count.
             if number not in rounds or not os.path.lexists(own) or is_same_file(own, named):
                 void.add(named)
         # The initial model is written by a process of its own, which the journal says nothing of.

@@ -45,7 +45,7 @@ END = ".end"
 _STUB = Path(__file__).parent / "stub" / "flstream_rank.py"
 _LOG = Path("/proc/self/fd/2")
 _MOST_BYTES = 64
-# Of torchrun, which accelerate uses: a free port for each site instead of the same one for all.
+# For torchrun, also under accelerate: a free port for each site, not one for all.
 _STANDALONE = {"PET_STANDALONE": "1"}
 
 
@@ -75,7 +75,7 @@ def run_command(info: WorkerInfo, script: ScriptCode, threads: int, end: WorkerS
     own_args = info.site_args.get(info.site, {})
     info = msgspec.structs.replace(info, site_args={info.site: own_args})
     words = [*script.command, str(_STUB), str(script.path), *script.words(own_args)]
-    # Which the fork server removes if this process is killed.
+    # The fork server removes the folder if this process is killed.
     with tempfile.TemporaryDirectory(
         prefix=temporary_prefix(os.getppid()), ignore_cleanup_errors=True
     ) as folder:
@@ -101,7 +101,7 @@ def _last_message(
     words: Sequence[str], threads: int, folder: Path, end: WorkerSockets
 ) -> Failed | Goodbye:
     """Run a command; return the worker's last message, with the cause of its end."""
-    # What a site has printed before does not explain how its command has ended.
+    # Earlier output of a site does not explain the end of its command.
     log_start = _LOG.stat().st_size
     # What a rank that is killed leaves behind, such as a data loader's processes, becomes this
     # process's, and is killed with the rest.

@@ -202,7 +202,7 @@ class InlineHost(ProcessHost):
                 self._output.is_shown = True
                 pdb.post_mortem(error.__traceback__)
         if self._stop.is_set() and place is not None:
-            # What comes of it is not the site's failure.
+            # Once the run stops, an error is not the site's failure.
             if place.name in (SERVER, TRACKER):
                 raise AbortedError("the run was stopped")
             self._places.await_end(place)

@@ -121,7 +121,7 @@ def simulate(
                     stack.enter_context(events)
                     # Inline, the server has the launcher's host, as it is a thread of it.
                     own = (host,) if is_inline else ()
-                    # It is the end of the server only if no copy of its end is open here.
+                    # The socket shows the server's end only if no copy of `theirs` is open here.
                     with theirs:
                         server = host.start(SERVER, _SERVER_PROCESS, job, run, theirs, resume, *own)
                     if not is_inline:  # of which the server is a part

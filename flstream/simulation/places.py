@@ -101,7 +101,7 @@ class ThreadPlace(Process):
         self.peer: socket.socket | None = None
         self.is_ended = False
         self.log: IO[str] | None = None
-        # What its code finds, while another place has the process, and modules of the job's folder.
+        # State of its code, and the job's modules, while another place has the process.
         self._state: list[Any] = []
         self._modules: dict[str, ModuleType] = {}
 
@@ -172,7 +172,7 @@ class Places:
             name for name, module in sys.modules.copy().items() if _has_no_origin(module)
         }
         self._path = list(sys.path)
-        # What the run's caller has, whose thread runs no code of the user's meanwhile.
+        # State of the run's caller, whose thread runs no user code meanwhile.
         self._outside = ThreadPlace("outside", 0, self)
         self._outside.keep(self._take_modules())
         self._state_of = self._outside  # the place whose state the process has

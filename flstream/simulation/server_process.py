@@ -233,7 +233,7 @@ def _run(
         if engine is not None and engine.failure:  # whatever has come of it
             return RunFinished(status="failed", error=engine.failure)
         if isinstance(error, AbortedError):
-            # It may have been raised in any transfer, which is not what has stopped.
+            # Any transfer may have raised it, though the run is what has stopped.
             return RunFinished(status="stopped", error="the run was stopped")
         return RunFinished(status="failed", error=str(error))
     except Exception as error:

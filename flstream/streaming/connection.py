@@ -111,7 +111,7 @@ class Connection(threading.Thread):
             self.channel.close()
             self._service.ended(self, reason)
 
-    # What is received.
+    # Receiving.
 
     def _has_input(self) -> bool:
         return self._packets.has_more or self.channel.wait(Deadline(0.0))
@@ -251,7 +251,7 @@ class Connection(threading.Thread):
         self._placed.discard(request.token)
         self._post(wire.Closed(request.number))
 
-    # What is sent.
+    # Sending.
 
     @contextmanager
     def _refusing(self, request: wire.Request) -> Iterator[None]:

@@ -117,7 +117,7 @@ class RemoteSource:
         self._have: list[Range] = []  # what the source at hand has
         self._at_hand: Source | None = None
         self._scratch = Scratch()
-        # What is to come from front to back, how many of its ranges were asked for; what once more.
+        # Ranges to receive from front to back; how many were requested; ranges to repeat.
         self._due: deque[Range] = deque()
         self._asked_for = 0
         self._damaged: list[Range] = []
@@ -538,8 +538,8 @@ def download(
     if remote.is_kept:
         remote.leave()
         return sink
-    # It refuses if the bytes are not what it offered, or come too late. If it cannot be informed,
-    # those that came in frames are sound all the same.
+    # The sender refuses bytes that are not its offer's, or late ones. Bytes that came in frames are
+    # sound even if the sender cannot be informed.
     gone = ChannelClosedError, DeadlineError, AbortedError, ProtocolError
     with suppress(*(() if remote.cost.direct else gone)):
         remote.close()

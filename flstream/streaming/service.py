@@ -43,7 +43,7 @@ class DownloadService:
         # Connections that are open, and why the last one of a receiver's name has ended.
         self._connections: list[Connection] = []
         self._lost: dict[str, str] = {}
-        # What is to be done later, by the ref or the receiver that it is about.
+        # Scheduled calls, by their ref or receiver.
         self._timers: dict[Ref | str, threading.Timer] = {}
         self._lock = threading.RLock()  # guards all of these
         self._callbacks = ThreadPoolExecutor(1, "callbacks")  # whose thread starts when used
@@ -154,7 +154,7 @@ class DownloadService:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # What connections ask, and tell.
+    # Calls from connections.
 
     def ref(self, token: bytes, receiver: str) -> Ref | None:
         """Return a present or past ref for a receiver; None if it is unknown."""

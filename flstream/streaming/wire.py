@@ -308,7 +308,7 @@ class PacketReader:
 
     def header(self, wait: Wait) -> Header:
         """Return the header of the next packet; read its payload next."""
-        # What is left of a packet by a reader that was interrupted is skipped.
+        # Skip the rest of a packet that an interrupted reader left.
         while self.left or len(self._ahead) < HEADER_BYTES:
             if self.left and self._ahead:
                 count = min(self.left, len(self._ahead))

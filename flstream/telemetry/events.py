@@ -574,7 +574,7 @@ _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 NO_CHECK = b"0" * 16
 """Check that the first line of a journal follows."""
 
-# It is found from the end, so that a reader needs to know nothing of the rest.
+# The checks are found from the end, so that a reader need not know the event.
 _END = re.compile(rb',"follows":"(.{16})","check":"(.{16})"}\s*\Z', re.DOTALL)
 
 

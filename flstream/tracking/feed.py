@@ -104,7 +104,7 @@ class TrackerFeed:
             points: dict[str, dict[str, float]] = {GLOBAL: {}}
             for process, rss in highest.items():
                 idle = self._idle.get(process)
-                # Of the server alone, and of processes that do the work of sites, it is known.
+                # Memory over idle is known of the server, and of sites' own processes.
                 if idle is not None and not process.startswith("worker-"):
                     source, name = (GLOBAL, "server_") if process == SERVER else (process, "")
                     over = float(max(rss - idle, 0))
@@ -124,7 +124,7 @@ class _MemoryPeaks:
         # Ends of rounds whose samples are not all read yet; None is of samples of no round.
         self._ends: deque[tuple[int | None, float]] = deque()
         self._rss: dict[str, int] = {}
-        # Of each node, which has ticks of its own: the highest sum of a tick, and the last tick.
+        # By node, which has ticks of its own: the highest sum of a tick, and the last tick.
         self._totals: dict[str | None, int] = {}
         self._ticks: dict[str | None, dict[str, int]] = {}
         # Resident bytes that a process shares with others, as of its last reading of PSS.

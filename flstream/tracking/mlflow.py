@@ -8,7 +8,7 @@ import time as clock
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-# It is a local file that is written; nothing is reported to anybody.
+# MLflow writes a local file here, and reports nothing to anybody.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 from mlflow import MlflowClient
@@ -19,7 +19,7 @@ from flstream.tracking.tracker import GLOBAL, TrackedRun
 FOLDER = "mlflow"
 STORE = "mlflow.db"
 
-# Of what MLflow takes as a name.
+# Characters that MLflow does not accept in a name.
 _OTHER = re.compile(r"[^\w\-. /]", flags=re.ASCII)
 _LONGEST_NAME = 250
 _MOST_METRICS = 1000  # at a time

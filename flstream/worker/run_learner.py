@@ -45,7 +45,7 @@ def serve_learner(worker: Worker, code: LearnerCode) -> None:
     """
     info, named = worker.info, code.named
     try:
-        # What sites share is the same in each process.
+        # Draws that sites share are the same in each process.
         seed_everything(start_seed(info.seed, ""))
         learner: Any = make(named, code.arguments)
         check(learner, f"train.learner {named}", Trains, Evaluates)

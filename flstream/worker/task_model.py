@@ -155,7 +155,7 @@ class TaskModel:
         if difference := joined.model.difference(body.layout):
             raise ClientError(f"the model does not fit what it is received into: {difference}")
         whole = joined.beside(body, self._framework)
-        # Of memory in two tensors, what was fetched last is to stay.
+        # Where two tensors share memory, the one fetched last stays.
         whole.is_used = not whole.overlaps
         return whole if part == layout else whole.part(part)
 
@@ -171,7 +171,7 @@ class TaskModel:
                         partial(self._worker.memory.allocate, framework="pytorch")
                     )
                 else:
-                    # What filters leave of a model is none of its bytes.
+                    # A filtered model has none of the model's bytes.
                     self.kept = self._fetch(
                         self._changes.place, None if self._changes.down else seen
                     )
@@ -261,7 +261,7 @@ class TaskModel:
     def _map(self) -> MappedModel:
         """Map the model's checkpoint, by the descriptor that the server sends."""
         worker = self._worker
-        # It is not expected soon that a model is received into memory again.
+        # No model is expected in memory soon.
         worker.memory.release()
         remote = RemoteSource(worker.down, self.task.bodies[MODEL], worker.info.streaming)
         try:

@@ -103,7 +103,7 @@ class Worker:
         """
         if self._stopped:
             return None
-        # What takes long to fetch may be of use for as long.
+        # A model that takes long to fetch stays useful for as long.
         soon = max(_SOON_SECONDS, self._fetching)
         soon = soon if timeout is None else min(timeout, soon)
         if not self._control.has_input(soon):
