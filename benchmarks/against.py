@@ -49,7 +49,7 @@ class Comparison(NamedTuple):
     def ratios(self) -> list[float]:
         """Cost here divided by cost there, for each pair."""
         pairs = zip(self.here, self.there, strict=True)
-        return [cost(here, self.unit) / cost(there, self.unit) for here, there in pairs]
+        return [cost(own, self.unit) / cost(other, self.unit) for own, other in pairs]
 
     @property
     def verdict(self) -> str:
@@ -91,13 +91,13 @@ def measure(root: Path, script: str, part: str, scale: int) -> list[dict[str, An
 
 
 def compare(
-    there: Path, part: tuple[str, str], options: argparse.Namespace
+    other: Path, part: tuple[str, str], options: argparse.Namespace
 ) -> Iterator[Comparison]:
     """Measure a part in pairs, and compare those of its rows that both checkouts have."""
     figures: tuple[dict[tuple[str, str], list[float]], ...] = ({}, {})
     for pair in range(options.pairs):
         print(f"measuring: {'.'.join(part)}, pair {pair + 1}", file=sys.stderr, flush=True)
-        for root, values in zip((HERE, there), figures, strict=True):
+        for root, values in zip((HERE, other), figures, strict=True):
             for row in measure(root, *part, options.scale):
                 values.setdefault((row["what"], row["unit"]), []).append(row["value"])
     ours, theirs = figures

@@ -1,4 +1,4 @@
-"""Exceptions raised by flstream; each message is a sentence that names its object and a remedy."""
+"""Exceptions of flstream, each with a sentence that names its object and a remedy."""
 
 
 class FlstreamError(Exception):
@@ -14,7 +14,7 @@ class ResumeRefusedError(UsageError):
 
 
 class LayoutError(FlstreamError):
-    """Tensors that cannot be laid out as one body, or a header that does not describe one."""
+    """Tensors that do not fit into one body, or a header that describes none."""
 
 
 class CheckpointError(FlstreamError):
@@ -22,7 +22,7 @@ class CheckpointError(FlstreamError):
 
 
 class CodecError(FlstreamError):
-    """A tensor that a codec cannot encode, or bytes that none encoded; the message names it."""
+    """Tensor that a codec cannot encode, or bytes that none encoded."""
 
 
 class ModelError(FlstreamError):
@@ -74,7 +74,7 @@ class AggregationError(FlstreamError):
 
 
 class UpdateRefusedError(FlstreamError):
-    """A single site's update that cannot be aggregated, while those of other sites may be.
+    """Update of a site that cannot be aggregated, while others may be.
 
     Attributes:
         site: Name of the site that sent the update.
@@ -91,7 +91,7 @@ class UpdateRefusedError(FlstreamError):
 
 
 class WorkerLostError(FlstreamError):
-    """A worker process that died or can no longer be used; the message gives the cause.
+    """Worker process that died or is of no use; the message gives the cause.
 
     Attributes:
         site: Site whose task it was doing; None where that is not known.
@@ -117,15 +117,15 @@ class WorkerLostError(FlstreamError):
 
 
 class WorkflowError(FlstreamError):
-    """A workflow asked for something that cannot be done; the message names the effect."""
+    """A workflow asked for something impossible; the message names the effect."""
 
 
 class MisfitError(WorkflowError):
-    """A workflow does what another key of its job rules out; the message names the key."""
+    """A workflow contradicts another key of its job; the message names the key."""
 
 
 class ReplayMismatchError(WorkflowError):
-    """A workflow asked for another effect on replay than it did before; the message names both."""
+    """A workflow asked for another effect on replay; the message names both."""
 
 
 class SimulationError(FlstreamError):

@@ -1,4 +1,4 @@
-"""Text from elsewhere, made fit to be shown."""
+"""Text from elsewhere, made safe to display."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MOST_ON_A_LINE = 4000
 
 # Characters of a peer's text that are shown.
 _MOST_SHOWN = 2000
-# What stands for the middle of a text that is too long.
+# Replacement of the middle of a text that is too long.
 _LEFT_OUT = " [...] "
 
 
 def printable(text: str) -> str:
-    """Escape every control character, so that no text can send commands to a terminal."""
+    """Escape control characters, so that no text can command a terminal."""
     if text.isprintable():
         return text
     return "".join(
@@ -32,7 +32,7 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return text of at most so many characters: one that is longer lacks its middle."""
+    """Return text of at most so many characters; a longer one lacks its middle."""
     if len(text) <= most:
         return text
     room = most - len(_LEFT_OUT)
@@ -41,7 +41,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def quotable(text: str, most: int = _MOST_SHOWN) -> str:
-    """Return a peer's text for a message of this process: printable, and of bounded length."""
+    """Return a peer's text for a message: printable, and of bounded length."""
     return shortened(printable(text), most)
 
 
@@ -51,7 +51,7 @@ def printable_path(path: str) -> str:
 
 
 def error_text(error: OSError) -> str:
-    """Return an error of the system as a clause, with the path that it is about."""
+    """Return an error of the system as a clause, with its path."""
     about = "" if error.filename is None else f"{printable_path(str(error.filename))}: "
     return f"{about}{error.strerror or error}"
 
@@ -70,7 +70,7 @@ def brief_names(names: Sequence[str], most: int = 6) -> str:
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal, such as ``SIGKILL``; the real-time ones have a number alone."""
+    """Return the name of a signal, such as ``SIGKILL``; a real-time one's number."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -78,5 +78,5 @@ def signal_name(number: int) -> str:
 
 
 def how_ended(code: int) -> str:
-    """Return how a process has ended, given its exit code, or minus the signal that killed it."""
+    """Describe the end of a process by its exit code, or minus the killing signal."""
     return f"was killed by {signal_name(-code)}" if code < 0 else f"exited with status {code}"

@@ -130,7 +130,7 @@ def _scaled(value: str | int | float, units: Mapping[str, int | Fraction], allow
 
 
 def _split(value: str | int | float, allowed: str) -> tuple[Fraction, str]:
-    """Split a value into its exact amount and its unit in lower case, `""` without one."""
+    """Split a value into its exact amount and its unit in lower case, if any."""
     if isinstance(value, str):
         match = _AMOUNT.fullmatch(value)
         if match is None:
@@ -145,7 +145,7 @@ def _split(value: str | int | float, allowed: str) -> tuple[Fraction, str]:
 
 
 def format_bytes(size: int) -> str:
-    """Format a size in bytes for display: `2 MiB` where that is exact, else `17.3 MiB`."""
+    """Format bytes for display: `2 MiB` where that is exact, else `17.3 MiB`."""
     if size < 0:
         return f"-{format_bytes(-size)}"
     if size < 1024:
@@ -164,7 +164,7 @@ def format_rate(bytes_per_second: float) -> str:
 
 
 def format_bytes_exact(size: int) -> str:
-    """Format a size in bytes without loss, as `64 MiB` or a plain number, for `parse_bytes`."""
+    """Format bytes without loss, as `64 MiB` or a number, for `parse_bytes`."""
     for power in range(len(_BINARY_UNITS), 0, -1):
         count, rest = divmod(size, 1024**power)
         if count and not rest:
@@ -173,7 +173,7 @@ def format_bytes_exact(size: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Format a duration in seconds for display: `0.5 s`, `12.3 s`, `2m 05s`, `1h 02m 05s`."""
+    """Format seconds for display: `0.5 s`, `12.3 s`, `2m 05s`, `1h 02m 05s`."""
     if seconds < 59.95:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -182,12 +182,12 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_seconds_exact(seconds: float) -> str:
-    """Format a duration in seconds without loss, as `600 s` or `0.5 s`, for `parse_seconds`."""
+    """Format seconds without loss, as `600 s` or `0.5 s`, for `parse_seconds`."""
     return f"{int(seconds) if seconds.is_integer() else seconds!r} s"
 
 
 def format_bits_exact(bits: float) -> str:
-    """Format a rate in bits a second without loss, as `10 Mbit` or a number, for `parse_rate`."""
+    """Format bits a second without loss, as `10 Mbit`, for `parse_rate`."""
     for unit, name in ((10**9, "Gbit"), (10**6, "Mbit"), (10**3, "kbit")):
         if bits and bits % unit == 0:
             return f"{int(bits // unit)} {name}"

@@ -1,4 +1,4 @@
-"""What all tests share: how Hypothesis tries examples."""
+"""Setup of all tests: how Hypothesis tries examples."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What TensorBoard itself reads from the event files of a run."""
+"""Contents of a run's event files, as TensorBoard reads them."""
 
 from pathlib import Path
 
@@ -7,25 +7,25 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 def _read(run: Path, source: str) -> EventAccumulator:
     everything = {"scalars": 0, "tensors": 0}
-    found = EventAccumulator(str(run / "tensorboard" / source), size_guidance=everything)
-    return found.Reload()
+    accumulator = EventAccumulator(str(run / "tensorboard" / source), size_guidance=everything)
+    return accumulator.Reload()
 
 
 def scalars(run: Path, source: str) -> dict[str, list[tuple[int, float]]]:
     """Steps and values of a source by tag, in the order of the files."""
-    found = _read(run, source)
+    events = _read(run, source)
     return {
-        tag: [(event.step, event.value) for event in found.Scalars(tag)]
-        for tag in found.Tags()["scalars"]
+        tag: [(event.step, event.value) for event in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
     }
 
 
 def texts(run: Path, source: str) -> dict[str, list[tuple[int, str]]]:
     """Steps and texts of a source by tag, in the order of the files."""
-    found = _read(run, source)
+    events = _read(run, source)
     return {
         tag: [
-            (event.step, event.tensor_proto.string_val[0].decode()) for event in found.Tensors(tag)
+            (event.step, event.tensor_proto.string_val[0].decode()) for event in events.Tensors(tag)
         ]
-        for tag in found.Tags()["tensors"]
+        for tag in events.Tags()["tensors"]
     }

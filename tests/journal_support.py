@@ -1,4 +1,4 @@
-"""What a run would write into its journal, without the run."""
+"""Events of a run's journal, without the run."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -50,12 +50,12 @@ def model(number: int) -> BufferSource:
 
 
 def state(number: int) -> BufferSource:
-    """What the server's optimizer remembers after it."""
+    """State of the server's optimizer after a round."""
     return model(100 + number)
 
 
 def optimizer_state(run: RunDirectory, number: int) -> Path:
-    """The file of it beside the last model of a round."""
+    """File of the optimizer's state beside the last model of a round."""
     return body_file(run.checkpoint(number), OPTIMIZER)
 
 
@@ -117,7 +117,7 @@ def fold_record(
 
 
 def folded(number: int) -> EffectDone:
-    """The record of a run that folds only: its effect of a number ends the round of that number."""
+    """Record of a run that only folds: an effect's number is its round's."""
     model = ModelRecord(number, number, 0, f"digest {number}")
     return record(number, "fold", number, None, model=model)
 
@@ -195,7 +195,7 @@ class EffectScript:
         )
 
     def evaluated(self, number: int) -> Evaluated | None:
-        """What comes of a round's evaluation; None where none is due."""
+        """Event of a round's evaluation; None where none is due."""
         if self._every == 0 or (number % self._every and number != self.rounds):
             return None
         # Up and down, with a tie for the best, and once not a number.
@@ -221,13 +221,14 @@ class EffectScript:
     def round(self, number: int) -> list[AnyEvent]:
         """A round, with its evaluation where one is due."""
         train = self.first_effect(number)
-        made = ModelRecord(number, number, 0, self.digest(number), self._states.get(number, ""))
+        states = self._states
+        model = ModelRecord(number, number, 0, self.digest(number), states.get(number, ""))
         return [
             *self.opened(number),
             *([Warned(message=f"round {number} was odd")] if number % 3 == 2 else []),
             train_record(train, number),
             ModelWritten(round=number, step=0),
-            fold_record(train + 1, made, train),
+            fold_record(train + 1, model, train),
             *self.evaluation(number),
             self.finished(number),
         ]
@@ -242,12 +243,12 @@ class EffectScript:
         return self.first_effect(number + 1) - 1
 
     def digest(self, number: int) -> str:
-        """Of the model that a round ends with."""
+        """Digest of the model that a round ends with."""
         return self._digests.get(number, f"digest-{number}")
 
 
 def results(summary: Summary) -> dict[str, Any]:
-    """What an interruption must not change in a summary."""
+    """Contents of a summary that an interruption must not change."""
     document = msgspec.to_builtins(summary)
     return {key: document[key] for key in document if key not in ("memory", "wall_seconds")}
 

@@ -30,8 +30,8 @@ class LateDevice:
 @pytest.fixture
 def late(monkeypatch):
     """All torch tensors count as those of such a device."""
-    found = LateDevice()
+    device = LateDevice()
     monkeypatch.setattr(tensor_view, "is_elsewhere", lambda value: isinstance(value, torch.Tensor))
-    monkeypatch.setattr(tensor_view, "begin_copy", found.begin)
-    monkeypatch.setattr(tensor_view, "wait_for_copies", found.wait)
-    return found
+    monkeypatch.setattr(tensor_view, "begin_copy", device.begin)
+    monkeypatch.setattr(tensor_view, "wait_for_copies", device.wait)
+    return device

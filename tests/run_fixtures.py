@@ -89,14 +89,14 @@ SHARED_HOST = SharedHost()
 
 
 def shared_host_for(job: Job | None = None) -> ProcessHost:
-    """What a job's processes start from, if it need not be of its own."""
+    """Return the process host that all jobs share, prepared for one."""
     if job is not None:
         SHARED_HOST.prepare(variables_of(job))
     return SHARED_HOST
 
 
 def share_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have code of this process that makes a process host for a job take the shared one."""
+    """Give every job of this process the shared process host."""
     monkeypatch.setattr(ProcessHost, "of", staticmethod(shared_host_for))
 
 
@@ -183,8 +183,8 @@ class Jobs(NamedTuple):
         host = None if job.engine.is_inline else self.host_for(job)
         summary = simulate(job, directory, listen, point, host)
         # The kernel may still be taking down one that was killed.
-        _, left = psutil.wait_procs(processes, timeout=10)
-        assert left == []
+        _, alive = psutil.wait_procs(processes, timeout=10)
+        assert alive == []
         return Run(summary, directory)
 
 

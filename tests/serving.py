@@ -130,17 +130,17 @@ class Server:
                 self.heard.append(message)
         if isinstance(message, Answered):
             self._states |= {
-                each.site: each.state for each in message.sites if each.state is not None
+                answer.site: answer.state for answer in message.sites if answer.state is not None
             }
         return message
 
     @property
     def steps(self) -> list[str]:
-        """Of the messages heard: the steps of a task."""
+        """Steps of a task in the received messages."""
         return [message.step for message in self.heard if isinstance(message, Progress)]
 
     def failures(self) -> list[tuple[str, int, str]]:
-        """Of the messages heard: who failed, when and why."""
+        """Site, effect and reason of each failure in the received messages."""
         return [(m.site, m.effect, m.reason) for m in self.heard if isinstance(m, Failed)]
 
     def fetch(self, answer: Answered) -> dict[str, Any]:
@@ -164,17 +164,17 @@ class Server:
         return updates
 
     def close(self) -> None:
-        """Be gone, as for the worker."""
+        """End the server, without a farewell to the worker."""
         self.service.close()
         self._end.close()
 
     def train(self, params: Params, *sites: str, round_number: int = 1, **more: Any) -> Answered:
-        """Have sites train, and take what they send."""
+        """Train at sites, and return their answers."""
         self.ask("train", params, *sites, round_number=round_number, **more)
         return self.hear(Answered)
 
     def evaluate(self, params: Params, *sites: str, round_number: int = 1, **more: Any) -> Answered:
-        """Have sites evaluate."""
+        """Evaluate at sites, and return their answers."""
         self.ask("evaluate", params, *sites, round_number=round_number, **more)
         return self.hear(Answered)
 

@@ -29,7 +29,7 @@ WORKER_MAIN = "flstream.simulation.worker_process:worker_main"
 
 @pytest.fixture(autouse=True)
 def _as_if_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What running training code changes in this process is put back."""
+    """Restore the state of this process that training code changes."""
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(Path.cwd())

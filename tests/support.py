@@ -48,12 +48,14 @@ def as_bytes(value: torch.Tensor) -> bytes:
     )
 
 
-def assert_same_tensors(given: Mapping[str, torch.Tensor], due: Mapping[str, torch.Tensor]) -> None:
+def assert_same_tensors(
+    tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]
+) -> None:
     """Same names, dtypes, shapes and bits."""
-    assert set(given) == set(due)
-    for name, value in due.items():
-        assert (given[name].dtype, given[name].shape) == (value.dtype, value.shape), name
-        assert as_bytes(given[name]) == as_bytes(value), name
+    assert set(tensors) == set(expected)
+    for name, value in expected.items():
+        assert (tensors[name].dtype, tensors[name].shape) == (value.dtype, value.shape), name
+        assert as_bytes(tensors[name]) == as_bytes(value), name
 
 
 def body_of(source: Source, step: int = 1 << 30) -> bytes:
@@ -93,7 +95,7 @@ def write_shards(folder: Path, state: Mapping[str, torch.Tensor], count: int = 3
     where: dict[str, str] = {}
     for number in range(count):
         name = f"model-{number}.safetensors"
-        if part := {each: state[each] for each in sorted(state)[number::count]}:
+        if part := {tensor: state[tensor] for tensor in sorted(state)[number::count]}:
             save_file(part, folder / name, {"format": "pt"})
             where |= dict.fromkeys(part, name)
     index = folder / "model.safetensors.index.json"

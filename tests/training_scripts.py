@@ -1,4 +1,4 @@
-"""What the sites of a test do, and what came of it."""
+"""Training scripts of the sites of a test, and the results of their runs."""
 
 import os
 import signal
@@ -89,7 +89,7 @@ def plain(
         first: Comes before it is looked at what the task is.
         sends: The fields of the answer to a training.
     """
-    first, body = (textwrap.indent(textwrap.dedent(each), "    ") for each in (first, body))
+    first, body = (textwrap.indent(textwrap.dedent(code), "    ") for code in (first, body))
     return _PLAIN % (textwrap.dedent(before), receive, first, body, sends)
 
 
@@ -146,12 +146,12 @@ def trained(run, site: str) -> list[int]:
 
 
 def cohorts(run) -> list[Sequence[str]]:
-    """Who was sampled, for each round that was begun."""
+    """Sampled sites of each started round."""
     return [event.sites for event in of_kind(run, RoundStarted)]
 
 
 def took_part(run) -> dict[int, list[str]]:
-    """Whose updates are in the model of each round."""
+    """Sites whose updates are in the model of each round."""
     return {event.round: list(event.weights) for event in of_kind(run, RoundFinished)}
 
 
@@ -172,12 +172,12 @@ def check_rounds_are_means(run) -> None:
     """Each model is exactly the mean of what those that took part in its round made of the last."""
     for number, sites in took_part(run).items():
         before, after = (load_file(run.directory.checkpoint(n)) for n in (number - 1, number))
-        for name, due in mean_added(before, sites).items():
-            assert torch.equal(after[name], due), f"{name} of round {number}"
+        for name, expected in mean_added(before, sites).items():
+            assert torch.equal(after[name], expected), f"{name} of round {number}"
 
 
 def results(run):
-    """What nothing but the job may decide."""
+    """Results that nothing but the job may decide."""
     summary = run.summary
     assert summary.status == "finished", summary.error
     return summary.model.digest, summary.metrics, summary.best

@@ -58,7 +58,7 @@ class ThreadWorker:
 
 
 class ThreadEngine:
-    """Where a pool has them from.
+    """Engine whose workers are threads.
 
     Args:
         vain: By name of a worker, how many of those started never get ready.
@@ -78,6 +78,6 @@ class ThreadEngine:
             return self.workers[-1]
 
     def close(self) -> None:
-        """Let go of all of them."""
+        """Close all workers."""
         for worker in self.workers:
             worker.close()

@@ -1,1 +1,1 @@
-"""Aggregation: the same range of every update is folded into that range of the next model."""
+"""Aggregation: a walk folds each range of all updates into the next model's range."""

@@ -1,4 +1,4 @@
-"""The privacy that folds have spent, by the accountants of the package dp-accounting.
+"""Privacy that folds have spent, by the accountants of dp-accounting.
 
 That package takes 70 MiB and a second to import, which only private jobs do.
 """
@@ -16,7 +16,7 @@ import msgspec
 if TYPE_CHECKING:
     from flstream.job import Job
 
-# What PLDAccountant takes: the grid of a privacy loss distribution.
+# Grid of a privacy loss distribution, as PLDAccountant has it.
 _INTERVAL = 1e-4
 
 NOT_DRAWN = 0
@@ -118,7 +118,7 @@ def _divergences(accounting: Accounting, drawn_from: int) -> tuple[Any, Any]:
         event = GaussianDpEvent(noise)
         if is_drawn:
             event = PoissonSampledDpEvent(cohort / drawn_from, event)
-    # It warns of each order that it leaves out; what the others give is a bound all the same.
+    # absl warns of each order that is left out; the other orders still give a bound.
     absl = logging.getLogger("absl")
     level = absl.level
     absl.setLevel(logging.ERROR)

@@ -148,7 +148,7 @@ def write_site_model(
     # Not durable: a power cut shows in the digest, and then it is made again.
     # Multiplied by a weight and divided by it again, a float64 need not be what it was.
     model = replace(update, weight=1.0)
-    # What travels with the model is no part of it.
+    # Bodies that travel with the model are no part of it.
     layout = part_layout(base.layout, MAIN, rule.bodies)
     with FileSink(path, layout, {"format": "pt"}, durable=False) as sink:
         writer = SplitWriter({MAIN: sink}, base.layout)

@@ -21,7 +21,7 @@ SMALL_BLOCK = 4096
 
 
 def block_room(codes: Iterable[str], step: int) -> Array:
-    """Allocate float64 memory for any block of a range of ``step`` bytes of these element types."""
+    """Allocate float64 memory for any block of a ``step``'s elements of these types."""
     return np.empty(min(BLOCK, step // min(map(unit, codes), default=1)))
 
 

@@ -18,7 +18,7 @@ _BASES: tuple[Base, ...] = ("own", "zero")
 
 @dataclass(frozen=True)
 class FoldRule:
-    """Rule of a fold: ``body + scale * sum of w_i (update_i - base_i)``, for floats of all kinds.
+    """Rule of a fold of floats: ``body + scale * sum of w_i (update_i - base_i)``.
 
     Integers and bools of such a body take the mean, weighted by the updates' own weights.
 

@@ -1,4 +1,4 @@
-"""The geometric median of updates: the point with the least sum of distances to them.
+"""Geometric median of updates: the point with the least sum of distances to them.
 
 Robust federated aggregation, RFA (Pillutla et al. 2022, arXiv:1912.13445), with the smoothed
 Weiszfeld algorithm. There, each iteration asks all sites. But all its points are weighted means of

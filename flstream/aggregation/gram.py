@@ -20,13 +20,10 @@ _LONGEST_TILE = 8192
 
 
 def gram_matrix(cohort: UpdateSet, updates: int, on_range: Callable[[int], None]) -> Array:
-    """Compute the inner products of the updates' differences from the model, in one pass.
+    """Compute the inner products of updates' differences, shape (updates, updates).
 
     They are over all aggregated floats, in float64; a tensor that an update does not have is one
     that it does not change. The matrix depends on neither the step nor where the body is cut.
-
-    Returns:
-        Symmetric float64 matrix of shape (updates, updates).
     """
     sums = GramSum(updates)
     room = np.empty(0)

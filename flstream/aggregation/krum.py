@@ -1,4 +1,4 @@
-"""Krum, Multi-Krum and Bulyan: rules that choose updates by their distances to each other.
+"""Krum, Multi-Krum and Bulyan, which choose updates by their distances.
 
 Krum and Multi-Krum are of Blanchard et al. 2017 (arXiv:1703.02757), Bulyan is of El Mhamdi et al.
 2018 (arXiv:1802.07927). With n updates of which f may be Byzantine, an update's score is the sum of
@@ -73,7 +73,7 @@ def _byzantine(rule: AggregationRule, updates: int) -> int:
 
 
 def squared_distances(gram: Array) -> Array:
-    """Compute the squared distances of pairs of vectors from their inner products, shape (n, n)."""
+    """Compute the squared distances of vectors from inner products, shape (n, n)."""
     norms = np.diagonal(gram)
     distances: Array = norms[:, None] + norms - 2 * gram
     return np.maximum(distances, 0, out=distances)
@@ -91,7 +91,7 @@ def krum_weights(gram: Array, weights: Array, *, byzantine: int, chosen: int) ->
 
 
 def bulyan_weights(gram: Array, weights: Array, *, byzantine: int) -> Array:
-    """Weigh n - 2 f updates 1, which Krum chooses one after the other, and the others 0.
+    """Weigh n - 2 f updates 1, which Krum chooses in turn, and the others 0.
 
     Of n updates, f may be ``byzantine``; n is at least 4 f + 3.
     """
@@ -104,7 +104,7 @@ def bulyan_weights(gram: Array, weights: Array, *, byzantine: int) -> Array:
 
 
 def around_median(values: Array, weights: Array, *, left_out: int) -> Array:
-    """Average each coordinate's values that are nearest to their median, the end of Bulyan.
+    """Average each coordinate's values nearest to their median, the end of Bulyan.
 
     Of two that are equally near, the lower one is taken. 2 f values are left out, and one is left.
     See :data:`flstream.aggregation.methods.Combine`.
@@ -117,7 +117,7 @@ def around_median(values: Array, weights: Array, *, left_out: int) -> Array:
 
 
 def _around_median(ranked: Array, left_out: int) -> Array:
-    """Return the mean of the values around the median, of sorted values of shape (n, numbers)."""
+    """Return the mean around the median of sorted values, shape (n, numbers)."""
     count = len(ranked)
     lower, upper = ranked[(count - 1) // 2], ranked[count // 2]
     # Halved first, since the sum of two large numbers may be beyond float64.
@@ -137,7 +137,7 @@ def _around_median(ranked: Array, left_out: int) -> Array:
 
 
 def _scores(distances: Array, byzantine: int) -> Array:
-    """Return the sum of each update's least distances to others, of squared distances (n, n)."""
+    """Return the sum of each update's least squared distances to others, from (n, n)."""
     others = np.sort(distances + np.diag(np.full(len(distances), np.inf)), axis=1)
     neighbours = max(len(distances) - byzantine - 2, 0)
     scores: Array = np.add.reduce(others[:, :neighbours], axis=1)

@@ -1,4 +1,4 @@
-"""The weighted mean of updates, range by range (FedAvg: McMahan et al. 2017, arXiv:1602.05629)."""
+"""Weighted mean of updates (FedAvg: McMahan et al. 2017, arXiv:1602.05629)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class WeightedMean:
         self.sums: list[Array] = []
 
     def begin(self, regions: Sequence[Region]) -> None:
-        """Begin a range. Where a region has a weight already, its sums are to be filled in."""
+        """Begin a range; sums of regions with a weight are for the caller to fill in."""
         self._regions = regions
         self._weights = [region.before for region in regions]
         self._summed = [bool(region.before) for region in regions]
@@ -76,7 +76,7 @@ class WeightedMean:
         self._summed[index] = True
 
     def result(self, index: int, block: slice) -> Array:
-        """Return the mean of a block of a region, in an array that the next call overwrites.
+        """Return the mean of a region's block, until the next call overwrites the array.
 
         Under a rule of the workflow's that does not normalise, that is the sum.
         """
@@ -105,6 +105,6 @@ class WeightedMean:
 
 
 def _is_power_of_two(weight: float) -> bool:
-    """Return whether the inverse of a weight is exact, so that multiplying by it is dividing."""
+    """Return whether a weight's inverse is exact, so that it can replace a division."""
     fraction, exponent = math.frexp(weight)
     return fraction == 0.5 and abs(exponent) < 1000

@@ -1,4 +1,4 @@
-"""Server optimizers: the aggregate's difference from the model is taken as a gradient.
+"""Server optimizers, whose gradient is the aggregate's difference from the model.
 
 FedAvgM is of Hsu et al. 2019 (arXiv:1909.06335); FedAdagrad, FedAdam and FedYogi are algorithm 2 of
 Reddi et al. 2021 (arXiv:2003.00295). As there, none corrects a bias of its first rounds.
@@ -77,14 +77,14 @@ class ServerOptimizer(ServerStep):
 
 
 def optimizer_for(section: ServerOptimizerSection) -> ServerOptimizer | None:
-    """Make the server optimizer of a job file; None where the aggregate is the next model."""
+    """Make a job's server optimizer; None where the aggregate is the next model."""
     if section.type == "none":
         return None
     return ServerOptimizer(section.type, **section.args.model_dump())
 
 
 def state_layout(moments: Sequence[str], model: Layout, rule: AggregationRule) -> Layout:
-    """Return the layout of a step's state, which belongs to the floats that a rule aggregates."""
+    """Return the layout of a step's state, for the floats that a rule aggregates."""
     return _side_layout(moments, model, rule.selected(model)).layout
 
 

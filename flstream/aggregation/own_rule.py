@@ -52,7 +52,7 @@ class OwnRule:
         return self._floats("fold", combined, values.shape[1])
 
     def weigh(self, gram: Array, weights: Array) -> Array:
-        """Return the weight of each update, of which one at least is above 0 and none below."""
+        """Return the weights of the updates: none below 0, and at least one above 0."""
         with self._guarded(f"{self._name}.weigh"):
             returned = self._rule.weigh(gram, weights)
         weights = self._floats("weigh", returned, len(gram))

@@ -1,4 +1,4 @@
-"""The Gaussian mechanism at the fold: central differential privacy for sites (DP-FedAvg).
+"""Gaussian mechanism at the fold: central differential privacy (DP-FedAvg).
 
 With updates x_i of a model x, whose differences are clipped to the L2 norm C, and n the number of
 sites that a round is expected to draw, the next model is::
@@ -109,7 +109,7 @@ class NoiseSource:
 
 
 def _log(values: Array, ratio: Array, series: Array, square: Array) -> None:
-    """Replace positive numbers by their natural logarithms; the other arrays are overwritten."""
+    """Replace positive numbers by natural logarithms; overwrite the other arrays."""
     bits = values.view(np.int64)
     # A number is 2^exponent times one from the root of 1/2 to that of 2.
     exponent = (bits - _ROOT_HALF_BITS) >> _MANTISSA_BITS
@@ -156,7 +156,7 @@ class PrivateMean:
         self._tensor: str | None = None
 
     def apply(self, region: Region, part: slice, mean: Array, old: Array) -> None:
-        """Turn a block of the mean, at most ``BLOCK`` floats of a region, into a private one.
+        """Make a block of the mean private, at most ``BLOCK`` floats of a region.
 
         The mean, in float64, is over those who have it, all with the weight 1, or the ``old``
         values if nobody has. It is overwritten.

@@ -1,4 +1,4 @@
-"""Rules that rank the values of each coordinate (Yin et al. 2018, arXiv:1803.01498).
+"""Rules that rank each coordinate's values (Yin et al. 2018, arXiv:1803.01498).
 
 All updates count alike: a weight that a site chooses itself would let it choose the result.
 """
@@ -35,7 +35,7 @@ def median_trim(count: int) -> int:
 
 
 def fraction_trim(fraction: float) -> Trim:
-    """Return the trim of a fraction of the values at each end, below 0.5 and rounded down."""
+    """Return the trim of a fraction below 0.5 at each end, rounded down."""
 
     def trim(count: int) -> int:
         # In binary, a fraction such as 0.2 is a little more or less: 5 x 0.2 is meant to be 1.

@@ -1,4 +1,4 @@
-"""Regions: ranges of the body for which the same updates have elements of one type."""
+"""Regions: ranges of the body with one type of elements from the same updates."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class RemoteBody:
         if self._remotes:
             self._remotes[-1].close(failure)
         else:
-            # It was folded elsewhere, so not even its layout is asked for: a small body would come.
+            # Folded elsewhere: a request for its layout alone would bring a small body along.
             self._receiver.begin(self._token, self._settings)
             try:
                 self._receiver.settle(failure)

@@ -1,4 +1,4 @@
-"""A job's rule for folding updates, and for choosing the tensors that are aggregated."""
+"""A job's rule for folding updates, and for choosing the aggregated tensors."""
 
 from __future__ import annotations
 

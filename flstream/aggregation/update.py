@@ -100,7 +100,7 @@ class Reading:
             raise UpdateRefusedError(update.site, f"does not fit the model: {difference}")
 
     def read(self, start: int, stop: int, scratch: Scratch) -> memoryview:
-        """Read the bytes for ``[start, stop)`` of the model, valid until the scratch is reused."""
+        """Read the bytes for ``[start, stop)`` of the model, until the scratch is reused."""
         first, last = self.place(start), self.place(stop)
         if first == last:
             return memoryview(b"")
@@ -108,7 +108,7 @@ class Reading:
             return view_of(self._source, first, last, scratch)
 
     def copy(self, start: int, stop: int, into: memoryview) -> None:
-        """Read the bytes ``[start, stop)`` of an update that has all of the model's tensors."""
+        """Read the bytes ``[start, stop)`` of an update with all of the model's tensors."""
         with naming(self.update.site, StreamingError):
             self._source.read(start, stop, into)
 

@@ -101,7 +101,7 @@ class UpdatePart:
                 np.add(out, self._old.block(self.region, block), out=out)
 
     def differences(self, block: slice, out: Array) -> None:
-        """Write a block's differences from the old values, before scaling, into a float64 array."""
+        """Write a block's unscaled differences from old values into a float64 array."""
         self.sent(block, out)
         if not self._is_difference:
             np.subtract(out, self._old.block(self.region, block), out=out)
@@ -139,22 +139,17 @@ class Fold(Protocol):
         ...
 
     def result(self, index: int, block: slice) -> Array:
-        """Return the new values of a block of a region, once: float64, which may be overwritten."""
+        """Return the new values of a region's block, once, as float64 to overwrite."""
         ...
 
 
 class UpdateSet:
     """Updates that a walk reads together, in the order in which it folds them.
 
-    Args:
-        base: Model that the sites started from.
-        updates: The updates.
-        rule: Rule that selects the tensors, and says whether numbers must be finite.
-        step: Bytes of a range.
-        scales: Factors of each update's difference from the model; None for none.
-        before: For each tensor the weight summed earlier; zeros by default.
-        checks_finite: Whether every number is checked to be finite. A mean need not: its result
-            shows whether a number is not, and only then are the updates read again and checked.
+    ``scales`` are factors of the updates' differences from the model, and ``before`` has for each
+    tensor the weight that was summed earlier. With ``checks_finite``, every number has to be
+    finite. A mean need not check: its result shows whether a number is not, and only then the
+    updates are read again and checked.
     """
 
     def __init__(
@@ -179,7 +174,7 @@ class UpdateSet:
         self.scales = scales or [1.0] * len(updates)
         self.checked = layout if checks_finite and rule.on_nonfinite == "reject" else None
         self.old = BaseValues(base, step)
-        # Those of other models that updates were trained from, each read once.
+        # Values of other models that updates were trained from, each read once.
         others = {id(update.base): update.base for update in updates if update.base is not None}
         self._others = {key: BaseValues(other, step) for key, other in others.items()}
         self.regions = regions_of(
@@ -193,11 +188,7 @@ class UpdateSet:
         )
 
     def ranges(self) -> Iterator[tuple[int, int, Sequence[Region], Iterator[Contribution]]]:
-        """Yield the ranges of the body, while a thread reads the ones that follow.
-
-        Yields:
-            Start, stop and regions of a range, and the contributions of all updates, in order.
-        """
+        """Yield start, stop, regions and contributions of each range, and read ahead."""
         scratches = cycle([[Scratch() for _ in range(RANGES_TOGETHER)] for _ in range(GROUPS_READ)])
         reads = (
             partial(self._read, first, start, stop, next(scratches))
@@ -251,6 +242,6 @@ class UpdateSet:
         offset = reading.place(region.start) - reading.place(start)
         data = data[offset : offset + region.stop - region.start]
         if reading.may_be_unchanged and not region.body:
-            # Which one range disproves, where a site has trained.
+            # One differing range is enough, so this runs once for a trained update.
             reading.compare(data, self.base_of(reading.update).of(region))
         return UpdatePart(self, place, region, data)

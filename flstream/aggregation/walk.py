@@ -135,9 +135,8 @@ def weigh_updates(
 ) -> tuple[Sequence[UpdateSource], Sequence[float] | None]:
     """Clip and weigh updates, in one pass over them, if the rule asks for either.
 
-    Returns:
-        The updates of a weight above 0, in the cohort's order, and the factors of their differences
-        from the model; None where none is scaled.
+    Return the updates of a weight above 0, in the cohort's order, and the factors of their
+    differences from the model; None where none is scaled.
     """
     if weigh is None and rule.clip_norm is None:
         return updates, None
@@ -226,18 +225,14 @@ class NextModel:
     def write(
         self, start: int, stop: int, regions: Sequence[Region], fold: Fold
     ) -> tuple[Region, int] | None:
-        """Write a range, unless it has a number that must be finite and is not.
-
-        Returns:
-            The region of that number, and its index there; or None.
-        """
+        """Write a range, unless a number that must be finite is not; return its place."""
         halt_at("fold")
         (out,) = self._sink.views(start, stop)
         for index, region in enumerate(regions):
             data = out[region.start - start : region.stop - start]
             is_float = region.dtype in FLOATS
             optimizer = self._optimizer if is_float and not region.body else None
-            # Of numbers that are private, it must not show whether anybody sent them.
+            # The model must not show whether anybody sent private numbers.
             if region.is_kept and not (self._private and region.is_selected):
                 data[:] = self._old.of(region)
                 if optimizer and region.is_selected:

@@ -1,4 +1,4 @@
-"""Cases of a bench: the exchange job with other modes, chunk sizes, codecs and links."""
+"""Cases of a bench: the exchange job with other modes, chunks, codecs and links."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def _listed(option: str, text: str) -> list[str]:
 
 
 def _codec_overrides(entry: str) -> Iterable[str]:
-    """Return the codecs of an entry, such as `topk:0.05+zstd` or `int8/cast`, as overrides.
+    """Return overrides for an entry of codecs, `topk:0.05+zstd` or `int8/cast`.
 
     Codecs of updates stand before a slash and those of models after it. Without a slash, exact
     codecs are for both, and those with a loss for updates alone.

@@ -1,4 +1,4 @@
-"""A client for the exchange job that keeps the model in a file instead of in memory.
+"""Client for the exchange job that keeps the model in a file, not in memory.
 
 It stands for a client that trains a part of a model, or on another device, and never has more than
 a range of the model in memory. Like the exchange job's script, it adds the site's number to every
@@ -29,7 +29,7 @@ _STEP = 2 << 20
 
 
 def add(source: FileSource, number: int) -> None:
-    """Add a number to every weight of a file of float32 tensors, in place, 2 MiB at a time."""
+    """Add a number to every weight of a float32 file, in place, 2 MiB at a time."""
     scratch = Scratch()
     fd = os.open(source.path, os.O_WRONLY)
     try:
@@ -43,7 +43,7 @@ def add(source: FileSource, number: int) -> None:
 
 
 def serve(worker: Worker, task: Task, path: Path) -> None:
-    """Run a task: fetch its model into a file, change it, and offer it until it is settled."""
+    """Run a task: fetch its model into a file, change it, and offer it."""
     with ExitStack() as stack:
 
         def sink_for(layout: Layout) -> FileSink:

@@ -132,7 +132,7 @@ def measure(plan: BenchPlan, folder: Path, tell: Callable[[str], None]) -> list[
 
 
 def document(plan: BenchPlan, results: Sequence[Result]) -> dict[str, Any]:
-    """Convert the results of a bench to JSON; bytes, seconds and bytes a second are numbers."""
+    """Convert a bench's results to JSON, with bytes and seconds as numbers."""
     keys = ("model_bytes", "clients", "tensors", "rounds", "repeat")
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -224,7 +224,7 @@ def _traces(run: RunDirectory, began: float, peaks: Mapping[str, ProcessMemory])
 
 
 def _loss(run: RunDirectory, last: int, work: Path) -> float:
-    """Return the relative error of a run's final model; the first case's models are kept."""
+    """Return the relative error of a run's final model; keep the first case's models."""
     initial, final = work / "initial.safetensors", work / "final.safetensors"
     if not final.exists():
         os.replace(run.checkpoint(0), initial)

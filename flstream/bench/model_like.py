@@ -1,4 +1,4 @@
-"""Weights and updates that codecs find as hard as real ones, made of seeded random numbers.
+"""Seeded random weights and updates that are as hard to encode as real ones.
 
 Weights are normal numbers with a scale for each row, as trained ones are, and the first row of a
 tensor is near 1, as norms are. An update is small, the larger the larger a row is, and has heavy
@@ -75,7 +75,7 @@ def build(size: int, tensors: int | None = None) -> dict[str, Any]:
 
 
 def add_update(name: str, tensor: Array, site: int, round_number: int) -> None:
-    """Add a site's update of a round to a tensor, one-dimensional, in place, 1 MiB at a time."""
+    """Add a site's update of a round to a flat tensor, in place, 1 MiB at a time."""
     for part, scales, random in _parts(name, tensor, _CHANGES, site, round_number):
         part += changes(random, scales, (len(scales), WIDTH)).reshape(-1)[: len(part)]
 
@@ -83,7 +83,7 @@ def add_update(name: str, tensor: Array, site: int, round_number: int) -> None:
 def _parts(
     name: str, numbers: Array, *stream: int
 ) -> Iterator[tuple[Array, Array, np.random.Generator]]:
-    """Yield the rows of a tensor a step at a time, with their scales and a random stream."""
+    """Yield a tensor's rows a step at a time, with scales and a random stream."""
     tensor = crc32(name.encode())
     scaling = np.random.default_rng([SEED, tensor, _SCALES])
     random = np.random.default_rng([SEED, tensor, *stream])

@@ -1,4 +1,4 @@
-"""``flstream bench``: measure transfer modes, codecs and links side by side on this machine."""
+"""``flstream bench``: measure transfer modes, codecs and links side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``flstream init``: create a new job from a template, or from a job folder of NVFlare."""
+"""``flstream init``: create a job from a template, or from NVFlare's job folder."""
 
 from __future__ import annotations
 

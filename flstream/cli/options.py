@@ -27,7 +27,7 @@ _MOST_CHUNK_BYTES = 1 << 30
 
 
 def job_file(named: Path) -> Path:
-    """Return the path of a job file, given that path or the folder with a ``job.conf``."""
+    """Return the path of a job file, from its path or the folder with ``job.conf``."""
     return named / "job.conf" if os.path.isdir(named) else named
 
 

@@ -76,12 +76,10 @@ def _text(stream: StandardStream, before: TextIO | None, *, line_buffering: bool
 
 @contextmanager
 def diverted(log: Path) -> Iterator[TextIO]:
-    """Divert other code's output to a log, C code included, until the block ends.
+    """Divert other code's output to a log, and yield a stream to standard output.
 
-    Descriptor 1 stays with the log also after that: a thread that does not end may still print.
-
-    Yields:
-        A stream to standard output.
+    Output of C code is diverted, too, until the block ends. Descriptor 1 stays with the log also
+    after that: a thread that does not end may still print.
     """
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     output, errors = os.dup(1), os.dup(2)

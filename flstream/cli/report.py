@@ -1,4 +1,4 @@
-"""``flstream report``: write the page of a run, a comparison of several, or an index of runs."""
+"""``flstream report``: write a run's page, a comparison, or an index of runs."""
 
 from __future__ import annotations
 

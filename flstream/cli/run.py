@@ -43,7 +43,7 @@ def run(output: StandardStream) -> int | str | None:
     except KeyboardInterrupt:
         status = STOPPED
     except Exception as error:
-        # What Ctrl-C interrupts may raise something else in its place, as pydantic does.
+        # Interrupted code may raise another error in place of Ctrl-C's, as pydantic does.
         if _interrupted.is_set():
             status = STOPPED
         elif isinstance(error, FileNotFoundError) and not _has_working_directory():

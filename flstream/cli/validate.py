@@ -70,7 +70,7 @@ def validate(
     available = available_in(run_dir or Path("runs"))
     lacking = list(lacks(loaded, probe.layout, need, available))
     console = make_console()
-    # Those of a strict model are mistakes, and were listed as such.
+    # Differences of a strict model are mistakes, and were listed as such.
     differences = probe.differences
     if as_json:
         document = forecast_json(loaded, need, available, lacking)

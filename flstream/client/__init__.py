@@ -74,7 +74,7 @@ __all__ = [
 
 
 def init(rank: str | int | None = None, config_file: str | None = None) -> None:
-    """Report to the server that the script is ready. Call it once, after the script's imports.
+    """Report to the server, once, that the script is ready, after its imports.
 
     Args:
         rank: Number of this process among those that ``train.command`` starts, if it is to be
@@ -115,7 +115,7 @@ def receive(
     timeout: float | None = None,
     into: torch.nn.Module | Mapping[str, torch.Tensor] | None = None,
 ) -> FLModel | None:
-    """Fetch the global model, and seed Python's, NumPy's and torch's generators for this task.
+    """Fetch the global model, and seed Python's, NumPy's and torch's generators.
 
     Called again before the task is answered, it returns the same object, and seeds nothing.
 
@@ -158,7 +158,7 @@ def send(model: FLModel, clear_cache: bool = True) -> None:
 
 
 def is_train() -> bool:
-    """Whether the current task is a training.
+    """Return whether the current task is a training.
 
     Code that asks this, :func:`is_evaluate` or :func:`get_task_name` in a site's first task is sent
     evaluations of its own; see ``workflow.args.evaluate``.
@@ -167,7 +167,7 @@ def is_train() -> bool:
 
 
 def is_evaluate() -> bool:
-    """Whether the current task is an evaluation of the model, answered with metrics.
+    """Return whether the current task is an evaluation, answered with metrics.
 
     See :func:`is_train`.
     """
@@ -175,7 +175,7 @@ def is_evaluate() -> bool:
 
 
 def is_submit_model() -> bool:
-    """Whether the current task is to send a model of the site's own, answered with ``params``.
+    """Return whether the task is to send the site's own model, as ``params``.
 
     Cross-site evaluation asks code for it that tells tasks apart; of code that does not ask this,
     the last model that was sent counts. The received model has no ``params``; its
@@ -185,12 +185,15 @@ def is_submit_model() -> bool:
 
 
 def get_task_name() -> str | None:
-    """Kind of the current task: ``"train"``, ``"evaluate"``, ``"submit_model"``; None between."""
+    """Return the kind of the current task; None between tasks.
+
+    That is ``"train"``, ``"evaluate"`` or ``"submit_model"``.
+    """
     return _current().asked_kind("evaluate", "submit_model")
 
 
 def get_site_name() -> str:
-    """Name of this site: one of ``clients.names``, or ``site-1``, ``site-2`` and so on."""
+    """Return this site's name: one of ``clients.names``, or ``site-1`` and so on."""
     return _current().site
 
 
@@ -244,7 +247,7 @@ def system_info() -> Mapping[str, Any]:
 def log(
     key: str, value: Any, data_type: Any = None, global_step: int | None = None, **others: Any
 ) -> None:
-    """Record a value in the run's events, with the site and the round. The report shows it.
+    """Record a value for the run's events and report, with site and round.
 
     Args:
         key: Name of the value.

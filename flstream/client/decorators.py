@@ -1,4 +1,4 @@
-"""Decorators that receive a model for a function and send what it returns, after NVFlare's."""
+"""Decorators that receive a model for a function and send its result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Function = Callable[..., Any]
 
 
 def train(function: Function | None = None, **_: Any) -> Any:
-    """Decorate a function that trains: it gets the received model, and its answer is sent.
+    """Decorate a function that trains the received model and returns the answer.
 
     The model takes the place of the function's first argument. Metrics that a function decorated
     with :func:`evaluate` has returned in the same task are sent along. In an evaluation, the
@@ -56,7 +56,7 @@ def train(function: Function | None = None, **_: Any) -> Any:
 
 
 def evaluate(function: Function | None = None, **_: Any) -> Any:
-    """Decorate a function that scores the received model, which takes its first argument's place.
+    """Decorate a function that scores the received model, its first argument.
 
     In an evaluation, the metrics that it returns are the answer. In a training, they are sent with
     the answer of the function that is decorated with :func:`train`.

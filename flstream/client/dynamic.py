@@ -62,7 +62,7 @@ class DynamicRegulariser:
         turn.before_keeping[self._kept.path.name] = self._keep
 
     def term(self) -> torch.Tensor:
-        """Return the term: a scalar, differentiable with respect to the module's parameters."""
+        """Return the term: a scalar, differentiable in the module's parameters."""
         import torch
 
         total = torch.zeros(())

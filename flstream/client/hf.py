@@ -1,4 +1,4 @@
-"""Federated training by a trainer of Hugging Face or TRL, after ``nvflare.client.hf``.
+"""Federated training by a trainer of Hugging Face or TRL, after NVFlare.
 
 A script patches its trainer once, and then calls it as ever, once for each task::
 
@@ -39,7 +39,7 @@ __all__ = [*client.__all__, "patch"]
 _PATCHED = "_flstream_training"
 _OUTPUTS = "trainer_output"
 _SEEDS = 1 << 32
-# What trainer.evaluate() returns beside scores of the model.
+# Numbers from trainer.evaluate() that are no scores of the model.
 _NO_SCORES = (
     "_runtime",
     "_samples_per_second",
@@ -59,7 +59,7 @@ def patch(
     local_steps: int | None = None,
     stream_metrics: bool = False,
 ) -> Any:
-    """Patch a trainer: it receives the global model, and sends the model that it trained.
+    """Patch a trainer to receive the global model and send its trained model.
 
     ``evaluate`` and ``train`` begin with the received model; ``evaluate`` before ``train`` scores
     it. After ``train`` the model's tensors are sent, weighted by the examples that were trained on

@@ -49,7 +49,7 @@ def patch(
     load_state_dict_strict: bool = True,
     update_fit_loop: bool = True,
 ) -> None:
-    """Patch a trainer: it receives the global model, and sends the model that it trained.
+    """Patch a trainer to receive the global model and send its trained model.
 
     ``fit`` and ``validate`` begin with the received model; ``validate`` before ``fit`` scores it.
     After ``fit`` the module's tensors are sent. The number of its optimizer steps is the update's
@@ -130,11 +130,11 @@ class _Hooks:
 
     def __init__(self, exchange: ModelExchange, restores: bool, extends: bool) -> None:
         self._exchange, self._wanted, self._extends = exchange, restores, extends
-        # Of epochs and of steps, as the script has set them.
+        # The script's limits of epochs and steps.
         self._limits: tuple[int | None, int] | None = None
         self._first_step = 0
         self._proximal: ProximalGradient | None = None
-        # Of the callbacks and of the loops, before the first training.
+        # States of callbacks and loops before the first training.
         self._fresh: dict[str, Any] = {}
 
     @property
@@ -184,7 +184,7 @@ class _Hooks:
             )
 
     def finish(self, trainer: Any) -> None:
-        """Keep the trainer's state, and send the module's tensors, when all callbacks are done."""
+        """Keep the trainer's state, and send the module's tensors, after all callbacks."""
         module = trainer.lightning_module
         steps = trainer.global_step - self._first_step
         if not steps:
@@ -231,7 +231,7 @@ def _keep(trainer: Any, path: Path, *, whole: bool) -> None:
 
 
 def _read(path: Path, *, is_check: bool = False) -> dict[str, Any]:
-    """Read the state of a trainer, or check that it can be read, without its tensors in memory."""
+    """Read a trainer's state, or check its readability without loading its tensors."""
     import pickle
 
     import torch

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-# Which float() would read.
+# Text that float() would read as a number.
 _TEXT = (str, bytes, bytearray)
 
 
 def number_of(value: Any) -> float | None:
-    """Return a value as a float; None if it is no number, or one beyond those of a float.
+    """Return a value as a float; None if it is no number or too large for a float.
 
     Args:
         value: A number of Python, or a scalar of NumPy or torch of whatever shape. Text is none.

@@ -1,4 +1,4 @@
-"""Splits of one data set over the sites of a job, seeded, as experiments in papers make them.
+"""Seeded splits of one data set over the sites of a job, as papers make them.
 
 Each function returns the indices of each site's examples, and every example is at one site. Sites
 that make the same call with the same seed agree on the split without talking::
@@ -53,7 +53,7 @@ def dirichlet(
     seed: int | np.random.Generator,
     min_examples: int = 1,
 ) -> list[Part]:
-    """Deal out the examples of each label in shares that are drawn from a Dirichlet distribution.
+    """Deal out the examples of each label in shares from a Dirichlet distribution.
 
     Hsu, Qi and Brown 2019, "Measuring the Effects of Non-Identical Data Distribution for Federated
     Visual Classification" (arXiv:1909.06335), in the form that most experiments use.
@@ -92,7 +92,7 @@ def dirichlet(
 def shards(
     labels: npt.ArrayLike, sites: int, per_site: int, *, seed: int | np.random.Generator
 ) -> list[Part]:
-    """Sort the examples by label, cut them into equal shards, and deal out as many to each site.
+    """Sort examples by label, cut equal shards, and deal out as many to each site.
 
     McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data"
     (arXiv:1602.05629): with two shards a site, most sites have two labels.
@@ -117,7 +117,7 @@ def shards(
 def by_label(
     labels: npt.ArrayLike, sites: int, per_site: int, *, seed: int | np.random.Generator
 ) -> list[Part]:
-    """Give each site a number of labels, and each label's examples to those that have it.
+    """Give each site a number of labels, and equal parts of their examples.
 
     Li et al. 2022, "Federated Learning on Non-IID Data Silos" (arXiv:2102.02079), its
     quantity-based label imbalance; here the labels are dealt out in turn, so that each is at some
@@ -159,7 +159,7 @@ def by_label(
 
 
 def by_group(groups: npt.ArrayLike, sites: int, *, seed: int | np.random.Generator) -> list[Part]:
-    """Keep the examples of each group together, such as those of a writer or a patient.
+    """Keep the examples of each group together, such as a writer's or a patient's.
 
     The largest groups are dealt out first, each to the site that has the fewest examples by then.
 
@@ -194,7 +194,7 @@ def quantity(
     seed: int | np.random.Generator,
     min_examples: int = 1,
 ) -> list[Part]:
-    """Deal out examples at random in shares of sizes that are drawn from a Dirichlet distribution.
+    """Deal out examples at random, in sizes from a Dirichlet distribution.
 
     Li et al. 2022 (arXiv:2102.02079), its quantity skew.
 
@@ -214,7 +214,7 @@ def quantity(
 
 
 def record(labels: npt.ArrayLike) -> None:
-    """Record how many examples of each label this site trains on; the run's report draws it.
+    """Record how many examples of each label this site trains on, for the report.
 
     The counts are in ``split.json`` of the site's folder. Called again, they are replaced.
 

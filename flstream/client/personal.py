@@ -120,7 +120,7 @@ def _keep(file: KeptTensors, names: frozenset[str], layout: Layout, answer: FLMo
 
 @contextmanager
 def own_model(net: torch.nn.Module) -> Iterator[None]:
-    """Work on a model of the site's own beside the global one, until the end of the block.
+    """Work on a site's own model beside the global one, until the end of the block.
 
     It is Ditto (Li et al. 2021, arXiv:2012.04221), with :func:`proximal_term` in the loss::
 
@@ -162,7 +162,7 @@ def own_model(net: torch.nn.Module) -> Iterator[None]:
 
 
 def tensors_of(net: torch.nn.Module | Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the tensors of a module by name, over its memory; those of a dict as they are."""
+    """Return a module's tensors by name, over its memory; a dict's as they are."""
     if isinstance(net, Mapping):
         return net
     return {name: tensor.detach() for name, tensor in net.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Proximal term of FedProx for a client's loss, and its gradient for patches of trainers."""
+"""Proximal term of FedProx for a client's loss, and its gradient for trainers."""
 
 from __future__ import annotations
 
@@ -101,15 +101,13 @@ class ProximalGradient:
         self._differentiated = _differentiated
 
     def add(self, stepped: Iterable[torch.Tensor] | None = None, scale: float = 1.0) -> None:
-        """Add the gradient to that of the loss, unless a loss of this training had the term.
+        """Add the gradient to the loss's, unless a loss of this training had the term.
 
         It is added once a step, when the gradients of all of its batches are summed, and before
         they are clipped. The bits are those of a loss with the term, but where that would add more
-        than two numbers: with several batches a step, or a parameter in several places.
-
-        Args:
-            stepped: Parameters of the step; None for all.
-            scale: Factor that the gradients have, as mixed precision scales them.
+        than two numbers: with several batches a step, or a parameter in several places. ``stepped``
+        are the step's parameters, None for all; ``scale`` is the factor of mixed precision on the
+        gradients.
         """
         if self._differentiated != _differentiated:
             return
@@ -178,7 +176,7 @@ def _given_mu() -> float:
 def _global_params(params: Params | None) -> Params:
     """Return the global model's tensors, or the training code's own choice of them."""
     task = session.present()
-    # What was received may be trained in place: its values are those of the model no more.
+    # Received tensors may be trained in place, and then differ from the global model.
     if task is not None and task.kind is not None:
         received = task.turn.received
         if params is None or (received is not None and params is received.params):
@@ -216,7 +214,7 @@ def _counterpart(
 
 
 def squared_distance(parameter: torch.Tensor, origin: torch.Tensor) -> torch.Tensor:
-    """Return ``||parameter - origin||^2``, differentiable once with respect to the parameter.
+    """Return ``||parameter - origin||^2``, once differentiable in the parameter.
 
     Torch's own operators would keep three tensors of the parameter's size until the gradient is
     taken, which for a whole model is more than its training needs. This keeps none. The scalar is

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 
-# What launchers call a process's number and how many there are: torchrun, Open MPI, MPICH, Slurm.
+# Launchers' variables for rank and number of ranks: torchrun, Open MPI, MPICH, Slurm.
 _VARIABLES = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -61,7 +61,7 @@ def is_first_rank() -> bool:
 
 
 def check_processes(count: int, start: str) -> None:
-    """Compare the number of processes that a trainer takes part in with that of the site."""
+    """Compare a trainer's number of processes with the site's."""
     ranks = current().turns.place.ranks
     if count != ranks:
         raise ClientError(

@@ -1,4 +1,4 @@
-"""Control variates of SCAFFOLD at a site (Karimireddy et al. 2020, arXiv:1910.06378)."""
+"""Control variates of SCAFFOLD (Karimireddy et al. 2020, arXiv:1910.06378)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ScaffoldControl:
         self._steps = 0
 
     def correct(self) -> None:
-        """Add the difference of the controls to the gradients, between backward() and step()."""
+        """Add the controls' difference to the gradients, between backward() and step()."""
         self._steps += 1
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:

@@ -1,4 +1,4 @@
-"""The session of this process's training code, behind the functions of :mod:`flstream.client`."""
+"""Session of this process's training code, behind :mod:`flstream.client`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_UNANSWERED = 2
 
 
 class TaskTurn(ABC):
-    """A site's part of a task; the worker has one kind for rank 0, and one for other ranks.
+    """A site's part of a task, of one kind for rank 0 and another for other ranks.
 
     Attributes:
         kind: Kind of the task, ``"train"`` for one.
@@ -81,7 +81,7 @@ class TaskTurns(Protocol):
         """Report to the server that the training code is ready."""
 
     def next(self, call: CallName, timeout: float | None = None) -> TaskTurn | None:
-        """Return the turn that is not answered yet, or wait for one; None if there is none."""
+        """Return the unanswered turn, or wait for the next one; None at the end."""
 
     def log(self, key: str, value: Any, step: int | None) -> None:
         """Record values in the run's events."""
@@ -286,7 +286,7 @@ class Session:
 
 
 class SystemInfo(Mapping[str, Any]):
-    """Facts about the run and the site, by name; the site's files are copied only on access."""
+    """Facts about the run and the site by name; access copies the site's files."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

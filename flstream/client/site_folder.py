@@ -76,5 +76,5 @@ def _is_full(folder: str) -> bool:
         disk = os.statvfs(folder)
     except OSError:
         return False
-    # Of some systems of files none has a number of its own.
+    # Some file systems do not count files.
     return disk.f_blocks > 0 and (disk.f_bavail == 0 or (disk.f_files > 0 and disk.f_favail == 0))

@@ -1,4 +1,4 @@
-"""Steps of a Hugging Face trainer in each task, and its state from one task to the next."""
+"""Steps of a Hugging Face trainer in each task, and its state between tasks."""
 
 from __future__ import annotations
 
@@ -23,11 +23,8 @@ _PLANNED = "planned_steps"
 class TrainerRounds:
     """Steps of a trainer in each task, and the state kept from one task to the next.
 
-    Args:
-        trainer: The trainer.
-        restores: Whether a task goes on where the last one ended, unless the job says so.
-        epochs: Epochs of a task; None for the trainer's.
-        steps: Steps of a task; None for the epochs.
+    With ``restores``, a task resumes where the last one ended, unless the job says otherwise. A
+    task has ``steps`` steps, or else ``epochs`` epochs, or else the trainer's.
     """
 
     def __init__(
@@ -44,7 +41,7 @@ class TrainerRounds:
         self._planned = 0
         self._original_scheduler = trainer.create_scheduler
         trainer.create_scheduler = self._create_scheduler
-        # Of the optimizer and the scheduler that the script has made, if it has.
+        # States of the script's own optimizer and scheduler, if it has made any.
         parts = (trainer.optimizer, trainer.lr_scheduler) if trainer.optimizer is not None else ()
         self._first_states = [part and copy.deepcopy(part.state_dict()) for part in parts]
         if self._restores:
@@ -74,9 +71,8 @@ class TrainerRounds:
     def begin(self, rounds: int, checkpoint: Path | None) -> str | None:
         """Set the trainer's limits for a task; return the folder to resume from, if any.
 
-        Args:
-            rounds: Number of rounds in the job, over which the learning rate's schedule spans.
-            checkpoint: Path of a checkpoint that the script wants to go on from; None for none.
+        The learning rate's schedule spans the job's ``rounds``. ``checkpoint`` is the path that the
+        script wants to resume from.
         """
         last = current().context.state_dir / _STATE
         self._planned = self.steps * (rounds if self._restores else 1)
@@ -169,6 +165,6 @@ class TrainerRounds:
         return int(TrainerState.load_from_json(os.fspath(folder / _COUNTERS)).global_step)
 
     def _epoch_steps(self, batches: int) -> int:
-        """Return the optimizer steps of an epoch, the last of which may have fewer batches."""
+        """Return an epoch's optimizer steps, the last perhaps with fewer batches."""
         steps: int = math.ceil(batches / self._trainer.args.gradient_accumulation_steps)
         return max(steps, 1)

@@ -82,7 +82,7 @@ class BlockCodec(Protocol):
         ...
 
     def decode(self, data: memoryview, place: BlockPlace) -> Numbers:
-        """Return the numbers of an encoded block; they are then rounded to the tensor's type.
+        """Return an encoded block's numbers, which are rounded to the tensor's type after.
 
         Args:
             data: Bytes of the length that :meth:`nbytes` gives, from a peer that may be anyone.

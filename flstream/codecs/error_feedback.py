@@ -31,7 +31,7 @@ def encode_with_feedback(
     after: Path,
     base: Source | None = None,
 ) -> FileSource:
-    """Encode an update and the residual before it into a file, and write the next residual.
+    """Encode an update and its residual into a file, and write the next residual.
 
     The update is read once, from front to back, a block at a time. Its encoded form is a file, so
     that it can be fetched again while the site's residual is already the next one.

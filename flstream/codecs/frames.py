@@ -1,4 +1,4 @@
-"""Exact codecs, which make a frame on the wire smaller and leave no trace in a model.
+"""Exact codecs, which shorten a frame on the wire and leave no trace in a model.
 
 How small a frame gets is known only once it is encoded, so these codecs are no sources: a sender
 encodes each frame as it sends it, and a receiver decodes it into its place. What a frame becomes
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def shuffle(
     data: memoryview, out: memoryview, layout: Layout, start: int, *, undo: bool = False
 ) -> None:
-    """Write the first bytes of all numbers of a type, then all second bytes, and so on.
+    """Write the first bytes of all numbers, then all second bytes, and so on.
 
     Numbers of a model are alike in their signs and exponents and differ in their last bits. Side by
     side, the bytes that are alike compress well. As in HDF5 and Blosc (Alted 2010, "Why modern CPUs
@@ -140,13 +140,7 @@ class _Rooms(threading.local):
 
 @dataclass(frozen=True)
 class FrameCodec:
-    """Steps and then a compressor of the frames of a body.
-
-    Attributes:
-        steps: Changes that a sender makes, in order: ``delta`` and ``shuffle``.
-        compressor: Compressor of the changed bytes.
-        name: Name of the compressor, for messages.
-    """
+    """Steps (``delta``, ``shuffle``) in order, then a compressor, of a body's frames."""
 
     steps: Sequence[str]
     compressor: FrameCompressor
@@ -162,17 +156,9 @@ class FrameCodec:
 class FrameCoder:
     """Encoder and decoder of the frames of one body; several threads may use it.
 
-    It is a :class:`~flstream.streaming.coding.Decoder`. Memory is bounded by a few times the frame.
-
-    Args:
-        codec: The codec.
-        layout: Layout of the body.
-        source: Model that the other side may have, too; None for none. Of another layout, it is of
-            no use.
-        name: Name by which the other side knows it.
-
-    Attributes:
-        base: The name; empty for no base.
+    Memory is bounded by a few times the frame. ``source`` is a model that the other side may have,
+    too, under ``name``; one of another layout is of no use. ``base`` is the name, empty for no
+    base.
     """
 
     def __init__(

@@ -38,13 +38,7 @@ _ALIGNMENT = 8
 
 
 class CodedTensor(NamedTuple):
-    """A tensor whose numbers are encoded.
-
-    Attributes:
-        spec: The tensor in the model.
-        encoded: The tensor in the encoded body.
-        block_bytes: Bytes of an encoded block there, padding included.
-    """
+    """A tensor in the model and as encoded, in blocks of ``block_bytes`` with padding."""
 
     spec: TensorInfo
     encoded: TensorInfo
@@ -57,7 +51,7 @@ class CodedTensor(NamedTuple):
         return BlockPlace(self.spec.name, self.spec.dtype, offset, count)
 
     def block_at(self, offset: int) -> tuple[BlockPlace, int, int]:
-        """Return the block with a byte of the model's body, and where it begins and ends there."""
+        """Return the block with a byte of the model's body, and its start and stop there."""
         size = BLOCK * BY_CODE[self.spec.dtype].itemsize
         index = (offset - self.spec.start) // size
         start = self.spec.start + index * size
@@ -98,7 +92,7 @@ class LossyCodec:
         return bool(getattr(self.codec, "for_updates", False))
 
     def coded(self, layout: Layout) -> tuple[Layout, Mapping[str, CodedTensor]]:
-        """Return the layout of a model's encoded form, and the tensors that are encoded there.
+        """Return the layout of a model's encoded form, and the encoded tensors.
 
         Those are encoded that become shorter; all others are the same in both bodies. Names and
         aliases are the model's.
@@ -119,7 +113,7 @@ class LossyCodec:
             if spec.dtype in LARGEST and spec.nbytes and spec.name not in passed:
                 rest = spec.elements % BLOCK
                 last = _padded(self.codec, spec, rest) if rest else 0
-                # Of a single block that is short, the length of a whole one tells nothing.
+                # A tensor of a single short block needs no length of a whole block.
                 block = _padded(self.codec, spec, BLOCK) if spec.elements >= BLOCK else last
             size = spec.elements // BLOCK * block + last
             is_coded = 0 < size < spec.nbytes
@@ -211,12 +205,7 @@ class LossyCodec:
         return Blockwise(encoded, layout, sizes, fill)
 
     def encode_block(self, numbers: Numbers, place: BlockPlace) -> bytes:
-        """Encode a block.
-
-        Raises:
-            CodecError: The codec, which may be the user's own, raised an error, or returned
-                something else than bytes of the right length.
-        """
+        """Encode a block; a CodecError says that a user's own codec failed."""
         with codec_code(f"the codec {self.name}", f"at tensor {place.tensor!r}"):
             size = self.codec.nbytes(place.dtype, place.count)
             data = self.codec.encode(numbers, place)
@@ -236,12 +225,7 @@ class LossyCodec:
             return b""
 
     def decode_block(self, data: memoryview, place: BlockPlace) -> Numbers:
-        """Decode a block.
-
-        Raises:
-            CodecError: The codec, which may be the user's own, raised an error, or returned
-                something else than as many numbers.
-        """
+        """Decode a block; a CodecError says that a user's own codec failed."""
         with codec_code(f"the codec {self.name}", f"at tensor {place.tensor!r}"):
             numbers = self.codec.decode(data, place)
         is_real = isinstance(numbers, np.ndarray) and numbers.dtype.kind == "f"

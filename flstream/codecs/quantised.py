@@ -1,4 +1,4 @@
-"""The codecs ``int8`` and ``int4``: whole numbers, and a scale for each few of them.
+"""The codecs ``int8`` and ``int4``: whole numbers, with a scale for each group.
 
 Symmetric quantisation by the largest magnitude, as in Dettmers et al. 2022, "8-bit optimizers via
 block-wise quantization", arXiv:2110.02861, with steps of one size.
@@ -107,12 +107,8 @@ def _with_exact_products(scales: Numbers, dtype: str, bits: int) -> Numbers:
 
     The largest whole number of a group times its scale then has the same scale again. That holds
     where as many bits are left as let the largest be the largest of all (127 of 8 bits), and for
-    powers of two, where the half of a scale is that of half the largest.
-
-    Args:
-        scales: Scales, 0 or above.
-        dtype: Type of the products.
-        bits: Bits of a whole number, its sign included.
+    powers of two, where the half of a scale is that of half the largest. Scales are 0 or above;
+    ``bits`` includes the sign of a whole number.
     """
     scale_bits = MANTISSA_BITS[dtype] - (bits - 1)
     least = SMALLEST[dtype]

@@ -1,4 +1,4 @@
-"""Protocols of engines and workers, and the sockets between the server and a worker."""
+"""Protocols of engines and workers, and the sockets between server and worker."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class WorkerProcess(Protocol):
         ...
 
     def exit_code(self, seconds: float) -> int | None:
-        """Wait until the worker has ended, for at most ``seconds``, and return its exit code.
+        """Wait ``seconds`` at most for the worker's end, and return its exit code.
 
         Returns:
             The code, or minus the signal that killed it; None if it has not ended, or how it did is

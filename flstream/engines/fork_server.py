@@ -40,7 +40,7 @@ _libc = ctypes.CDLL(None)
 
 
 class CallPickler(pickle.Pickler):
-    """Pickles a call, and lists the sockets among its arguments instead of pickling them."""
+    """Pickler of a call, which lists the sockets among the arguments instead."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file)

@@ -39,7 +39,7 @@ _MOST_BYTES = 1 << 20
 # OpenBLAS ends its threads before a fork, but they would be counted among those of a library. One
 # that a library brings along, as SciPy does, then has one thread in the sites, too.
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
-# Those of the libraries that the job asks for which started threads.
+# Libraries of the job that have started threads.
 _started_threads: list[str] = []
 
 # Importing these prints nothing, opens nothing, and starts no threads but OpenBLAS's, which end
@@ -126,7 +126,7 @@ def preloaded_imports(source: Path | None, libraries: Sequence[str]) -> list[Lib
 
 
 def import_libraries(imports: Sequence[LibraryImport]) -> None:
-    """Import libraries in this process; an import that fails is left to the training code."""
+    """Import libraries in this process; leave a failing import to the training code."""
     for module, names in imports:
         before = set(sys.modules)
         try:

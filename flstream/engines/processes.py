@@ -56,7 +56,7 @@ _START_SECONDS = 120.0
 
 
 def variables_of(job: Job) -> dict[str, str]:
-    """Return the environment variables of a job's processes, for :meth:`ProcessHost.prepare`."""
+    """Return the environment of a job's processes, for :meth:`ProcessHost.prepare`."""
     threads, variables = str(job.clients.threads), {}
     # A command's processes are not forked from here: what they import is their own.
     if job.train.command is None:
@@ -137,7 +137,7 @@ class Process:
         if self._has_ended(seconds) and _is_readable(self._answers, _GRACE_SECONDS):
             own = socket.fromfd(self._answers, socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with own, suppress(OSError):
-                # It stays there for other threads, and the next call.
+                # The answer stays in the socket for other threads, and the next call.
                 if answer := own.recv(ANSWER.size, socket.MSG_PEEK):
                     return int(ANSWER.unpack(answer)[0])
         return None
@@ -329,7 +329,7 @@ class ProcessHost:
             fork_server = os.pidfd_open(self.fork_server_pid)
             _is_readable(fork_server, _GRACE_SECONDS)
             os.close(fork_server)
-            # It has done that itself, unless it was stopped or killed.
+            # The fork server has done so itself, unless it was stopped or killed.
             os.killpg(self.fork_server_pid, signal.SIGKILL)
         if self._popen is not None:
             self._popen.wait()

@@ -63,11 +63,7 @@ Message = ClusterReady | WorkerConnected | WorkerEnded | NodeEvent | Warned | Fl
 
 
 class RayWorker:
-    """A worker on a node: see :class:`flstream.engines.engine.WorkerProcess`.
-
-    Attributes:
-        ends: The server's ends of the sockets to it.
-    """
+    """A worker on a node: see :class:`flstream.engines.engine.WorkerProcess`."""
 
     def __init__(self, engine: RayEngine, name: str, ends: WorkerSockets) -> None:
         self.ends = ends

@@ -257,7 +257,7 @@ class _Driver:
         """Start an actor on a node, and follow its workers until it is lost."""
         engine, machine = self._job.engine, this_machine()
         try:
-            # It takes what all workers there take, and deals them the GPUs that Ray lets it see.
+            # The actor takes the CPUs and GPUs of all workers there, and deals out the GPUs.
             options = ray.remote(NodeHost).options(
                 num_cpus=node.room * engine.cpus,
                 num_gpus=node.room * (engine.gpus or 0),

@@ -93,10 +93,9 @@ class NodeHost:
     def poll(
         self, watched: Sequence[tuple[str, int, Sequence[int]]]
     ) -> tuple[dict[str, int | None], NodeMemory]:
-        """Report about the node when a worker ends, or after a second.
+        """Return exit codes of ended workers by name, and measurements.
 
-        Returns:
-            Exit codes of workers that have ended since the last poll, by name; and measurements.
+        Returns when a worker ends, or after a second.
         """
         self._is_polled.set()
         for name, pid, others in watched:

@@ -70,7 +70,7 @@ class Block:
         return self.passage.round
 
     def normals(self, stream: str = "") -> Floats:
-        """Return a normal random number of mean 0 and variance 1 for each number of the block.
+        """Return a normal random number of mean 0 and variance 1 for each number.
 
         Random numbers depend on the job's seed, the site, the round, the filter's place, the tensor
         and the place of the number in it alone, so that a repeated task has the same.
@@ -78,11 +78,11 @@ class Block:
         return normals(self._key(stream), self.offset, self.count)
 
     def uniforms(self, stream: str = "") -> Floats:
-        """Return a uniform random number between 0 and 1 for each number: see :meth:`normals`."""
+        """Return a uniform random number from 0 to 1 for each number: see :meth:`normals`."""
         return uniforms(self._key(stream), self.offset, self.count)
 
     def laplaces(self, stream: str = "") -> Floats:
-        """Return a number of Laplace's distribution with scale 1 for each: see :meth:`normals`."""
+        """Return a Laplace number of scale 1 for each number: see :meth:`normals`."""
         return laplaces(self._key(stream), self.offset, self.count)
 
     def _key(self, stream: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The built-in filters that change numbers: percentile and SVT privacy, and Gaussian noise.
+"""Built-in filters of numbers: percentile and SVT privacy, and Gaussian noise.
 
 Each is a function from a model's numbers, its passage, the filter's place among those of its
 direction and the job's arguments to the function that filters a block.

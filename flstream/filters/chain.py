@@ -59,7 +59,7 @@ def filtered(
                 values = values._replace(tensors=tensors)
             continue
         if values is None:
-            # What was left out before need not be in the base.
+            # The base need not have tensors that earlier filters left out.
             values = _unfiltered(source, base, layout.by_name)
         apply: BlockFilter = (
             BUILT_IN[spec.type](values, passage, place, **dict(spec.args))

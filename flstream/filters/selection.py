@@ -49,20 +49,12 @@ class _Search:
 
 
 def order_statistics(blocks: Blocks, count: int, ranks: Sequence[int]) -> list[float]:
-    """Return the numbers at given places of the ascending order.
+    """Return the numbers at the places ``ranks`` of the ascending order, from 0.
 
     The bits of floats of at least 0 are in the order of the floats. So each pass finds the next 16
-    bits of a number, until those that share the bits found are few enough to be sorted, or all
-    bits are found. With a quarter of a million numbers or fewer that is one pass, with more as a
-    rule two or three, and never more than four.
-
-    Args:
-        blocks: Begins a pass over the numbers.
-        count: How many there are.
-        ranks: Places from 0, below ``count``.
-
-    Returns:
-        The numbers, in the order of their places.
+    bits of a number, until those that share the bits found are few enough to be sorted, or all bits
+    are found. With a quarter of a million numbers or fewer that is one pass, with more as a rule
+    two or three, and never more than four.
     """
     searches = [_Search(rank, count=count) for rank in ranks]
     while todo := [search for search in searches if search.bits < _BITS and not search.members]:

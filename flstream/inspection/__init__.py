@@ -1,1 +1,1 @@
-"""Inspection of checkpoints of any size, range by range: contents, statistics, differences."""
+"""Inspection of checkpoints of any size, by ranges."""

@@ -1,4 +1,4 @@
-"""Examination of a checkpoint or run directory: contents, statistics, difference, verification."""
+"""Examination of a checkpoint or run directory."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def model_at(path: Path) -> Path:
 
 
 def _matches(name: str, filters: Collection[str]) -> bool:
-    """Return whether a name matches one of the shell patterns, or there are no patterns."""
+    """Return whether a name matches one of the shell patterns, if there are any."""
     return not filters or any(fnmatchcase(name, pattern) for pattern in filters)
 
 

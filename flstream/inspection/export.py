@@ -101,7 +101,7 @@ def _write_folder(
     beside = kept_files(folder) if folder is not None else []
     files = [Path(shutil.copyfile(path, to / path.name)) for path in beside]
     weights = to / (_ADAPTER if (to / "adapter_config.json").exists() else _MODEL)
-    # Of tied names the first is written, as libraries do that tie them again.
+    # Only the first of tied names is written, as libraries do that tie them again.
     first = {tensor: name for name, tensor in reversed([*names.items()])}
     places = {first[spec.name]: (file, spec) for spec in file.layout.tensors}
     write_checkpoint(weights, composed(places), {"format": "pt"})

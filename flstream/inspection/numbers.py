@@ -1,4 +1,4 @@
-"""Statistics of tensors, and differences between two checkpoints, computed block by block."""
+"""Statistics of tensors, and differences of two checkpoints, block by block."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def in_float64(value: np.longdouble) -> float:
 
 
 def read_blocks(source: Source, spec: TensorInfo, scratch: Scratch) -> Iterator[memoryview]:
-    """Yield the bytes of a tensor in blocks of whole elements, each valid until the next."""
+    """Yield a tensor's bytes in blocks of whole elements, each valid until the next."""
     size = BLOCK * BY_CODE[spec.dtype].itemsize
     for start in range(spec.start, spec.stop, READ_BYTES):
         views = views_of(source, start, min(start + READ_BYTES, spec.stop), scratch)

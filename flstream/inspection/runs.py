@@ -1,4 +1,4 @@
-"""A run directory: its models, the sums of its rounds and sites, and their verification."""
+"""A run directory: its models, sums of its rounds and sites, and verification."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def models_by_file(history: History) -> dict[tuple[int, int | None], ModelRecord
 
 
 def checkpoint_files(run: RunDirectory) -> list[ModelFile]:
-    """List the models in a run directory, oldest first; the last of a round has no step."""
+    """List a run's models, oldest first; the last of a round has no step."""
     try:
         files = [
             file
@@ -154,7 +154,7 @@ def run_of(path: Path) -> tuple[RunDirectory, ModelFile | None] | None:
 
 
 def verify_checkpoint(file: CheckpointFile) -> Verification:
-    """Read all of a checkpoint, check it, and compare its digest with its run's journal."""
+    """Read and check a checkpoint, and compare its digest with its run's journal."""
     location = run_of(file.path)
     if location is None:
         return _verify(file, None, [])

@@ -1,4 +1,4 @@
-"""The job file: HOCON read into a typed, immutable `Job`, or refused with all its mistakes."""
+"""The job file: HOCON as a typed, immutable `Job`, or all of its mistakes."""
 
 from flstream.job.job import Job
 from flstream.job.keys import job_keys, job_schema

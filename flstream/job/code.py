@@ -218,7 +218,7 @@ def exchange_imported(files: Imported) -> Imported:
 
 
 def import_once(where: str) -> ModuleType:
-    """Import a module by its dotted name or its path, unless this process has it already.
+    """Import a module by its dotted name or path, once in this process.
 
     The import of a file leaves ``sys.path`` and ``sys.modules`` as they were, so that modules
     beside it are not mistaken for those of another job, and do not hide installed modules. What

@@ -1,4 +1,4 @@
-"""Section of the job file that lists codecs of what travels between the server and the sites."""
+"""Section of the job file for codecs between the server and the sites."""
 
 from __future__ import annotations
 
@@ -194,14 +194,14 @@ class CodecPlan:
 
 
 def _in_order(specs: list[CodecSection], direction: Literal["down", "up"]) -> list[CodecSection]:
-    """Refuse codecs that cannot follow each other; own ones are not asked what they are yet."""
+    """Refuse codecs that cannot follow each other, without asking own ones."""
     if all(spec.type in BUILT_IN for spec in specs) and (problems := [*disorder(specs, direction)]):
         raise RefusedValueError(*problems)
     return specs
 
 
 def disorder(specs: Sequence[CodecSection], direction: Literal["down", "up"]) -> Iterator[Problem]:
-    """Yield the problems of codecs that cannot follow each other, or not in this direction.
+    """Yield the problems of codecs in a wrong order or direction.
 
     Args:
         specs: The codecs; own ones are imported.
@@ -268,7 +268,7 @@ class CodecsSection(Section):
 
     @property
     def keep_models(self) -> bool:
-        """Whether sites keep a model as they received it, since others are compared with it."""
+        """Whether sites keep received models, for comparisons."""
         up, down = self.of_updates, self.of_models
         return up.is_lossy or up.needs_base or down.needs_base
 

@@ -32,7 +32,7 @@ class Condition(NamedTuple):
     """Finite number that the metric is compared with."""
 
     def holds(self, value: float) -> bool:
-        """Whether a value of the metric meets the condition; NaN never does."""
+        """Return whether a value of the metric meets the condition; NaN never does."""
         return _COMPARE[self.operator](value, self.number)
 
     def __str__(self) -> str:

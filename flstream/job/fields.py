@@ -62,7 +62,7 @@ class Section(BaseModel):
 
 @dataclass(frozen=True)
 class Allowed:
-    """Words for the values of a type, in messages, the reference page and the JSON schema."""
+    """Words for a type's values, in messages, reference page and JSON schema."""
 
     words: str | Callable[[], str]
     """Description to follow "must be"; a function is called when it is needed."""

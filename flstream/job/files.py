@@ -42,7 +42,7 @@ def _script(value: Any, info: ValidationInfo) -> Path:
 
 
 def code_name(what: str, built_in: Callable[[], Collection[str]] = tuple) -> tuple[Any, ...]:
-    """Return the annotations of a text: the name of a built-in, or code in a file or a module.
+    """Return the annotations of a text: a built-in's name, or a place of code.
 
     Code beside the job file or in a file resolves to `/abs/path/model.py:build`, which can be
     found from anywhere; an installed module keeps its name. No code is imported.

@@ -1,4 +1,4 @@
-"""Section of the job file that lists filters of what travels to and from training code."""
+"""Section of the job file for filters before and after training code."""
 
 from __future__ import annotations
 
@@ -129,5 +129,5 @@ class FiltersSection(Section):
 
     @property
     def keep_models(self) -> bool:
-        """Whether a model is kept as it was received, since filters need it after training."""
+        """Whether received models are kept for filters after training."""
         return bool(self.down) or any(spec.changes_numbers for spec in self.up)

@@ -105,7 +105,7 @@ def read_hocon(path: Path, overrides: Sequence[Override] = ()) -> Hocon:
     with _noting_failures(hocon):
         with _Parser(hocon).in_place_of_pyhocon() as parser:
             root = parser.parse_path(path)
-        # Those of workflows wait for their list, which may have another name in the file.
+        # Overrides of workflows wait for the list, which may have another name in the file.
         later: list[Override] = []
         for key, value in overrides:
             if key.startswith("workflow"):
@@ -126,11 +126,7 @@ def read_hocon(path: Path, overrides: Sequence[Override] = ()) -> Hocon:
 
 
 def parse_value(text: str) -> tuple[Any, Sequence[Problem]]:
-    """Parse one HOCON value, and leave its `${X}` unresolved.
-
-    Returns:
-        The value, and the mistakes in it.
-    """
+    """Parse one HOCON value, without resolving `${X}`; return its mistakes, too."""
     hocon, tree = Hocon(), {}
     with _noting_failures(hocon), _Parser(hocon).in_place_of_pyhocon() as parser:
         tree = parser.parse_text(f"value = {text}", Path.cwd())
@@ -153,7 +149,7 @@ def _noting_failures(hocon: Hocon) -> Iterator[None]:
 
 
 class _Parser:
-    """Parser of one file and its includes, which stands in for pyhocon's ConfigFactory."""
+    """Parser of one file and its includes, in place of pyhocon's ConfigFactory."""
 
     def __init__(self, hocon: Hocon) -> None:
         self._hocon = hocon
@@ -302,7 +298,7 @@ class _Resolver:
         self._under_way: list[int] = []
 
     def get(self, node: Any) -> Any:
-        """Return a part of the content without substitutions; `_Unset` for what nothing sets."""
+        """Return a part of the content without substitutions; `_Unset` for an unset part."""
         match node:
             case ConfigValues():
                 return self._joined(node)
@@ -386,7 +382,7 @@ def split_index(part: str) -> tuple[str, int | None]:
 
 
 def _plain(value: Any, key: str, unresolved: dict[str, str]) -> Any:
-    """Return pyhocon's values as plain dicts, lists, texts, numbers, booleans and None."""
+    """Return pyhocon's values as dicts, lists, texts, numbers, booleans and None."""
     match value:
         case dict():
             # Not items(), in which pyhocon splits keys at their dots.

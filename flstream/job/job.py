@@ -177,7 +177,7 @@ class Job(Section):
 
     @property
     def folder(self) -> Path:
-        """Absolute path of the job file's folder; not a key, so equal jobs may differ in it."""
+        """Absolute path of the job file's folder; no key, so equal jobs may differ in it."""
         return self._folder
 
     @property
@@ -220,7 +220,7 @@ class Job(Section):
 
     @property
     def keep_models(self) -> bool:
-        """Whether sites keep a model as they received it, since it is needed after training."""
+        """Whether sites keep received models for use after training."""
         return self.filters.keep_models or self.streaming.codecs.keep_models
 
     def __eq__(self, other: object) -> bool:

@@ -226,13 +226,13 @@ def nearest_keys(unknown: str, keys: Iterable[str]) -> tuple[str, ...]:
 
 
 def which_key(unknown: str, keys: Iterable[str]) -> str:
-    """Return a question that suggests the nearest keys to an unknown one; empty for none."""
+    """Return a question about the nearest keys to an unknown one; empty for none."""
     near = " or ".join(nearest_keys(unknown, keys))
     return f"did you mean {near}?" if near else ""
 
 
 class _Mistake(NamedTuple):
-    """Error of a key, with the value as the file gives it and the schema of its values."""
+    """Error of a key, with the file's value and the schema of its values."""
 
     error: ErrorDetails
     value: Any

@@ -57,7 +57,7 @@ class NetworkLink(LinkFacts, frozen=True):
 
     @property
     def facts(self) -> LinkFacts:
-        """Return the link as plain numbers, with means over the trace."""
+        """The link as plain numbers, with means over the trace."""
         latency = self._mean("latency") or 0.0
         return LinkFacts(self._mean("up"), self._mean("down"), latency, self.jitter, self.loss)
 

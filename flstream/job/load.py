@@ -1,4 +1,4 @@
-"""Loading of a job file with overrides into a `Job`, which reports all mistakes at once."""
+"""Loading of a job file with overrides, with all mistakes in one report."""
 
 import os
 import re
@@ -26,7 +26,7 @@ def load_job(
     overrides: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
 ) -> Job:
-    """Read a job file, apply overrides, and resolve it: defaults filled in, paths absolute.
+    """Read a job file, apply overrides, and fill in defaults and absolute paths.
 
     Args:
         path: Path of the job file (HOCON).

@@ -1,4 +1,4 @@
-"""Emulated links of the sites: as a section, as a text on a command line, as traces in a file."""
+"""Emulated links of the sites: as a section, a command line's text, or traces."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ def _number(seed: int, key: str, site: str) -> float:
 
 
 def parse_link(text: str) -> NetworkLink:
-    """Parse a link of a command line, such as ``10Mbit,50ms`` or ``10Mbit/100Mbit,50ms,5ms,1%``.
+    """Parse a command line's link, ``10Mbit,50ms`` or ``10Mbit/100Mbit,50ms,5ms,1%``.
 
     Args:
         text: Rate up and down, or the rates up and down with a slash between them; then latency,

@@ -39,7 +39,7 @@ class Problem:
 
 
 class RefusedValueError(ValueError):
-    """Refusal of a value by a validator, which knows its problems better than pydantic.
+    """Refusal of a value by a validator, with problems in its own words.
 
     Their keys are relative to the value's: `""` is the value itself.
     """

@@ -191,7 +191,7 @@ class ModelSection(Section):
 
 
 def _command(text: str, info: ValidationInfo) -> str:
-    """Return a command whose first word is a program that there is; a path becomes absolute."""
+    """Return a command whose first word is an existing program, with its full path."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -211,7 +211,7 @@ def _command(text: str, info: ValidationInfo) -> str:
 
 
 def _program_path(name: str) -> str | None:
-    """Return the path of a program, first of this interpreter's environment; None for none."""
+    """Return the path of a program, first of this interpreter's environment."""
     if name in ("python", "python3"):
         return sys.executable
     if "/" in name:
@@ -333,7 +333,7 @@ class Method(NamedTuple):
         return factor * byzantine + more
 
     def most_byzantine(self, updates: int) -> int:
-        """Return how many updates may be Byzantine at most; -1 if there are too few for any."""
+        """Return how many updates may be Byzantine; -1 for too few updates."""
         factor, more = self.needed or (1, 0)
         return max((updates - more) // factor, -1)
 
@@ -356,7 +356,7 @@ METHODS: Mapping[str, Method] = {
 
 
 def is_own(method: str) -> bool:
-    """Whether a method is a user's own, in a file or a module."""
+    """Return whether a method is a user's own, in a file or a module."""
     return ":" in method
 
 

@@ -18,7 +18,7 @@ from flstream.job.fields import (
 from flstream.job.files import csv_rows
 from flstream.job.problems import Problem, RefusedValueError, did_you_mean, hint_of_name
 
-# What a cell means as it does in a section; all others are texts.
+# Cells that are constants, as in a section; all others are texts.
 _CONSTANTS = {"true": True, "false": False, "null": None}
 # Beyond these, products with numbers of examples would lose digits, or be infinite.
 _LEAST_FACTOR, _MOST_FACTOR = 1e-6, 1e6
@@ -59,7 +59,7 @@ def _usable(names: list[str]) -> list[str]:
 
 
 def _rows(value: Any, info: ValidationInfo) -> Any:
-    """Return the rows of a CSV file by site, as texts, without the empty ones; others as is."""
+    """Return a CSV file's rows by site, as texts, without empty ones; others as is."""
     if not isinstance(value, str):
         return value
     path = folder_of(info) / value

@@ -104,7 +104,7 @@ DEFINITION = "__flstream_workflow__"
 
 
 class WorkflowCode(NamedTuple):
-    """Function of (run) or (run, args) of a workflow, and the section of its arguments."""
+    """Function of (run) or (run, args) of a workflow, and its arguments' section."""
 
     function: Callable[..., Any]
     args: type[WorkflowArgs]
@@ -112,7 +112,7 @@ class WorkflowCode(NamedTuple):
 
 
 def built_ins() -> Mapping[str, str]:
-    """Return the built-in workflows: `package.module:name` of each function by workflow name."""
+    """Return the place of each built-in workflow, `package.module:name`, by its name."""
     # Imported on demand, since the package of workflows is above this one.
     registry: Mapping[str, str] = importlib.import_module("flstream.workflows.registry").BUILT_IN
     return registry
@@ -238,7 +238,7 @@ class Stage(TypedSection):
         return lambda run: code.function(run, *([stage.args] if code.takes_args else []))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without classes of the user's code, which the unpickling process may lack.
+        """Pickle without classes of user code, which other processes may lack.
 
         Their arguments are pickled in a section that accepts any names, and converted to the
         workflow's own section when the program is loaded.

@@ -1,4 +1,4 @@
-"""Sections with a type and its arguments: built-ins, and classes or functions of the user's."""
+"""Sections with a type and its arguments, built-in or of the user's code."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TypedSection(Section):
 
     @classmethod
     def section_of(cls, kind: str) -> AnySection:
-        """Return the section of the arguments of a type; of the user's own, after its import."""
+        """Return the section of a type's arguments; of user code, after its import."""
         return cls.built_in().get(kind, FreeSection)
 
     @model_validator(mode="before")

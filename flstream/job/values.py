@@ -49,7 +49,7 @@ def render_value(value: Any) -> str:
 
 
 def render_values(values: Mapping[str, Any]) -> str:
-    """Return HOCON text that reads as these plain values, with a block for each section.
+    """Return HOCON text of plain values, with a block for each section.
 
     Args:
         values: Values by key; a section is a mapping. They are not checked.
@@ -58,7 +58,7 @@ def render_values(values: Mapping[str, Any]) -> str:
 
 
 def render_job(job: Job) -> str:
-    """Return HOCON text of all keys of a job that loads, from any folder, as an equal job.
+    """Return HOCON text that loads as an equal job from any folder.
 
     The first line of a key's meaning stands above it.
     """
@@ -66,7 +66,7 @@ def render_job(job: Job) -> str:
 
 
 def _lines(values: Mapping[str, Any], section: BaseModel | None, depth: int) -> Iterator[str]:
-    """Yield the lines of a section; of a section of a job, with the meanings of its keys."""
+    """Yield the lines of a section; a job's with the meanings of their keys."""
     indent = "  " * depth
     fields = {} if section is None else type(section).model_fields
     attributes = {field.alias or name: (name, field) for name, field in fields.items()}

@@ -1,1 +1,1 @@
-"""A model as a byte range: layout, sources, sinks and checkpoints. No network and no process."""
+"""A model as a byte range: layout, sources, sinks and checkpoints."""

@@ -20,7 +20,7 @@ Adapters that are spread over a model's matrices change few of them: with 1% of 
 
 
 class BodyDigest:
-    """Digest of a model: xxh3-128 of its layout's fingerprint and of its bytes in order.
+    """Digest of a model: xxh3-128 of its layout's fingerprint and its bytes in order.
 
     It depends neither on a header's metadata nor on how the bytes are cut into ranges.
 
@@ -42,7 +42,7 @@ class BodyDigest:
 
 
 def body_digest(source: Source) -> str:
-    """Read a source in ranges of 1 MiB, and return its digest: see :class:`BodyDigest`."""
+    """Read a source in ranges of 1 MiB, and return its :class:`BodyDigest`."""
     digest, scratch = BodyDigest(source.layout), Scratch()
     for start, stop in source.layout.ranges(_READ_BYTES):
         digest.update(views_of(source, start, stop, scratch))

@@ -1,4 +1,4 @@
-"""Element types that a body can hold, named as in the safetensors format, and their numbers."""
+"""Element types of a body, named as in the safetensors format, and their numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ quietly = np.errstate(all="ignore")
 
 
 class DType(NamedTuple):
-    """An element type: its code in a header, bytes of an element, names in torch and NumPy."""
+    """Element type: code in a header, bytes of an element, names in torch and NumPy."""
 
     code: str
     itemsize: int
@@ -169,12 +169,12 @@ def unit(code: str) -> int:
 
 
 def number_type(code: str) -> np.dtype[Any]:
-    """Return the type in which codecs take the numbers of a tensor: float32 or float64, exact."""
+    """Return the type in which codecs take numbers exactly: float32 or float64."""
     return np.dtype(np.float64 if code == "F64" else np.float32)
 
 
 def numbers_in(code: str, data: memoryview) -> Numbers:
-    """Return the numbers in bytes of consecutive elements, in place and in their own type.
+    """Return the numbers in bytes of elements, in place and in their own type.
 
     The parts of a complex element are numbers of their own; bfloat16 and the floats of eight bits
     are types of ``ml_dtypes``.
@@ -193,7 +193,7 @@ def load(numbers: Numbers, out: Numbers) -> None:
 
 
 def loaded(code: str, data: memoryview) -> Numbers:
-    """Return the floats in bytes of consecutive elements in their ``number_type``, read-only.
+    """Return the floats in bytes of elements in their ``number_type``, read-only.
 
     Args:
         code: Type of the elements.
@@ -239,7 +239,7 @@ def stored(code: str, numbers: Numbers) -> bytes:
 
 
 def first_not_finite(numbers: Numbers, start: int = 0) -> int | None:
-    """Return ``start`` plus the index of the first infinity or NaN among floats, or None."""
+    """Return ``start`` plus the index of the first infinity or NaN; None without one."""
     if numbers.dtype in _NOT_FINITE:
         bits = numbers.view(f"u{numbers.itemsize}")
         mask, value = map(bits.dtype.type, _NOT_FINITE[numbers.dtype])
@@ -259,7 +259,7 @@ def _as_torch(numbers: Numbers) -> torch.Tensor:
 
 
 def _to_odd(numbers: Numbers) -> Numbers:
-    """Round float64 to float32 so that a further rounding gives the result of a single one.
+    """Round float64 to float32 so that a further rounding gives a single one's result.
 
     A number that is not exact in float32 must not look like a tie of a smaller type, so it gets an
     odd last bit. Boldo and Melquiond 2008, "Emulation of a FMA and correctly rounded sums",

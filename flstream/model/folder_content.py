@@ -21,7 +21,7 @@ import xxhash
 
 from flstream.model.descriptors import begin_writeback, sync_directory
 
-# What a digest begins with, so that another rule for it gives other digests.
+# First bytes of each digest, so that another rule gives other digests.
 _RULE = b"flstream folder 1\0"
 # Kind, permission bits and bytes of the name of an entry; its name and 16 bytes of content follow.
 _ENTRY = struct.Struct("<cHI")
@@ -77,7 +77,7 @@ def copy_folder(source: str, target: str) -> str:
         copy = f"{target}/{entry.name}" if entry.name else target
         with _about(copy):
             if entry.kind == b"d":
-                # It gets its own permissions once its content is there, which they may forbid.
+                # The folder's own permissions may forbid its content, so they come last.
                 os.mkdir(copy, 0o700)
                 folders.append((entry.path, copy))
             else:

@@ -124,7 +124,7 @@ class Layout:
 
     @cached_property
     def fingerprint(self) -> str:
-        """xxh3-128 of names, dtypes, shapes, offsets and aliases, as 32 hexadecimal digits."""
+        """xxh3-128 of names, dtypes, shapes, offsets and aliases: 32 hexadecimal digits."""
         return xxhash.xxh3_128_hexdigest(self.plain_header)
 
     @cached_property
@@ -224,7 +224,7 @@ class Layout:
         return "the tensors are in another order"
 
     def header(self, metadata: Mapping[str, str] | None = None) -> bytes:
-        """Encode the safetensors header: 8 bytes with its length, then JSON padded with spaces.
+        """Encode the safetensors header: 8 bytes of length, then padded JSON.
 
         Args:
             metadata: Strings for ``__metadata__``, under any names but that of the aliases.

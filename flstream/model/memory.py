@@ -84,7 +84,7 @@ class MemoryBody(ComposedSource):
 
     @classmethod
     def over(cls, into: torch.nn.Module | Params) -> MemoryBody:
-        """Make the writable body of a module's own parameters and buffers, or of given tensors.
+        """Make the writable body of a module's parameters and buffers, or of tensors.
 
         Of a PEFT model, it is the body of its adapter.
 
@@ -144,7 +144,7 @@ class MemoryBody(ComposedSource):
         )
 
     def part(self, layout: Layout) -> MemoryBody:
-        """Return the writable body of the tensors that a layout names, in their own storage."""
+        """Return the writable body of a layout's tensors, in their own storage."""
         tensors = {name: self.tensors[name] for name in layout.names}
         return MemoryBody.of(tensors, writable=True, tied=layout.aliases)
 

@@ -1,4 +1,4 @@
-"""Exchanged tensors of a module: all of them, or its adapter's.
+"""Exchanged tensors of a module: its whole state, or its adapter's.
 
 A PEFT model (``peft.PeftModel``) exchanges its adapter, under the names of adapter files. PEFT is
 not imported here, unless a module is one of its models.
@@ -33,7 +33,7 @@ def adapter_of(module: Any) -> dict[str, torch.Tensor]:
 
     name = module.active_adapter
     base = module.peft_config[name].base_model_name_or_path
-    # Of a base that is not on disk, PEFT would ask its hub whether the vocabulary was changed.
+    # For a base that is not on disk, PEFT would ask its hub about the vocabulary.
     embeddings = "auto" if not base or os.path.isdir(base) else False
     return dict(
         get_peft_model_state_dict(module, adapter_name=name, save_embedding_layers=embeddings)

@@ -83,7 +83,7 @@ def normals(key: bytes, start: int, count: int) -> Floats:
 
 
 def laplaces(key: bytes, start: int, count: int) -> Floats:
-    """Return random numbers of Laplace's distribution with mean 0 and scale 1 (variance 2).
+    """Return Laplace random numbers of mean 0 and scale 1 (variance 2).
 
     They are quantiles of :func:`uniforms` of the same key and indices, at most 36.1 from 0.
     """
@@ -149,7 +149,7 @@ def _ratio(x: Floats, coefficients: Sequence[tuple[float, float]]) -> Floats:
 
 
 def _polynomial(x: Floats, coefficients: Sequence[float]) -> Floats:
-    """Return the values of a polynomial with these coefficients, from the highest power down."""
+    """Return a polynomial's values, with coefficients from the highest power down."""
     values = np.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         values *= x
@@ -162,7 +162,7 @@ _ARTANH = [1.0 / odd for odd in range(23, 0, -2)]
 # 1/14!, 1/13! and so on to 1.
 _TAYLOR = [1.0 / math.factorial(power) for power in range(14, -1, -1)]
 
-# Of AS 241 (PPND16): the coefficients of each power above and below the bar, the highest first.
+# Coefficients of AS 241 (PPND16), each power's above and below the bar, highest first.
 _CENTRE = (
     (2.5090809287301226727e3, 5.2264952788528545610e3),
     (3.3430575583588128105e4, 2.8729085735721942674e4),

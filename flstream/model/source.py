@@ -20,7 +20,7 @@ OnRange = Callable[[int, int], None]
 
 
 class Scratch:
-    """A reusable buffer for reading ranges: fresh pages cost more than copying into them.
+    """Reusable buffer for ranges: fresh pages cost more than copying into them.
 
     Attributes:
         buffer: The memory kept between calls, as long as the longest range so far (32 MiB at most).
@@ -30,7 +30,7 @@ class Scratch:
         self.buffer = bytearray()
 
     def take(self, size: int) -> memoryview:
-        """Return a writable view of ``size`` bytes of any content, valid until the next call."""
+        """Return a writable view of ``size`` bytes of any content, until the next call."""
         if size > _KEPT_BYTES:
             return memoryview(bytearray(size))
         if len(self.buffer) < size:
@@ -59,7 +59,7 @@ class Source(Protocol):
 
 
 def in_place(source: Source, start: int, stop: int) -> Sequence[memoryview] | None:
-    """Return the bytes ``[start, stop)`` where they lie in memory, as consecutive views.
+    """Return the bytes ``[start, stop)`` in memory in place, as consecutive views.
 
     A source says that with a method ``in_place(start, stop)``, if it has one.
 

@@ -96,14 +96,14 @@ class TensorView:
         self.shape = tuple(tensor.shape)
         self.address = str(tensor.device), tensor.data_ptr()
         self.place = (self.address, self.shape, tensor.stride(), self.code)
-        # What this thread has asked of the device so far, such as a training, is done first.
+        # The device first does this thread's earlier work, such as a training.
         wait_for_copies(tensor.device)
         plain = tensor.detach().resolve_conj().resolve_neg()
         self._on_device = plain.contiguous().reshape(-1).view(torch.uint8)
         self.nbytes = self._on_device.numel()
 
     def changed(self) -> str | None:
-        """Return a sentence if torch has changed the tensor; None if it is to be written to."""
+        """Return a sentence if torch has changed the tensor; None for a writable view."""
         if self._version is None or self.tensor is None or self.tensor._version == self._version:
             return None
         return (
@@ -130,7 +130,7 @@ class TensorView:
             into[:] = room[start - first * size : stop - first * size]
 
     def write(self, start: int, view: memoryview) -> None:
-        """Copy bytes to another device, to the place in the tensor that begins at ``start``."""
+        """Copy bytes to another device, into the tensor from ``start`` on."""
         assert self._on_device is not None  # others are written to in place
         _copy(_tensor_over(view), self._on_device[start : start + len(view)])
 
@@ -228,7 +228,7 @@ def wait_for_copies(device: torch.device) -> None:
 
 
 def _gather(array: Array, start: int, stop: int, out: Array) -> None:
-    """Copy the elements ``[start, stop)``, in the order of the indices, into a flat array."""
+    """Copy the elements ``[start, stop)``, in the indices' order, into a flat array."""
     # Measured: 0.4 GB/s of a transposed matrix, and 1.7 GB/s of images with their channels last.
     pieces = np.nditer(array, ["external_loop", "buffered", "ranged", "delay_bufalloc"], order="C")
     pieces.iterrange = start, stop  # type: ignore[misc]  # which can be set, by its documentation

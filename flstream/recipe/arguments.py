@@ -1,4 +1,4 @@
-"""Arguments of the Python face: their types, and the key of a job file that each becomes."""
+"""Arguments of the Python face: their types, and their keys in a job file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TransferType = StrEnum("TransferType", ["FULL", "DIFF"])
 
 
 class FilterType(StrEnum):
-    """Values that a filter is applied to: models that sites receive, or their answers."""
+    """Values for a filter: models that sites receive, or their answers."""
 
     TASK_DATA = "task_data"
     TASK_RESULT = "task_result"
@@ -85,7 +85,7 @@ _CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
 
 
 class RecipeArguments(TypedDict, total=False):
-    """Arguments of recipes, each with its type and the key of a job file that it becomes.
+    """Arguments of recipes, each with its type and its key in a job file.
 
     They have NVFlare's names; ``learner``, ``server_optimizer`` and ``config`` are flstream's own.
     """
@@ -141,10 +141,9 @@ _SIMPLE: Mapping[str, TypeAdapter[Any]] = {
 
 
 def converted(name: str, value: Any) -> Any:
-    """Return the value of the key that an argument becomes; None for one that asks for nothing.
+    """Return the value of an argument's key; None for an argument that sets nothing.
 
-    Raises:
-        ValueError: It is of another type; the message says which.
+    A ValueError names the type of an argument of another type.
     """
     if name in _SIMPLE and value is not None:
         try:
@@ -155,7 +154,7 @@ def converted(name: str, value: Any) -> Any:
 
 
 def is_needed(name: str) -> bool:
-    """Whether an argument or a flat key of NVFlare counts here; a line on stdout says if not."""
+    """Return whether an argument counts here; print a line where it does not."""
     if name in KEYS or ARGUMENTS.get(name) != "":
         return True
     notice(f"{name} is not needed, and was left out")
@@ -164,12 +163,12 @@ def is_needed(name: str) -> bool:
 
 @cache
 def notice(text: str) -> None:
-    """Print a line on stdout, unless this process has printed it before."""
+    """Print a line on stdout, once in this process."""
     make_console().print(f"flstream: {text}", style="dim", soft_wrap=True)
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Refuse calls with arguments that are missing, unknown or of another type than annotated."""
+    """Refuse calls with missing or unknown arguments, or arguments of other types."""
     owner, parameters = function.__qualname__.removesuffix(".__init__"), signature(function)
     names = [*parameters.parameters]
     validated: Callable[..., R] = validate_call(config={"arbitrary_types_allowed": True})(function)
@@ -195,7 +194,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def expect_known(name: str) -> None:
-    """Refuse an argument that recipes have not, with the reason or the nearest name."""
+    """Refuse an unknown argument of a recipe, with the reason or the nearest name."""
     near = get_close_matches(name, KEYS, n=1)
     reason = f"did you mean {near[0]}?" if near else f"there are {', '.join(KEYS)}"
     if name not in KEYS:
@@ -205,7 +204,7 @@ def expect_known(name: str) -> None:
 
 
 def by_name(words: str | Mapping[str, Any], site: str) -> Mapping[str, Any]:
-    """Return a site's words of a command line, such as ``--lr 0.1``, as arguments by name."""
+    """Return a site's command line words, such as ``--lr 0.1``, as arguments by name."""
     if not isinstance(words, str):
         return words
     values: dict[str, list[str]] = {}
@@ -230,7 +229,7 @@ def by_name(words: str | Mapping[str, Any], site: str) -> Mapping[str, Any]:
 
 
 def metric_mode(key_metric: str, stop_cond: str | None) -> Literal["max", "min"]:
-    """Return whether the largest value of a metric is the best, or the smallest, as of losses."""
+    """Return whether a metric's largest or smallest value is the best."""
     condition = re.match(r"\s*([^\s<>=]+)\s*([<>])", stop_cond or "")
     if condition is not None and condition[1] == key_metric:
         return "min" if condition[2] == "<" else "max"
@@ -238,7 +237,7 @@ def metric_mode(key_metric: str, stop_cond: str | None) -> Literal["max", "min"]
 
 
 def put(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set a key by its dotted name; a section is merged into the one that is there.
+    """Set a key by its dotted name; merge a section into an earlier one.
 
     One of another type replaces it, as its arguments are others; workflows share most of theirs.
     """

@@ -1,4 +1,4 @@
-"""A job put together in Python: the values of a job file, resolved as a file is."""
+"""Job built in Python from the values of a job file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HEAD, _INITIAL = "# Exported by flstream. Run it: flstream simulate ", "initial
 
 
 class FedJob:
-    """A federated job: keys of a job file, a model, and the script that each site runs.
+    """Federated job: keys of a job file, a model, and the script of each site.
 
     Values are checked when the job is run or exported; then all mistakes are named at once.
 
@@ -180,7 +180,7 @@ class FedJob:
             self._site_args[site] = own["train_args"]
 
     def append_workflow(self, kind: str, args: Mapping[str, Any]) -> None:
-        """Append a workflow that follows the training."""
+        """Append a workflow after the training."""
         workflow = self._values["workflow"]
         is_one = isinstance(workflow, dict) and workflow.get("type") != "evaluate"
         if self._last_workflow or not is_one:
@@ -189,7 +189,7 @@ class FedJob:
 
     @checked
     def export_job(self, job_root: str | Path) -> Path:
-        """Write a job folder ``<job_root>/<name>`` for ``flstream simulate``; return its path.
+        """Write a job folder ``<job_root>/<name>``, and return its path.
 
         It has all Python files below the folder that the job's paths start in.
 
@@ -224,7 +224,7 @@ class FedJob:
     def resolve(
         self, settings: Mapping[str, Any], weights_root: Path
     ) -> tuple[Job, dict[str, Any], Path]:
-        """Return the job, the values of its job file, and the folder that their paths start in.
+        """Return the job, the values of its job file, and the folder of their paths.
 
         Weights of a model that is an instance are written below a folder.
         """
@@ -244,7 +244,7 @@ class FedJob:
             raise JobError(error.path, problems) from None
 
     def _fill(self, values: dict[str, Any]) -> None:
-        """Fill in the number of sites, their arguments, the key metric's mode, a last workflow."""
+        """Fill in the number of sites, arguments, the metric's mode, a last workflow."""
         train, clients, workflow = values["train"], values["clients"], values["workflow"]
         number = clients.get("min_updates", clients.get("per_round"))
         if not {"count", "names"} & clients.keys():
@@ -267,7 +267,7 @@ class FedJob:
             values["workflow"] = [workflow, {**last, "args": {**shared, **last["args"]}}]
 
     def write(self, folder: Path, settings: Mapping[str, Any]) -> Path:
-        """Write a job folder, with the Python files below the one that the job's paths start in."""
+        """Write a job folder, with the Python files below the job's origin."""
         folder = Path(os.path.abspath(folder))
         with whole_folder(folder, _HEAD) as scratch:
             _, values, origin = self.resolve(settings, scratch / _INITIAL)
@@ -284,7 +284,7 @@ class FedJob:
 
 
 def _folder_of(train: Any) -> Path:
-    """Return where paths start: the working folder, or beside the program or an absolute script."""
+    """Return the folder of a job's paths: of the working folder, program or script."""
     code = str(train.get("script") or train.get("learner", "") if isinstance(train, dict) else "")
     where, colon, _ = code.rpartition(":")
     file = code if not colon else where if where.endswith(".py") else f"{where}.py"

@@ -1,4 +1,4 @@
-"""Models that a recipe takes, and the section ``model`` of a job file that stands for each."""
+"""Models that recipes take, and the section ``model`` for each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WEIGHTS = "weights"
 
 
 def write_weights(model: MadeModel, root: Path) -> Path:
-    """Write weights, and what goes with a pretrained model; return the file's absolute path.
+    """Write weights and a pretrained model's other files; return the weights' path.
 
     They come into a folder below the root that their digest names, once.
     """
@@ -48,7 +48,7 @@ def write_weights(model: MadeModel, root: Path) -> Path:
 
 
 def initial_model(model: Any) -> dict[str, Any]:
-    """Return the section of a job file that stands for a recipe's model.
+    """Return the section of a job file for a recipe's model.
 
     An instance keeps its weights, bit for bit. A factory is called by each run, with the job's seed
     and in a process of its own, so the model need not fit in this process.

@@ -19,7 +19,7 @@ _APART = (JOB_FILE, "pyvenv.cfg")  # files of folders that are another job's, or
 
 @contextmanager
 def whole_folder(folder: Path, replaced: str = "") -> Iterator[Path]:
-    """Yield a scratch folder whose files come into a new or empty folder at the end.
+    """Yield a scratch folder; move its files into a new or empty folder at the end.
 
     It may have files if its job file begins with a text.
     """
@@ -46,7 +46,7 @@ def whole_folder(folder: Path, replaced: str = "") -> Iterator[Path]:
 def write_job_folder(
     folder: Path, head: str, values: Mapping[str, Any], files: Mapping[Path, Path]
 ) -> None:
-    """Write job.conf below its first lines, and copies of files by their path in the folder."""
+    """Write job.conf below its first lines, and copies of files by their path."""
     for target, path in files.items():
         (folder / target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, folder / target)
@@ -54,7 +54,7 @@ def write_job_folder(
 
 
 def python_files(origin: Path, target: Path) -> Iterator[Path]:
-    """Yield the Python files below a folder, but for those of other jobs and environments."""
+    """Yield the Python files below a folder, without other jobs' and environments'."""
     for where, folders, names in os.walk(origin):
         own = [name for name in folders if name[0] != "." and name != "__pycache__"]
         inner = [Path(where, name) for name in own]
@@ -64,7 +64,7 @@ def python_files(origin: Path, target: Path) -> Iterator[Path]:
 
 
 def portable(value: Any, origin: Path, copies: dict[Path, Path]) -> Any:
-    """Return values with paths below a folder relative to it, and enter the files to copy."""
+    """Return values with relative paths, and enter the files to copy."""
     if isinstance(value, dict):
         return {key: portable(inner, origin, copies) for key, inner in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Conversion of NVFlare's job folders into jobs; nothing of a folder is imported or run."""
+"""Conversion of NVFlare's job folders into jobs, without running their code."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def convert(source: Path, name: str | None = None) -> Conversion:
 
 
 def write_job(conversion: Conversion, folder: Path) -> list[str]:
-    """Write a converted job into a new or empty folder, and return its files' paths, sorted.
+    """Write a converted job into a new or empty folder; return its files, sorted.
 
     Raises:
         UsageError: The folder is not empty, or cannot be written; nothing is left in it then.
@@ -99,7 +99,7 @@ def write_job(conversion: Conversion, folder: Path) -> list[str]:
 
 
 def open_problems(folder: Path) -> tuple[Problem, ...]:
-    """Return the mistakes of a written job, which are to be mended before it can run."""
+    """Return the mistakes of a written job that its user has to mend first."""
     try:
         load_job(folder / JOB_FILE)
     except JobError as error:
@@ -162,7 +162,7 @@ def _filled(text: str, values: Mapping[str, Any]) -> str:
 
 
 class _Object(NamedTuple):
-    """An object that NVFlare makes: the name of its class is empty if it is not NVFlare's."""
+    """Object that NVFlare makes; the name of its class is empty if not NVFlare's."""
 
     place: str
     named: str
@@ -173,7 +173,7 @@ class _Object(NamedTuple):
 
 
 class Conversion:
-    """Job that a job folder becomes.
+    """Job that a job folder converts to.
 
     Attributes:
         root: Path of the job folder.
@@ -241,7 +241,7 @@ class Conversion:
                 self._note(key, value, reason)
 
     def _finish(self, count: int) -> None:
-        """Put the keys together."""
+        """Complete the keys of the job."""
         for key in ("clients.min_updates", "clients.per_round"):
             if self._keys.get(key) == count:
                 del self._keys[key]
@@ -265,7 +265,7 @@ class Conversion:
             notes.sort(key=natural_key)
 
     def _objects(self, place: str, value: Any, tasks: Any = None) -> Iterator[_Object]:
-        """Yield the objects of a list; an executor's or a filter's section is within another."""
+        """Yield the objects of a list, also of an executor's or a filter's inner section."""
         if isinstance(value, list):
             for at, inner in enumerate(value):
                 yield from self._objects(f"{place}[{at}]", inner, tasks)
@@ -337,7 +337,7 @@ class Conversion:
             self._note(place, value, str(error))
 
     def _put(self, key: str, value: Any) -> None:
-        """Give a key a value, unless it has another; ``stage.`` is of the last workflow."""
+        """Set a key that has no value yet; ``stage.`` keys are the last workflow's."""
         first, _, rest = key.partition(".")
         if not rest and isinstance(value, dict):
             for name in [name for name in value if value[name] is not None]:
@@ -353,7 +353,7 @@ class Conversion:
             raise ValueError(f"{key} is {json.dumps(section[name], ensure_ascii=False)} already")
 
     def _copy(self, path: Path) -> None:
-        """Enter a file of the code; it keeps its place, so that packages stay packages."""
+        """Enter a file of the code; its place stays, so that packages stay packages."""
         parts = path.relative_to(self.root).parts
         target = "/".join(parts[parts.index("custom") + 1 :])
         self._file, first = "/".join(parts), self.files.get(target, path)
@@ -372,7 +372,7 @@ class Conversion:
         return value
 
     def _model(self, value: Any) -> dict[str, Any]:
-        """Convert a class with arguments, the path of a class, the id of a component, an array."""
+        """Convert a class with arguments, a class path, a component's id, or an array."""
         if isinstance(value, list):
             import numpy as np
 

@@ -1,4 +1,4 @@
-"""NVFlare's classes and arguments: what each becomes in a job file, or why nothing.
+"""NVFlare's classes and arguments, each with its key in a job file or a reason.
 
 A row has names, a bar, and what they become. A reason after a dash says why they are not taken;
 nothing after the bar, that none is needed. Rows go on in lines that are indented more.

@@ -1,4 +1,4 @@
-"""Recipes and components: NVFlare's names for jobs and dicts of their arguments and filters."""
+"""Recipes and components: NVFlare's names for jobs, arguments and filters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flstream.recipe.sim_env import RunResult, SimEnv
 
 
 class Recipe(FedJob):
-    """A job that can be configured further, run and exported.
+    """Job to configure further, run and export.
 
     Args:
         **arguments: See :class:`~flstream.recipe.arguments.RecipeArguments`.
@@ -36,7 +36,7 @@ class Recipe(FedJob):
 
     @property
     def job(self) -> Self:
-        """The job, as NVFlare's recipes have it beside them."""
+        """The recipe's job, an attribute as in NVFlare."""
         return self
 
     @checked
@@ -98,7 +98,7 @@ class Recipe(FedJob):
     add_server_output_filter = add_client_input_filter
 
     def enable_tensor_streaming(self) -> None:
-        """Say that tensor streaming is on, as it always is."""
+        """Print that tensor streaming is always on."""
         self.configure(TensorServerStreamer())
 
 
@@ -107,7 +107,7 @@ class FedAvgRecipe(Recipe):
 
 
 class NumpyFedAvgRecipe(Recipe):
-    """Federated averaging of NumPy arrays; a list or an array is the tensor ``numpy_key``."""
+    """Federated averaging of NumPy arrays; a lone array is the tensor ``numpy_key``."""
 
     defaults: ClassVar = {"framework": "numpy"}
 
@@ -119,7 +119,7 @@ class FedProxRecipe(Recipe):
 
 
 class FedOptRecipe(Recipe):
-    """Federated averaging with an optimizer on the server (Reddi et al. 2021, arXiv:2003.00295)."""
+    """Averaging with a server optimizer (Reddi et al. 2021, arXiv:2003.00295)."""
 
     defaults: ClassVar = {"name": "fedopt"}
 
@@ -194,7 +194,7 @@ def add_cross_site_evaluation(
 
 
 def FedAvg(num_clients: int | None = None, num_rounds: int = 5, **arguments: Any) -> dict[str, Any]:
-    """Return federated averaging (McMahan et al. 2017), with arguments of ``FedAvgRecipe``."""
+    """Return federated averaging (McMahan et al. 2017), as ``FedAvgRecipe`` does."""
     return {"min_clients": num_clients, "num_rounds": num_rounds, **arguments}
 
 
@@ -216,7 +216,7 @@ def ScriptRunner(script: str | Path, script_args: str = "", **arguments: Any) ->
 def IntimeModelSelector(
     key_metric: str | None = None, negate_key_metric: bool | None = None
 ) -> dict[str, Any]:
-    """Return the metric that decides which round is the best; negated, its smallest value is."""
+    """Return the metric of the best round; negated, its smallest value is the best."""
     return {"key_metric": key_metric, "negate_key_metric": negate_key_metric}
 
 
@@ -229,7 +229,7 @@ TensorClientStreamer = TensorServerStreamer
 
 
 def PercentilePrivacy(percentile: float = 10, gamma: float = 0.01) -> dict[str, Any]:
-    """Return the filter that shares the largest changes alone (Shokri and Shmatikov 2015)."""
+    """Return the filter that shares the largest changes (Shokri and Shmatikov 2015)."""
     return {"type": "percentile_privacy", "args": {"percentile": percentile, "gamma": gamma}}
 
 
@@ -240,11 +240,11 @@ def SVTPrivacy(**args: float) -> dict[str, Any]:
 
 @checked
 def ExcludeVars(exclude_vars: Sequence[str] | str) -> dict[str, Any]:
-    """Return the filter that leaves tensors out: whole names, or one regular expression."""
+    """Return the filter that leaves out tensors, by names or one regular expression."""
     return {"type": "exclude_vars", "args": {"exclude_vars": exclude_vars}}
 
 
 @checked
 def Gaussian(sigma: float) -> dict[str, Any]:
-    """Return the filter that adds Gaussian noise to every number, which NVFlare has not."""
+    """Return the filter that adds Gaussian noise to every number; NVFlare has none."""
     return {"type": "gaussian", "args": {"sigma": sigma}}

@@ -1,4 +1,4 @@
-"""The environment that runs a job, and the run that has ended."""
+"""Environment that runs a job, and the ended run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RunFailedError(SimulationError):
 
 
 class RunResult:
-    """A run that has ended, also one of the command line. A notebook shows it with charts.
+    """Ended run, also of the command line; a notebook shows its charts.
 
     Args:
         path: Path of the run directory.
@@ -83,11 +83,11 @@ class RunResult:
         return self.summary.status
 
     def get_result(self, timeout: float = 0.0) -> str:
-        """Return the path of the run directory; the run has ended, so nothing is waited for."""
+        """Return the path of the run directory, at once."""
         return str(self.directory)
 
     def load(self, path: str | Path | None = None) -> dict[str, torch.Tensor]:
-        """Return the tensors of a model by name, in memory; those of the final one for None."""
+        """Return a model's tensors by name, in memory; the final one's for None."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -197,7 +197,7 @@ class SimEnv:
 
 
 def _gpu_groups(text: str) -> list[str]:
-    """Return the groups of ``[0,1],[2]``, or each of ``0,1``; other texts as one, to be refused."""
+    """Return the groups of ``[0,1],[2]``, or each of ``0,1``; others to be refused."""
     if "[" not in text:
         return text.split(",")
     is_listed = re.fullmatch(r"\s*\[[^][]+\](\s*,\s*\[[^][]+\])*\s*", text)

@@ -1,4 +1,4 @@
-"""The plot of a bench: memory of each case over time, with the model's size as a line."""
+"""Plot of a bench: memory of each case over time, beside the model's size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flstream.units import format_bytes
 
 @styled()
 def draw_memory(plan: BenchPlan, results: Sequence[Result], path: Path) -> None:
-    """Draw the memory over idle of the server and its largest client, in a colour for each case.
+    """Draw the memory over idle of server and largest client, in a colour a case.
 
     Args:
         plan: Plan of the bench.

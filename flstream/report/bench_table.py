@@ -28,7 +28,7 @@ _ERROR_NOTE = (
 
 
 def print_bench(console: Console, plan: BenchPlan, results: Sequence[Result]) -> None:
-    """Print the figures of each case, why cases were not run, and how to read the figures."""
+    """Print the figures of each case, reasons for missing ones, and how to read them."""
     size, clients = format_bytes(plan.model_bytes), counted(plan.clients, "client")
     runs = f"medians of {plan.repeat} runs" if plan.repeat > 1 else "one run of each case"
     columns = _columns(results, with_codecs=plan.with_codecs)

@@ -66,7 +66,7 @@ def print_findings(console: Console, findings: Findings) -> None:
 
 
 def print_export(console: Console, export: Export) -> None:
-    """Print where a model was written, and which files."""
+    """Print the place and the files of an exported model."""
     tensors = f"{counted(export.tensors, 'tensor')} of {printable(str(export.path))}"
     lines = [f"exported {tensors}, {format_bytes(export.bytes)} in"]
     lines += [f"  {printable(str(path))}" for path in export.files]
@@ -79,7 +79,7 @@ def print_json(console: Console, document: Mapping[str, Any]) -> None:
 
 
 def _print(console: Console, lines: Sequence[str]) -> None:
-    """Print lines past rich, which takes a second for a megabyte."""
+    """Print lines without rich, which takes a second for a megabyte."""
     try:
         console.file.writelines(f"{line}\n" for line in lines)
         console.file.flush()

@@ -1,4 +1,4 @@
-"""Consoles for output to a terminal, pipe or file, with settings for colour, width and encoding."""
+"""Consoles for output to a terminal, pipe or file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LABEL_WIDTH = 15
 
 
 class _Console(Console):
-    """A console that discards further output once its reader has closed the pipe.
+    """Console that discards further output once its reader has closed the pipe.
 
     On the alternate screen its size never exceeds that of the terminal, even if COLUMNS does: a
     line that wraps would move all others.
@@ -43,7 +43,7 @@ class _Console(Console):
         return options
 
     def on_broken_pipe(self) -> None:
-        """Redirect further output, including the interpreter's last flush, to the null device."""
+        """Redirect further output, the interpreter's last flush too, to nowhere."""
         self.quiet = True
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.file.fileno())
@@ -51,7 +51,7 @@ class _Console(Console):
 
 
 def make_console(*, file: IO[str] | None = None, **options: Any) -> Console:
-    """Create a console for results, which writes escape codes to terminals only.
+    """Create a console for results, with escape codes for terminals only.
 
     Args:
         file: Stream to write to; None for stdout.
@@ -99,7 +99,7 @@ def print_facts(console: Console, facts: Iterable[tuple[str, Text]], width: int 
 
 
 def is_live(console: Console) -> bool:
-    """Return whether a console is a terminal on which the cursor can be moved.
+    """Return whether a console is a terminal whose cursor can move.
 
     FORCE_COLOR enables colours in a pipe, which is no terminal all the same.
     """

@@ -34,7 +34,7 @@ _MOST_POINTS, _MOST_DOTS = 400, 30
 
 
 class Curve(NamedTuple):
-    """A line of a chart, or with ``lows`` the band between two lines."""
+    """Line of a chart; with ``lows``, the band between two lines."""
 
     label: str  # in the legend; empty for none
     places: Values  # rounds, steps or seconds, in order
@@ -108,7 +108,7 @@ def _legend(curve: Curve, y: Unit) -> str:
 
 
 def band_of(curves: Sequence[tuple[Values, Values]]) -> tuple[np.ndarray, ...]:
-    """Return places, means, lowest and highest values, and standard deviations of many curves."""
+    """Return places, means, lowest and highest values, and deviations of many curves."""
     places = np.concatenate([np.asarray(place, float) for place, _ in curves])
     values = np.concatenate([np.asarray(value, float) for _, value in curves])
     places, values = places[np.isfinite(values)], values[np.isfinite(values)]
@@ -168,7 +168,7 @@ class _Frame:
 
 
 def _ticks(low: float, high: float, unit: Unit, count: int) -> list[tuple[float, str]]:
-    """Return values at which an axis is labelled, the highest of them at its end, with labels."""
+    """Return the labelled values of an axis, the highest at its end, with labels."""
     span = (high - low) or abs(high) or 1.0
     size, name = _time_unit(high) if unit == "seconds" else (1.0, "")
     if unit == "bytes":
@@ -233,7 +233,7 @@ def _draw(frame: _Frame, curve: Curve) -> str:
 
 
 def _points(frame: _Frame, places: np.ndarray, values: np.ndarray) -> list[str]:
-    """Return points as text: of many, the lowest and the highest of each pixel's values."""
+    """Return points as text; of many, each pixel's lowest and highest values."""
     if len(places) > 2 * _MOST_POINTS:
         cuts = np.linspace(0, len(places), _MOST_POINTS + 1).astype(int)
         keep = {0, len(places) - 1}

@@ -1,4 +1,4 @@
-"""Text and JSON of ``flstream validate``: the forecast of a job, and whether it fits."""
+"""Text and JSON of ``flstream validate``: a job's forecast, and whether it fits."""
 
 from __future__ import annotations
 

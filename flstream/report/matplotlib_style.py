@@ -1,4 +1,4 @@
-"""The style of plots that matplotlib draws: those of a bench, and of comparisons with peers.
+"""Style of plots that matplotlib draws, of benches and of comparisons with peers.
 
 Importing this module imports matplotlib, so it must be imported where plots are drawn, not at the
 top of commands. Figures are made and written inside ``styled()``, which may decorate a function.
@@ -58,7 +58,7 @@ def series_color(index: int) -> str:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure to a file, as large as what is drawn, in the format of the file's name.
+    """Write a figure to a file, cropped to its content, in the format of the name.
 
     Raises:
         OSError: The file cannot be written.

@@ -25,7 +25,7 @@ _LATE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class MemoryCurves:
-    """RSS of processes over the time for which a run was going on."""
+    """RSS of processes over the running time of a run."""
 
     step: float  # seconds that a value stands for
     rss: Mapping[str, Sequence[int]]  # highest of each step in bytes; 0 where there was no sample
@@ -37,7 +37,7 @@ class MemoryCurves:
         return max(self.rss.get(process, ()), default=0)
 
     def resident(self, process: str) -> np.ndarray:
-        """Return the RSS of a process at each step in bytes; NaN where it was gone."""
+        """Return the RSS of a process at each step in bytes; NaN where it had ended."""
         rss = np.array(self.rss[process], float)
         steps = np.arange(len(rss))
         last = np.maximum.accumulate(np.where(rss > 0, steps, -1))
@@ -46,7 +46,7 @@ class MemoryCurves:
 
 
 class RunningClock:
-    """Running time of a run with its sittings: the hours between them do not count."""
+    """Running time of a run, without the hours between its sittings."""
 
     def __init__(self, sittings: Sequence[tuple[float, float]]) -> None:
         self._begins = [begin for begin, _ in sittings]
@@ -55,7 +55,7 @@ class RunningClock:
         self.seconds = self.starts.pop() if sittings else 0.0
 
     def see(self, time: float) -> float:
-        """Return the running seconds at a sample's time; the last one may extend the run."""
+        """Return the running seconds at a sample's time; the last may extend the run."""
         if not self._begins:
             self._begins.append(time)
         sitting = max(bisect_right(self._begins, time) - 1, 0)
@@ -67,7 +67,7 @@ class RunningClock:
 
 
 def read_memory(path: Path, clock: RunningClock) -> MemoryCurves:
-    """Read samples in one pass; the highest of each step stays, so no peak is lost."""
+    """Read samples in one pass; keep the highest of each step, so no peak is lost."""
     step, damaged = _FIRST_STEP, 0
     highest: dict[str, array[int]] = {}
     nodes: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The metrics of runs, with their titles and the order in which they are shown."""
+"""Metrics of runs, with their titles and their order on pages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def values_by_round(summary: Summary) -> dict[int, dict[Metric, float]]:
 
 
 def metrics_of(summaries: Iterable[Summary]) -> list[Metric]:
-    """Return all metrics of some runs: key metrics, other evaluation metrics, train metrics."""
+    """Return all metrics of some runs: key, other evaluation and train metrics."""
     summaries = list(summaries)
     keys = {Metric("", summary.best.metric) for summary in summaries if summary.best}
     rows = (row for summary in summaries for row in summary.metrics)
@@ -44,7 +44,7 @@ def order_metrics(metrics: Iterable[Metric], keys: Collection[Metric] = ()) -> l
 
 
 def last_scored(summary: Summary) -> tuple[int, Mapping[str, float | None]] | None:
-    """Return the last round that was scored, and its metrics with the key metric first."""
+    """Return the last scored round, and its metrics with the key metric first."""
     key = summary.best.metric if summary.best else None
     for row in reversed(summary.metrics):
         names = sorted(row.keys() - BESIDE_METRICS, key=list(row).index)
@@ -55,7 +55,7 @@ def last_scored(summary: Summary) -> tuple[int, Mapping[str, float | None]] | No
 
 
 def flat_metrics(row: Mapping[str, Any]) -> dict[Metric, float]:
-    """Return the finite metrics of a row of ``summary.json``, or of one made like it."""
+    """Return the finite metrics of a row like those of ``summary.json``."""
     flat = {Metric("", name): value for name, value in row.items() if name not in BESIDE_METRICS}
     flat |= {Metric("train", name): value for name, value in row.get("train", {}).items()}
     return {

@@ -1,4 +1,4 @@
-"""The page of one run or several, the index of a folder of runs, and the result in a notebook."""
+"""Page of one run or several, index of a folder of runs, and result in a notebook."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def write_page(
 
 
 def write_index(folder: Path, output: Path | None = None) -> Path:
-    """Write the index of all runs below a folder, and pages of those that lack a true one.
+    """Write the index of all runs below a folder, and missing or outdated pages.
 
     Args:
         folder: The folder.
@@ -137,7 +137,7 @@ def run_page(runs: Sequence[RunRecord]) -> str:
 
 
 def _common_tops(runs: Sequence[RunRecord]) -> tuple[float, float | None]:
-    """Return the upper ends of the vertical axes that the charts of several runs have in common."""
+    """Return the upper ends of the axes that several runs' charts share."""
     curves = [values for run in runs for values in run.over_idle.values()]
     highest = [float(np.nanmax(values)) for values in curves if np.isfinite(values).any()]
     memory = max(1.0, *highest, *(run.summary.model.bytes for run in runs))
@@ -155,7 +155,7 @@ def run_cell(path: Path) -> str:
 
 
 def run_labels(paths: Sequence[Path]) -> list[str]:
-    """Return a unique label for each run: its folder's name, with parent folders where needed."""
+    """Return a unique label for each run: its folder, with parents where needed."""
     for depth in range(1, max(len(path.parts) for path in paths) + 1):
         labels = [str(Path(*path.parts[-depth:])) for path in paths]
         if len(set(labels)) == len(set(paths)):
@@ -215,7 +215,7 @@ def format_date(seconds: float) -> str:
 
 @cache
 def environment() -> jinja2.Environment:
-    """Return the environment of the templates, whose ``show`` renders a table."""
+    """Return the environment of templates, whose ``show`` renders a table."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=True,

@@ -44,7 +44,7 @@ def series_color(index: int) -> str:
 
 
 def seed_groups(runs: Sequence[RunRecord]) -> list[list[int]]:
-    """Group runs, by their indices, that differ in their seed alone."""
+    """Group runs that differ in their seed alone, by their indices."""
     groups: dict[object, list[int]] = {}
     for index, run in enumerate(runs):
         settings = tuple((k, s.value) for k, s in run.settings.items() if k != "seed")
@@ -56,7 +56,7 @@ def seed_groups(runs: Sequence[RunRecord]) -> list[list[int]]:
 
 
 def metric_charts(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Chart]:
-    """Draw each metric: a line for each run, or mean and spread of runs that differ in seed."""
+    """Draw a chart for each metric: a line for each run, or seeds' mean and spread."""
     metrics = metrics_of([run.summary for run in runs])[:_MOST_METRICS]
     rounds = [values_by_round(run.summary) for run in runs]
     groups = seed_groups(runs)
@@ -128,7 +128,7 @@ def seconds_chart(run: RunRecord, top: float | None = None) -> Chart | None:
 
 
 def over_idle_chart(run: RunRecord, top: float | None = None) -> Chart | None:
-    """Draw the memory over idle of the server and the workers, beside the size of the model."""
+    """Draw the memory over idle of server and workers, beside the model's size."""
     curves = _memory_curves(run, run.over_idle)
     if not curves:
         return None
@@ -140,7 +140,7 @@ def over_idle_chart(run: RunRecord, top: float | None = None) -> Chart | None:
 
 
 def resident_chart(run: RunRecord) -> Chart | None:
-    """Draw all resident memory of a run's processes."""
+    """Draw the resident memory of all of a run's processes."""
     curves = _memory_curves(run, {name: run.memory.resident(name) for name in run.memory.rss})
     return _memory_chart(run, "resident memory (RSS)", curves, None) if curves else None
 
@@ -186,7 +186,7 @@ def logged_charts(run: RunRecord) -> list[Chart]:
 
 
 def spread(rounds: Sequence[float]) -> list[float]:
-    """Return places within rounds: the last value of a round is at the round itself."""
+    """Return places within rounds; the last value of a round is at the round itself."""
     places: list[float] = []
     for number, group in groupby(rounds):
         count = len(list(group))
@@ -195,7 +195,7 @@ def spread(rounds: Sequence[float]) -> list[float]:
 
 
 def _bundle(lines: Mapping[str, tuple[Values, Values]], noun: str) -> list[Curve]:
-    """Return a line for each of few sites or workers, or the range and the mean of many."""
+    """Return a line each for few sites or workers, or the range and mean of many."""
     if len(lines) <= len(SERIES):
         pairs = zip(lines.items(), SERIES, strict=False)
         return [Curve(_short(name), *line, color) for (name, line), color in pairs]

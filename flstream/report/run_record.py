@@ -1,4 +1,4 @@
-"""A run directory read once, whatever became of its run."""
+"""A run directory, read once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MOST_JSON_BYTES = 64 << 20
 
 
 class Setting(NamedTuple):
-    """A key of the job file with its value as text, and whether that is the default."""
+    """Key of the job file with its value as text, and whether that is the default."""
 
     value: str
     meaning: str
@@ -63,7 +63,7 @@ class LoggedCurve:
 
 
 class LoggedValues:
-    """All that a run logged."""
+    """All values that a run logged."""
 
     def __init__(self) -> None:
         self.curves: dict[str, dict[str, LoggedCurve]] = {}  # by key and site
@@ -113,7 +113,7 @@ class RunRecord:
 
     @property
     def over_idle(self) -> Mapping[str, np.ndarray]:
-        """Memory over idle of server and workers at each step, in bytes; NaN without a process."""
+        """Memory over idle of server and workers at each step, in bytes; NaN without."""
         idle_rss = self.history.idle_rss
         return {
             name: np.maximum(self.memory.resident(name) - rss, 0)
@@ -123,12 +123,7 @@ class RunRecord:
 
 
 def read_run(path: Path, *, is_running: bool | None = None) -> RunRecord:
-    """Read a run directory.
-
-    Args:
-        path: Path of the run directory.
-        is_running: Whether the run is going on; None to find out by its lock.
-    """
+    """Read a run directory; by default, its lock shows whether the run goes on."""
     run = RunDirectory(path.absolute())
     try:
         if not run.is_run:
@@ -193,7 +188,7 @@ def _read(run: RunDirectory, *, is_running: bool) -> RunRecord:
 
 
 def _read_settings(run: RunDirectory, notes: list[str]) -> dict[str, Setting]:
-    """Read the job file alone: what it names may be gone by now."""
+    """Read the job file alone, since files that it names may be gone."""
     if not run.job_file.exists():
         return {}
     try:
@@ -233,7 +228,7 @@ def _read_journal(run: RunDirectory, notes: list[str]) -> tuple[History, LoggedV
 
 
 def _summary_of_events(history: History, memory: MemoryCurves, clock: RunningClock) -> Summary:
-    """Return the summary of a run that wrote none, with the peaks that were sampled."""
+    """Return the summary of a run that wrote none, with the sampled peaks."""
     summary = summarize(history)
     peaks = {
         name: ProcessMemory(
@@ -251,7 +246,7 @@ def _summary_of_events(history: History, memory: MemoryCurves, clock: RunningClo
 
 
 def _read_json(path: Path, kind: Any, notes: list[str]) -> Any:
-    """Read a file of JSON; None if it is missing, or damaged, which a note says then."""
+    """Read a file of JSON; return None, and add a note, if it is missing or damaged."""
     try:
         with path.open("rb") as file:
             return msgspec.json.decode(file.read(_MOST_JSON_BYTES), type=kind)

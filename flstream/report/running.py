@@ -1,4 +1,4 @@
-"""Running a job while showing it: its progress, its page, and at its end tables and facts."""
+"""Running a job in view: its progress and page, and at its end tables and facts."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def run_and_show(
 
 @contextmanager
 def live_page(run: RunDirectory) -> Iterator[threading.Event]:
-    """Write the page of a run anew whenever the yielded event is set, as at the end of a round.
+    """Write a run's page anew whenever the yielded event is set.
 
     Setting it costs nothing. A page that cannot be written is left to the end of the run.
     """
@@ -113,7 +113,7 @@ def live_page(run: RunDirectory) -> Iterator[threading.Event]:
 
 
 def leave_page(run: RunDirectory, console: Console, *, has_run: bool) -> None:
-    """Write the page of a run that has ended and print its path, or a warning if that fails.
+    """Write the page of an ended run and print its path, or a warning.
 
     An error never changes the result of the run. If it has not just been run or resumed, an
     existing page is kept.

@@ -87,7 +87,7 @@ class Column(NamedTuple):
         kind: Kind of the cells.
         rank: Order in which columns are left out where not all fit, the highest first; columns of
             rank 0 stay as long as the first one has room beside them.
-        cell: What it takes of an item: a path of attributes, or a function.
+        cell: Function of an item that gives the cell, or a path of attributes.
         least: Minimum width, for columns that must not move while a view is redrawn.
         most: Maximum width of names and text; 0 for as wide as the longest.
     """
@@ -101,14 +101,14 @@ class Column(NamedTuple):
 
 
 class Link(NamedTuple):
-    """A cell with the address of a page, or an empty one; on a terminal its text alone."""
+    """Cell with the address of a page, or without; on a terminal its text alone."""
 
     text: str
     address: str
 
 
 class Shade(NamedTuple):
-    """A number with its place between the lowest and the highest, from 0 to 1."""
+    """Number with its place between the lowest and the highest, from 0 to 1."""
 
     value: float
     place: float
@@ -123,17 +123,17 @@ class Row(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Rows left out in the middle of a table."""
+    """Rows that a table leaves out in its middle."""
 
     rows: int
 
     def __str__(self) -> str:
-        """Return the sentence that stands in their place."""
+        """Return the sentence in place of the rows."""
         return f"... {counted(self.rows, 'row')} left out"
 
 
 def ends(rows: Iterable[Row], first: int = 5, last: int = 12, most: int = 20) -> list[Row | Gap]:
-    """Return the first, the last and the best rows of a table of more than ``most`` rows.
+    """Return the first, last and best rows of a table of more than ``most`` rows.
 
     Gaps between them say how many rows are left out.
     """
@@ -153,7 +153,7 @@ def ends(rows: Iterable[Row], first: int = 5, last: int = 12, most: int = 20) ->
 
 @dataclass(frozen=True)
 class Table:
-    """A table, which rich, plain text and HTML render."""
+    """Table that rich, plain text and HTML render."""
 
     columns: Sequence[Column]  # the columns, the first of which names the row
     rows: Sequence[Row | Gap]  # rows, and gaps where rows are left out
@@ -171,7 +171,7 @@ class Table:
         mark: Callable[[Any], Mark] = lambda _: "",
         shown: tuple[int, int, int] | None = None,
     ) -> Table:
-        """Build the table of items, each after the cell that names it; None is an empty item.
+        """Build the table of items, each after its name; None is an empty item.
 
         A column of a rank above 0 is left out where no item has a value for it.
 
@@ -198,7 +198,7 @@ class Table:
         return cls(heads, ends(marked, *shown) if shown else marked, title)
 
     def lines(self, width: int | None = None) -> list[str]:
-        """Return the table as lines of plain text that fit a width in columns, if there is one."""
+        """Return the table as lines of text that fit a width in columns, if any do."""
         return [line.plain for line in self._lines(width)]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -260,7 +260,7 @@ def format_cell(cell: Cell, kind: Kind, none: str = "-") -> str:
 def _fit(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None
 ) -> tuple[list[int], list[int]]:
-    """Return the indices of the columns that fit a width, and the width of every column."""
+    """Return the indices of the columns that fit a width, and all columns' widths."""
     natural, least = [], []
     for index, column in enumerate(columns):
         cells = max((_width(row[index]) for row in rows), default=0)

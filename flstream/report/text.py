@@ -1,4 +1,4 @@
-"""Formatting of names, metrics, rates and times for display."""
+"""Formats of names, metrics, rates and times for display."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def clip(text: str, width: int) -> str:
 
 
 def format_metric(value: float | None) -> str:
-    """Format a metric: ``0.9731``, ``12.4000``, ``1.23e+05``, ``3.2e-05``; None as ``-``."""
+    """Format a metric: ``0.9731``, ``12.4000``, ``1.23e+05``; None as ``-``."""
     if value is None:
         return "-"
     if value == 0 or 1e-3 <= abs(value) < 1e3:
@@ -63,12 +63,12 @@ def format_epsilon(spent: PrivacySpent) -> str:
 
 
 def privacy_words(spent: PrivacySpent) -> str:
-    """Format what a private job has spent: `epsilon 2.31, 40% clipped to 0.5`."""
+    """Format the spent privacy of a job: `epsilon 2.31, 40% clipped to 0.5`."""
     return f"epsilon {format_epsilon(spent)}, {spent.clipped:.0%} clipped to {spent.clip_norm:.4g}"
 
 
 def format_elapsed(seconds: float) -> str:
-    """Format elapsed seconds with one decimal always, so that the width is stable: ``5.0 s``."""
+    """Format elapsed seconds with one decimal, for a stable width: ``5.0 s``."""
     return f"{seconds:.1f} s" if 0 <= seconds < 59.95 else format_seconds(max(seconds, 0.0))
 
 
@@ -85,18 +85,18 @@ def counted(count: int, noun: str) -> str:
 
 
 def pieces(chunk_size: int) -> str:
-    """Describe a chunk size in bytes: ``chunks of 2 MiB``, or for 0 a model in one piece."""
+    """Describe a chunk size in bytes: ``chunks of 2 MiB``, or one piece for 0."""
     return f"chunks of {format_bytes(chunk_size)}" if chunk_size else "each model in one piece"
 
 
 def shown_path(path: Path) -> str:
-    """Return a path relative to the working directory if it is below it, else unchanged."""
+    """Return a path relative to the working directory if it lies below, else as is."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 
 
 def wrapped(sentences: Iterable[str], width: int | None, most: int = _MOST_WRAPPED) -> list[str]:
-    """Wrap sentences to the width of a terminal, with all lines but the first indented.
+    """Wrap sentences to a terminal's width, with all lines but the first indented.
 
     Without a width, as where the output is not a terminal, they stay whole.
     """

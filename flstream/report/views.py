@@ -1,4 +1,4 @@
-"""Tables of runs, built once each from their records for the terminal, the page and notebooks."""
+"""Tables of runs, built once from records for terminal, page and notebooks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,10 @@ def rounds_table(
     best: int | None = None,
     most: int = 20,
 ) -> Table:
-    """Return the table of rounds, of more than ``most`` the ends and the best.
+    """Return the table of rounds: with more than ``most``, the ends and the best.
 
-    Args:
-        rounds: The rounds; round 0 is the initial model.
-        values: Metrics of the rounds, by their number.
-        metrics: Metrics that have a column, in order.
-        best: Number of the best round; None for none.
-        most: Most rows.
+    ``values`` has the metrics of each round by its number, and ``metrics`` those with a column, in
+    order. Round 0 is the initial model.
     """
 
     def metric_of(metric: Metric) -> Callable[[RoundSummary], float | None]:
@@ -66,7 +62,7 @@ def rounds_table(
 
 
 def rounds_of(summary: Summary, most: int = 20) -> Table:
-    """Return the table of a summary's rounds; before them the initial model where it was scored."""
+    """Return the table of a summary's rounds, after the scored initial model, if any."""
     values = values_by_round(summary)
     initial = [RoundSummary(0, 0.0, 0.0, 0.0, 0.0)] if 0 in values else []
     best = summary.best.round if summary.best else None
@@ -93,7 +89,7 @@ def transfer_table(summary: Summary) -> Table:
 
 
 def memory_table(summary: Summary, most: int = 16, largest: int = 3) -> Table:
-    """Return the table of processes' memory: of many clients, the largest and the median one."""
+    """Return the table of processes' memory, with the largest and the median client."""
     clients, server = dict(summary.memory.clients), summary.memory.server
     processes = {"server": server} if server.peak_rss else {}
     if len(clients) > most:
@@ -154,7 +150,7 @@ def failures_table(summary: Summary, most: int = 5) -> Table:
 
 
 def sites_table(sites: Mapping[str, SiteRecord]) -> Table:
-    """Return the table of sites: those that failed most, then those that trained longest."""
+    """Return the table of sites: the most failed, then the longest trained."""
     whole = sum(site.weight for site in sites.values()) or 1.0
     columns = [
         Column("updates", "count", 0, "updates"),
@@ -191,7 +187,7 @@ def seconds_table(run: RunRecord, colors: Mapping[str, str]) -> Table:
 
 
 def settings_tables(runs: Sequence[RunRecord], labels: Sequence[str]) -> tuple[Table, Table]:
-    """Return the settings that a run's job sets, and its defaults; of several, as they differ."""
+    """Return the tables of the settings that jobs set or differ in, and of the rest."""
     if len(runs) > 1:
         values = [{key: it.value for key, it in run.settings.items()} for run in runs]
         return _compared(values, labels)
@@ -204,12 +200,12 @@ def settings_tables(runs: Sequence[RunRecord], labels: Sequence[str]) -> tuple[T
 
 
 def versions_tables(runs: Sequence[RunRecord], labels: Sequence[str]) -> tuple[Table, Table]:
-    """Return the versions that are not the same in all runs, and those that are."""
+    """Return the tables of differing versions, and of versions common to all runs."""
     return _compared([run.versions for run in runs], labels)
 
 
 def _compared(values: Sequence[Mapping[str, str]], labels: Sequence[str]) -> tuple[Table, Table]:
-    """Return the keys whose values differ between runs, and those that are the same in all."""
+    """Return the keys with different values in runs, and the keys with the same."""
     keys, first = dict.fromkeys(key for run in values for key in run), Column("key", "name")
     cells = {key: [run.get(key) for run in values] for key in keys}
     same = [key for key in keys if len(set(cells[key])) == 1]
@@ -228,7 +224,7 @@ def index_table(runs: Sequence[RunRecord], links: Sequence[Link]) -> Table:
 def comparison_table(
     runs: Sequence[RunRecord], labels: Sequence[str], colors: Sequence[str], *, spread: bool
 ) -> Table:
-    """Return the table of runs that are compared, perhaps with rows of mean and spread."""
+    """Return the table of compared runs, perhaps with rows of mean and spread."""
     rounds = {run.path: list(values_by_round(run.summary).values())[::-1] for run in runs}
 
     def last(metric: Metric) -> Callable[[RunRecord], float | None]:
@@ -273,7 +269,7 @@ _COST_COLUMNS = [
 
 
 def across_sites_tables(run: RunRecord) -> list[Table]:
-    """Return the tables of models scored at each site, and of how the data is split, if any."""
+    """Return the tables of models' scores at sites, and of the data's split, if any."""
     matrix, key = run.cross_site, run.history.facts.key_metric
     names = [name for row in matrix.values() for entry in row.values() for name in entry]
     name = key if key in names else next(iter(names), "")

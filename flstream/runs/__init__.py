@@ -1,1 +1,1 @@
-"""The run directory: its layout, its journal, its summary, and where a run resumes."""
+"""The run directory: layout, journal, summary, and the point to resume from."""

@@ -23,7 +23,7 @@ class BestEvaluation(NamedTuple):
 
 
 class BestRound:
-    """Finds the round whose model is best by one metric: the first of those that are alike.
+    """Finder of the round with the best model by one metric, the first of equals.
 
     A round that is evaluated again counts with its last evaluation.
 
@@ -43,7 +43,7 @@ class BestRound:
         self._sign = 1 if mode == "max" else -1
 
     def compare(self, round_number: int, metrics: Metrics) -> bool:
-        """Take a round's metrics; return whether it is strictly better than all rounds before."""
+        """Compare a round's metrics; return whether it beats all rounds before."""
         if round_number != self._round:
             self._before, self._round = self.best, round_number
         value, self.best = finite_value(metrics, self.metric), self._before
@@ -56,6 +56,6 @@ class BestRound:
 
 
 def finite_value(metrics: Metrics, name: str) -> float | None:
-    """The value of a metric; None where it is missing, NaN or infinite."""
+    """Return the value of a metric; None where it is missing, NaN or infinite."""
     value = metrics.get(name)
     return value if value is not None and math.isfinite(value) else None

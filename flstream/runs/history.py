@@ -1,4 +1,4 @@
-"""The history of a run: the one fold of the events of its journal, ``events.jsonl``.
+"""History of a run: the one fold of its journal's events, ``events.jsonl``.
 
 A run may be cut off and resumed any number of times. A resume cuts the journal after the last
 effect that is done, so that each line counts.
@@ -89,7 +89,7 @@ class RoundRecord(msgspec.Struct):
 
 
 class SiteRecord(msgspec.Struct):
-    """A site over the whole run: updates, weights, failures, and the seconds of its work.
+    """A site over the whole run: updates, weights, failures, seconds of work.
 
     Attributes:
         name: Name of the site.
@@ -113,7 +113,7 @@ class SiteRecord(msgspec.Struct):
 
 
 def run_started(job: Job) -> RunStarted:
-    """The event that a run of a job begins with."""
+    """Make the event of a job's start."""
     clients, streaming = job.clients, job.streaming
     is_numpy = job.train.exchange_format == "numpy"
     size = streaming.np_download_chunk_size if is_numpy else streaming.tensor_download_chunk_size
@@ -137,7 +137,7 @@ def run_started(job: Job) -> RunStarted:
 
 
 class History:
-    """The state of a run, added up from its events in the order of the journal.
+    """State of a run, added up from its events in the journal's order.
 
     Attributes:
         facts: Event that the last sitting began with; empty values if no server came that far.
@@ -190,26 +190,26 @@ class History:
         self.down = self.up = Transfer()
         self.written: set[tuple[int, int]] = set()
         self.sites: dict[str, SiteRecord] = {}
-        # Of all rounds, also of those that came to no end.
+        # Records of all rounds, unfinished ones too.
         self._records: dict[int, RoundRecord] = {}
         self._round_under_way: int | None = None
         self._last_asked = 0  # the round in which sites were asked last
-        # Of each site that works, its phase and since when; only a site's own process reports it.
+        # Phase of each working site, and since when; only a site's own process reports it.
         self._phases: dict[str, tuple[str, float]] = {}
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was written yet."""
+        """Whether the journal has no event yet."""
         return not self.sittings
 
     @property
     def seconds(self) -> float:
-        """Running time: seconds from the first event to the last of each sitting, added up."""
+        """Running time in seconds: of each sitting, from its first event to its last."""
         return sum(end - begin for begin, end in self.sittings)
 
     @property
     def round_under_way(self) -> int | None:
-        """The round that was under way when the events end; None if none was."""
+        """Round in progress at the end of the events; None if none was."""
         return self._round_under_way if self.status != "finished" else None
 
     @property

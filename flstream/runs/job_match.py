@@ -1,4 +1,4 @@
-"""Comparison of a job and its files with the job of the run that it is to resume."""
+"""Comparison of a job and its files with those of the run to resume."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FilesByKey = Mapping[str, Sequence[JobFile]]
 
 
 def files_of(job: Job) -> FilesByKey:
-    """Read the files that a job names: its code with the files it imports, and its initial model.
+    """Read a job's files: its code with imported files, and its initial model.
 
     Data files that the code reads are not included, as only the code knows them.
     """
@@ -79,7 +79,7 @@ def render_files(job: Job) -> str:
 
 
 def _shards(path: Path) -> list[Path]:
-    """Return the files that the index of a sharded checkpoint names; none for other files."""
+    """Return the files that a sharded checkpoint's index names; none for other files."""
     if path.suffix != ".json":
         return []
     from flstream.model.formats.opening import shard_paths
@@ -105,7 +105,7 @@ def _described(path: Path, folder: Path) -> JobFile:
 
 
 def check_same_job(job: Job, run: RunDirectory) -> None:
-    """Check that a job is that of a run, by its keys and by the contents of its files.
+    """Check that a job is a run's job, by its keys and the contents of its files.
 
     Only ``rounds`` (to more), ``checkpoints.keep``, ``tracking`` and ``engine`` may differ. The
     files may have been moved.
@@ -142,7 +142,7 @@ def check_same_job(job: Job, run: RunDirectory) -> None:
 
 
 def _changes(before: Sequence[JobFile], now: Sequence[JobFile]) -> Iterator[str]:
-    """Yield a clause for each change of a key's files since the run began."""
+    """Yield a clause for each key whose files have changed since the run began."""
     source = now[0].name  # which the key names; it may have had another name
     old = {file.name if place else source: file for place, file in enumerate(before)}
     for file in now:
@@ -156,7 +156,7 @@ def _changes(before: Sequence[JobFile], now: Sequence[JobFile]) -> Iterator[str]
 
 
 def _different_keys(job: Job, values: Mapping[str, Any], files: set[str]) -> Iterator[str]:
-    """Yield every key that differs from those of the run's job file, with both values.
+    """Yield every key that differs from the run's job file, with both values.
 
     The path of a file that a key names in both jobs is not compared.
     """

@@ -131,7 +131,7 @@ class JournalContent(NamedTuple):
 
 
 def read_journal(path: Path) -> JournalContent:
-    """Read the journal of a run that is to be resumed.
+    """Read the journal of a run to resume.
 
     Raises:
         SimulationError: The journal cannot be read, or is damaged; the message names the line.

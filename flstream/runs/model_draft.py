@@ -1,4 +1,4 @@
-"""The files of a model that is being written, and of what belongs to it."""
+"""Files of a model that a fold writes, with the files beside the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flstream.runs.model_files import OPTIMIZER, body_file
 
 
 class ModelDraft(NamedTuple):
-    """A model that is being written.
+    """Model that is being written.
 
     Attributes:
         target: Takes its bytes and those of the bodies beside it, as one body.
@@ -47,13 +47,13 @@ def model_draft(
     state: Path | None,
     lossy: LossyCodec | None,
 ) -> Iterator[ModelDraft]:
-    """Write a model, which leaves nothing unless it is finished.
+    """Write a model; leave nothing of it unless it is finished.
 
     Args:
         path: Path of its file; what belongs to it lies beside that.
         layouts: Its layout, under an empty name, and those of the bodies beside it by name.
         metadata: Strings of its header.
-        rule: How updates are combined.
+        rule: Rule that combines updates.
         optimizer: The server optimizer that makes a step; None for none.
         state: File of the optimizer's state before the step; None where there is none.
         lossy: Codec with a loss that the model is rounded to; None for none.
@@ -88,7 +88,7 @@ def model_draft(
             if rounded is not None:
                 digests[MAIN] = rounded.digest
             if out is not None:
-                # It was written here and there, a block of each moment at a time.
+                # The state came a block of each moment at a time, so its digest takes a pass.
                 digests[OPTIMIZER] = body_digest(out.finish())
             sink.finish()
             return digests

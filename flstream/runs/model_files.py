@@ -43,12 +43,12 @@ class ModelFile(NamedTuple):
 
     @property
     def is_model(self) -> bool:
-        """Whether it is a whole model, rather than what belongs to one."""
+        """Whether the file is a whole model, rather than a body beside one."""
         return not self.body and not self.is_temporary
 
     @classmethod
     def parse(cls, name: str) -> Self | None:
-        """Parse the name of a model's file; None if no run gives such a name."""
+        """Parse the name of a model's file; None for a name that no run gives."""
         match = _NAME.fullmatch(name)
         if match is None:
             return None
@@ -59,7 +59,7 @@ class ModelFile(NamedTuple):
 
 
 def body_file(checkpoint: Path, body: str) -> Path:
-    """Path of a body beside a model.
+    """Return the path of a body beside a model.
 
     Args:
         checkpoint: Path of the model.
@@ -69,13 +69,13 @@ def body_file(checkpoint: Path, body: str) -> Path:
 
 
 def round_name(file: Path) -> Path:
-    """Path of the last model of a round, or of a body beside it, from that with its step."""
+    """Return the path of a round's last model or body, from its path with a step."""
     own = ModelFile.parse(file.name)
     assert own is not None
     return file.with_name(own._replace(step=None).name)
 
 
 def bodies_beside(model: ModelRecord) -> dict[str, str]:
-    """Digests of the bodies beside a model, by name; the server optimizer's state is one."""
+    """Return the digests of the bodies beside a model, by name."""
     optimizer = {OPTIMIZER: model.optimizer_state} if model.optimizer_state else {}
     return {**model.bodies, **optimizer}

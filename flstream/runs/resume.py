@@ -1,4 +1,4 @@
-"""The point where an interrupted run resumes: after its last effect, or the end of a round."""
+"""The point where an interrupted run resumes: after an effect or a round."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _PATIENCE_SECONDS = 30.0
 
 
 class ResumePoint(NamedTuple):
-    """The point where a run resumes.
+    """Point where a run resumes.
 
     Attributes:
         round: Round of the newest model that is kept; 0 is the initial model, and None says that it
             is to be built anew.
         effect: Number of the last effect that is kept; 0 without one.
         is_finished: Whether the run has nothing left to do.
-        seconds: How long the run has been going on until now.
+        seconds: Running time of the run until now.
         end: Length in bytes of the journal's lines that are kept.
         leftovers: Files of the run that have to go first: those of models that are void, temporary
             ones, and what only a run has that has ended.
-        warnings: What was not found as it was left, a sentence each.
+        warnings: Files that are not as the run left them, a sentence each.
         initial: Digest of the initial model; None if it is to be built anew.
         records: The effects that are kept, in order.
         resumes: Earlier resumes whose lines are not kept, since no effect was done after them.
@@ -64,7 +64,7 @@ class ResumePoint(NamedTuple):
 
 
 def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> ResumePoint | None:
-    """Find out where a run resumes.
+    """Find the point where a run resumes.
 
     Nothing is changed yet. The newest model that is kept is read, with the bodies beside it and the
     sites' states, in ranges; so this takes as long as reading them, and 1 MiB of memory. A run that
@@ -114,7 +114,7 @@ def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> R
         and has_its_models(history, run)
     ):
         return ResumePoint(history.models[-1].round, _last(effects), True, history.seconds)
-    # It was due as its round was the last, which that is not any more.
+    # The last round's evaluation does not count where that round is no longer the last.
     if effects and effects[-1].is_provisional and history.facts.rounds != job.planned_rounds:
         effects = effects[:-1]
     count, flaw = _before_lost_answers(run, effects)
@@ -144,7 +144,7 @@ def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> R
 
 
 def _models(history: History, effects: Sequence[EffectDone]) -> list[ModelRecord]:
-    """Return the initial model, if there is one, and those that effects have made."""
+    """Return the initial model, if any, and the models that effects have made."""
     models = [record.model for record in effects if record.model is not None]
     return [*history.models[:1], *models]
 
@@ -159,7 +159,7 @@ def _up_to(effects: Sequence[EffectDone], number: int) -> Sequence[EffectDone]:
 
 
 def _before_lost_answers(run: RunDirectory, effects: Sequence[EffectDone]) -> tuple[int, str]:
-    """Return how many effects come before the first whose update a power cut has taken, and how.
+    """Return how many effects precede the first with a lost update, and its flaw.
 
     That is one after the last effect that was synced.
     """
@@ -172,7 +172,7 @@ def _before_lost_answers(run: RunDirectory, effects: Sequence[EffectDone]) -> tu
 
 
 class _WaitingUpdate(NamedTuple):
-    """An update in a file, which waits to be folded by a later effect."""
+    """Update in a file, for a later effect to fold."""
 
     training: int  # number of the effect that asked for it
     site: str
@@ -198,7 +198,7 @@ def _updates_of(record: EffectDone) -> Iterator[_WaitingUpdate]:
 def _flaw_after(
     job: Job, run: RunDirectory, content: JournalContent, effects: Sequence[EffectDone]
 ) -> str:
-    """Describe what a run lacks to resume after some of its effects; empty if it is whole.
+    """Describe what a run lacks to resume after an effect; empty if nothing.
 
     That is a model or an update; the states of sites are looked at by ``check_states``.
     """
@@ -237,7 +237,7 @@ def _flaw_after(
 
 
 def _needed_states(records: Sequence[EffectDone]) -> list[tuple[str, StateVersion]]:
-    """Return the sites and versions of their states after some effects, but for empty ones."""
+    """Return the sites and versions of their states after some effects."""
     newest: dict[str, StateVersion] = {}
     for record in records:
         result: Any = decode_exact(record.result) if record.name != "start" else None
@@ -255,7 +255,7 @@ def _needed_states(records: Sequence[EffectDone]) -> list[tuple[str, StateVersio
 def _refuse_without(
     job: Job, run: RunDirectory, content: JournalContent, effects: Sequence[EffectDone]
 ) -> None:
-    """Refuse to resume after some effects if anything is lacking; name a round that is whole."""
+    """Refuse to resume after some effects if a file is lacking; name a whole round."""
 
     def flaw_after(effects: Sequence[EffectDone]) -> str:
         try:
@@ -278,7 +278,7 @@ def _refuse_without(
 
 
 def take_up(job: Job, run: RunDirectory, point: ResumePoint) -> History:
-    """Cut the journal of a run after the last effect that is kept, and remove what came after.
+    """Cut a run's journal after the last kept effect, and remove later files.
 
     It can itself be interrupted at any instant: the next plan then finds the same round.
 
@@ -304,7 +304,7 @@ def take_up(job: Job, run: RunDirectory, point: ResumePoint) -> History:
 
 
 def final_summary(run: RunDirectory, point: ResumePoint) -> Summary:
-    """The summary of a run that has nothing left to do, as it is.
+    """Return the summary of a run that has nothing left to do.
 
     A run that was killed between its end and its summary gets one from its events: all but the
     peaks of memory.
@@ -324,7 +324,7 @@ def final_summary(run: RunDirectory, point: ResumePoint) -> Summary:
 
 
 def _check_nothing_is_there(run: RunDirectory) -> None:
-    """Refuse to begin again in a folder whose journal was lost, over the models that are there."""
+    """Refuse to overwrite the models of a folder whose journal was lost."""
     for path, file in run.checkpoint_files():
         if file.round > 0 and not file.is_temporary:
             raise ResumeRefusedError(

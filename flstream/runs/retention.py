@@ -1,4 +1,4 @@
-"""Retention of a run's checkpoints: the choice of those that stay, and the removal of others."""
+"""Retention of a run's checkpoints: the choice of the kept ones, and removal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONG_BYTES = 16 << 20
 
 
 class Retention:
-    """Removal of the checkpoints that a run no longer keeps.
+    """Removal of the checkpoints that a run does not keep.
 
     Only regular files with exactly the names of this run's rounds are removed. A link or a folder
     with such a name was not created by the run, and stays.
@@ -28,9 +28,6 @@ class Retention:
     Args:
         run: The run directory.
         keep: Number of rounds whose last models stay besides the best one, or ``"all"``.
-
-    Attributes:
-        keep: As given.
     """
 
     def __init__(self, run: RunDirectory, keep: Keep) -> None:
@@ -39,11 +36,11 @@ class Retention:
         self._warned: set[Path] = set()
 
     def oldest(self, last: int) -> int:
-        """The oldest round whose checkpoint stays once that of round ``last`` is durable."""
+        """Return the oldest kept round once round ``last`` is durable."""
         return 0 if self.keep == "all" else max(last - self.keep + 1, 0)
 
     def remove(self, paths: Iterable[Path]) -> tuple[bool, list[str]]:
-        """Remove files of this run, one after another until one cannot be removed.
+        """Remove files of this run, until one cannot be removed.
 
         A missing file is ignored. A file that cannot be removed does not fail the run: there is one
         warning about it, and each later call tries again.
@@ -55,7 +52,7 @@ class Retention:
         return all(self._remove(path, warnings) for path in paths), warnings
 
     def _remove(self, path: Path, warnings: list[str]) -> bool:
-        """Remove a file; return whether no file of this run is left there, or add a warning."""
+        """Remove a file; return whether it is gone, or else add a warning."""
         try:
             with _opened(path.parent) as folder:
                 fd = os.open(path.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
@@ -78,7 +75,7 @@ class Retention:
 
 
 def _close(fd: int) -> None:
-    """Close a file that may have been removed; a long one in a thread.
+    """Close a file that may be a removed one; a long one on a thread.
 
     With the last descriptor goes what the kernel has of the file in memory, which takes 0.2 s for a
     gigabyte. The next round does not wait for that.
@@ -91,7 +88,7 @@ def _close(fd: int) -> None:
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[int]:
-    """Open a folder for work by descriptor, which no link can redirect to another folder."""
+    """Open a folder by descriptor, so that no link can redirect work in it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield descriptor

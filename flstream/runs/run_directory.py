@@ -1,4 +1,4 @@
-"""The run directory: what lies where. Its shape is a contract that scripts rely on."""
+"""The run directory, whose shape is a contract for scripts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flstream.runs.small_files import sync_file, temporary_of, write_whole
 from flstream.telemetry.events import ModelRecord
 from flstream.telemetry.locks import lock_file
 
-# What a folder may have in it when a run was cut off before it had written its job file.
+# Contents of a folder whose run was cut off before it had written its job file.
 _MADE_FIRST = {
     *("checkpoints", "sites", "events.jsonl", "memory.jsonl"),
     *("job.files.json", "job.files.json.tmp", "job.conf.tmp"),
@@ -27,7 +27,7 @@ _OF_EFFECT = re.compile(r"effect-(\d{4,})")
 
 
 class RunDirectory:
-    """The files of one run.
+    """Files of one run.
 
     Args:
         path: The folder, absolute.
@@ -100,14 +100,14 @@ class RunDirectory:
 
     @classmethod
     def reopen(cls, job_name: str, path: Path | None = None) -> RunDirectory:
-        """The folder of a run that is to go on; a new one where none was begun.
+        """Return the folder of a run to resume, or a new one where none has begun.
 
         Args:
             job_name: For the default, the newest ``runs/<job>-<time>`` below the working directory.
             path: The folder to use instead. It need not exist.
 
         Raises:
-            UsageError: It has something else in it than a run, or cannot be used.
+            UsageError: The folder has something else in it than a run, or cannot be used.
         """
         folder = _newest(job_name) if path is None else path.absolute()
         if folder is None:
@@ -130,7 +130,7 @@ class RunDirectory:
         return run
 
     def _lacking(self) -> str:
-        """Files and folders of a begun run that this folder lacks; empty if a run made it."""
+        """Return the missing files and folders of a begun run; empty without any."""
         entries = list(self.path.iterdir()) if self.path.is_dir() else []
         if entries and {path.name for path in entries} <= _MADE_FIRST:
             # Cut off before it had written its job file, it has nothing in its folders and files.
@@ -148,7 +148,7 @@ class RunDirectory:
         return ", ".join(name for name, exists in parts.items() if not exists)
 
     def furnish(self) -> None:
-        """Make what a run begins with, unless it is there, and make all these names durable."""
+        """Make the files that a run begins with, with durable names."""
         self.checkpoints.mkdir(exist_ok=True)
         self.sites.mkdir(exist_ok=True)
         # An event that is durable is of no use in a file that has no name after a power cut.
@@ -158,7 +158,7 @@ class RunDirectory:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keep other runs out of the folder for as long as the block lasts.
+        """Lock the folder against other runs until the end of the block.
 
         The lock ends with this process, however that ends. It is on the file that this process
         writes itself, since a folder cannot be locked on every file system.
@@ -187,20 +187,20 @@ class RunDirectory:
         return self.events.is_file() or self.summary.is_file()
 
     def checkpoint(self, round_number: int) -> Path:
-        """The newest model of a round; round 0 is the initial model."""
+        """Return the newest model of a round; round 0 is the initial model."""
         return self.checkpoints / ModelFile(round_number).name
 
     def step_checkpoint(self, round_number: int, step: int) -> Path:
-        """A model of a round under the name that it was made with.
+        """Return the path of a model of a round, with its step.
 
         Args:
             round_number: The round.
-            step: How many models the round had made before it.
+            step: Number of models that the round had made before it.
         """
         return self.checkpoints / ModelFile(round_number, step).name
 
     def model_file(self, record: ModelRecord) -> Path:
-        """Path of a model: its step's name; its round's where that is the only one.
+        """Return the path of a model by its step; by its round without others.
 
         So it is of the initial model, and of the last model of a round on a file system that has no
         hard links.
@@ -209,13 +209,13 @@ class RunDirectory:
         return step if step.is_file() else self.checkpoint(record.round)
 
     def updates(self, effect: int) -> Path:
-        """The folder of the updates of a training that wait to be folded."""
+        """Return the folder of a training's updates that wait for a fold."""
         return self.path / "updates" / f"effect-{effect:04d}"
 
     def discard_updates(
         self, effect: int | None = None, *, after: int = 0, but: Container[int] = ()
     ) -> None:
-        """Remove updates that wait no more.
+        """Remove updates that no fold waits for.
 
         Args:
             effect: Number of the training's effect; None for all there are.
@@ -232,34 +232,32 @@ class RunDirectory:
             parent.rmdir()
 
     def site(self, name: str) -> Path:
-        """The folder of a site's own outputs and state."""
+        """Return the folder of a site's own outputs and state."""
         return self.sites / name
 
     def last_model(self, site: str) -> Path:
-        """The last model that a site sent, where a workflow collects it."""
+        """Return the path of the last model that a site sent, for a workflow."""
         return self.site(site) / "last.safetensors"
 
     def site_model(self, site: str) -> Path:
-        """The model of a site that a workflow has collected."""
+        """Return the path of a site's model that a workflow collected."""
         return self.path / "cross_site" / "models" / f"{site}.safetensors"
 
     def site_log(self, name: str) -> Path:
-        """Log of a site's script."""
+        """Return the log of a site's script."""
         return self.site(name) / "log.txt"
 
     def log(self, process: str) -> Path:
-        """Log of a process that is not a site; an empty one is not kept."""
+        """Return the log of a process other than a site; empty ones are not kept."""
         return self.path / f"{process}.log"
 
     def mark_logs(
         self, processes: Iterable[str], sites: Iterable[str], effect: int
     ) -> Iterator[str]:
-        """Write into the logs that are there that the run resumes after an effect.
+        """Write into existing logs that the run resumes after an effect.
 
-        What came after it stays in them, and comes once more.
-
-        Yields:
-            A sentence for each log that cannot be written.
+        Later output stays in them, and comes once more. Yields a sentence for each log that it
+        cannot write.
         """
         logs = [*map(self.log, processes), *map(self.site_log, sites)]
         for path in logs:
@@ -271,7 +269,7 @@ class RunDirectory:
                 yield f"{path} cannot be written: {error.strerror}; it lacks where the run resumed"
 
     def write(self, path: Path, text: str) -> None:
-        """Write a small file of the run such that it is whole and durable, or as it was before.
+        """Write a small file of the run, durable and whole, or leave it as it was.
 
         Raises:
             SimulationError: The disk refused it.
@@ -285,7 +283,7 @@ class RunDirectory:
             ) from error
 
     def withdraw(self) -> None:
-        """Remove what a run has made that was refused before it began.
+        """Remove the files of a run that was refused before it began.
 
         A folder that somebody has named stays, empty: a run that is asked for once more, with what
         was wrong put right, finds it as it was.
@@ -302,7 +300,7 @@ class RunDirectory:
                 folder.rmdir()
 
     def tidy(self) -> None:
-        """Remove what a run's processes leave that is of no use once they have ended.
+        """Remove files that are of no use once a run's processes have ended.
 
         A process that is killed cannot remove the checkpoint it was writing. Only what this run
         made is touched.
@@ -317,7 +315,7 @@ class RunDirectory:
     def leftovers(
         self, models: Sequence[ModelRecord], written: Iterable[tuple[int, int]]
     ) -> list[Path]:
-        """Files of the run that have to go before it resumes from some models.
+        """Return files of the run to remove before it resumes from some models.
 
         That is models that do not count any more, with what lies beside them, whatever was being
         written, and what only a run that has ended has. Files that the journal does not know are
@@ -331,7 +329,7 @@ class RunDirectory:
         for number, step in {*written} - {(model.round, model.step) for model in models}:
             own, named = self.step_checkpoint(number, step), self.checkpoint(number)
             void.add(own)
-            # Of a round that counts in part, the name may be that of a model which does not.
+            # A round that counts in part may have its name on a model that does not count.
             if number not in rounds or not os.path.lexists(own) or is_same_file(own, named):
                 void.add(named)
         # The initial model is written by a process of its own, which the journal says nothing of.
@@ -353,14 +351,14 @@ class RunDirectory:
         ]
 
     def checkpoint_files(self) -> list[tuple[Path, ModelFile]]:
-        """Files that have names of a run's checkpoints, or of what belongs to them, by name."""
+        """Return files with names of a run's checkpoints, by name."""
         paths = sorted(self.checkpoints.iterdir()) if self.checkpoints.is_dir() else []
         named = [(path, ModelFile.parse(path.name)) for path in paths]
         return [(path, file) for path, file in named if file is not None and not path.is_dir()]
 
     @property
     def stored_rounds(self) -> set[int]:
-        """The rounds that have a model on disk, in a regular file with exactly such a name."""
+        """Rounds that have a model on disk, in a regular file of its name."""
         files = [file for path, file in self.checkpoint_files() if not path.is_symlink()]
         return {file.round for file in files if file.is_model}
 
@@ -385,7 +383,7 @@ class RunDirectory:
 
 
 def _newest(job_name: str) -> Path | None:
-    """The run of a job that was begun last below the working directory."""
+    """Return the last begun run of a job below the working directory."""
     runs = Path("runs").absolute()
     name = re.compile(re.escape(job_name) + r"-(\d{8}-\d{6})(?:-(\d+))?")
     runs_of_job = []
@@ -397,7 +395,7 @@ def _newest(job_name: str) -> Path | None:
 
 
 def _new_folder(path: Path) -> Path:
-    """Make a folder of this name, or with a number behind it where a run of the same second did."""
+    """Make a folder of this name, or with a number after it where it exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for number in count(1):
         candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
@@ -408,7 +406,7 @@ def _new_folder(path: Path) -> Path:
 
 
 def is_same_file(one: Path, other: Path) -> bool:
-    """Whether two names are of one file, and both are there."""
+    """Return whether two names are of one existing file."""
     try:
         return os.path.samestat(os.lstat(one), os.lstat(other))
     except OSError:
@@ -416,7 +414,7 @@ def is_same_file(one: Path, other: Path) -> bool:
 
 
 def link_or_rename(file: Path, name: Path) -> None:
-    """Give a file a second name, or a new one where the file system has no hard links.
+    """Give a file a second name; a new one where there are no hard links.
 
     Raises:
         OSError: It cannot be given.

@@ -13,7 +13,7 @@ Columns = Mapping[str, Sequence[float | None]]
 def columns_of(
     sites: Sequence[str], metrics: Mapping[str, Mapping[str, float]]
 ) -> dict[str, list[float | None]]:
-    """The columns of what sites have found, so that the names of the sites are written once.
+    """Return columns of sites' scores, so that sites' names are written once.
 
     Args:
         sites: All sites, in their fixed order.
@@ -25,7 +25,7 @@ def columns_of(
 
 
 def by_site(sites: Sequence[str], columns: Columns) -> dict[str, dict[str, float]]:
-    """The metrics of each site that has any, by its name."""
+    """Return the metrics of each site that has any, by its name."""
     rows: dict[str, dict[str, float]] = {site: {} for site in sites}
     for name, values in columns.items():
         for site, value in zip(sites, values, strict=True):
@@ -35,7 +35,7 @@ def by_site(sites: Sequence[str], columns: Columns) -> dict[str, dict[str, float
 
 
 def packed(columns: Columns) -> Columns:
-    """The same columns in 8 bytes a value: a thousand sites and rounds have a million of them.
+    """Return the columns in 8 bytes a value, since a long run has a million values.
 
     A missing value is NaN.
     """

@@ -1,4 +1,4 @@
-"""The sites' own states in a run directory, which the sites keep by themselves.
+"""The sites' own states in a run directory, which the sites keep themselves.
 
 In a site's folder::
 
@@ -58,7 +58,7 @@ class StateVersion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StateFolder:
-    """The folder with the versions of one site's state. It need not exist.
+    """Folder with the versions of one site's state; it need not exist.
 
     What its methods cannot do is an OSError with the path.
 
@@ -73,11 +73,11 @@ class StateFolder:
         self.path = f"{site_folder}/state"
 
     def path_of(self, version: StateVersion) -> str:
-        """Path of a version's folder, whether or not it is there."""
+        """Return the path of a version's folder, whether or not it exists."""
         return f"{self.path}/{version.folder_name}"
 
     def versions(self) -> list[StateVersion]:
-        """The versions that are there by name, in the order of their effects."""
+        """Return the existing versions, by name, in the order of their effects."""
         matches = filter(None, map(_VERSION.fullmatch, self._folders()))
         versions = [(StateVersion(int(match[1]), match[2]), match[0]) for match in matches]
         # A name has no more zeros than there have to be.
@@ -85,7 +85,7 @@ class StateFolder:
         return sorted(named, key=lambda version: (version.effect, version.digest))
 
     def flaw(self, version: StateVersion, copy_to: str | None = None) -> str | None:
-        """Describe the defect of a version in a clause with its path; None if it is sound.
+        """Describe a version's defect in a clause with its path; None if it is sound.
 
         Args:
             version: The version, all of which is read.
@@ -107,7 +107,7 @@ class StateFolder:
         return None
 
     def remove(self, going: Callable[[StateVersion], bool]) -> None:
-        """Remove versions, but for those that are not what their name says."""
+        """Remove versions, except folders that are not as their names say."""
         for version in self.versions():
             if going(version) and self.flaw(version) is None:
                 path = self.path_of(version)
@@ -119,13 +119,13 @@ class StateFolder:
                 remove_folder(removed)
 
     def remove_superseded(self, base: StateVersion | None, effect: int, oldest: int) -> None:
-        """Remove what the base's predecessors have superseded, and what came to nothing.
+        """Remove versions older than the base needs, and those of void attempts.
 
         A task begins with the base, so the base counts; and so it is then, and not when a version
         is kept, that one more than those before it can go.
 
         Args:
-            base: What the task begins with; None for an empty state.
+            base: Version that the task begins with; None for an empty state.
             effect: Number of the task's effect.
             oldest: Number of the earliest effect that the run may go back to: what the site had
                 then stays, and all since.
@@ -141,7 +141,7 @@ class StateFolder:
         self.remove(lambda version: version in before and version not in retained)
 
     def remove_unfinished(self, purpose: Literal["effect", "evaluate"] | None = None) -> None:
-        """Remove working copies of a purpose, or all, and versions that were being removed."""
+        """Remove working copies of a purpose, or all, and half-removed versions."""
         for name in self._folders():
             match = _UNFINISHED.fullmatch(name)
             if match is not None and purpose in (None, match[1]):
@@ -156,7 +156,7 @@ class StateFolder:
             sync_directory(site_folder.parent)
 
     def _folders(self) -> list[str]:
-        """Names of the folders in it, without links to some."""
+        """Return the names of the folders in it, without links."""
         try:
             with os.scandir(self.path) as entries:
                 return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -165,12 +165,12 @@ class StateFolder:
 
 
 def is_folder(path: str | Path) -> bool:
-    """Whether there is a folder of this name, and not a link to one."""
+    """Return whether a name is of a folder, and not of a link to one."""
     return os.path.isdir(path) and not os.path.islink(path)
 
 
 def check_states(run: RunDirectory, needed: Iterable[tuple[str, StateVersion]]) -> None:
-    """Check that states are there, and have the content that they had when they were kept.
+    """Check that states exist with the content that their sites kept.
 
     All of them are read, in pieces of 1 MiB.
 
@@ -201,7 +201,7 @@ def check_states(run: RunDirectory, needed: Iterable[tuple[str, StateVersion]]) 
 def discard_site_state_after(
     site_folder: Path, effect: int, keep: StateVersion | None = None
 ) -> None:
-    """Take a site's state back to what it was after an effect.
+    """Take a site's state back to the one after an effect.
 
     Versions of later effects are removed, and whatever was left unfinished. It can be interrupted
     at any instant, and done again.
@@ -223,12 +223,9 @@ def discard_site_state_after(
 
 
 def set_aside_altered_states(run: RunDirectory, sites: Collection[str], effect: int) -> list[str]:
-    """Give other names to void states that somebody has changed, and so has made their own.
+    """Rename void states that somebody has changed, and return a sentence for each.
 
     Sites leave states of these names again when they repeat their trainings.
-
-    Returns:
-        A sentence for each.
     """
     warnings = []
     for site, states, versions in _present(run, sites):
@@ -242,7 +239,7 @@ def set_aside_altered_states(run: RunDirectory, sites: Collection[str], effect: 
 
 
 def state_bytes(run: RunDirectory, sites: Collection[str], count: int) -> int:
-    """The bytes that the sites' states may still take on the disk, going by the newest of each.
+    """Return the bytes that sites' states may still take, by the newest of each.
 
     Of a site that has kept nothing yet, nothing is known.
 
@@ -265,7 +262,7 @@ def state_bytes(run: RunDirectory, sites: Collection[str], count: int) -> int:
 def _present(
     run: RunDirectory, sites: Collection[str]
 ) -> Iterator[tuple[str, StateFolder, list[StateVersion]]]:
-    """Yield the sites that have folders of their own, in order, with their states.
+    """Yield the sites with folders, in order, with their states.
 
     Files and links are somebody else's, and so is a folder of another name: it may be a copy.
     """
@@ -280,7 +277,7 @@ def _present(
 
 @contextmanager
 def _in_a_sentence(what: str) -> Iterator[None]:
-    """Raise a SimulationError for what the system refuses."""
+    """Raise a SimulationError for an OSError."""
     try:
         yield
     except OSError as error:

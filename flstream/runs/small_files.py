@@ -10,7 +10,7 @@ from flstream.model.descriptors import sync_directory
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically and durably: after a crash it is either whole or as it was before.
+    """Write a file durably and at once: after a crash, it is whole or as before.
 
     Args:
         path: Path of the file.
@@ -34,7 +34,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def temporary_of(path: Path) -> Path:
-    """Return the path under which a file is written before it is renamed to ``path``."""
+    """Return the temporary path of a file before it is renamed to ``path``."""
     return path.with_name(path.name + ".tmp")
 
 
@@ -49,7 +49,7 @@ def sync_file(path: Path) -> None:
 
 
 def unused_name(path: Path) -> Path:
-    """A name beside a path for what is there, and was not made by the run, to be moved to."""
+    """Return a free name beside a path, for a file that the run did not make."""
     number = 1
     while os.path.lexists(unused := path.with_name(f"{path.stem}.found-{number}{path.suffix}")):
         number += 1

@@ -1,4 +1,4 @@
-"""Checks of a run's models on disk by the digests that its journal has of them."""
+"""Checks of a run's models on disk by their digests in the journal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flstream.telemetry.events import ModelRecord
 
 
 def model_flaw(run: RunDirectory, model: ModelRecord) -> str:
-    """Describe the defect of a model, or of a body beside it; an empty string without one.
+    """Describe the defect of a model, or of a body beside it; empty without one.
 
     The next fold would take the bodies, such as the server optimizer's state, as they are. All is
     read, in ranges.
@@ -27,7 +27,7 @@ def model_flaw(run: RunDirectory, model: ModelRecord) -> str:
 
 
 def has_its_models(history: History, run: RunDirectory) -> bool:
-    """Whether a finished run has the models that it names, as they were when it made them."""
+    """Return whether a finished run still has its models, unchanged."""
     digests = {model.digest for model in history.models}
     named = [run.final_model]
     try:
@@ -40,7 +40,7 @@ def has_its_models(history: History, run: RunDirectory) -> bool:
 
 
 def file_flaw(path: Path, digest: str) -> str:
-    """Describe the defect of a file whose body is to have a digest; an empty string without one."""
+    """Describe the defect of a file by its body's digest; empty without one."""
     try:
         return body_flaw(FileSource(path), digest)
     except CheckpointError as error:
@@ -48,7 +48,7 @@ def file_flaw(path: Path, digest: str) -> str:
 
 
 def body_flaw(source: FileSource, digest: str) -> str:
-    """Describe how the body of an open file differs from its digest; an empty string if not."""
+    """Describe how an open file's body differs from its digest; empty if it does not."""
     try:
         present = body_digest(source)
     except CheckpointError as error:

@@ -26,7 +26,7 @@ class Verdict(NamedTuple):
 
 
 class EarlyStopping:
-    """Decision after each evaluation whether the job goes on, by ``stop_when`` and ``patience``.
+    """Decision after each evaluation to stop, by ``stop_when`` and ``patience``.
 
     The decision depends on the evaluations alone. So after the evaluations of an interrupted run,
     in their order, it is the same as without the interruption.
@@ -73,12 +73,12 @@ class EarlyStopping:
         return Verdict(self.reason, self._warnings(metrics) if is_first else ())
 
     def spent(self, round_number: int, epsilon: float, another: float) -> None:
-        """End the job where another round would spend more than it may.
+        """End the job before a round that would spend more than it may.
 
         Args:
             round_number: Number of the round.
-            epsilon: What was spent up to its end.
-            another: What will have been spent after another one.
+            epsilon: Epsilon spent up to its end.
+            another: Epsilon spent after another round.
         """
         budget = self._budget
         if budget is not None and self.reason is None and budget.holds(another):
@@ -128,6 +128,6 @@ class EarlyStopping:
 
 
 def _shown(value: float, condition: Condition) -> str:
-    """Return a value with the fewest digits, four or more, that still meet the condition."""
+    """Return a value with four digits, or more until it meets the condition."""
     texts = (f"{value:.{digits}g}" for digits in range(4, 17))
     return next((text for text in texts if condition.holds(float(text))), repr(value))

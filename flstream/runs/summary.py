@@ -21,7 +21,7 @@ BESIDE_METRICS = frozenset({"round", "sites", "train"})
 
 
 class ModelSummary(msgspec.Struct):
-    """The model: bytes of its body, number of tensors, digest after the last completed round."""
+    """The model: bytes of its body, number of tensors, digest after the last round."""
 
     bytes: int = 0
     tensors: int = 0
@@ -117,7 +117,7 @@ class MemorySummary(msgspec.Struct):
 
 
 class Summary(msgspec.Struct):
-    """The whole of it.
+    """Whole content of summary.json.
 
     Attributes:
         ended_early: Why there are fewer rounds than the job has; None if there are not.
@@ -128,7 +128,7 @@ class Summary(msgspec.Struct):
             updates. Where these score the model that the sites had
             received, there is one for round 0, none of them under ``train``, and no score of the
             last.
-        evaluate: What scores the models of the last workflow: ``task`` or ``received``.
+        evaluate: Way that the last workflow scores models: ``task`` or ``received``.
         network: Emulated link of each site by name, in bits a second and seconds; none without.
     """
 
@@ -154,16 +154,16 @@ class Summary(msgspec.Struct):
 
     @property
     def privacy(self) -> PrivacySpent | None:
-        """Privacy that a private job has spent; None before its first fold, and for others."""
+        """Privacy that a private job has spent; None before its first fold."""
         return next((entry.privacy for entry in reversed(self.rounds) if entry.privacy), None)
 
     def to_json(self) -> str:
-        """The summary as indented JSON."""
+        """Return the summary as indented JSON."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
 
 
 def summarize(history: History) -> Summary:
-    """The summary of what has happened, all but memory and seconds of the whole run."""
+    """Return the summary of a history, without memory and seconds of the run."""
     facts, best = history.facts, history.best
     return Summary(
         status=history.status,
@@ -190,7 +190,7 @@ def summarize(history: History) -> Summary:
 
 
 def _metrics(history: History) -> list[dict[str, Any]]:
-    """The metrics of each round; before them those of the initial model, where sites scored it."""
+    """Return the metrics of each round, after the initial model's if scored."""
     sites = history.facts.sites
     initial = [RoundRecord(0, scores=history.scores[0])] if 0 in history.scores else []
     tables = []
@@ -206,7 +206,7 @@ def _metrics(history: History) -> list[dict[str, Any]]:
 
 
 def round_summary(record: RoundRecord) -> RoundSummary:
-    """The summary of a round."""
+    """Return the summary of a round."""
     privacy = {} if record.privacy is None else msgspec.structs.asdict(record.privacy)
     return RoundSummary(
         record.number, *record.phases, record.evaluation, record.aggregator, **privacy

@@ -70,8 +70,8 @@ def check_training(sites: object, min_updates: Any, timeout: Any) -> None:
 
 def check_sites_and_timeout(method: str, sites: object, timeout: Any) -> None:
     """Refuse sites and a timeout that are of the wrong kind, or out of range."""
-    is_list = isinstance(sites, Sequence) and not isinstance(sites, str)
-    if not (is_list and all(isinstance(site, str) for site in sites)):
+    listed = sites if isinstance(sites, Sequence) and not isinstance(sites, str) else [None]
+    if not all(isinstance(site, str) for site in listed):
         raise WorkflowError(
             f"run.{method}() was given {sites!r} as its sites; give it a list of their names"
         )

@@ -1,1 +1,1 @@
-"""A run from end to end: its launcher, the main functions of its processes, and its forecast."""
+"""A run from end to end: launcher, main functions of processes, and forecast."""

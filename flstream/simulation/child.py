@@ -1,4 +1,4 @@
-"""Setup of a run's child processes: signals, output to a log, and their end when their peer dies.
+"""Setup of child processes: signals, output, and an end with their peer.
 
 Inline, where a thread stands for such a process, only its output and its end are set up.
 """
@@ -54,7 +54,7 @@ def refuse_breakpoints(site: str) -> None:
 
 
 def prepare_imports(alias: str | None, folder: str | Path) -> None:
-    """Make the job's folder importable, and install the names that stand for others."""
+    """Make the job's folder importable, and install names for other packages."""
     if alias is not None:
         install_alias()
     make_importable(folder)
@@ -68,7 +68,7 @@ def abandon_in_children(abandon: Callable[[], None]) -> None:
 
 
 def redirect_output(log: Path) -> None:
-    """Redirect stdout and stderr of this process, output of C code included, to a file."""
+    """Redirect this process's stdout and stderr, C code's too, to a file."""
     if (place := this_place()) is not None:
         place.log_to(log)
         return
@@ -77,7 +77,7 @@ def redirect_output(log: Path) -> None:
 
 
 class SiteLogs:
-    """Redirection of this process's output to the log of the site whose task it runs."""
+    """Redirection of this process's output to the log of the present task's site."""
 
     def __init__(self, own: Path, log_of: Callable[[str], Path]) -> None:
         self._own = own
@@ -125,7 +125,7 @@ def _point_at(log: Path) -> None:
 
 
 def end_with_peer(pipe: socket.socket) -> None:
-    """End this process once the other end of a socket is closed, by a thread that watches it.
+    """End this process once a socket's other end is closed, by a thread.
 
     What it has started ends with it: nobody else is left to end that.
     """
@@ -149,7 +149,7 @@ def end_with_peer(pipe: socket.socket) -> None:
 
 
 def _is_file(fd: int, identity: int) -> bool:
-    """Whether a descriptor is open, and of the file with this number."""
+    """Return whether a descriptor is open, and of the file with this number."""
     try:
         return os.fstat(fd).st_ino == identity
     except OSError:

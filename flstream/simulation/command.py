@@ -1,4 +1,4 @@
-"""The command of a site: a launcher, and the processes (ranks) in which it runs the script.
+"""The command of a site: a launcher, and the ranks that run the script.
 
 Rank 0 is handed the sockets to the server, and exchanges models with it. The worker's process keeps
 the one for control messages. The launcher's exit status is the verdict, as it ends all ranks where
@@ -45,12 +45,12 @@ END = ".end"
 _STUB = Path(__file__).parent / "stub" / "flstream_rank.py"
 _LOG = Path("/proc/self/fd/2")
 _MOST_BYTES = 64
-# Of torchrun, which accelerate uses: a free port for each site instead of the same one for all.
+# For torchrun, also under accelerate: a free port for each site, not one for all.
 _STANDALONE = {"PET_STANDALONE": "1"}
 
 
 class ScriptEnd(msgspec.Struct, frozen=True):
-    """End of the script in a rank; a rank that has died has none.
+    """End of the script in a rank that has not died.
 
     Attributes:
         rank: Number of the rank.
@@ -66,7 +66,7 @@ class ScriptEnd(msgspec.Struct, frozen=True):
 
 
 def run_command(info: WorkerInfo, script: ScriptCode, threads: int, end: WorkerSockets) -> None:
-    """Run a site's command until it has ended; this process ends with the server."""
+    """Run a site's command to its end; this process ends with the server."""
     assert info.site is not None  # a job file in which sites share processes is refused
     assert script.command is not None
     end_with_peer(end.control)
@@ -75,7 +75,7 @@ def run_command(info: WorkerInfo, script: ScriptCode, threads: int, end: WorkerS
     own_args = info.site_args.get(info.site, {})
     info = msgspec.structs.replace(info, site_args={info.site: own_args})
     words = [*script.command, str(_STUB), str(script.path), *script.words(own_args)]
-    # Which the fork server removes if this process is killed.
+    # The fork server removes the folder if this process is killed.
     with tempfile.TemporaryDirectory(
         prefix=temporary_prefix(os.getppid()), ignore_cleanup_errors=True
     ) as folder:
@@ -91,7 +91,7 @@ def run_command(info: WorkerInfo, script: ScriptCode, threads: int, end: WorkerS
 
 
 def report(end: WorkerSockets, message: Failed | Goodbye) -> None:
-    """Send the server a worker's last message; nothing else may use the socket any more."""
+    """Send the server a worker's last message; no one else may use the socket after."""
     control: MessageChannel[ToWorker] = MessageChannel(end.control, SERVER, ToWorker)
     with suppress(FlstreamError):  # a server that is gone does not need it
         control.send(message)
@@ -100,8 +100,8 @@ def report(end: WorkerSockets, message: Failed | Goodbye) -> None:
 def _last_message(
     words: Sequence[str], threads: int, folder: Path, end: WorkerSockets
 ) -> Failed | Goodbye:
-    """Run a command; return the worker's last message, which says what its end means."""
-    # What a site has printed before does not explain how its command has ended.
+    """Run a command; return the worker's last message, with the cause of its end."""
+    # Earlier output of a site does not explain the end of its command.
     log_start = _LOG.stat().st_size
     # What a rank that is killed leaves behind, such as a data loader's processes, becomes this
     # process's, and is killed with the rest.
@@ -148,7 +148,7 @@ def _last_message(
 
 
 def _listener(path: str) -> socket.socket:
-    """Return a socket that listens on a path, which may be too long for one."""
+    """Return a socket that listens on a path; refuse a path that is too long."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.bind(path)
@@ -163,7 +163,7 @@ def _listener(path: str) -> socket.socket:
 
 
 def _admit(listener: socket.socket, ranks: list[socket.socket], end: WorkerSockets) -> None:
-    """Keep the connections of ranks, which end with them, and hand rank 0 the sockets."""
+    """Keep the connections of ranks, and pass the server's sockets to rank 0."""
     while True:
         rank = listener.accept()[0]
         ranks.append(rank)
@@ -180,7 +180,7 @@ def _admit(listener: socket.socket, ranks: list[socket.socket], end: WorkerSocke
 
 
 def _kill_children() -> None:
-    """Kill all that this process and the command have started, and wait for its end."""
+    """Kill the processes that this process and the command have started."""
     with suppress(ChildProcessError):  # there is no child left
         while True:
             kill_descendants(os.getpid())

@@ -1,4 +1,4 @@
-"""A dry run of a job's workflows: what each does in its first round, with no effect done.
+"""Dry run of a job's workflows: the first round of each, without effects.
 
 It is a replay whose journal makes up what came of each effect.
 """
@@ -42,7 +42,7 @@ _MOST_EFFECTS = 10_000
 
 
 class _DryJournal:
-    """A journal by which all sites have done each effect, with metrics of 0."""
+    """Journal in which all sites have done each effect, with metrics of 0."""
 
     is_live = False
 
@@ -56,7 +56,7 @@ class _DryJournal:
     def once(
         self, kind: str, round_number: int, request: str, arguments: Any, *_: object, **__: object
     ) -> Effect[Any]:
-        """Note an effect, and return a result that is made up."""
+        """Record an effect, and return a made-up result."""
         self.asked += 1
         outline, model = self.outline, None
         result: Any = None
@@ -142,7 +142,7 @@ def outline_programs(job: Job, host: ProcessHost | None = None) -> list[ProgramO
 
 
 def _outline_apart(job: Job, place: int, host: ProcessHost) -> ProgramOutline:
-    """Run a workflow of the user's own dry, in a process."""
+    """Run a user's own workflow dry, in a process."""
     target = f"{__name__}:{outline_of.__name__}"
     call = ProcessCall[ProgramOutline](host, "dry-run", ProgramOutline, target, job, place)
     try:
@@ -155,7 +155,7 @@ def _outline_apart(job: Job, place: int, host: ProcessHost) -> ProgramOutline:
 
 
 def outline_of(job: Job, place: int = 0) -> ProgramOutline:
-    """Run a workflow of a job's list, called in this process, without doing anything.
+    """Run a workflow of a job's list in this process, without effects.
 
     It finds one update of each site that is asked, whose metrics are 0; ``run.rounds()`` ends after
     its first round.

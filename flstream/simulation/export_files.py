@@ -1,4 +1,4 @@
-"""Files of an export beside the weights: a model's configuration, and its tokenizer."""
+"""Files of an export beside the weights: configuration and tokenizer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MadeModel(NamedTuple):
 
     Attributes:
         state: Tensors of the model, by name.
-        parts: What it returned: the model, and whatever came with it in a tuple.
+        parts: Returned objects: the model, and its companions in a tuple.
     """
 
     state: Mapping[str, Any]
@@ -46,20 +46,20 @@ class MadeModel(NamedTuple):
 
 
 def kept_prefix(folder: Path) -> str:
-    """Return the prefix that a run has kept for exports; empty where names are the model's own."""
+    """Return a run's kept prefix for exports; empty where names are the model's own."""
     path = folder / PREFIX
     return path.read_text() if path.exists() else ""
 
 
 def kept_files(folder: Path) -> list[Path]:
-    """Return the files that a run has kept for exports, in the order of their names."""
+    """Return a run's kept files for exports, in the order of their names."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if path.is_file() and path.name != PREFIX)
 
 
 def keep_export_files(folder: Path, factory_model: MadeModel | None, initial: Path | None) -> None:
-    """Keep what goes with a model: of its factory, and from beside its initial weights.
+    """Keep a model's other files, of its factory and from beside its weights.
 
     It does not fail: a model can be trained without. What goes wrong is printed.
 
@@ -89,7 +89,7 @@ def keep_export_files(folder: Path, factory_model: MadeModel | None, initial: Pa
 
 
 def _keep_configuration(folder: Path, module: Any, names: Collection[str]) -> None:
-    """Keep the configuration of the pretrained model that a module is, or is made around.
+    """Keep the configuration of the pretrained model in a module.
 
     Files for a model whose tensors have other names than those that are exchanged, but for a
     prefix, would not fit the weights: none are kept then.

@@ -38,7 +38,7 @@ _ACCOUNTANT_BYTES = 72 << 20
 
 
 class Imports(NamedTuple):
-    """Memory of what processes import, in bytes.
+    """Memory of processes' imports, in bytes.
 
     Attributes:
         shared: RSS of the fork server, which all processes share.
@@ -68,7 +68,7 @@ class Forecast:
             where these are elsewhere.
         disk_bytes: Peak size of all files together.
         epsilon: Privacy spent by rounds that each fold one draw; None for a job without privacy.
-        programs: What the workflows do in their first rounds.
+        programs: Outlines of the workflows' first rounds.
     """
 
     imports: Imports
@@ -103,7 +103,7 @@ class Available(NamedTuple):
 
 
 class Lack(NamedTuple):
-    """A sentence on memory or disk that does not suffice, and the change that would make it do."""
+    """Sentence on lacking memory or disk, and a change that would make the job fit."""
 
     sentence: str
     change: str
@@ -183,7 +183,7 @@ def forecast(
 
 
 def available_in(folder: Path) -> Available:
-    """Return the memory and disk that this machine has available now.
+    """Return the present free memory and disk of this machine.
 
     Args:
         folder: Folder for the run directory; it need not exist yet.
@@ -200,7 +200,7 @@ def available_in(folder: Path) -> Available:
 
 
 def lacks(job: Job, layout: Layout, need: Forecast, available: Available) -> Iterator[Lack]:
-    """Yield what a machine lacks for a job; nothing if the job fits.
+    """Yield a machine's lacks for a job; nothing if the job fits.
 
     Args:
         job: The job.
@@ -233,7 +233,7 @@ def lacks(job: Job, layout: Layout, need: Forecast, available: Available) -> Ite
 
 
 def _update_bytes(job: Job, layout: Layout) -> int:
-    """Return the size of the tensors that are aggregated and not filtered out."""
+    """Return the size of the tensors that are aggregated and pass the filters."""
     sent = rule_for(job.aggregation).selected(layout)
     remaining(layout, job.filters.down, "down")
     unfiltered = remaining(layout, job.filters.up, "up")

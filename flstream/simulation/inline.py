@@ -1,4 +1,4 @@
-"""A run in one process: what are processes elsewhere are threads, of which one runs at a time.
+"""A run in one process: threads in place of processes, one running at a time.
 
 It is for debugging. A breakpoint in any code of the user's opens pdb on the terminal, whose lines
 are read by the thread that the run was started in, so that Ctrl-C ends the waiting for one.
@@ -46,7 +46,7 @@ _one_run = threading.Lock()
 
 
 class _Stream:
-    """A standard stream of all threads: it goes to the log of each place, and to the terminal."""
+    """Standard stream of all threads, to each place's log and to the terminal."""
 
     def __init__(self, terminal: Any, places: Places, *, is_shown: bool) -> None:
         self._terminal = terminal
@@ -55,7 +55,7 @@ class _Stream:
         self.is_shown = is_shown
 
     def write(self, text: str) -> int:
-        """Write to the log and the terminal; what the caller's thread prints is for the latter."""
+        """Write to the log and the terminal; the caller's thread to the terminal alone."""
         if threading.get_ident() != self._caller:
             place = self._places.speaking
             if place.log is not None:
@@ -75,7 +75,7 @@ class _Stream:
 
 
 class InlineHost(ProcessHost):
-    """Host whose processes are threads of this one, of which one has the process at a time."""
+    """Host with threads of this process as processes, one running at a time."""
 
     def __init__(self, job: Job, stop: Signal, *, is_shown: bool) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class InlineHost(ProcessHost):
         return place
 
     def attend(self, fd: int) -> None:
-        """Read lines for threads, until a descriptor has input or the run is to stop."""
+        """Read lines for threads, until a descriptor has input or the run stops."""
         poll = select.poll()
         for waited in (fd, self._stop.fileno(), self._prompted.fileno()):
             poll.register(waited, select.POLLIN)
@@ -157,7 +157,7 @@ class InlineHost(ProcessHost):
         return not any(place.thread.is_alive() for place in self._threads)
 
     def close(self) -> None:
-        """End every thread, and put back what this process had before the run."""
+        """End every thread, and restore the state of this process before the run."""
         self._resources.close()
 
     def _run(self, place: ThreadPlace, target: Callable[..., None], arguments: list[Any]) -> None:
@@ -190,7 +190,7 @@ class InlineHost(ProcessHost):
             )
 
     def _failed(self, error: BaseException) -> None:
-        """Show what code of the user's has raised, and stop there if that is wanted."""
+        """Show an error of user code, and stop in the debugger where the user wants."""
         place = this_place()
         if isinstance(error, EndedError):
             raise error
@@ -202,7 +202,7 @@ class InlineHost(ProcessHost):
                 self._output.is_shown = True
                 pdb.post_mortem(error.__traceback__)
         if self._stop.is_set() and place is not None:
-            # What comes of it is not the site's failure.
+            # Once the run stops, an error is not the site's failure.
             if place.name in (SERVER, TRACKER):
                 raise AbortedError("the run was stopped")
             self._places.await_end(place)
@@ -215,7 +215,7 @@ class InlineHost(ProcessHost):
         return pdb.Pdb().set_trace(sys._getframe().f_back)
 
     def _line(self, text: object = "", /) -> str:
-        """Read a line as ``input()`` does, in the thread that the run was started in."""
+        """Read a line as ``input()`` does, in the thread that began the run."""
         if threading.get_ident() == self._caller:
             return self._input(text)
         line: Future[str] = Future()

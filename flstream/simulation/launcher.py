@@ -1,4 +1,4 @@
-"""The launcher: starts the server of a run, follows its events, and ends all processes."""
+"""The launcher: starts a run's server, follows its events, ends all processes."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def simulate(
                     stack.enter_context(events)
                     # Inline, the server has the launcher's host, as it is a thread of it.
                     own = (host,) if is_inline else ()
-                    # It is the end of the server only if no copy of its end is open here.
+                    # The socket shows the server's end only if no copy of `theirs` is open here.
                     with theirs:
                         server = host.start(SERVER, _SERVER_PROCESS, job, run, theirs, resume, *own)
                     if not is_inline:  # of which the server is a part
@@ -164,11 +164,7 @@ def simulate(
 
 
 class _Follower:
-    """Consumer of the server's events until the run ends: see :func:`simulate`.
-
-    Attributes:
-        tracker: Thread that is woken with every event; None for none.
-    """
+    """Consumer of the server's events, which wakes the tracker: see :func:`simulate`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The model builder: a short-lived process that writes the initial model's checkpoint.
+"""The model builder: a short-lived process that writes the initial checkpoint.
 
 Building a module needs the whole model in memory, which the server must never have.
 """
@@ -43,7 +43,7 @@ BUILDER = "model-builder"
 
 
 def start_builder(job: Job, run: RunDirectory, host: ProcessHost) -> ProcessCall[ModelReady]:
-    """Start the process that builds the initial model of a job."""
+    """Start the process that builds a job's initial model."""
     target = f"{__name__}:_built"
     return ProcessCall(host, BUILDER, ModelReady, target, job, run, log=run.log(BUILDER))
 
@@ -59,7 +59,7 @@ def await_built(builder: ProcessCall[ModelReady], abort: AbortSignal) -> ModelRe
 
 
 def _built(job: Job, run: RunDirectory) -> ModelReady:
-    """Write the initial model of a job, and keep what an export has beside it."""
+    """Write a job's initial model, and keep the files for its export."""
     prepare_imports(job.train.alias, job.folder)
     metadata, path = {"format": "pt", "flstream.round": "0"}, run.checkpoint(0)
     source, order, result = _initial(job.model, job.seed)
@@ -84,7 +84,7 @@ def _built(job: Job, run: RunDirectory) -> ModelReady:
 
 
 def _initial(model: ModelSection, seed: int) -> tuple[Source, str, MadeModel | None]:
-    """Return the initial model, the order of its tensors in code, and the factory's result."""
+    """Return the initial model, its tensors' order in code, and the factory's result."""
     if model.initial is None:
         layout, result = _call_factory(model, seed, with_bytes=True)
         return MemoryBody.of(result.state), order_text(layout, result.state), result
@@ -101,11 +101,10 @@ def _initial(model: ModelSection, seed: int) -> tuple[Source, str, MadeModel | N
 
 
 def initial_layout(model: ModelSection, seed: int) -> tuple[Layout, str]:
-    """Return the layout of a job's initial model, without its bytes if its factory allows that.
+    """Return a job's initial layout, and a sentence on differing tensors, if any.
 
-    Returns:
-        The layout, and a sentence on tensors that the file of weights and the factory's model do
-        not share; empty without one.
+    The sentence names tensors that the file of weights and the factory's model do not share. The
+    model has no bytes here if its factory allows that.
     """
     if model.factory is None:
         return _initial(model, seed)[0].layout, ""
@@ -117,7 +116,7 @@ def initial_layout(model: ModelSection, seed: int) -> tuple[Layout, str]:
 
 
 def _fitting(model: ModelSection, layout: Layout, weights: Layout) -> Differences:
-    """Refuse a file of weights that are not the factory's model's; return what differs."""
+    """Refuse weights that are not the factory's model's; return the differences."""
     differences = Differences.between(layout, weights)
     if len(differences.missing) + len(differences.misshapen) == len(layout.tensors):
         raise ModelError(
@@ -134,7 +133,7 @@ def _fitting(model: ModelSection, layout: Layout, weights: Layout) -> Difference
 
 
 def _call_factory(model: ModelSection, seed: int, *, with_bytes: bool) -> tuple[Layout, MadeModel]:
-    """Call a job's factory, and return the layout of its model, and its result.
+    """Call a job's factory, and return its model's layout, and its result.
 
     Where no bytes are needed, it is called on torch's meta device, where tensors have none, and
     again only if it does not work there.

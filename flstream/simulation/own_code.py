@@ -1,4 +1,4 @@
-"""Check of the classes of the user's own that a job names, in a process that imports them."""
+"""Check of a job's user classes, in a process that imports them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,9 @@ _PROTOCOLS = {
 
 
 def own_code_problems(job: Job, host: ProcessHost, stop: Signal | None = None) -> list[Problem]:
-    """Return the problems of the classes of the user's own that a job names.
+    """Return the problems of a job's user classes, from a process that imports them.
 
-    Args:
-        job: The job.
-        host: Host of the process that imports them; inline, it is this one.
-        stop: Signal to stop; None for none.
+    Inline, this process imports them. ``stop`` is the signal to stop; None for none.
     """
     if not (classes := _own_classes(job)):
         return []
@@ -46,12 +43,12 @@ def own_code_problems(job: Job, host: ProcessHost, stop: Signal | None = None) -
 
 
 def _own_classes(job: Job) -> list[OwnCode]:
-    """Return the rules, filters, codecs and trackers of the user's own that a job names."""
+    """Return the user's own rules, filters, codecs and trackers in a job."""
     return [own for own in job.own_code() if own.key.startswith(tuple(_PROTOCOLS))]
 
 
 def problems_here(job: Job) -> list[Problem]:
-    """Import and make the classes of the user's own in this process; return their problems."""
+    """Import and make the user's own classes here; return their problems."""
     from flstream.job.codecs import disorder
 
     if problems := [problem for own in _own_classes(job) for problem in _problems_of(own)]:

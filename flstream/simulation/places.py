@@ -1,4 +1,4 @@
-"""State of a process that is swapped between threads which each stand for a process.
+"""State of a process, swapped between threads that each stand for a process.
 
 Swapped are the modules of the job's folder and what :func:`_swapped` lists. Environment variables,
 signals, and what other libraries keep are not.
@@ -36,12 +36,12 @@ _IGNORED = (ResourceWarning, ImportWarning, PendingDeprecationWarning, Deprecati
 
 
 class EndedError(BaseException):
-    """The thread is to end, as a process does that is killed."""
+    """End of a thread that stands for a killed process."""
 
 
 @cache
 def _swapped() -> Sequence[tuple[Callable[[], Any], Callable[[Any], object]]]:
-    """Return what is swapped: functions that take it from the process, and that put it back."""
+    """Return functions that take state from the process, and that restore it."""
     import torch
 
     def attribute(module: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
@@ -84,10 +84,9 @@ def _swapped() -> Sequence[tuple[Callable[[], Any], Callable[[Any], object]]]:
 
 
 class ThreadPlace(Process):
-    """A thread that stands for a process, and the state that its code finds.
+    """Thread that stands for a process, with the state that its code sees.
 
     Attributes:
-        name: As given.
         thread: The thread, which is made for it.
         sockets: The thread's ends of sockets.
         peer: The one of them with whose other end the place ends; None for none.
@@ -102,12 +101,12 @@ class ThreadPlace(Process):
         self.peer: socket.socket | None = None
         self.is_ended = False
         self.log: IO[str] | None = None
-        # What its code finds, while another place has the process, and modules of the job's folder.
+        # State of its code, and the job's modules, while another place has the process.
         self._state: list[Any] = []
         self._modules: dict[str, ModuleType] = {}
 
     def kill(self) -> None:
-        """End the thread: where it waits, or at its next line of Python in code of the user's."""
+        """End the thread: where it waits, or at its next line of user code."""
         self._places.end(self)
         for end in self.sockets:
             with suppress(OSError):
@@ -117,11 +116,11 @@ class ThreadPlace(Process):
         """Return None at once: a thread has no exit code, and may need this one to wait."""
 
     def keep(self, modules: dict[str, ModuleType]) -> None:
-        """Keep the present state of the process, and modules that were taken from it."""
+        """Keep the state of the process, and modules taken from it."""
         self._modules, self._state = modules, [take() for take, _ in _swapped()]
 
     def keep_of(self, other: ThreadPlace) -> None:
-        """Begin with the state that another place has kept, but for its modules."""
+        """Begin with the state that another place has kept, without its modules."""
         self._state = other._state
 
     def put_back(self) -> None:
@@ -131,7 +130,7 @@ class ThreadPlace(Process):
         sys.modules.update(self._modules)
 
     def log_to(self, path: Path) -> None:
-        """Write the output of its code to a file from now on."""
+        """Write the output of its code to a file."""
         self.close()
         path.parent.mkdir(parents=True, exist_ok=True)
         self.log = path.open("a", buffering=1, errors="backslashreplace")
@@ -152,7 +151,7 @@ def this_place() -> ThreadPlace | None:
 
 
 class Places:
-    """The places of a run, one of which has the process at a time.
+    """Places of a run, one of which has the process at a time.
 
     A thread gives the process up where it waits for others, and at its end.
 
@@ -173,23 +172,21 @@ class Places:
             name for name, module in sys.modules.copy().items() if _has_no_origin(module)
         }
         self._path = list(sys.path)
-        # What the run's caller has, whose thread runs no code of the user's meanwhile.
+        # State of the run's caller, whose thread runs no user code meanwhile.
         self._outside = ThreadPlace("outside", 0, self)
         self._outside.keep(self._take_modules())
         self._state_of = self._outside  # the place whose state the process has
 
     @property
     def speaking(self) -> ThreadPlace:
-        """The place whose code a thread runs that has none itself, such as a loader's."""
+        """Place whose code this thread runs, also if the code made the thread."""
         return this_place() or self._state_of
 
     @contextmanager
     def entered(self, place: ThreadPlace, streams: tuple[Any, Any]) -> Iterator[None]:
         """Run this thread as a process until the end of the block.
 
-        Args:
-            place: Its place, which is new.
-            streams: Standard output and standard error of its code.
+        ``place`` is new, and ``streams`` are the standard output and standard error of its code.
         """
         import torch
 
@@ -225,7 +222,7 @@ class Places:
             self._begin(place)
 
     def await_end(self, place: ThreadPlace) -> NoReturn:
-        """Give the process to other places until this thread's place is ended."""
+        """Give the process to other places until this thread's place has ended."""
         self._give(place)
         with self._turn:
             self._turn.wait_for(lambda: place.is_ended)
@@ -233,7 +230,7 @@ class Places:
         raise EndedError
 
     def end(self, place: ThreadPlace) -> None:
-        """End a place where it waits, or at its next line of Python in code of the user's."""
+        """End a place where it waits, or at its next line of user code."""
         with self._turn:
             place.is_ended = True
             if self.holder is place and place.thread is not threading.current_thread():
@@ -247,7 +244,7 @@ class Places:
             self._turn.notify_all()
 
     def take_away(self) -> None:
-        """Take the process from a place that has not ended when it was to; others clean up."""
+        """Take the process from a place that did not end in time; others clean up."""
         with self._turn:
             if self.holder is not None:
                 _interrupt(self.holder)
@@ -255,7 +252,7 @@ class Places:
             self._turn.notify()
 
     def close(self) -> None:
-        """Put back what the run's caller had, whoever has the process."""
+        """Restore the state of the run's caller, whoever has the process."""
         with self._turn:
             self.holder = self._state_of = self._outside
             self._take_modules()
@@ -289,7 +286,7 @@ class Places:
         self._state_of = place
 
     def _take_modules(self) -> dict[str, ModuleType]:
-        """Remove the modules of the job's folder from sys.modules, and return them."""
+        """Remove the job's modules from sys.modules, and return them."""
         roots = [*self._roots, *(path for path in sys.path if path and path not in self._path)]
         own = {}
         is_own: dict[str, bool] = {}  # of packages, whose modules are many
@@ -307,12 +304,12 @@ class Places:
 
 
 def _interrupt(place: ThreadPlace) -> None:
-    """Raise EndedError in the thread of a place, wherever its code is."""
+    """Raise EndedError in a place's thread, wherever its code is."""
     pythonapi.PyThreadState_SetAsyncExc(c_ulong(place.thread.ident or 0), py_object(EndedError))
 
 
 def _is_own(name: str, roots: list[str]) -> bool:
-    """Whether a module, which is in no package, is imported by each place for itself."""
+    """Return whether each place imports a module for itself."""
     if name == "nvflare":  # its names may stand for others: train.alias
         return True
     module = sys.modules.get(name)
@@ -323,12 +320,12 @@ def _is_own(name: str, roots: list[str]) -> bool:
 
 
 def _has_no_origin(module: object) -> bool:
-    """Whether a module was not imported from anywhere; libraries keep other objects there, too."""
+    """Return whether an object in sys.modules was imported from nowhere."""
     return isinstance(module, ModuleType) and module.__spec__ is None
 
 
 def _is_inside(file: str, roots: list[str]) -> bool:
-    """Whether a file is in one of these folders, and not installed."""
+    """Return whether a file is in one of these folders, and not installed."""
     if any(part in file for part in _INSTALLED):
         return False
     # The job of the bench lies in this package, and is a job's own code all the same.

@@ -1,4 +1,4 @@
-"""Check of a job's code and model in a process of its own, for ``flstream validate``.
+"""Check of a job's code and model in a process, for ``flstream validate``.
 
 The process imports what the training code imports at its top level, and measures itself. Then it
 calls the factory, first on torch's meta device, where tensors have shapes and no bytes. A factory
@@ -36,7 +36,7 @@ from flstream.worker.run_learner import Evaluates, Trains
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Facts about a job that its code alone has.
+    """Facts about a job that only its code knows.
 
     Attributes:
         header: Header of its initial model's layout.
@@ -78,7 +78,7 @@ def check_job(job: Job, path: Path) -> tuple[Probe, Forecast]:
 
 
 def probe(job: Job, host: ProcessHost) -> Probe:
-    """Find out the layout of a job's model.
+    """Find the layout of a job's model.
 
     Args:
         job: The job.
@@ -114,7 +114,7 @@ def _private_bytes() -> int:
 
 
 def _import_modules_of(source: Path) -> None:
-    """Import what a file imports at its top level; an import that fails is left to the run."""
+    """Import a file's top-level imports, without errors."""
     sys.path.insert(0, str(source.parent))
     with suppress(OSError, SyntaxError, ValueError, SystemExit):
         imports = imports_in(ast.parse(source.read_bytes()).body)

@@ -1,4 +1,4 @@
-"""Calls of functions in processes of their own, each of which answers once and ends."""
+"""Calls of functions in processes, each of which answers once and ends."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ ValueT = TypeVar("ValueT")
 
 
 class NoAnswerError(SimulationError):
-    """A process has ended without an answer; the message says how, to follow "the process"."""
+    """A process has ended without an answer; the message says how it ended."""
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """Value that a function returned, or the name and the message of an error that it raised."""
+    """Returned value of a function, or the name and message of its error."""
 
     value: msgspec.Raw
     error: str = ""
@@ -40,11 +40,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class ProcessCall(Generic[ValueT]):
-    """Call of a function in a process of its own, which ends when this is closed.
-
-    Attributes:
-        process: The process.
-    """
+    """Call of a function in a process, which ends when this object is closed."""
 
     def __init__(
         self,
@@ -66,12 +62,7 @@ class ProcessCall(Generic[ValueT]):
                 raise
 
     def result(self, abort: AbortSignal | None = None, seconds: float | None = None) -> ValueT:
-        """Wait for what the function returns, and close this.
-
-        Args:
-            abort: Signal to stop; None for none.
-            seconds: How long it may take; None is without limit.
-        """
+        """Wait for the function's result, ``seconds`` at most, and close this call."""
         try:
             answer = self._channel.receive(seconds, abort)
         except ChannelClosedError:

@@ -1,4 +1,4 @@
-"""Main function of a process of a site's command, which runs the training script as one rank."""
+"""Main function of a process of a site's command: one rank of the script."""
 
 from __future__ import annotations
 
@@ -35,11 +35,7 @@ _TWICE = (
 
 
 def rank_main(script: Path, words: Sequence[str]) -> int:
-    """Run a training script as one rank of a site's command.
-
-    Returns:
-        The exit status: 0, or 1 if the script has failed.
-    """
+    """Run a training script as one rank; return the exit status, 1 if it failed."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # each line at once, as in a worker's own process
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
@@ -69,7 +65,7 @@ def rank_main(script: Path, words: Sequence[str]) -> int:
 
 
 def _leave(folder: Path, rank: int, failure: CodeFailure | None) -> int:
-    """Leave a file with the end of the script; return the exit status."""
+    """Write the script's end to a file; return the exit status."""
     end = ScriptEnd(rank, failure, time.monotonic(), own_peak_rss())
     path = folder / f"{os.getpid()}"
     with suppress(OSError):  # the worker's process has ended, and this one is about to
@@ -85,7 +81,7 @@ def _peer(worker: socket.socket) -> int:
 
 
 def _sockets(worker: socket.socket) -> WorkerSockets | None:
-    """Receive the sockets to the server; None where another process has them."""
+    """Receive the sockets to the server; None in ranks other than 0."""
     flags = socket.MSG_CMSG_CLOEXEC  # or what the script starts would keep them open
     descriptors = socket.recv_fds(worker, 1, len(WorkerSockets._fields), flags)[1]
     if not descriptors:

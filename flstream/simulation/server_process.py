@@ -1,4 +1,4 @@
-"""The server's process: it owns the workers, runs the workflow, and reports to the launcher."""
+"""The server's process: owns the workers, runs the workflow, sends events."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _EXIT_SECONDS = 5.0
 
 
 class StopRequest:
-    """The launcher wants the run to stop, or is gone: it then closes its way to the server."""
+    """Request of the launcher to stop: it closes its way to the server, or is gone."""
 
     def __init__(self, launcher: socket.socket) -> None:
         self._launcher = launcher
@@ -86,17 +86,17 @@ class StopRequest:
         return self._launcher.fileno()
 
     def set(self) -> None:
-        """Stop the run from here. Any thread may do so."""
+        """Stop the run from this process. Any thread may do so."""
         with suppress(OSError):  # the launcher is gone
             self._launcher.shutdown(socket.SHUT_RD)
 
     def is_set(self) -> bool:
-        """Whether the launcher has closed its way. Any thread may ask."""
+        """Return whether the launcher has closed its way. Any thread may ask."""
         return is_hung_up(self._launcher)
 
 
 class Reporter:
-    """Writes events to the run directory, and sends them to the launcher.
+    """Writer of events to the run directory and to the launcher.
 
     Attributes:
         watch: Function that is called with processes that a worker has started: see ``Engine``.
@@ -126,7 +126,7 @@ class Reporter:
                 raise AbortedError("the launcher is gone") from error
 
     def emit_last(self, event: AnyEvent) -> None:
-        """Report how it ended, to whoever can still be reached: the disk may be full."""
+        """Report the run's end even if the disk is full or the launcher is gone."""
         with suppress(SimulationError):
             self._log.write(event)
         with suppress(ChannelClosedError):
@@ -140,14 +140,10 @@ def server_main(
     resume: ResumePoint | None,
     inline_host: ProcessHost | None = None,
 ) -> None:
-    """The process: run the job to its end, however it ends.
+    """Run the job to its end, in the server's process.
 
-    Args:
-        job: The job.
-        run: Its run directory.
-        launcher: Where events go; the launcher closes its way here to stop the run.
-        resume: Where the run goes on; None if it begins.
-        inline_host: Host of the threads that stand for the other processes; None forks them.
+    The launcher closes its way of the socket to stop the run. ``resume`` is None for a new run, and
+    ``inline_host`` starts threads in place of the other processes.
     """
     ignore_interrupts()
     redirect_output(run.log(SERVER))
@@ -239,7 +235,7 @@ def _run(
         if isinstance(error, UsageError) and resume is not None:
             return RunRefused(error=str(error))
         if isinstance(error, AbortedError):
-            # It may have been raised in any transfer, which is not what has stopped.
+            # Any transfer may have raised it, though the run is what has stopped.
             return RunFinished(status="stopped", error="the run was stopped")
         return RunFinished(status="failed", error=str(error))
     except Exception as error:
@@ -260,7 +256,7 @@ def _engine(
     emit: Emit,
     stop: AbortSignal,
 ) -> tuple[Engine, Job]:
-    """Create the engine that a job names; return it, and the job with as many workers as fit."""
+    """Create a job's engine; return it, and the job with as many workers as fit."""
     if job.engine.is_local:
         gpus = GpuDealer(visible_gpus(), job.engine.gpus)
         job = job if gpus.room is None else _fitted(job, gpus.room)
@@ -278,7 +274,7 @@ def _engine(
 
 
 def _fitted(job: Job, room: int) -> Job:
-    """Return a job with as many workers as there is room for, where it does not say how many."""
+    """Return a job with as many workers as fit, where it does not give a number."""
     clients = job.clients
     if clients.parallel is None and job.train.command is None:
         clients = clients.model_copy(update={"parallel": max(min(room, clients.count), 1)})
@@ -292,13 +288,13 @@ def _fitted(job: Job, room: int) -> Job:
 
 
 def _for_launcher(event: AnyEvent) -> AnyEvent:
-    """Return an event without the result of an effect, which is for the journal alone."""
+    """Return an event without an effect's result, which only the journal keeps."""
     if isinstance(event, EffectDone):
         return msgspec.structs.replace(event, result=_NO_RESULT)
     return event
 
 
 def _is_synced(event: AnyEvent) -> bool:
-    """Whether a run goes on from an event, which then has to survive a power cut."""
+    """Return whether a run may resume from an event, which has to survive a power cut."""
     is_effect = isinstance(event, EffectDone) and event.name not in UNSYNCED
     return is_effect or isinstance(event, ModelReady)

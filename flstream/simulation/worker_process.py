@@ -1,4 +1,4 @@
-"""Main function of a worker's process, which runs the training code of one or more sites."""
+"""Main function of a worker's process, with the training code of its sites."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from flstream.worker.worker_info import WorkerInfo
 def local_worker(
     job: Job, run: RunDirectory, name: str, gpus: str | None, end: WorkerSockets
 ) -> None:
-    """Run a worker with a value of CUDA_VISIBLE_DEVICES, or as the job says where that is None."""
+    """Run a worker with the GPUs of CUDA_VISIBLE_DEVICES, or as the job says."""
     info = _worker_info(job, run, name)
     info = info if gpus is None else replace(info, gpus=gpus)
     worker_main(info, run, train_code(job.train), job.clients.threads, end)
@@ -64,7 +64,7 @@ def node_worker(
     address: str,
     keys: Mapping[str, bytes],
 ) -> None:
-    """Run a worker on a node, by connections to the driver's address with a key for each role.
+    """Run a worker on a node, over connections to the driver, with a key for each.
 
     The driver passes them on to the server. The job has paths of this machine.
     """
@@ -107,7 +107,7 @@ def _worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
 def worker_main(
     info: WorkerInfo, run: RunDirectory, code: TrainCode, threads: int, end: WorkerSockets
 ) -> None:
-    """Run tasks until the server ends the run, with so many of torch's threads."""
+    """Run tasks until the server ends the run, with a number of torch's threads."""
     ignore_interrupts()
     try:
         own = run.log(info.name) if info.site is None else run.site_log(info.site)
@@ -151,15 +151,9 @@ def worker_main(
 def serving(
     info: WorkerInfo, end: WorkerSockets, enter: Callable[[str | None], None] = lambda site: None
 ) -> Iterator[Worker]:
-    """Connect a worker to the server.
+    """Connect a worker to the server, and yield the worker.
 
-    Args:
-        info: Facts about the worker and the run.
-        end: The worker's ends of the sockets to the server.
-        enter: Function called with each site whose part of a task begins, and with None at its end.
-
-    Yields:
-        The worker.
+    ``enter`` is called with each site whose part of a task begins, and with None at its end.
     """
     # A child that the training code forks would keep the sockets open after this process has died.
     abandon_in_children(end.abandon)
@@ -189,7 +183,7 @@ def serving(
 
 
 def have_fork_as_default() -> None:
-    """Make fork the start method, which training code may still set to another.
+    """Make fork the start method, which training code may change.
 
     So that starts its processes as it does elsewhere on Linux: those of the launcher's fork server
     would import everything anew, and the script itself.

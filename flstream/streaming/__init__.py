@@ -1,4 +1,4 @@
-"""Moving tensors, files and payloads from one process to another, streamed and checked.
+"""Streamed and checked transfer of tensors, files and payloads between processes.
 
 :mod:`flstream.streaming.api` has the functions, and an example; docs/streaming.md the rest.
 """

@@ -1,4 +1,4 @@
-"""The low-level API to move tensors, arrays, files or payloads from one process to another.
+"""The low-level API to move tensors, arrays, files or payloads between processes.
 
 After NVFlare's ``add_tensors`` and ``download_tensors`` (its guide to the Tensor Downloader). The
 sender offers a snapshot through a download service, and sends the ref's id to the receivers by any
@@ -135,7 +135,7 @@ def add_tensors(
     receivers: Iterable[str],
     **options: Unpack[OfferOptions],
 ) -> Ref:
-    """Offer tensors. Their storage is read when it is requested, so it must not change meanwhile.
+    """Offer tensors, which must not change: receivers read their storage on request.
 
     A change that torch counts is refused to whoever fetches; one by NumPy or through ``.data`` is
     not seen.
@@ -291,7 +291,7 @@ def download_specs(
     on_tensors: OnTensors | None = None,
     **options: Unpack[DownloadOptions],
 ) -> tuple[Status, Params]:
-    """Download tensors by what they are, all of a list together: see :func:`download_tensors`.
+    """Download tensors by their descriptions, all of a list together.
 
     They are looked up among all that the sender has on offer to this receiver with a ``round`` and
     ``tags``. What they are looked up in stays on offer; its owner withdraws it. After the list of
@@ -441,7 +441,7 @@ def listen(service: DownloadService, address: str, run: str = "") -> TcpListener
     Args:
         service: The service.
         address: Address of this machine, ``HOST:PORT``; port 0 is a free one.
-        run: What both sides are part of; a key opens nothing else.
+        run: Name of the run that both sides belong to; a key opens no other.
 
     Raises:
         UsageError: The address cannot be listened on, or stands for all addresses.
@@ -458,15 +458,15 @@ def connect(
     abort: AbortSignal | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Receiver:
-    """Connect to a sender over TCP, and again whenever the connection breaks.
+    """Connect to a sender over TCP, and reconnect when the connection breaks.
 
     Args:
         address: Address on which it listens, ``HOST:PORT``.
-        key: What ``admit`` of its listener returned, or its text.
+        key: Key that ``admit`` of its listener returned, or its text.
         peer: Name of the sender, for messages.
-        run: What both sides are part of.
+        run: Name of the run that both sides belong to.
         abort: Signal that cancels every download.
-        limits: What the sender may cause.
+        limits: Limits on what the sender may cause.
 
     Raises:
         UsageError: The address or the key is none.
@@ -478,7 +478,7 @@ def connect(
 
 
 def _sound(spec: TensorSpec) -> TensorSpec:
-    """Refuse a spec that could not be sent."""
+    """Refuse a spec that cannot be sent."""
     try:
         if type(spec) is not TensorSpec or not -(2**63) <= spec.round_number < 2**63:
             raise TypeError("it is none, or of no round")
@@ -569,7 +569,7 @@ def _copied(
     held: Callable[[SinkT], Source | None] | None = None,
     wanted: Callable[[SinkT], Sequence[Range]] | None = None,
 ) -> SinkT:
-    """Download into a sink, and tell the caller what has come: see :func:`~.download.download`."""
+    """Download into a sink, and report the progress to the caller."""
     watch = _Watch(options.get("on_progress"), on_tensors)
 
     def watched(layout: Layout) -> SinkT:
@@ -581,7 +581,7 @@ def _copied(
 
 
 class _Watch:
-    """Tells the caller of a download what has come.
+    """Progress reports to the caller of a download.
 
     It is no closure, which an error's traceback would keep with the tensors.
     """
@@ -614,7 +614,7 @@ class _Watch:
 def _status_of(
     attempt: Callable[[], tuple[ResultT, Transfer]], options: DownloadOptions
 ) -> tuple[Status, ResultT | None]:
-    """Make an attempt, and return how it ended, and its result."""
+    """Make an attempt, and return its end and its result."""
     try:
         result, cost = attempt()
     except StreamingError as error:

@@ -1,4 +1,4 @@
-"""Frames that a codec makes smaller: what a sender and a receiver of such frames agree on.
+"""Encoded frames: the agreement of a sender's codec and a receiver's.
 
 An encoded frame has a head of its own before what the codec made: the digest of the frame's bytes,
 and whether a model was used that both sides have. So a receiver whose model is another one finds
@@ -18,7 +18,7 @@ HEAD = struct.Struct("<QB7x")
 
 
 class EncodedBytes(NamedTuple):
-    """A frame as a codec encoded it.
+    """A frame in a codec's encoded form.
 
     Attributes:
         data: The bytes, fewer than the frame's.
@@ -34,7 +34,7 @@ FrameEncoder = Callable[[memoryview, int, int], EncodedBytes | None]
 
 
 class Decoder(Protocol):
-    """Gives the frames of a body back.
+    """Decoder of a body's frames.
 
     Attributes:
         base: Name of the model that this side has, by which a sender finds it; empty for none.
@@ -48,7 +48,7 @@ class Decoder(Protocol):
         """Write the bytes ``[start, stop)`` into ``out``.
 
         Args:
-            data: What a sender says that its codec made.
+            data: Bytes that a sender declares to be its codec's.
             out: Writable memory, as long as the range.
             start: Offset in bytes of the first byte in the body.
             stop: Offset in bytes after the last byte.

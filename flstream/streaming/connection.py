@@ -1,4 +1,4 @@
-"""The sender's side of one connection: a thread that answers its receiver, one download at a time.
+"""Sender's side of one connection: a thread that answers its receiver's requests.
 
 The thread reads a request, answers it, and looks for the next one between two frames. It blocks on
 nobody else: a receiver that is slow or gone holds up itself alone.
@@ -61,7 +61,7 @@ _ZEROS = memoryview(bytes(_PIECE_BYTES))
 
 
 class Connection(threading.Thread):
-    """A thread that serves the channel of one receiver."""
+    """Thread that serves the channel of one receiver."""
 
     def __init__(
         self, channel: Channel, receiver: str, service: DownloadService, limits: Limits
@@ -111,7 +111,7 @@ class Connection(threading.Thread):
             self.channel.close()
             self._service.ended(self, reason)
 
-    # What is received.
+    # Receiving.
 
     def _has_input(self) -> bool:
         return self._packets.has_more or self.channel.wait(Deadline(0.0))
@@ -204,7 +204,7 @@ class Connection(threading.Thread):
             return wire.digest_of(views_of(_source_of(ref), start, stop, self._scratch))
 
     def _attend(self, meanwhile: wire.Open) -> None:
-        """Look at what the receiver says while something takes long: whether it waits, or ends."""
+        """Check during long work whether the receiver still waits, or has ended."""
         while self._has_input():
             request = self._request()
             if isinstance(request, wire.Ping):
@@ -251,7 +251,7 @@ class Connection(threading.Thread):
         self._placed.discard(request.token)
         self._post(wire.Closed(request.number))
 
-    # What is sent.
+    # Sending.
 
     @contextmanager
     def _refusing(self, request: wire.Request) -> Iterator[None]:
@@ -268,13 +268,13 @@ class Connection(threading.Thread):
             self._post(wire.Refused(request.number, reason))
 
     def _post(self, message: wire.Reply | wire.Hello, descriptors: Sequence[int] = ()) -> None:
-        """Send a message, and all that waits before it."""
+        """Send a message, after all waiting bytes."""
         if descriptors:
             self._send()  # they go with the first byte of a call
         self._send(memoryview(wire.pack_message(message)), descriptors=descriptors)
 
     def _send(self, *data: memoryview, descriptors: Sequence[int] = ()) -> None:
-        """Send what waits, and then bytes that stay as they are meanwhile, at least one a view."""
+        """Send waiting bytes, and then bytes that stay unchanged meanwhile."""
         self._waiting += data
         while self._waiting:
             count = self.channel.send_some(self._waiting, descriptors)
@@ -284,7 +284,7 @@ class Connection(threading.Thread):
                 self._wait_for_room()
 
     def _send_in_place(self, ref: Ref, delivery: Delivery, start: int, stop: int) -> None:
-        """Send what waits, and then a range of a body in memory, as long as that is on offer."""
+        """Send waiting bytes, and then a range of a body in memory, while on offer."""
         while start < stop:
             waits = sum(map(len, self._waiting))
             with delivery.reading:
@@ -302,7 +302,7 @@ class Connection(threading.Thread):
                 self._wait_for_room()
 
     def _wait_for_room(self) -> None:
-        """Wait until the receiver takes more, however long, as long as it says that it lives."""
+        """Wait until the receiver takes more, as long as it reports that it lives."""
         sign, since = None, time.monotonic()
         # There is room only once most of what waits was taken, which may take a slow one long.
         while not self.channel.wait(Deadline(_LOOK_SECONDS), events=select.POLLOUT):
@@ -315,7 +315,7 @@ class Connection(threading.Thread):
                 raise ChannelClosedError(f"it gave no sign of life for {SILENT_SECONDS:g} s")
 
     def _send_frame(self, fetch: wire.Fetch) -> int:
-        """Send the next frame of the request, if there is one; return its length in bytes."""
+        """Send the request's next frame, if any; return its length in bytes."""
         place = next(self._frames, None)
         if place is None:
             self._send()
@@ -374,7 +374,7 @@ class Connection(threading.Thread):
     def _piece(
         self, ref: Ref, delivery: Delivery, start: int, stop: int, digest: xxhash.xxh3_64
     ) -> memoryview | None:
-        """Digest a piece of the body; return its bytes, or None to send them from their place."""
+        """Digest a piece of the body; return its bytes, or None for bytes in place."""
         with delivery.reading:
             source = _source_of(ref)
             views = in_place(source, start, stop)
@@ -392,7 +392,7 @@ class Connection(threading.Thread):
     def _encoded(
         self, encoder: FrameEncoder, ref: Ref, delivery: Delivery, start: int, stop: int
     ) -> memoryview | None:
-        """Return an encoded chunk; None where that makes it no smaller."""
+        """Return an encoded chunk; None where the code is no smaller."""
         with delivery.reading:
             views = views_of(_source_of(ref), start, stop, self._scratch)
             data = views[0] if len(views) == 1 else memoryview(b"".join(views))
@@ -406,7 +406,7 @@ class Connection(threading.Thread):
 
 @contextmanager
 def _naming_codec() -> Iterator[None]:
-    """Raise errors of the user's code as those of a codec."""
+    """Raise errors of user code as a codec's."""
     try:
         yield
     except FlstreamError:

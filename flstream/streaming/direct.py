@@ -1,4 +1,4 @@
-"""Direct reads: what another process of the run has is copied by this one, to where it is to be.
+"""Direct reads: this process copies another process's bytes to their destination.
 
 A file is read by its descriptor, memory by ``process_vm_readv``, which the kernel allows to whoever
 may debug the other process. That is one copy, and no work for the sender. Measured on two cores,
@@ -37,7 +37,7 @@ _libc.process_vm_readv.argtypes = [ctypes.c_int, *_BUFFERS, *_BUFFERS, ctypes.c_
 
 
 def place_of(source: Source) -> tuple[InFile | InProcess | None, list[int]]:
-    """Return where a source's bytes lie, and the descriptor that goes with it; None if nowhere."""
+    """Return the place of a source's bytes, and its descriptor; None without a place."""
     nbytes = source.layout.nbytes
     if isinstance(source, FileSource):
         return InFile(source.header_bytes), [source.fd]
@@ -47,7 +47,7 @@ def place_of(source: Source) -> tuple[InFile | InProcess | None, list[int]]:
 
 
 class FileReader:
-    """Reads a body of `nbytes` from a file, whose descriptor is closed with this object."""
+    """Reader of `nbytes` of a body from a file, with its descriptor to close."""
 
     def __init__(self, fd: int, offset: int, nbytes: int) -> None:
         self.fd = fd
@@ -57,7 +57,7 @@ class FileReader:
             raise ProtocolError(f"a file of fewer than {offset + nbytes} bytes was handed over")
 
     def read(self, start: int, into: Sequence[memoryview]) -> None:
-        """Fill views with the bytes from ``start`` on, or raise an OSError."""
+        """Fill views with the bytes from ``start`` on; raise an OSError on failure."""
         place = self.offset + start
         while into:
             count = os.preadv(self.fd, into[:_MOST_BUFFERS], place)
@@ -67,7 +67,7 @@ class FileReader:
 
 
 class _Spans:
-    """Consecutive pieces of a body, wherever they lie in a process's memory."""
+    """Consecutive pieces of a body, anywhere in a process's memory."""
 
     def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
         self._addresses = [address for address, _ in spans]
@@ -75,7 +75,7 @@ class _Spans:
         self.nbytes = self._starts[-1]
 
     def buffers(self, start: int, count: int) -> array[int]:
-        """Return where bytes lie: ``count`` of them, or those in as many pieces as a call takes.
+        """Return the places of ``count`` bytes, or of as many pieces as a call takes.
 
         Each piece is an address and a length, as in the C structure ``iovec``.
         """
@@ -89,7 +89,7 @@ class _Spans:
 
 
 class MemoryReader:
-    """Reads a body of `nbytes` from another process's memory: addresses and lengths, in order."""
+    """Reader of `nbytes` of a body from another process's memory, piece by piece."""
 
     def __init__(self, pid: int, spans: Sequence[tuple[int, int]], nbytes: int) -> None:
         stated = sum(length for _, length in spans)
@@ -99,7 +99,7 @@ class MemoryReader:
         self._theirs = _Spans(spans)
 
     def read(self, start: int, into: Sequence[memoryview]) -> None:
-        """Fill views with the bytes from ``start`` on, or raise an OSError."""
+        """Fill views with the bytes from ``start`` on; raise an OSError on failure."""
         ours, done = _Spans([(_address(view), len(view)) for view in into]), 0
         while done < ours.nbytes:
             most = min(ours.nbytes - done, _MOST_BYTES)

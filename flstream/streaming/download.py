@@ -1,4 +1,4 @@
-"""A download: a ref at the other end of a channel as a source, and copying it into a sink.
+"""Download of a ref at the other end of a channel, as a source or into a sink.
 
 One request asks for all that is wanted, and the frames are received to where they belong. What is
 damaged or lost is asked for again, by another request. A process of the same run reads the bytes
@@ -58,7 +58,7 @@ SinkT = TypeVar("SinkT", bound=Sink)
 
 
 class RemoteSource:
-    """A ref offered by a receiver's peer.
+    """Ref on offer by a receiver's peer, as a source.
 
     It is read once: from front to back with :meth:`read`, or in the order in which the frames come
     with :meth:`deliver`. The channel holds the sender back, so this side needs memory for one frame
@@ -80,7 +80,6 @@ class RemoteSource:
         layout: Layout of the sender.
         names: Names of the tensors and aliases in the order in which the sender lists them.
         peer: Name of the sender.
-        is_kept: As given.
 
     Raises:
         StreamingError: The sender refused, fell silent, or is gone, or another download has its
@@ -118,7 +117,7 @@ class RemoteSource:
         self._have: list[Range] = []  # what the source at hand has
         self._at_hand: Source | None = None
         self._scratch = Scratch()
-        # What is to come from front to back, how many of its ranges were asked for; what once more.
+        # Ranges to receive from front to back; how many were requested; ranges to repeat.
         self._due: deque[Range] = deque()
         self._asked_for = 0
         self._damaged: list[Range] = []
@@ -163,7 +162,7 @@ class RemoteSource:
 
     @property
     def cost(self) -> Transfer:
-        """Cost of the download so far, or in all once it is closed."""
+        """Cost of the download so far, final once it is closed."""
         return Transfer(
             self._bytes + self._direct,
             self._requests,
@@ -177,12 +176,12 @@ class RemoteSource:
         )
 
     def take_file(self) -> FileReader | None:
-        """Return the file that has the body, if the sender has handed it over; once."""
+        """Return the body's file if the sender handed it over; once."""
         reader, self._reader = self._reader, None
         return reader if isinstance(reader, FileReader) else None
 
     def reuse(self, source: Source) -> None:
-        """Fetch only what a source at hand lacks.
+        """Fetch only ranges that a source at hand lacks.
 
         It is called before anything is received, and of use if digests were asked for.
 
@@ -207,7 +206,7 @@ class RemoteSource:
             self._at_hand = source
 
     def begin(self) -> None:
-        """Ask for all that is missing, which then comes while something else is done.
+        """Request all missing ranges, which arrive during other work.
 
         Raises:
             StreamingError: The sender is gone.
@@ -218,7 +217,7 @@ class RemoteSource:
     # Receiving.
 
     def read(self, start: int, stop: int, into: memoryview) -> None:
-        """Receive the bytes ``[start, stop)``, which follow those that were read last.
+        """Receive the bytes ``[start, stop)``, which follow the last read ones.
 
         Raises:
             IntegrityError: A chunk came damaged, or not at all, more often than it is repaired.
@@ -232,7 +231,7 @@ class RemoteSource:
             self._cursor += self._fill(into[self._cursor - start :])
 
     def _fill(self, room: memoryview) -> int:
-        """Fill the beginning of a view with the next bytes; return how many there were."""
+        """Fill the beginning of a view with the next bytes; return their count."""
         cursor = self._cursor
         for first, last in self._have:
             if first <= cursor < last and self._at_hand is not None and not self._rest:
@@ -263,7 +262,7 @@ class RemoteSource:
     def deliver(
         self, sink: Sink, on_range: OnRange | None, wanted: Sequence[Range] | None = None
     ) -> None:
-        """Receive ranges of the body into a sink with random access, each frame once it comes.
+        """Receive ranges of the body into a random access sink, frame by frame.
 
         Args:
             sink: The sink.
@@ -296,7 +295,7 @@ class RemoteSource:
             _commit(sink, on_range, *frame)
 
     def _read_directly(self, start: int, into: Sequence[memoryview]) -> bool:
-        """Read bytes without the sender; return False if that is not to be, from here on."""
+        """Read bytes without the sender; return False once that is impossible."""
         assert self._reader is not None
         self._receiver.expect_on()
         try:
@@ -311,7 +310,7 @@ class RemoteSource:
         return True
 
     def _missing_from(self, start: int) -> list[Range]:
-        """Return what the source at hand lacks of the body from an offset on."""
+        """Return the ranges that the source at hand lacks from an offset on."""
         missing = []
         for first, last in [*self._have, (self.layout.nbytes, self.layout.nbytes)]:
             if first > start:
@@ -320,7 +319,7 @@ class RemoteSource:
         return missing
 
     def _request(self, ranges: Sequence[Range]) -> None:
-        """Ask for ranges, or for as many as a request may have; if that fails, they are lost."""
+        """Request ranges, as many as a request may have; on failure, count them as lost."""
         decoder = self._decoder if self._size else None
         self._damaged, self._due = [], deque(ranges)
         wanted = ranges[: wire.MAX_RANGES]
@@ -338,7 +337,7 @@ class RemoteSource:
             receiver.recover(error)
 
     def _take(self, place: Place, *, in_order: bool = False) -> Range | None:
-        """Receive the next sound frame to its place; return its range, None once all is there."""
+        """Receive the next sound frame to its place; return its range, None at the end."""
         receiver = self._receiver
         while self._due or self._damaged:
             try:
@@ -393,7 +392,7 @@ class RemoteSource:
         return None
 
     def _decode(self, header: wire.Header, views: Sequence[memoryview], stop: int) -> bool:
-        """Receive an encoded frame into its place; return whether its bytes have their digest."""
+        """Receive an encoded frame into its place; return whether its digest matches."""
         if self._decoder is None or not HEAD.size <= header.length < stop - header.start:
             raise BrokenStreamError(f"{self.peer} sent an encoded frame unasked")
         payload = memoryview(bytearray(header.length))
@@ -418,7 +417,7 @@ class RemoteSource:
         return True
 
     def _count_damage(self, start: int, stop: int) -> None:
-        """Note a frame that came damaged, and fail if it has too often."""
+        """Count a damaged frame, and fail after too many."""
         self._damaged.append((start, stop))
         self._attempts[start] = self._attempts.get(start, 0) + 1
         if self._attempts[start] > _MOST_REPAIRS:
@@ -431,7 +430,7 @@ class RemoteSource:
     # The end.
 
     def confirm(self) -> None:
-        """Ask the sender whether the ref is still on offer, and was not changed.
+        """Ask the sender whether the ref is still on offer and unchanged.
 
         Raises:
             RefusedError: It is not, or was.
@@ -440,7 +439,7 @@ class RemoteSource:
         self._receiver.ask(wire.Ping(self._token, self._receiver.next_number()), wire.Pong)
 
     def close(self, failure: str = "") -> None:
-        """Tell the sender that this receiver is done, and stop counting the seconds.
+        """Tell the sender that this receiver is done; stop the count of seconds.
 
         Args:
             failure: Reason for which the download failed; empty if it succeeded.
@@ -460,7 +459,7 @@ class RemoteSource:
             self.leave()
 
     def leave(self) -> None:
-        """Take nothing more of what comes, so that the ref can be fetched again."""
+        """Take no more frames, so that the ref can be fetched again."""
         self._reader = None
         if self._has_turn:
             self._has_turn = False
@@ -470,7 +469,7 @@ class RemoteSource:
         self.leave()  # of a source that was let go of
 
     def fail(self, error: BaseException) -> None:
-        """Tell the sender that the download has failed, unless the ref stays on offer."""
+        """Report the failure to the sender, unless the ref stays on offer."""
         is_ours = isinstance(error, FlstreamError)  # and not of a function of the user's
         reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
         try:
@@ -540,8 +539,8 @@ def download(
     if remote.is_kept:
         remote.leave()
         return sink
-    # It refuses if the bytes are not what it offered, or come too late. If it cannot be informed,
-    # those that came in frames are sound all the same.
+    # The sender refuses bytes that are not its offer's, or late ones. Bytes that came in frames are
+    # sound even if the sender cannot be informed.
     gone = ChannelClosedError, DeadlineError, AbortedError, ProtocolError
     with suppress(*(() if remote.cost.direct else gone)):
         remote.close()
@@ -549,12 +548,12 @@ def download(
 
 
 def layout_of_header(header: bytes, peer: str, limits: Limits = DEFAULT_LIMITS) -> Layout:
-    """Return the layout in the JSON of a safetensors header; the same object for the same bytes.
+    """Return the layout in a header's JSON; the same object for the same bytes.
 
     Args:
         header: JSON from the sender.
         peer: Name of the sender, for messages.
-        limits: What the sender may state.
+        limits: Limits on what the sender may state.
 
     Raises:
         ProtocolError: It is not a sound header, or beyond the limits.

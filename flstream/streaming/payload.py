@@ -1,4 +1,4 @@
-"""Payloads: any nested structure with tensors in it, as named tensors and one small message.
+"""Payloads: nested structures as named tensors and one small message.
 
 The message is a list of nodes in msgpack, in the order of a walk through the value, as described
 in docs/protocol.md. Nothing in it is unpickled, imported or called by its name: a receiver looks
@@ -48,7 +48,7 @@ _TENSORS = ("torch.Tensor", "torch.nn.parameter.Parameter")
 
 @dataclass
 class Decomposer:
-    """Converts values of a type to what can be sent, and back, as NVFlare's FOBS decomposers do.
+    """Converter of a type's values for payloads, as NVFlare's FOBS decomposers are.
 
     Attributes:
         name: Name that stands for the type in a message; the same on both sides.
@@ -82,14 +82,14 @@ _BUILT_IN = (
 
 
 class Registry:
-    """Types that payloads may hold beyond the built-in ones, by type and by name in messages."""
+    """Further types that payloads may hold, by type and by name in messages."""
 
     def __init__(self) -> None:
         self._by_type: dict[type, Decomposer] = {int: _BUILT_IN[0], complex: _BUILT_IN[1]}
         self.by_name = {decomposer.name: decomposer for decomposer in _BUILT_IN}
 
     def register(self, decomposer: Decomposer) -> None:
-        """Allow values of ``supported_type`` in payloads, given any object with these attributes.
+        """Allow values of ``supported_type`` in payloads, by a decomposer.
 
         Raises:
             PayloadError: The type is allowed already, or the name is taken.
@@ -103,7 +103,7 @@ class Registry:
         self._by_type[kind] = self.by_name[name] = decomposer
 
     def register_dataclass(self, cls: TypeT, name: str | None = None) -> TypeT:
-        """Allow instances of a dataclass or a namedtuple, field by field; usable as a decorator.
+        """Allow a dataclass or namedtuple, field by field; usable as a decorator.
 
         An arriving value is built by the class itself, so its ``__post_init__`` is the place to
         check fields that are not trusted. Attributes that are not fields are not sent.
@@ -156,7 +156,7 @@ default_registry = Registry()
 
 
 def pack(value: object, registry: Registry = default_registry) -> tuple[bytes, dict[str, Any]]:
-    """Split a value into its message and its tensors, which are neither copied nor looked at.
+    """Split a value into a message and tensors, without copying or reading tensors.
 
     Returns:
         The message; and tensors and arrays by the path to their first place, such as
@@ -176,7 +176,7 @@ def pack(value: object, registry: Registry = default_registry) -> tuple[bytes, d
 def unpack(
     message: bytes | memoryview, tensors: Params, registry: Registry = default_registry
 ) -> Any:
-    """Rebuild the value of a message of :func:`pack`, which is not trusted.
+    """Rebuild a value from an untrusted message of :func:`pack`.
 
     A tensor becomes an array, and an array a tensor, over the same memory, if that was sent.
 
@@ -196,7 +196,7 @@ def unpack(
 
 
 def payload_body(value: object, registry: Registry) -> MemoryBody:
-    """Make the body of a payload's tensors, over their own storage, and of its message."""
+    """Make the body of a payload's tensors, over their storage, and its message."""
     message, tensors = pack(value, registry)
     try:
         return MemoryBody.of({**tensors, "message": np.frombuffer(message, np.uint8)})
@@ -205,7 +205,7 @@ def payload_body(value: object, registry: Registry) -> MemoryBody:
 
 
 def payload_memory(layout: Layout, into: Params, framework: Framework, peer: str) -> MemoryBody:
-    """Make memory for a payload's body: tensors of ``into`` by name, and new ones for the rest."""
+    """Make memory for a payload's body, in the tensors of ``into`` where they exist."""
     spec = layout.by_name.get("message")
     if spec is None or spec.dtype != "U8" or not 0 < spec.nbytes <= MAX_BYTES:
         raise PayloadError(
@@ -224,13 +224,13 @@ def payload_memory(layout: Layout, into: Params, framework: Framework, peer: str
 
 
 def _code_of(kind: type) -> int | None:
-    """Return the code of a type that needs no decomposer. Torch may be imported later, or never."""
+    """Return the code of a built-in type, also of torch's if torch is imported."""
     is_tensor = f"{kind.__module__}.{kind.__name__}" in _TENSORS
     return _TENSOR if is_tensor else _CODES.get(kind)
 
 
 class _Walk:
-    """A walk through a value that is sent, or through the nodes of one that has arrived."""
+    """Walk through a value to send, or through received nodes."""
 
     def __init__(self, registry: Registry, tensors: Any) -> None:
         self.registry, self.tensors = registry, tensors
@@ -241,7 +241,7 @@ class _Walk:
 
     @property
     def place(self) -> str:
-        """The path to where the walk is, or has ended by an error."""
+        """The path of the walk's present or last place."""
         named = (step for step in self.path if type(step) in (str, int))
         return "payload" + "".join(f"[{json.dumps(step, ensure_ascii=False)}]" for step in named)
 
@@ -322,7 +322,7 @@ class _Walk:
         return kind(items if kind in _DICTS else [item for _, item in items])
 
     def check(self, kind: type, items: list[tuple[Any, Any]]) -> None:
-        """Refuse keys of a dict, or elements of a set, that take long to hash."""
+        """Refuse keys of a dict, or elements of a set, that are slow to hash."""
         if kind in (list, tuple):
             return
         hashed = [key if kind in _DICTS else item for key, item in items]

@@ -1,4 +1,4 @@
-"""The receiving side of a channel, which comes back where its connection breaks."""
+"""Receiving side of a channel, which reconnects when its connection breaks."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ ReplyT = TypeVar("ReplyT", wire.Opened, wire.Found, wire.Pong, wire.Closed)
 
 
 class Receiver:
-    """The receiving end of a channel, with a download service at the other end.
+    """Receiving end of a channel, with a download service at the other end.
 
     It carries one download at a time. Threads may share it: each waits for its turn, which is from
     :meth:`begin` to :meth:`end`.
 
     Attributes:
         peer: Name of the sender.
-        limits: What the sender may cause.
+        limits: Limits on what the sender may cause.
         abort: Signal that cancels every download.
         channel: The present connection.
-        packets: What arrives on the connection that the download reads.
+        packets: Packets that arrive on the download's connection.
         fetching: Number of the request that frames are to come for; 0 for none.
         was_lost: Whether what was asked for is not to come: the connection broke since, or the
             sender says that it has sent all.
@@ -76,7 +76,7 @@ class Receiver:
         channel: Channel that carries the packets.
         peer: Name of the sender, for messages.
         abort: Signal that cancels every download.
-        limits: What the sender may cause.
+        limits: Limits on what the sender may cause.
         connect: Makes a new connection once the channel is broken, so that downloads go on with
             what is missing. Without it, they fail: a broken pair of sockets is a lost process.
     """
@@ -119,7 +119,7 @@ class Receiver:
     def begin(
         self, token: bytes, settings: StreamSettings, abort: AbortSignal | None = None
     ) -> None:
-        """Wait for the turn of a download of a ref, which the abort may end beside that of all.
+        """Wait for the turn of a ref's download.
 
         Raises:
             RefusedError: The thread has a turn already.
@@ -148,12 +148,12 @@ class Receiver:
         self.packets = self._arriving
 
     def end(self) -> None:
-        """Give the turn to the next download."""
+        """Pass the turn to the next download."""
         self._whose = None
         self._turn.release()
 
     def settle(self, failure: str = "") -> None:
-        """Tell the sender that this receiver is done with the ref, or why it is of no use.
+        """Tell the sender that this receiver is done with the ref, or why it failed.
 
         Raises:
             RefusedError: The sender does not agree that it succeeded: what it offered was changed
@@ -166,7 +166,7 @@ class Receiver:
         self.ask(wire.Close(self._token, self.next_number(), not failure, failure), wire.Closed)
 
     def give_up(self, failure: str) -> None:
-        """Tell the sender that a download has failed, over no new connection."""
+        """Tell the sender that a download has failed, over the present connection."""
         # Neither does a signal end it. What is on its way is skipped, up to the answer: in a frame,
         # the sender looks at nothing.
         self._aborts, self._is_failing = [], True
@@ -178,7 +178,7 @@ class Receiver:
             self.request(wire.Close(self._token, self.next_number(), False, failure))
 
     def ask(self, request: wire.Request, answer: type[ReplyT]) -> ReplyT:
-        """Send a request, and wait for its answer; again, if either is lost."""
+        """Send a request, and wait for its answer; repeat if either is lost."""
         self._asked, self._deadline = request, Deadline(self._timeout)
         try:
             while True:
@@ -201,12 +201,12 @@ class Receiver:
             self._asked = None
 
     def request(self, message: wire.Request) -> None:
-        """Send a request, about which earlier questions say nothing."""
+        """Send a request, and drop the question about an earlier one."""
         self._ping = 0
         self.send(message, self._deadline)
 
     def recover(self, error: StreamingError) -> None:
-        """Go on over a new connection, or raise the error if there is none to be had."""
+        """Continue over a new connection, or raise the error without one."""
         if self._is_failing:
             raise error
         self._reconnect(self.packets.channel, error, self._deadline.left or 0.0, self._aborts)
@@ -214,7 +214,7 @@ class Receiver:
         self._ping, self.was_lost = 0, True
 
     def expect_on(self) -> None:
-        """Look at the signals that end the download."""
+        """Check the signals that end the download."""
         self.packets.channel.expect_on(*self._aborts)
 
     def message(self, header: wire.Header) -> wire.Reply | wire.Hello | None:
@@ -241,18 +241,18 @@ class Receiver:
         return reply
 
     def count_useless(self, length: int) -> None:
-        """Count a packet that brings no chunk, and refuse a sender that keeps sending them."""
+        """Count a packet without a chunk; refuse a sender of too many."""
         self._useless += _PACKET_COST + length
         if self._useless > self.most_useless:
             raise ProtocolError(f"{self.peer} repeats itself: {self._useless} bytes to no use")
 
     def of_use(self) -> None:
-        """Note that a chunk has come: the connection is sound, and the next one has its time."""
+        """Note a received chunk: the connection works, and the time limit begins anew."""
         self._failing_since, self._attempts = None, 0
         self._deadline = Deadline(self._timeout)
 
     def wait(self) -> None:
-        """Wait for bytes, and find out whether the sender lives if there are none."""
+        """Wait for bytes, and check whether the sender lives if none come."""
         how, quiet = self._settings, 0.0
         while True:
             limit = how.ping_timeout if self._ping else how.ping_after
@@ -276,7 +276,7 @@ class Receiver:
             self.send(wire.Ping(self._token, self._ping), self._deadline)
 
     def _lacking(self) -> str:
-        """Describe what has not come."""
+        """Describe the missing packets."""
         if self._asked is not None:
             return f"an answer to {type(self._asked).__name__}"
         if self.awaited is None:
@@ -287,7 +287,7 @@ class Receiver:
     # The connection.
 
     def next_number(self) -> int:
-        """Return a new number for a request: from 1 up, and after the largest one from 1 again."""
+        """Return a new number for a request, from 1 up and around."""
         with self._sending:
             self._number = self._number % _LARGEST_NUMBER + 1
             return self._number
@@ -308,7 +308,7 @@ class Receiver:
     def _reconnect(
         self, lost: Channel, error: StreamingError, seconds: float, aborts: list[AbortSignal]
     ) -> None:
-        """Connect again, within `seconds`, in the place of a connection that broke."""
+        """Connect again, within `seconds`, in place of a broken connection."""
         with self._sending:
             if self.channel is not lost:
                 return
@@ -334,7 +334,7 @@ class Receiver:
             raise error
 
     def close(self) -> None:
-        """Close the connection, and do not come back."""
+        """Close the connection, and do not reconnect."""
         self._closed.set()
         self.channel.shut()
         with self._sending:
@@ -348,7 +348,7 @@ class Receiver:
 
 
 def _beat(receiver: weakref.ref[Receiver], closed: threading.Event) -> None:
-    """Send beats for a receiver, as long as it lives."""
+    """Send beats for a receiver while it lives."""
     beat = wire.Ping(_NOBODY, 0)
     while not closed.wait(BEAT_SECONDS):
         held = receiver()

@@ -1,4 +1,4 @@
-"""Refs: snapshots on offer, their declared receivers, and how each offer ends."""
+"""Refs: offered snapshots, their declared receivers, and the ends of offers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TURN_SECONDS = 0.2
 
 @dataclass
 class Delivery:
-    """The delivery of a ref to one receiver.
+    """Delivery of a ref to one receiver.
 
     Attributes:
         bytes: Bytes of the body sent to it, with repeats.
@@ -52,18 +52,18 @@ class Delivery:
 
     @property
     def has_it(self) -> bool:
-        """Whether the receiver has said that it has the snapshot, in time."""
+        """Whether the receiver confirmed in time that it has the snapshot."""
         return self.closed_at is not None and self.failure is None
 
     def progress(self, nbytes: int) -> str:
-        """Describe how far it is with a snapshot of ``nbytes`` bytes, and for how long it rests."""
+        """Describe the receiver's progress with ``nbytes`` bytes, and its pause."""
         rests = f"nothing from it for {format_seconds(time.monotonic() - self.active_at)}"
         return f"sent {format_bytes(self.bytes)} of {format_bytes(nbytes)}, {rests}"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a ref, or its state.
+    """End or state of a ref.
 
     Attributes:
         status: ``finished`` when every declared receiver has the snapshot, or as many as were
@@ -92,9 +92,9 @@ class OfferOptions(TypedDict, total=False):
             16; by default as long as they ask for.
         round: Number of the round that the tensors are of, for receivers that look them up by
             :class:`~flstream.streaming.selection.TensorSpec`.
-        tags: What the tensors are, likewise, such as ``trained``.
+        tags: Words for the tensors, likewise, such as ``trained``.
         report: Whether they are a report, such as metrics, likewise.
-        encoder: What makes frames smaller for receivers that can give them back; by default,
+        encoder: Encoder of frames for receivers that can decode them; by default,
             nothing.
         order: Names in the order in which receivers are to have them; by default, that of the body.
     """
@@ -110,7 +110,7 @@ class OfferOptions(TypedDict, total=False):
 
 
 class BlockDigests:
-    """The digests of all blocks of a body, taken once, by all threads that need them."""
+    """Digests of all blocks of a body, computed once for all threads."""
 
     def __init__(self, nbytes: int) -> None:
         self.block = BLOCK_BYTES  # or so much more that all digests take 2 MiB at most
@@ -121,7 +121,7 @@ class BlockDigests:
         self._taking = threading.Lock()
 
     def take(self, digest_of: Callable[[int, int], int], meanwhile: Callable[[], None]) -> bytes:
-        """Return the xxh3-64 of each block, eight bytes each; call `meanwhile` now and then."""
+        """Return each block's xxh3-64, 8 bytes; call `meanwhile` now and then."""
         while len(self._found) * self.block < self._nbytes:
             with self._taking:
                 until = time.monotonic() + _TURN_SECONDS
@@ -136,7 +136,7 @@ class BlockDigests:
 
 
 class Ref:
-    """One immutable snapshot on offer to declared receivers.
+    """Immutable snapshot on offer to declared receivers.
 
     It settles exactly once, when the last receiver is done or it is withdrawn: it then drops its
     source, and wakes all who wait for it. Threads may share it.
@@ -201,12 +201,12 @@ class Ref:
 
     @property
     def max_chunk_size(self) -> int:
-        """Length in bytes of the longest chunk of it; 0 if that is for the receivers to say."""
+        """Length in bytes of its longest chunk; 0 if receivers may choose."""
         return self.options.get("max_chunk_size") or 0
 
     @property
     def label(self) -> tuple[int, frozenset[str], bool] | None:
-        """Round, tags and report, by which its tensors can be looked up; None if they cannot."""
+        """Round, tags and report, for finding its tensors; None if they cannot be found."""
         options = self.options
         if "round" not in options:
             return None
@@ -275,7 +275,7 @@ class Ref:
             traceback.print_exc()
 
     def flaw_of(self, receiver: str) -> str:
-        """Return why a receiver that is done does not have the snapshot; empty if it does."""
+        """Return why a receiver that is done lacks the snapshot; empty if it has it."""
         delivery = self.deliveries[receiver]
         if delivery.has_it:
             return ""
@@ -285,7 +285,7 @@ class Ref:
         return f"{late}: {self.outcome.reason}" if self.outcome and self.outcome.reason else late
 
     def receiver_done(self, receiver: str, failure: str | None) -> None:
-        """Record that a receiver has the snapshot, or why not; only the first call counts."""
+        """Record once that a receiver has the snapshot, or why not."""
         with self._changed:
             delivery = self.deliveries[receiver]
             if self.source is not None and delivery.closed_at is None:
@@ -299,7 +299,7 @@ class Ref:
             self.settle(Outcome("aborted", reason) if reason else Outcome("finished"))
 
     def give_up_stalled(self) -> float | None:
-        """Lose receivers that stall; return the seconds until the next one may, or None."""
+        """Drop stalled receivers; return the seconds until the next may stall, or None."""
         timeout = self.options.get("stall_timeout")
         if timeout is None or self.source is None:
             return None
@@ -323,7 +323,7 @@ class Ref:
         ]
 
     def _decided(self, quorum: int | None) -> Outcome | None:
-        """Return the outcome for who waits for a quorum, or None if it is open."""
+        """Return the outcome for waiters for a quorum, or None while it is open."""
         if self.outcome is not None or quorum is None:
             return self.outcome
         count, failures = len(self.deliveries), self._failures()

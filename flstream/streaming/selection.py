@@ -1,4 +1,4 @@
-"""Some tensors of what is on offer: by their names in a ref, and by what they are in all refs."""
+"""Selection of offered tensors, by name in a ref or by description in all refs."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _MOST_COMPARED, _MOST_CHARACTERS = 2000, 200
 
 
 class TensorSpec(NamedTuple):
-    """A tensor by what it is, wherever it is on offer.
+    """Description of a tensor, wherever it is on offer.
 
     After ``TensorSpec`` and ``TensorKey`` of OpenFL (its pull request 1575).
 
     Attributes:
         tensor_name: Name of the tensor.
         round_number: Number of the round that it is of.
-        tags: What it is, such as ``trained``, in any order.
+        tags: Words for it, such as ``trained``, in any order.
         report: Whether it is a report, such as a metric.
         require_lossless: Whether it has to come bit by bit, as here every tensor does.
     """
@@ -52,7 +52,7 @@ def selected_memory(
     framework: Framework,
     peer: str,
 ) -> MemoryBody:
-    """Make memory for some tensors of a layout, as a body in which each is where it is there.
+    """Make memory for some tensors of a layout, at their places in the layout.
 
     A name that is tied to another's selects that tensor, under the name that is given.
     """
@@ -82,7 +82,7 @@ def selected_memory(
 
 
 def ranges_of(sink: MemoryBody) -> list[wire.Range]:
-    """Return the ranges of a body that the tensors of a sink take, from front to back."""
+    """Return the ranges of a body that a sink's tensors take, from front to back."""
     return wire.merged((info.start, info.stop) for info in sink.layout.tensors if info.nbytes)
 
 
@@ -92,7 +92,7 @@ def find_refs(
     settings: StreamSettings,
     abort: AbortSignal | None = None,
 ) -> dict[TensorSpec, list[bytes]]:
-    """Return the tokens of the refs that may have each of some tensors, oldest first."""
+    """Return tokens of the refs that may have each of some tensors, oldest first."""
     labels = {spec: (spec.round_number, tuple(sorted(spec.tags)), spec.report) for spec in specs}
     wanted, tokens = list(dict.fromkeys(labels.values())), list[list[bytes]]()
     receiver.begin(bytes(wire.TOKEN_BYTES), settings, abort)

@@ -1,4 +1,4 @@
-"""The download service: offers snapshots, and serves ranges of them to declared receivers.
+"""Download service: offers snapshots, and serves their ranges to receivers.
 
 Each channel has a thread of its own, so that a slow or dead receiver delays no other.
 """
@@ -28,12 +28,12 @@ _MOST_REMEMBERED = 1024
 
 
 class DownloadService:
-    """Serves refs to the receivers at the other ends of attached channels.
+    """Service of refs for the receivers at the other ends of attached channels.
 
     Use it as a context manager: leaving it aborts all open refs and ends its threads.
 
     Args:
-        limits: What a receiver may cause.
+        limits: Limits on what a receiver may cause.
     """
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -43,7 +43,7 @@ class DownloadService:
         # Connections that are open, and why the last one of a receiver's name has ended.
         self._connections: list[Connection] = []
         self._lost: dict[str, str] = {}
-        # What is to be done later, by the ref or the receiver that it is about.
+        # Scheduled calls, by their ref or receiver.
         self._timers: dict[Ref | str, threading.Timer] = {}
         self._lock = threading.RLock()  # guards all of these
         self._callbacks = ThreadPoolExecutor(1, "callbacks")  # whose thread starts when used
@@ -53,7 +53,7 @@ class DownloadService:
     def offer(
         self, source: Source, receivers: Iterable[str], **options: Unpack[OfferOptions]
     ) -> Ref:
-        """Offer a snapshot to receivers, which need the returned ref's token to fetch it.
+        """Offer a snapshot to receivers, which fetch it by the returned ref's token.
 
         The source must not change before the ref settles. Nothing is read here: ranges are read
         when they are requested, by a thread for each receiver.
@@ -111,7 +111,7 @@ class DownloadService:
             connection.start()
 
     def detach(self, receiver: str) -> None:
-        """Close a receiver's channels, and forget the receiver, also one that may come back.
+        """Close a receiver's channels, and forget the receiver.
 
         Refs that are open for it are lost to it. Without this call, the names of lost receivers are
         kept, so that offers to them settle.
@@ -154,28 +154,28 @@ class DownloadService:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # What connections ask, and tell.
+    # Calls from connections.
 
     def ref(self, token: bytes, receiver: str) -> Ref | None:
-        """Return a ref that is or was on offer to a receiver; None if it is not known here."""
+        """Return a present or past ref for a receiver; None if it is unknown."""
         ref = self._refs.get(token)
         return ref if ref is not None and receiver in ref.deliveries else None
 
     def find(
         self, receiver: str, labels: Iterable[tuple[int, tuple[str, ...], bool]]
     ) -> list[list[bytes]]:
-        """Return the tokens of the refs on offer to a receiver that have each of some labels."""
+        """Return tokens of the refs on offer to a receiver that have each of some labels."""
         with self._lock:
             mine = [(ref.label, ref.token) for ref in self._offered_to(receiver)]
         wanted = [(number, frozenset(tags), report) for number, tags, report in labels]
         return [[token for label, token in mine if label == one] for one in wanted]
 
     def is_sending_beside(self, connection: Connection) -> bool:
-        """Whether another connection than this one is sending frames."""
+        """Return whether another connection is sending frames."""
         return any(other.fetch for other in self._connections if other is not connection)
 
     def greeted(self, connection: Connection) -> None:
-        """End earlier connections of a receiver that came back before their end was known."""
+        """End earlier connections of a receiver that has reconnected."""
         who = connection.receiver, connection.instance
         with self._lock:
             mine = [other for other in self._connections if (other.receiver, other.instance) == who]
@@ -185,7 +185,7 @@ class DownloadService:
             other.channel.shut()
 
     def ended(self, connection: Connection, reason: str) -> None:
-        """Take note of the end of a connection, and of its receiver if it was the last one."""
+        """Record the end of a connection, and of its receiver with the last one."""
         with self._lock:
             if connection not in self._connections:
                 return  # detached
@@ -198,7 +198,7 @@ class DownloadService:
             self._lose(connection.receiver, reason)
 
     def _lose(self, receiver: str, reason: str) -> None:
-        """Count a receiver as failed for its open refs, unless it has come back."""
+        """Count a receiver as failed for its open refs, unless it has reconnected."""
         with self._lock:
             if any(other.receiver == receiver for other in self._connections):
                 return
@@ -212,7 +212,7 @@ class DownloadService:
         return [ref for ref in refs if ref.source is not None and receiver in ref.deliveries]
 
     def _forget(self, ref: Ref) -> None:
-        """Remember of a ref that has settled what a receiver may ask for again."""
+        """Take a settled ref off, and forget the oldest ones; call ``on_settled``."""
         with self._lock:
             if (timer := self._timers.pop(ref, None)) is not None:
                 timer.cancel()
@@ -234,13 +234,13 @@ class DownloadService:
             traceback.print_exc()
 
     def _watch(self, ref: Ref) -> None:
-        """Give up the receivers of a ref that stall, now and whenever one may have."""
+        """Drop the stalled receivers of a ref, now and later."""
         seconds = ref.give_up_stalled()
         if seconds is not None:
             self._later(ref, seconds, lambda: self._watch(ref))
 
     def _later(self, about: Ref | str, seconds: float, call: Callable[[], None]) -> None:
-        """Make a call in some seconds, in the place of an earlier one about the same."""
+        """Schedule a call, in place of an earlier one on the same subject."""
         timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), call)
         timer.daemon = True
         with self._lock:

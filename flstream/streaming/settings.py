@@ -1,4 +1,4 @@
-"""The settings of downloads, and what a peer may cause."""
+"""Settings of downloads, and limits on peers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flstream.streaming.wire import MAX_CHUNK_BYTES
 
 
 def expect_seconds(name: str, value: object) -> None:
-    """Refuse what is no time."""
+    """Refuse a value that is no time."""
     try:
         is_time = isinstance(value, int | float) and float(value) > 0  # nor is NaN
     except OverflowError:
@@ -22,7 +22,7 @@ def expect_seconds(name: str, value: object) -> None:
 
 
 def expect_options(options: Iterable[str], known: type) -> None:
-    """Refuse options that there are not, which a typed dictionary alone does not."""
+    """Refuse unknown options, which a typed dictionary alone accepts."""
     for name in options:
         if name not in known.__annotations__:
             near = get_close_matches(name, known.__annotations__, n=1)
@@ -70,7 +70,7 @@ class StreamSettings:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on what the peer of a channel may cause, on the side of a sender or a receiver.
+    """Limits on what a channel's peer may cause, for a sender or a receiver.
 
     They are of one connection, so that many receivers may have as much each.
 
@@ -96,7 +96,7 @@ DEFAULT_LIMITS = Limits()
 
 
 def limits_for(settings: StreamSettings) -> Limits:
-    """Limits among the processes of a job, whose models may have any number of tensors.
+    """Return the limits among a job's processes, whose models may have any tensors.
 
     Args:
         settings: Settings of all its downloads. A model that is to come in one frame may have any
@@ -110,7 +110,7 @@ def limits_for(settings: StreamSettings) -> Limits:
 
 
 def limits_for_updates(model: Layout) -> Limits:
-    """Limits of the update that a worker may offer: little more than a model.
+    """Return the limits of a worker's update: little more than a model.
 
     An update that does not fit the model is to be refused by the name of a tensor, so it may be
     larger.

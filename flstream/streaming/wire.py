@@ -1,4 +1,4 @@
-"""The packets of a data connection: a fixed header, a payload, and the payload's digest.
+"""Packets of a data connection: a fixed header, a payload, and its digest.
 
 A packet is either a small message (msgpack) or a frame (bytes of a body). A reply names the request
 that it answers. docs/protocol.md has all of it.
@@ -80,7 +80,7 @@ class Header(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview, peer: str) -> Header:
-        """Decode a header, or raise BrokenStreamError, or ProtocolError for another version."""
+        """Decode a header; raise BrokenStreamError, or ProtocolError for its version."""
         fields, digest = _CHECKED.unpack(data)
         magic, version, *values = _FIELDS.unpack(fields)
         if magic != _MAGIC or xxhash.xxh3_64_intdigest(fields) != digest:
@@ -93,7 +93,7 @@ class Header(NamedTuple):
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
-    """First message of either side: `instance` is the same on all connections of a receiver."""
+    """First message of either side, with the same `instance` for one receiver."""
 
     version: int
     instance: Annotated[bytes, msgspec.Meta(max_length=64)] = b""
@@ -116,7 +116,7 @@ class Open(msgspec.Struct, tag=True, frozen=True):
 
 
 class Fetch(msgspec.Struct, tag=True, frozen=True):
-    """Request of a receiver: ranges ``[start, stop)`` in frames of at most ``chunk_size``.
+    """Request of a receiver: ranges ``[start, stop)`` in frames of ``chunk_size``.
 
     It takes the place of one that is being answered. A ``chunk_size`` of 0 requests each range in
     one frame. Where frames may be ``encoded``, ``base`` names the model that the receiver has for
@@ -153,7 +153,7 @@ class Ping(msgspec.Struct, tag=True, frozen=True):
 
 
 class Close(msgspec.Struct, tag=True, frozen=True):
-    """Notice of a receiver: it is done with this ref, successfully (``ok``) or for a ``reason``."""
+    """Notice of a receiver: it is done with this ref (``ok``), or why it failed."""
 
     token: _Token
     number: Number
@@ -162,13 +162,13 @@ class Close(msgspec.Struct, tag=True, frozen=True):
 
 
 class InFile(msgspec.Struct, tag="file", frozen=True):
-    """The place of a body in a file, whose descriptor is handed over with this message."""
+    """Place of a body in a file, whose descriptor comes with this message."""
 
     offset: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class InProcess(msgspec.Struct, tag="memory", frozen=True):
-    """The place of a body in the memory of the process that sends this: addresses, lengths."""
+    """Place of a body in the sender's memory: addresses and lengths."""
 
     spans: list[tuple[int, int]]
 
@@ -193,7 +193,7 @@ class Opened(msgspec.Struct, tag=True, frozen=True):
 
 
 class Found(msgspec.Struct, tag=True, frozen=True):
-    """Answer of a sender: for each label, the tokens of the refs that have it, oldest first."""
+    """Answer of a sender: for each label, the tokens of its refs, oldest first."""
 
     number: Number
     tokens: list[list[bytes]]
@@ -258,7 +258,7 @@ def pack_digest(digest: int) -> bytes:
 
 
 def decode(kinds: Decoder[MessageT], payload: bytes | bytearray, peer: str) -> MessageT:
-    """Decode a message that is to be one of :data:`REQUESTS` or :data:`REPLIES`."""
+    """Decode a message of the types in :data:`REQUESTS` or :data:`REPLIES`."""
     try:
         return kinds.decode(payload)
     except UNREADABLE as error:  # which may quote the message
@@ -268,7 +268,7 @@ def decode(kinds: Decoder[MessageT], payload: bytes | bytearray, peer: str) -> M
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
-    """Return ranges that come in order, those that touch as one."""
+    """Return ordered ranges, with touching ones joined."""
     union: list[Range] = []
     for start, stop in ranges:
         if union and union[-1][1] == start:
@@ -291,7 +291,7 @@ Wait = Callable[[], None]
 
 
 class PacketReader:
-    """The packets that arrive on a channel from `peer`."""
+    """Reader of the packets that arrive on a channel from `peer`."""
 
     def __init__(self, channel: Channel, peer: str) -> None:
         self.has_greeted = False  # whether the first message was read
@@ -303,12 +303,12 @@ class PacketReader:
 
     @property
     def has_more(self) -> bool:
-        """Whether something was received that was not read yet."""
+        """Whether received bytes are unread."""
         return bool(self._ahead)
 
     def header(self, wait: Wait) -> Header:
-        """Return the header of the next packet, whose payload is to be read next."""
-        # What is left of a packet by a reader that was interrupted is skipped.
+        """Return the header of the next packet; read its payload next."""
+        # Skip the rest of a packet that an interrupted reader left.
         while self.left or len(self._ahead) < HEADER_BYTES:
             if self.left and self._ahead:
                 count = min(self.left, len(self._ahead))
@@ -324,7 +324,7 @@ class PacketReader:
         return header
 
     def payload(self, views: Sequence[memoryview], wait: Wait) -> bool:
-        """Fill the views with all of a payload; return whether it matches its digest."""
+        """Fill the views with a payload; return whether its digest matches."""
         digest, trailer = xxhash.xxh3_64(), bytearray(TRAILER_BYTES)
         buffers = [*(view for view in views if len(view)), memoryview(trailer)]
         while buffers:

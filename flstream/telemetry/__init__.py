@@ -1,1 +1,1 @@
-"""Events of a run, and samples of the memory of its processes. Every other room may use it."""
+"""Events of a run, and memory samples of its processes, for every other room."""

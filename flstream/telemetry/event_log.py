@@ -1,4 +1,4 @@
-"""The journal file: one event a line that follows the line before, and one writer at a time."""
+"""Journal file: one event a line, with a check of the line before; one writer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_BYTES = 128 << 20
 
 
 class EventLog:
-    """Appends events to a file, one a line, so that they survive a crash.
+    """Writer of events to a file, one a line, which survive a crash.
 
     Each line carries the check of the line before; the first one that is added, that of the last
     whole line that is there.
@@ -101,7 +101,7 @@ class EventLog:
 
 
 def await_writer(path: Path, patience: float) -> None:
-    """Wait until no process writes to a journal any more. The file is left as it is.
+    """Wait until no process writes to a journal.
 
     Args:
         path: Path of the file, which may be missing.
@@ -129,7 +129,7 @@ def _lock(fd: int, path: Path, patience: float) -> None:
 
 
 def _end_of_last_line(fd: int, end: int | None) -> tuple[int, bytes]:
-    """Return the length in bytes of a file's first whole lines, and the check of the last one."""
+    """Return the length in bytes of a file's whole lines, and the last one's check."""
     size = os.fstat(fd).st_size
     if not size:
         return 0, NO_CHECK
@@ -141,7 +141,7 @@ def _end_of_last_line(fd: int, end: int | None) -> tuple[int, bytes]:
 
 
 class WholeLines:
-    """Iterator over the lines of an event file, without a partial last line.
+    """Iterator over the whole lines of an event file.
 
     A line that is too long for an event is returned in pieces, none of which is an event.
 

@@ -1,4 +1,4 @@
-"""The events of a run: one typed record each, one line of JSON in ``events.jsonl``.
+"""Events of a run: one typed record each, one line of JSON in ``events.jsonl``.
 
 The live view, the summary and later readers of ``events.jsonl`` all see the same events.
 """
@@ -175,14 +175,14 @@ class ModelReady(Event, tag="model_ready"):
 
 
 class RoundStarted(Event, tag="round_started"):
-    """Sites were asked to train; once for each such request of a round."""
+    """Sites were asked to train; a round has one such event for each request."""
 
     round: int
     sites: list[str]
 
 
 class SitePhaseChanged(Event, tag="site_state"):
-    """A site changed its phase: downloading, training, evaluating, submitting or ready."""
+    """A site is now downloading, training, evaluating, submitting or ready."""
 
     round: int
     site: str
@@ -297,7 +297,7 @@ class ModelsCollected(Event, tag="models_collected"):
 
 
 class ModelScored(Event, tag="model_scored"):
-    """Sites have scored a model for themselves: no score of a round.
+    """Sites have scored a model for themselves, not for a round.
 
     Attributes:
         round: Round in which they did.
@@ -408,7 +408,7 @@ UNSYNCED = ("start", "next")
 
 
 class EffectDone(Event, tag="effect"):
-    """An effect of the workflow is done: the record from which a resumed run replays it.
+    """An effect of the workflow is done; a resumed run replays it from this record.
 
     Attributes:
         effect: Number of the effect, from 1, in the order of the program's calls.
@@ -463,7 +463,7 @@ class WorkerActivity(msgspec.Struct, frozen=True):
 
 
 class Snapshot(Event, tag="snapshot"):
-    """The whole picture of a run at one time: for live views only, and not kept in the journal.
+    """Whole picture of a run at one time, for live views only; not in the journal.
 
     Attributes:
         round: Number of the present round.
@@ -495,7 +495,7 @@ class Snapshot(Event, tag="snapshot"):
 
 
 class NodesAwaited(Event, tag="nodes_awaited"):
-    """A run waits for nodes. Events of nodes are shown, and not kept: they change no bit."""
+    """A run waits for nodes. Events of nodes change no bit, and are not kept."""
 
 
 class NodeJoined(Event, tag="node_joined"):
@@ -545,7 +545,7 @@ class ProcessStarted(Event, tag="process_started"):
 
 
 class RunRefused(Event, tag="run_refused"):
-    """The run cannot begin with what the job asks for; the error says what to put right."""
+    """The run cannot begin with this job; the error says what to change."""
 
     error: str
 
@@ -563,7 +563,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Emit(Protocol):
-    """Takes events of a run; any thread may call it."""
+    """Receiver of a run's events; any thread may call it."""
 
     def __call__(self, *events: AnyEvent) -> None:
         """Take events, in order."""
@@ -574,7 +574,7 @@ _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 NO_CHECK = b"0" * 16
 """Check that the first line of a journal follows."""
 
-# It is found from the end, so that a reader needs to know nothing of the rest.
+# The checks are found from the end, so that a reader need not know the event.
 _END = re.compile(rb',"follows":"(.{16})","check":"(.{16})"}\s*\Z', re.DOTALL)
 
 
@@ -591,13 +591,13 @@ class LineChecks(NamedTuple):
 
 
 def checks_of(line: bytes) -> LineChecks | None:
-    """Return the checks at the end of a line, which need not be whole; None without them."""
+    """Return the checks at the end of a line, whole or not; None without them."""
     match = _END.search(line[-60:])
     return LineChecks(*match.groups()) if match is not None else None
 
 
 def encode_lines(events: Iterable[AnyEvent], follows: bytes = NO_CHECK) -> bytes:
-    """Encode events as lines of JSON that follow one another, each with its newline.
+    """Encode events as consecutive lines of JSON, each with its newline.
 
     The last keys of each are ``follows``, the check of the line before, and ``check``, the xxh3
     digest of what stands before it, both in hexadecimal. So a line that is changed, missing,
@@ -612,7 +612,7 @@ def encode_lines(events: Iterable[AnyEvent], follows: bytes = NO_CHECK) -> bytes
 
 
 def decode_event(line: bytes) -> AnyEvent:
-    """Decode an event from its JSON, whatever line it follows.
+    """Decode an event from its JSON, without checking the line before.
 
     Raises:
         msgspec.DecodeError: The line is not an event, or was changed since it was written.

@@ -1,4 +1,4 @@
-"""JSON that restores values exactly: also NaN, infinities, tuples, bytes and keys of any type.
+"""JSON that restores values exactly: NaN, infinities, tuples, bytes, any keys.
 
 Lists, objects with string keys and finite numbers are plain JSON. Every other value is an object
 with the single key ``$<kind>``, and so is a mapping that could be mistaken for one.

@@ -1,4 +1,4 @@
-"""Named points of a run at which a test halts a process, to kill it or another one there.
+"""Named points of a run at which a test halts a process, to kill processes.
 
 Without the environment variable, which only tests set, nothing happens.
 """
@@ -23,7 +23,7 @@ _PATH = os.environ.get(SOCKET)
 
 
 def halt_at(point: str) -> None:
-    """Tell the test, if there is one, that this process is at a point, and wait for its reply."""
+    """Report to the test, if any, that this process is at a point; wait for its reply."""
     if _PATH is None:
         return
     with socket.socket(socket.AF_UNIX) as test:

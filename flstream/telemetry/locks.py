@@ -1,4 +1,4 @@
-"""Advisory file locks: the process that holds a file's lock is the only one that writes to it."""
+"""Advisory file locks: the process with a file's lock is its only writer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _RETRY_SECONDS = 0.02
 
 
 def lock_file(fd: int, patience: float = 0.0) -> bool:
-    """Take a file's exclusive lock, which lasts until every copy of its descriptor is closed.
+    """Take a file's exclusive lock, until every copy of its descriptor is closed.
 
     So the lock ends with the process that holds it, however that ends.
 

@@ -57,7 +57,7 @@ class Sample(msgspec.Struct, omit_defaults=True):
 
 
 def read_samples(path: Path) -> Iterator[Sample | None]:
-    """Yield the samples of a ``memory.jsonl`` in order, and None for each damaged line.
+    """Yield a ``memory.jsonl``'s samples in order, and None for damaged lines.
 
     A missing file has none. A last line without a line end, cut off with its run, is left out.
 
@@ -118,7 +118,7 @@ def own_peak_rss() -> int:
 
 
 def _resident(process: psutil.Process) -> tuple[int, int, int]:
-    """Return the bytes of RSS, of pages of files among it, and of the high-water mark of RSS."""
+    """Return the bytes of RSS, of its file pages, and of its high-water mark."""
     with suppress(OSError, KeyError):  # a zombie has a status without memory
         lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
         kib = {line.split()[0]: line.split()[1] for line in lines if line.endswith(" kB")}
@@ -130,7 +130,7 @@ def _resident(process: psutil.Process) -> tuple[int, int, int]:
 
 
 class _Watched:
-    """A process that is being sampled, with others whose memory is added to its own."""
+    """Process that is being sampled, together with others."""
 
     def __init__(self, pid: int, others: Sequence[int] = ()) -> None:
         self._process = psutil.Process(pid)
@@ -144,7 +144,7 @@ class _Watched:
         self._reading = 0, 0, sys.maxsize  # both, and the process's own pages by RSS, when read
 
     def tick(self, *, reads: bool) -> tuple[int | None, int | None]:
-        """Read RSS, and estimate USS and PSS, or read and return these."""
+        """Read RSS, and estimate USS and PSS, or read these, too."""
         read = self._of_all(lambda process: process.memory_full_info()) if reads else []
         uss = sum(part.uss for part in read) if read else None
         # Either all of them have PSS or none has.
@@ -161,7 +161,7 @@ class _Watched:
         return uss, pss
 
     def _of_all(self, read: Callable[[psutil.Process], Any]) -> list[Any]:
-        """Read something of the process and of the others, but for those that have ended."""
+        """Read a number of the process and of the others that have not ended."""
         readings = [read(self._process)]
         for process in list(self._others):
             try:
@@ -186,7 +186,7 @@ class NodeMemory(msgspec.Struct, frozen=True):
 
 
 class MemorySampler:
-    """Samples processes on a thread of its own, and writes each sample as a line of JSON.
+    """Sampler of processes on its own thread, with each sample as a line of JSON.
 
     Use it as a context manager.
 
@@ -229,12 +229,12 @@ class MemorySampler:
             self._peaks.setdefault(name, ProcessMemory())
 
     def watches(self, name: str) -> bool:
-        """Return whether a process of this name lives here, and is not one of another node."""
+        """Return whether a local process has this name."""
         with self._lock:
             return name in self._watched
 
     def note(self, name: str, *, idle_rss: int = 0, peak_rss: int = 0) -> None:
-        """Take what a process reported: RSS after its imports, high-water mark at its end."""
+        """Take a process's report: RSS after its imports, high-water mark at its end."""
         with self._lock:
             memory = self._peaks.setdefault(name, ProcessMemory())
             memory.idle_rss = idle_rss or memory.idle_rss
@@ -247,11 +247,11 @@ class MemorySampler:
         return NodeMemory(samples, dict(self.peaks()), self.peak_total_pss)
 
     def take(self, node: str, memory: NodeMemory) -> None:
-        """Take what the sampler of another node has measured.
+        """Take the measurements of another node's sampler.
 
         Args:
             node: Name of the node.
-            memory: What it has measured.
+            memory: Measurements of the sampler.
         """
         with self._lock:
             self._rss_elsewhere[node] = {sample.process: sample.rss for sample in memory.samples}
@@ -274,7 +274,7 @@ class MemorySampler:
             return dict(self._pss_elsewhere)
 
     def forget(self, node: str) -> None:
-        """Take the processes of a node that is lost for ended."""
+        """Count the processes of a lost node as ended."""
         with self._lock:
             self._rss_elsewhere.pop(node, None)
 
@@ -291,7 +291,7 @@ class MemorySampler:
 
     @property
     def peak_total_pss(self) -> int:
-        """Return the highest sum over all processes of PSS (USS where there is no PSS), in bytes.
+        """Highest sum of all processes' PSS (USS without PSS), in bytes.
 
         A process that has started counts from the next reading on. The peaks of nodes that were
         there together are added, though they may have been at other times.

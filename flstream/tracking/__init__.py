@@ -1,1 +1,1 @@
-"""Trackers: where the numbers and text of a run go besides its own files, fed from its journal."""
+"""Trackers: further destinations of a run's numbers and text, fed by its journal."""

@@ -1,4 +1,4 @@
-"""Feed of a tracker from a run's journal, event by event, and its samples of memory."""
+"""Feed of a tracker by a run's journal, event by event, and its memory samples."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from flstream.tracking.tracker import GLOBAL, TrackedRun, Tracker
 
 
 class TrackerFeed:
-    """Reads a journal as it grows, and gives a tracker the points of its events.
+    """Reader of a growing journal that gives a tracker the points of its events.
 
     A sitting of a run begins with the first line of the journal, which the resume has cut: the
     tracker replaces what it had of the run.
@@ -47,7 +47,7 @@ class TrackerFeed:
         self._asked: set[str] = set()
 
     def catch_up(self) -> None:
-        """Give the tracker what the journal has by now."""
+        """Give the tracker the journal's new events."""
         for line in self._journal:
             event = decode_event(line)
             if self._tracker is None:
@@ -58,7 +58,7 @@ class TrackerFeed:
             self._tracker.flush()
 
     def close(self) -> None:
-        """Give the tracker all that is left, as the run is over, and close it."""
+        """Give the tracker the rest of an ended run, and close it."""
         self.catch_up()
         if self._tracker is not None:
             self._add_peaks(self._tracker, is_over=True)
@@ -104,7 +104,7 @@ class TrackerFeed:
             points: dict[str, dict[str, float]] = {GLOBAL: {}}
             for process, rss in highest.items():
                 idle = self._idle.get(process)
-                # Of the server alone, and of processes that do the work of sites, it is known.
+                # Memory over idle is known of the server, and of sites' own processes.
                 if idle is not None and not process.startswith("worker-"):
                     source, name = (GLOBAL, "server_") if process == SERVER else (process, "")
                     over = float(max(rss - idle, 0))
@@ -124,7 +124,7 @@ class _MemoryPeaks:
         # Ends of rounds whose samples are not all read yet; None is of samples of no round.
         self._ends: deque[tuple[int | None, float]] = deque()
         self._rss: dict[str, int] = {}
-        # Of each node, which has ticks of its own: the highest sum of a tick, and the last tick.
+        # By node, which has ticks of its own: the highest sum of a tick, and the last tick.
         self._totals: dict[str | None, int] = {}
         self._ticks: dict[str | None, dict[str, int]] = {}
         # Resident bytes that a process shares with others, as of its last reading of PSS.
@@ -134,7 +134,7 @@ class _MemoryPeaks:
         self._ends.append((number, time))
 
     def take(self, *, is_over: bool) -> Iterator[tuple[int, float, dict[str, int], int]]:
-        """Yield the rounds that have a later sample, or all once the run is over.
+        """Yield the rounds that have a later sample; all rounds once the run has ended.
 
         Each with the time of its end, the highest RSS of each process, and the highest sum of all,
         which has shared pages once; 0 if it is not known.
@@ -175,7 +175,7 @@ class _MemoryPeaks:
         tick[name] = sample.rss
 
     def _add_tick(self, node: str | None) -> None:
-        """Add up the samples of one tick of a node, if it is known of all what they share."""
+        """Add up a node's samples of one tick, unless shared pages are unknown."""
         tick = self._ticks[node]
         if tick.keys() <= self._shared.keys():
             sizes = (max(rss - self._shared[name], 0) for name, rss in tick.items())
@@ -184,7 +184,7 @@ class _MemoryPeaks:
 
 
 def _named(prefix: str, metrics: Metrics) -> dict[str, float]:
-    """Numbers under their names in trackers; what is not finite is null in the journal."""
+    """Return numbers under their names in trackers; a null of the journal as NaN."""
     return {
         f"{prefix}{name}": math.nan if value is None else value for name, value in metrics.items()
     }

@@ -1,4 +1,4 @@
-"""Tracker that writes a local store of MLflow: a run of it for each site, and one for the run."""
+"""Tracker that writes a local store of MLflow, with a run for each site."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time as clock
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-# It is a local file that is written; nothing is reported to anybody.
+# MLflow writes a local file here, and reports nothing to anybody.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 from mlflow import MlflowClient
@@ -19,7 +19,7 @@ from flstream.tracking.tracker import GLOBAL, TrackedRun
 FOLDER = "mlflow"
 STORE = "mlflow.db"
 
-# Of what MLflow takes as a name.
+# Characters that MLflow does not accept in a name.
 _OTHER = re.compile(r"[^\w\-. /]", flags=re.ASCII)
 _LONGEST_NAME = 250
 _MOST_METRICS = 1000  # at a time
@@ -30,7 +30,7 @@ _SECONDS_BETWEEN_WRITES = 1.0
 
 
 class MLflow:
-    """Writes ``mlflow/mlflow.db`` in the run's folder, an SQLite store, with texts beside it.
+    """Writer of ``mlflow/mlflow.db`` (SQLite) in the run's folder, and texts beside.
 
     The experiment has the job's name. The whole run is an MLflow run named ``global``, and the
     sites' are nested in it. What an earlier one has written is deleted, as MLflow deletes runs.
@@ -73,7 +73,7 @@ class MLflow:
             self._client.log_text(run, text, f"text/{_name(key)}/{step}.txt")
 
     def flush(self) -> None:
-        """Write the numbers, unless others were written a moment ago."""
+        """Write the numbers, unless the last were written a moment ago."""
         if clock.monotonic() - self._written >= _SECONDS_BETWEEN_WRITES:
             self._write()
 
@@ -124,6 +124,6 @@ def _milliseconds(time: float) -> int:
 
 
 def _name(key: str) -> str:
-    """Return a name that MLflow takes, which it uses as a path, too."""
+    """Return a name that MLflow accepts, and uses as a path, too."""
     parts = (part for part in _OTHER.sub("_", key).split("/") if part not in ("", ".", ".."))
     return "/".join(parts)[:_LONGEST_NAME].strip("/") or "_"

@@ -1,4 +1,4 @@
-"""Tracker that writes event files for TensorBoard: a folder for each site, and one for the run."""
+"""Tracker that writes event files for TensorBoard, with a folder for each site."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_OPEN = 64
 
 
 class TensorBoard:
-    """Writes ``tensorboard/<source>/events.out.tfevents.*.flstream`` in the run's folder.
+    """Writer of ``tensorboard/<source>/events.out.tfevents.*.flstream``.
 
     The files of the same run that an earlier one has written are removed: this one is given all
     points anew. No other file is touched.
@@ -113,5 +113,5 @@ class TensorBoard:
 
 
 def _single(value: float) -> float:
-    """A number that fits into 32 bits, as the files have it; larger ones are infinite."""
+    """Return a number in 32 bits, as the files have it; larger ones are infinite."""
     return math.copysign(math.inf, value) if 3.4028235e38 < abs(value) < math.inf else value

@@ -1,4 +1,4 @@
-"""The thread of the launcher that feeds a run's tracker."""
+"""Thread of the launcher that feeds a run's tracker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NICE, _MOST_NICE = 5, 19
 
 
 class TrackerThread(threading.Thread):
-    """Feeds a tracker from the journal whenever it is woken, so that the run never waits for it.
+    """Feed of a tracker from the journal, for which the run never waits.
 
     A tracker that raises, hangs or calls ``sys.exit`` ends nothing but itself.
 

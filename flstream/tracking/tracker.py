@@ -13,7 +13,7 @@ GLOBAL = RUN
 
 
 class TrackedRun(NamedTuple):
-    """The run that a tracker is for.
+    """Run to track.
 
     Attributes:
         job: Name of the job.
@@ -27,7 +27,7 @@ class TrackedRun(NamedTuple):
 
 
 class Tracker(Protocol):
-    """Takes the points of a run, in a thread of its own.
+    """Receiver of a run's points, on a thread of its own.
 
     It is made as ``Class(run, **args)`` with a :class:`TrackedRun` and ``tracking.args``. Whenever
     part of what it was given is void, as the run goes on after an interruption or a worker was

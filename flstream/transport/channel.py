@@ -1,4 +1,4 @@
-"""A channel: one end of a Unix socket pair or of a TCP connection, and the waiting for it.
+"""One end of a Unix socket pair or a TCP connection, and the waiting for it.
 
 A channel never blocks in the kernel, so that every wait has a deadline, and a flag can end it.
 """
@@ -91,7 +91,7 @@ class Signal:
 
 
 class Deadline:
-    """A limit on the seconds spent waiting for a peer; other time does not count.
+    """Limit on the seconds of waiting for a peer; other time does not count.
 
     Args:
         seconds: Seconds of waiting; None is without limit.
@@ -101,7 +101,7 @@ class Deadline:
         self.left = seconds
 
     def poll(self, poll: select.poll, most: float | None = None) -> bool:
-        """Wait for an event, ``most`` seconds at most; return whether there was one."""
+        """Wait for an event, ``most`` seconds at most; return whether one came."""
         limits = [limit for limit in (self.left, most) if limit is not None]
         if not limits:
             with waiting():
@@ -131,7 +131,6 @@ class Channel:
         buffer: Bytes that a Unix socket holds until the peer reads them.
 
     Attributes:
-        peer, direct, beats: As given.
         peer_pid: Process that has sent what was received last, as the kernel says; None where that
             is not asked, which only a direct channel does.
     """
@@ -164,7 +163,7 @@ class Channel:
         return self._socket.fileno()
 
     def send_some(self, views: Sequence[memoryview], descriptors: Sequence[int] = ()) -> int:
-        """Send what fits without waiting, files beside the first byte; return the bytes sent."""
+        """Send bytes that fit without waiting, files beside the first; return their count."""
         beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))]
         try:
             return self._socket.sendmsg(views[:_MAX_VIEWS], beside if descriptors else ())
@@ -174,7 +173,7 @@ class Channel:
             raise self._gone() from error
 
     def receive_some(self, views: Sequence[memoryview]) -> int:
-        """Receive what has arrived, without waiting; return the number of bytes, 0 for none yet."""
+        """Receive arrived bytes without waiting; return their count, 0 for none yet."""
         try:
             count, beside, _, _ = self._socket.recvmsg_into(
                 views[:_MAX_VIEWS], _BESIDE, socket.MSG_CMSG_CLOEXEC
@@ -196,12 +195,12 @@ class Channel:
 
     @property
     def unread(self) -> int:
-        """Number of bytes that have arrived and were not received."""
+        """Number of arrived bytes that were not received."""
         return self._count(termios.FIONREAD)
 
     @property
     def untaken(self) -> int:
-        """Number of bytes that were sent and the peer has not taken, as the kernel counts them."""
+        """Number of sent bytes that the peer has not taken, by the kernel's count."""
         return self._count(termios.TIOCOUTQ)
 
     def _count(self, what: int) -> int:
@@ -243,7 +242,7 @@ class Channel:
             deadline: Seconds that are left to wait, which this takes from.
             aborts: Flags that end the waiting.
             most: Seconds to wait now at most; None is without limit.
-            events: What to wait for: ``POLLIN``, ``POLLOUT`` or both.
+            events: Events to wait for: ``POLLIN``, ``POLLOUT`` or both.
 
         Returns:
             Whether there is something to do; False if the time is over.
@@ -262,7 +261,7 @@ class Channel:
         return is_ready
 
     def expect_on(self, *aborts: AbortSignal) -> None:
-        """Look at flags, also while there is no need to wait."""
+        """Check flags, also without waiting."""
         if any(abort.is_set() for abort in aborts):
             raise AbortedError(f"the transfer with {self.peer} was called off")
 
@@ -270,7 +269,7 @@ class Channel:
         return ChannelClosedError(f"{self.peer} closed the channel; its process has ended or died")
 
     def take_descriptor(self) -> int:
-        """Return the descriptor of a file that the peer has handed over; the caller closes it."""
+        """Return the descriptor of a file from the peer; the caller closes it."""
         if not self._descriptors:
             raise ChannelClosedError(
                 f"{self.peer} handed no descriptor over; its process has ended"
@@ -278,11 +277,11 @@ class Channel:
         return self._descriptors.pop()
 
     def detach(self) -> socket.socket:
-        """Return the socket, for another process; this object is of no use any more."""
+        """Return the socket, for another process; this object is then of no use."""
         return socket.socket(fileno=self._socket.detach())
 
     def shut(self) -> None:
-        """End the stream both ways, of which whoever waits for it learns, also in this process."""
+        """End the stream both ways, and wake its waiters, in this process too."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:  # it has ended
@@ -296,7 +295,7 @@ class Channel:
 
 
 def is_hung_up(*socks: socket.socket) -> bool:
-    """Whether one of several sockets is closed, at this end or the other."""
+    """Return whether one of several sockets is closed, at either end."""
     poll = select.poll()
     try:
         for sock in socks:
@@ -307,7 +306,7 @@ def is_hung_up(*socks: socket.socket) -> bool:
 
 
 def pipe(first: str, second: str, *, direct: bool = False) -> tuple[Channel, Channel]:
-    """Make two connected channels: the end of the process ``first``, and that of ``second``.
+    """Make two connected channels, for the processes ``first`` and ``second``.
 
     Args:
         first: Name of the process at one end.
@@ -319,7 +318,7 @@ def pipe(first: str, second: str, *, direct: bool = False) -> tuple[Channel, Cha
 
 
 def advance(views: Sequence[memoryview], count: int) -> list[memoryview]:
-    """Return what is left of consecutive views after their first ``count`` bytes."""
+    """Return consecutive views without their first ``count`` bytes."""
     return split(views, count)[1]
 
 

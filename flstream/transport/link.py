@@ -1,4 +1,4 @@
-"""Emulated links: real bytes of a site's connections, delivered when its link would deliver them.
+"""Emulated links: a site's real bytes, delivered when its link would deliver them.
 
 A link has a serial line each way, which all connections of its site share: a byte leaves once the
 line has sent those before it. Then it travels, and no byte overtakes another of its connection. A
@@ -50,7 +50,7 @@ _DRAIN_SECONDS = 5.0
 
 
 class Line:
-    """One way of a site's link; its trace begins at ``began``, in seconds of the caller's clock."""
+    """One way of a site's link; its trace begins at ``began``, by the caller's clock."""
 
     def __init__(self, link: NetworkLink, site: str, way: Way, began: float) -> None:
         self.link, self.site, self.way = link, site, way
@@ -63,12 +63,12 @@ class Line:
 
     @property
     def most_bytes(self) -> int:
-        """Bytes that it takes at a time."""
+        """Bytes that the line takes at a time."""
         rate, _, _ = self._state(self.free_at)
         return int(min(max(rate * _TURN_SECONDS, _LEAST_BYTES), _MOST_BYTES))
 
     def send(self, nbytes: int, now: float) -> tuple[float, float]:
-        """Send bytes; return the time at which the last one leaves, and the seconds it travels."""
+        """Send bytes; return when the last one leaves, and the seconds that it travels."""
         at, waiting = max(self.free_at, now), float(nbytes)
         while True:
             rate, latency, ends = self._state(at)
@@ -80,7 +80,7 @@ class Line:
         return self.free_at, latency
 
     def _state(self, at: float) -> tuple[float, float, float]:
-        """Return the bytes a second and the latency at a time, and a later time they last to."""
+        """Return bytes a second and latency at a time, and until when they last."""
         inside = math.fmod(at - self._began, self._ends[-1])
         index = bisect_right(self._starts, inside) - 1
         ends = at - inside + self._ends[index]
@@ -88,7 +88,7 @@ class Line:
 
 
 class Flow:
-    """The bytes of one connection one way: when each arrives.
+    """Bytes of one connection one way, and the time at which each arrives.
 
     How late they are depends on the seed, the site, the connection's name, the way and their place
     in the stream alone, and never on how they are cut. Other flows share the line.
@@ -102,18 +102,18 @@ class Flow:
         self.enter(line)
 
     def enter(self, line: Line) -> None:
-        """Send the bytes from here on by another line, such as another site's."""
+        """Send the following bytes by another line, such as another site's."""
         self.line = line
         self._key = stream_key(self._seed, "network", line.site, self._name, line.way)
         self._drawn: tuple[int, float, list[int]] = -1, 0.0, []
 
     @property
     def most_bytes(self) -> int:
-        """Bytes that may be sent at a time: of one piece, and of packets that fare alike."""
+        """Most bytes to send at a time, of one piece and of packets with one fate."""
         return min(self.line.most_bytes, self._fate()[2])
 
     def send(self, nbytes: int, now: float) -> float:
-        """Send bytes, from 1 to :attr:`most_bytes`, and return the time at which they arrive."""
+        """Send bytes, from 1 to :attr:`most_bytes`; return the time of their arrival."""
         share, lost, _ = self._fate()
         left_at, latency = self.line.send(nbytes * (1 + lost), now)
         self._sent[self.line.site] += nbytes
@@ -122,7 +122,7 @@ class Flow:
         return self._arrived
 
     def _fate(self) -> tuple[float, int, int]:
-        """Return the share of the jitter, how often a packet is lost, and for how many bytes."""
+        """Return the jitter's share, a packet's count of losses, and for how many bytes."""
         jitter, loss = self.line.link.jitter, self.line.link.loss
         if not (jitter or loss):
             return 0.0, 0, _MOST_BYTES
@@ -140,7 +140,7 @@ class Flow:
 
 
 class _OneWay:
-    """One way of a connection: bytes that wait until they arrive."""
+    """One way of a connection: bytes that wait for their arrival."""
 
     def __init__(self, source: socket.socket, sink: socket.socket, flow: Flow) -> None:
         self.source = source
@@ -153,11 +153,11 @@ class _OneWay:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing will arrive any more."""
+        """Whether nothing more will arrive."""
         return self._has_ended and not self._slices
 
     def advance(self, now: float) -> bool:
-        """Read from the source, whose end this returns, and deliver what has arrived by now."""
+        """Read from the source, whose end this returns, and deliver arrived bytes."""
         ends = self._reads_at <= now and self._read(now)
         self._is_blocked = False
         while self._slices and self._slices[0][0] <= now and not self._is_blocked:
@@ -175,7 +175,7 @@ class _OneWay:
         return ends
 
     def await_in(self, events: defaultdict[int, int], now: float) -> float:
-        """Add the events to wait for by descriptor, and return when it can go on without one."""
+        """Add the awaited events by descriptor, and return the time of the next delivery."""
         if (at := self._reads_at) <= now:
             at = math.inf
             events[self.source.fileno()] |= select.POLLIN
@@ -186,13 +186,13 @@ class _OneWay:
         return at
 
     def cut(self) -> None:
-        """Drop what is on its way, and whatever comes."""
+        """Drop bytes on their way, and all later ones."""
         self._has_ended = True
         self._slices.clear()
 
     @property
     def _reads_at(self) -> float:
-        """Time from which on more is read from the source."""
+        """Time from which the relay reads more from the source."""
         if self._has_ended or self._waiting >= _MOST_ON_THEIR_WAY:
             return math.inf
         return self.flow.line.free_at - _AHEAD_SECONDS
@@ -212,7 +212,7 @@ class _OneWay:
 
 
 class LinkRelay:
-    """Connections of one process over the emulated links of its sites.
+    """Relay of one process's connections over the emulated links of its sites.
 
     At any time, all of them have the link of one site, and share its rates.
 
@@ -263,7 +263,7 @@ class LinkRelay:
         return channel
 
     def use(self, site: str) -> None:
-        """Send from here on over the link of another site."""
+        """Send over the link of another site from now on."""
         with self._lock:
             if site != self._lines[0].site:
                 self._lines = self._lines_of(site)
@@ -281,7 +281,7 @@ class LinkRelay:
                 os.close(end.detach())
 
     def close(self) -> None:
-        """Close all connections after their last bytes have left, and end the thread."""
+        """Close all connections after their last bytes, and end the thread."""
         with self._lock:
             self._closing_at = time.monotonic() + _DRAIN_SECONDS
             for channel in self._channels:
@@ -304,7 +304,7 @@ class LinkRelay:
                 stream.source.close()
 
     def _advance(self) -> bool:
-        """Pass on what can be, and wait for more; return False at the end."""
+        """Pass on bytes, and wait for more; return False at the end."""
         events = defaultdict(int, {self._wake.fileno(): select.POLLIN})
         with self._lock:
             now, until = time.monotonic(), self._closing_at

@@ -25,7 +25,7 @@ MessageT = TypeVar("MessageT")
 
 
 class MessageChannel(Generic[MessageT]):
-    """A channel of whole messages.
+    """Channel of whole messages.
 
     Args:
         sock: Socket of this end.
@@ -38,7 +38,7 @@ class MessageChannel(Generic[MessageT]):
         self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(kinds)
 
     def has_input(self, seconds: float = 0.0) -> bool:
-        """Whether something can be received, or the end is there, after ``seconds`` at most."""
+        """Wait ``seconds`` at most; return whether there is input, or the end."""
         return self._channel.wait(Deadline(seconds))
 
     def send(self, *messages: msgspec.Struct, timeout: float | None = PATIENCE) -> None:

@@ -1,4 +1,4 @@
-"""TCP channels between processes that share a key, which both sides prove to have.
+"""TCP channels between processes with a shared key, which both sides prove.
 
 Processes of one machine may use a Unix socket in their place, by the same proof.
 
@@ -54,7 +54,7 @@ _MAGIC, _VERSION = b"FLSA", 1
 
 
 class StartToken(NamedTuple):
-    """A secret that two processes share, each of which proves to the other that it has it.
+    """Secret of two processes, each of which proves to the other that it has it.
 
     Its text, ``str(token)``, is 64 hexadecimal digits.
     """
@@ -86,11 +86,11 @@ class StartToken(NamedTuple):
 
     @property
     def id(self) -> bytes:
-        """Eight bytes that tell the token from others, and nothing of its key."""
+        """Eight bytes that distinguish the token, and reveal nothing of its key."""
         return hashlib.sha256(b"flstream token" + self.key).digest()[:8]
 
     def proof(self, side: bytes, greeting: bytes | bytearray, answer: bytes, run: str) -> bytes:
-        """Return what only a side with the key can know, which is ``dials`` or ``accepts``."""
+        """Return the proof of the key for a side, ``dials`` or ``accepts``."""
         covered = b"flstream 1 " + side + b"\0" + greeting + answer + run.encode()
         return hmac.new(self.key, covered, hashlib.sha256).digest()
 
@@ -102,15 +102,15 @@ class StartToken(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """A process that a key admits."""
+    """Process that a key admits."""
 
     token: StartToken
     name: str  # of the process, which does not say it itself
-    role: str  # what it may be
+    role: str  # role that its key grants
 
 
 class TcpListener:
-    """Accepts connections from processes that have a key. Use it as a context manager.
+    """Listener for connections from processes with a key, as a context manager.
 
     Each connection proves itself on a thread of its own, which then ends.
 
@@ -119,7 +119,7 @@ class TcpListener:
             Or :data:`UNIX`, for processes of this machine.
         on_connection: Called with each channel to a process that has proven itself, one after
             another; it may not take long.
-        run: What both sides are part of; a key of one run opens no other.
+        run: Name of the run that both sides belong to; its keys open no other.
 
     Attributes:
         address: The address, with its port.
@@ -152,11 +152,11 @@ class TcpListener:
     def admit(
         self, name: str, role: str = "receiver", token: StartToken | None = None
     ) -> StartToken:
-        """Admit a process that has a key, as often as it connects.
+        """Admit a process with a key, as often as it connects.
 
         Args:
             name: Name of the process.
-            role: What it may be, at most 16 bytes.
+            role: Role that the key grants, at most 16 bytes.
             token: The key; None for a new one.
 
         Returns:
@@ -175,12 +175,12 @@ class TcpListener:
         return token
 
     def dismiss(self, token: StartToken) -> None:
-        """Admit nobody with a key any more; connections that it opened stay."""
+        """Admit nobody with a key from now on; existing connections stay."""
         with self._lock:
             self._admissions.pop(token.id, None)
 
     def close(self) -> None:
-        """Accept nothing more. Connections that were accepted stay."""
+        """Accept no further connection; existing ones stay."""
         with self._lock:
             self._is_closed = True
             for channel in self._pending:
@@ -217,7 +217,7 @@ class TcpListener:
                 ).start()
 
     def _make_room(self, most: int) -> None:
-        """Give up the oldest of the connections that have proven nothing, if there are many."""
+        """Drop the oldest unproven connections, if there are many."""
         with self._lock:
             while len(self._pending) > most:
                 oldest = next(iter(self._pending))
@@ -226,7 +226,7 @@ class TcpListener:
                 oldest.shut()
 
     def _meet(self, channel: Channel) -> None:
-        """Admit a connection that proves itself; close any other without a word."""
+        """Admit a connection that proves itself; close any other silently."""
         admission = None
         with suppress(StreamingError):
             admission = self._admitted(channel)
@@ -245,7 +245,7 @@ class TcpListener:
                 channel.close()
 
     def _admitted(self, channel: Channel) -> Admission | None:
-        """Return who is at the other end, if it proves that it has the key."""
+        """Return the process at the other end, if it proves that it has the key."""
         deadline = Deadline(AUTHENTICATION_SECONDS)
         greeting, proof = bytearray(_GREETING.size), bytearray(PROOF_BYTES)
         channel.receive([memoryview(greeting)], deadline)
@@ -270,14 +270,14 @@ class TcpListener:
 def dial(
     address: str, token: StartToken, peer: str, role: str = "receiver", run: str = ""
 ) -> Channel:
-    """Connect to a listener, and prove to each other that both have the key.
+    """Connect to a listener; both sides prove that they have the key.
 
     Args:
         address: Address of the listener.
         token: The key that admits this process.
         peer: Name of the process at the other end, for messages.
-        role: What this process is to be there.
-        run: What both sides are part of.
+        role: Role that this process asks for.
+        run: Name of the run that both sides belong to.
 
     Raises:
         UsageError: The address is none.
@@ -316,7 +316,7 @@ def dial(
 
 
 def _listening(address: str) -> socket.socket:
-    """Return a socket that listens."""
+    """Return a listening socket."""
     if address == UNIX:
         sock = socket.socket(socket.AF_UNIX)
         sock.bind("")  # of the abstract names, the kernel takes a free one

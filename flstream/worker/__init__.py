@@ -1,1 +1,1 @@
-"""The process that does the work of sites: it runs training code and delivers its answers."""
+"""Process for the work of sites: runs training code and delivers its answers."""

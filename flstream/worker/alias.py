@@ -1,4 +1,4 @@
-"""NVFlare's names for what this package has, so that a script of its runs unchanged.
+"""NVFlare's names for this package's objects, so that its scripts run unchanged.
 
 ``train.alias = nvflare`` in a job file has a site import them. Constants have the values that they
 have in NVFlare 2.9. What is not listed here has no counterpart, and its import fails.
@@ -35,7 +35,7 @@ ALIASES = {
 
 
 def _constants(class_name: str, *names: str, **values: str) -> type:
-    """Return a class of constants; those without a value have their names in lower case."""
+    """Return a class of constants, by default their own names in lower case."""
     return type(class_name, (), {**{name: name.lower() for name in names}, **values})
 
 
@@ -81,7 +81,7 @@ NAMES: dict[str, list[type]] = {
 
 
 def fedprox_loss() -> type[torch.nn.Module]:
-    """Make the class of FedProx's term between two modules (Li et al. 2020, arXiv:1812.06127)."""
+    """Make the class of FedProx's term for modules (Li et al. 2020, arXiv:1812.06127)."""
     import torch
 
     class PTFedProxLoss(torch.nn.Module):
@@ -104,7 +104,7 @@ def fedprox_loss() -> type[torch.nn.Module]:
 
 
 def install() -> None:
-    """Make this process import NVFlare's names from here, whether or not that is installed."""
+    """Make this process import NVFlare's names from here, even beside an NVFlare."""
     for name in [other for other in list(sys.modules) if other.partition(".")[0] == "nvflare"]:
         del sys.modules[name]
     for name, ours in ALIASES.items():
@@ -132,7 +132,7 @@ def _enter(name: str, module: ModuleType) -> None:
 
 
 class _NoOther(MetaPathFinder):
-    """Refuses modules of NVFlare that are not here, also where it is installed."""
+    """Import hook that refuses NVFlare's other modules, even where installed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,4 +1,4 @@
-"""Checks of the answers of training code, and their preparation for sending."""
+"""Checks of training code's answers, and their preparation for sending."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def metrics_of(model: FLModel) -> dict[str, float]:
 
 
 def weight_of(meta: Mapping[str, Any]) -> float:
-    """Return the weight that the meta of an answer gives: its number of examples, or else 1.0.
+    """Return the weight in an answer's meta: its number of examples, or else 1.0.
 
     Raises:
         ClientError: It is no number, or not between :data:`LEAST_WEIGHT` and :data:`MOST_WEIGHT`;
@@ -77,7 +77,7 @@ def weight_of(meta: Mapping[str, Any]) -> float:
 
 
 def framework_of(params: Params) -> Framework:
-    """Return ``"numpy"`` if all values of an update are NumPy arrays, else ``"pytorch"``."""
+    """Return ``"numpy"`` for an update of NumPy arrays alone, else ``"pytorch"``."""
     arrays = all(isinstance(value, np.ndarray | np.generic) for value in params.values())
     return "numpy" if arrays and params else "pytorch"
 
@@ -89,16 +89,11 @@ def params_to_send(
     selected: Collection[str] | None,
     held_back: Collection[str],
 ) -> tuple[Params, bool]:
-    """Return the tensors of an update that are sent, and whether some are missing among them.
+    """Return an update's tensors to send, and whether some are missing among them.
 
-    Tensors that are not aggregated keep their old values, so they are left out.
-
-    Args:
-        model: The answer.
-        task: The task.
-        layout: Layout of the received model; None if it was not received.
-        selected: Names of the layout's tensors that are aggregated; None for all.
-        held_back: Names of those that the code did not receive, and need not send.
+    Tensors that are not aggregated keep their old values, so they are left out. ``selected`` names
+    the layout's tensors that are aggregated, None for all; ``held_back`` the ones that the code did
+    not receive, and need not send.
     """
     if task.kind == "submit_model" and (not model.params or model.params_type == ParamsType.DIFF):
         what = "no params" if not model.params else "a difference as its params"
@@ -133,7 +128,7 @@ def params_to_send(
 
 
 def check_size(update: Layout, layout: Layout | None, most: int) -> None:
-    """Refuse an update that is larger than a model of so many bytes, where it is made."""
+    """Refuse an update that is larger than a model, before it is sent."""
     if update.nbytes <= most:
         return
     known = update if layout is None else layout
@@ -148,7 +143,7 @@ def check_size(update: Layout, layout: Layout | None, most: int) -> None:
 
 
 def clones(tensors: Params) -> Params:
-    """Return copies of tensors by name; names of one tensor are names of one copy."""
+    """Return copies of tensors by name; tied names have one copy."""
     copies: dict[int, Any] = {}
     for value in tensors.values():
         if id(value) not in copies:

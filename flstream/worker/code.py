@@ -36,7 +36,7 @@ class ScriptCode(NamedTuple):
 
 
 class LearnerCode(NamedTuple):
-    """Training class, such as one derived from :class:`flstream.client.learner.Learner`.
+    """Training class, such as a :class:`flstream.client.learner.Learner`.
 
     Attributes:
         named: Place of the class: ``/path/to/file.py:Class`` or ``module:Class``.

@@ -1,4 +1,4 @@
-"""Running training code: what it has raised is told in a sentence, with a traceback in the log."""
+"""Running of training code: its errors as sentences, with tracebacks in the log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CodeFailure(NamedTuple):
 def run_code(
     run: Callable[[], CodeFailure | None], source: Path, info: WorkerInfo, site: str
 ) -> CodeFailure | None:
-    """Run training code of a file for a site, whatever it raises; return why it failed.
+    """Run training code for a site, and return why it failed.
 
     The function returns its failure if it does not raise it. A child that the code forked ends
     here.
@@ -49,7 +49,7 @@ def run_code(
 
 
 def log_traceback(error: BaseException) -> None:
-    """Print the traceback of what training code has raised.
+    """Print the traceback of an error in training code.
 
     Where the log is on a full disk it is left out: the exception itself must not be lost with it.
     """
@@ -58,7 +58,7 @@ def log_traceback(error: BaseException) -> None:
 
 
 def sentence(error: BaseException, source: Path) -> str:
-    """Return a sentence that describes an exception, with the line of the training code.
+    """Describe an exception in a sentence, with the line of the training code.
 
     Args:
         error: The exception.
@@ -77,7 +77,7 @@ def sentence(error: BaseException, source: Path) -> str:
 
 
 def _message(error: BaseException) -> str:
-    """Return the message of an exception as text that can be sent; empty if it cannot be had.
+    """Return an exception's message as text that can be sent; empty without one.
 
     The code of an exception may fail, too, and its text have half of a surrogate pair.
     """

@@ -1,4 +1,4 @@
-"""The bodies that travel with a model, as training code has them: mappings of tensors in ``meta``.
+"""Bodies that travel with a model, as training code's mappings in ``meta``.
 
 A body has a number for each float of the model. Training code that walks over a state dict expects
 all of its names, so a received body also has zeros for the model's integers and bools; and what is
@@ -29,7 +29,7 @@ SENT_AS = {CONTROL: "scaffold_c_diff"}
 
 
 class JoinedBodies:
-    """The bodies that are joined with the model of a task.
+    """Bodies joined with the model of a task.
 
     Attributes:
         model: Layout of the model alone.
@@ -46,7 +46,7 @@ class JoinedBodies:
     def taken_apart(
         self, tensors: Params, framework: Framework
     ) -> tuple[Params, Mapping[str, Params]]:
-        """Return the model's tensors, and those of the bodies beside it by name."""
+        """Return the model's tensors, and the tensors of other bodies by name."""
         if not self._names:
             return tensors, {}
         parts = split(tensors, self._names)
@@ -64,12 +64,9 @@ class JoinedBodies:
     def put_together(
         self, params: Params, meta: Mapping[str, Any], selected: Collection[str] | None
     ) -> Params:
-        """Return an update and the bodies in its answer's meta, as tensors of one body.
+        """Return an update, and the bodies in its answer's meta, as tensors of one body.
 
-        Args:
-            params: Tensors of the update.
-            meta: The answer's values, among them a mapping of tensors for each body.
-            selected: Names of the model's tensors that are aggregated; None for all.
+        ``selected`` names the model's tensors that are aggregated; None is all.
         """
         joint: dict[str, Any] = dict(params)
         for name, layout in self._layouts.items():
@@ -99,7 +96,7 @@ class JoinedBodies:
         return joint
 
     def rest(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of an answer that are no bodies."""
+        """Return the values of an answer's meta that are no bodies."""
         known = {*self._layouts, *(self._sent_as.get(name, name) for name in self._layouts)}
         return {key: value for key, value in meta.items() if key not in known}
 

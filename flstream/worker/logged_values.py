@@ -1,4 +1,4 @@
-"""Values that training code logs, checked and taken apart: numbers and text, each with a name."""
+"""Training code's logged values, checked and split into named numbers and text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def values_of(key: Any, value: Any) -> Iterator[LoggedValue]:
 
 
 def step_of(key: str, step: Any) -> int | None:
-    """Return the step of a value as an int; None without one. It must have 64 bits at most."""
+    """Return a value's step, an int of 64 bits at most; None without one."""
     if step is None:
         return None
     if not isinstance(step, bool):
@@ -48,7 +48,7 @@ def step_of(key: str, step: Any) -> int | None:
 
 
 def check_length(what: str, name: str) -> None:
-    """Refuse a name of something that no table could show."""
+    """Refuse a name that is too long for a table."""
     if len(name) > _MOST_OF_A_NAME:
         raise ClientError(
             f"{what} {name[:40]!r}... has {len(name)} characters in its name, and "
@@ -81,5 +81,5 @@ def _shown(value: Any) -> str:
 
 
 def _encodable(text: str) -> str:
-    """Text without halves of surrogate pairs, which no message can carry."""
+    """Return text without halves of surrogate pairs, which messages cannot carry."""
     return text.encode(errors="backslashreplace").decode()

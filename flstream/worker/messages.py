@@ -52,7 +52,7 @@ and so is that of their products with values of any type but float64.
 
 
 def is_weight(weight: float) -> bool:
-    """Whether a number may be the weight of an answer; NaN may not."""
+    """Return whether a number may be the weight of an answer; NaN may not."""
     return LEAST_WEIGHT <= weight <= MOST_WEIGHT
 
 
@@ -89,12 +89,12 @@ class Offered(msgspec.Struct, tag=True, frozen=True):
 
 
 class Task(msgspec.Struct, tag=True, frozen=True):
-    """Server: fetch the model, once, and train or evaluate it for one site after another.
+    """Server: fetch the model, once, and train or evaluate it at sites in turn.
 
     A task to submit a model comes with none.
 
     Attributes:
-        kind: What to do.
+        kind: Kind of the task.
         effect: Number of the workflow's effect that asks for it.
         round: Number of the round, from 1.
         total_rounds: Rounds of the job.
@@ -173,7 +173,7 @@ class Progress(msgspec.Struct, tag=True, frozen=True):
 
 
 class OfferedUpdate(msgspec.Struct, tag=True, frozen=True):
-    """An update that stays in the worker, on offer until it is settled.
+    """Update that stays in the worker, on offer until the server settles it.
 
     Attributes:
         token: Token of its body.
@@ -183,7 +183,7 @@ class OfferedUpdate(msgspec.Struct, tag=True, frozen=True):
 
 
 class InlineUpdate(msgspec.Struct, tag=True, frozen=True):
-    """An update that travels in its site's answer, since it is small.
+    """Small update that travels in its site's answer.
 
     Attributes:
         header: Its safetensors header, without the length.
@@ -197,7 +197,7 @@ class InlineUpdate(msgspec.Struct, tag=True, frozen=True):
 
 
 class WrittenUpdate(msgspec.Struct, tag=True, frozen=True):
-    """An update that the worker has written to a file in the task's folder.
+    """Update in a file that the worker has written in the task's folder.
 
     Attributes:
         digest: Digest of its body.
@@ -216,7 +216,7 @@ class SiteAnswer(msgspec.Struct, frozen=True):
         weight: Its share in a mean, before dividing by the sum of all; see :func:`is_weight`.
         metrics: Numbers by name, of the model that it received or of its training.
         params_type: Whether the body has the weights or their difference from the model.
-        framework: What the body was made of.
+        framework: Library of the tensors that the body was made of.
         partial: Whether the body may lack tensors of the model.
         has_params: Whether the site sent a model, also where only metrics were asked for; not if
             its code does not know of the task to submit one.
@@ -297,7 +297,7 @@ class Logged(msgspec.Struct, tag=True, frozen=True):
 
 
 class Goodbye(msgspec.Struct, tag=True, frozen=True):
-    """Worker: the process ends, and this was its peak RSS in bytes."""
+    """Worker: the process ends, with this peak RSS in bytes."""
 
     peak_rss: int
 

@@ -1,4 +1,4 @@
-"""Values that travel beside the bodies of a task or an answer: meta and optimizer parameters."""
+"""Values beside the bodies of a task or answer: meta and optimizer parameters."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _packed(values: Mapping[str, Any]) -> bytes:
 
 
 def unpack_meta(message: bytes) -> SentMeta:
-    """Return the values that were sent.
+    """Return the sent values.
 
     Raises:
         PayloadError: The message is malformed.
@@ -88,7 +88,7 @@ def unpack_meta(message: bytes) -> SentMeta:
 
 @lru_cache(maxsize=16)
 def sent_names(message: bytes) -> Sequence[str]:
-    """Return the names of the values that a workflow sends for training code to use.
+    """Return the names of a workflow's values for training code.
 
     Args:
         message: Payload message of the values, which each site of a round is sent.

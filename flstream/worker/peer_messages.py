@@ -1,4 +1,4 @@
-"""The messages between the server and a worker about the worker's peers, which are other workers.
+"""Messages between the server and a worker about other workers, its peers.
 
 They travel on a socket of their own. The server asks for one thing at a time, and the worker
 answers each request with one message; only while it folds, :class:`Folding` comes before the
@@ -16,7 +16,7 @@ from flstream.worker.messages import Offered, SiteAnswer
 
 
 class Offer(msgspec.Struct, tag=True, frozen=True):
-    """Server: let a peer fetch a body, and nobody else.
+    """Server: let one peer fetch a body.
 
     Attributes:
         peer: Name of the peer.
@@ -40,7 +40,7 @@ class FoldTask(msgspec.Struct, tag=True, frozen=True):
         updates: The updates, in the order in which they are folded: each with its weight in its
             site's answer, and where it lies, which is an offer of its worker, also where that is
             the one that folds, or the path of its file.
-        rule: How they are combined.
+        rule: Rule that combines them.
         optimizer: The server optimizer that makes a step; None for none.
         state: Path of its state that belongs to ``base``; None before its first round.
         step: Bytes folded at a time.
@@ -59,7 +59,7 @@ class FoldTask(msgspec.Struct, tag=True, frozen=True):
 
 
 class Folding(msgspec.Struct, tag=True, frozen=True):
-    """Worker: so far is the fold.
+    """Worker: progress of the fold.
 
     Attributes:
         done: Bytes of the model that are folded.
@@ -87,11 +87,11 @@ class Folded(msgspec.Struct, tag=True, frozen=True):
 
 
 class PeerFailed(msgspec.Struct, tag=True, frozen=True):
-    """Worker: a request could not be met; a fold is to be done again without a refused update.
+    """Worker: a request failed; a fold is to repeat without a refused update.
 
     Attributes:
         error: Name of the error's class in :mod:`flstream.errors`.
-        arguments: Those of the error, such as one sentence that says why.
+        arguments: Arguments of the error, such as one sentence that says why.
     """
 
     error: str

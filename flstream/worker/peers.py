@@ -1,4 +1,4 @@
-"""A worker's end of what the server has workers do with each other: offer, connect, fold.
+"""A worker's work with other workers: offer, connect, fold.
 
 A thread of its own takes the server's requests, since the training code has the main thread: an
 update is fetched, and others are folded, while the site that trained waits in ``send``.
@@ -53,16 +53,13 @@ _REPORT_SECONDS = 0.1
 
 
 class Peers:
-    """The peers of a worker, and what it does for them.
+    """Peers of a worker, and its work for them.
 
     Args:
         info: Facts about the worker.
         sock: The worker's end of the socket for the server's requests.
         service: Has the updates on offer to the server; offers models to peers.
         relay: Emulates the link of the worker's site; None where none is emulated.
-
-    Attributes:
-        info: As given.
     """
 
     def __init__(
@@ -85,7 +82,7 @@ class Peers:
         self._thread.start()
 
     def dial(self, offered: Offered, role: str = "receiver") -> Receiver:
-        """Connect to a peer for a body that it offers.
+        """Connect to a peer for a body on offer.
 
         The role is ``server`` for an update, which is fetched in the place of the server.
         """
@@ -94,7 +91,7 @@ class Peers:
         return Receiver(channel, offered.peer, limits=limits_for(self.info.streaming))
 
     def own_update(self, token: bytes) -> Source:
-        """Return the update of this worker that is on offer to the server."""
+        """Return this worker's update that is on offer to the server."""
         ref = self._service.ref(token, SERVER)
         source = None if ref is None else ref.source
         if source is None:
@@ -102,7 +99,7 @@ class Peers:
         return source
 
     def close(self) -> None:
-        """End the thread, and what it is doing."""
+        """End the thread and its work."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
@@ -150,7 +147,7 @@ class Peers:
         return Offered(self.info.name, self._listener.address, key, token)
 
     def _attach(self, channel: Channel, admission: Admission) -> None:
-        """Serve a peer under a name of its own, or in the place of the server."""
+        """Serve a peer under its own name, or in the server's place."""
         token, name, role = admission
         assert self._listener is not None
         self._listener.dismiss(token)  # a key is of use once
@@ -166,7 +163,7 @@ class Peers:
 
 
 def fold(task: FoldTask, peers: Peers, report: Callable[[Folding], None]) -> Folded:
-    """Fold updates into the next model as a server would, fed by peers; a failure leaves none.
+    """Fold peers' updates into the next model as a server does; no file on failure.
 
     The report is called with how far the fold is, now and then.
 

@@ -128,7 +128,7 @@ class RankStore:
 
 
 class RankTurn(TaskTurn):
-    """A site's part of a task in a rank other than 0, which has no tensors and answers nothing."""
+    """A site's part of a task in a rank other than 0, without tensors or answer."""
 
     def __init__(self, task: Task, site: SiteContext) -> None:
         super().__init__(task.kind, site)
@@ -148,7 +148,7 @@ class RankTurn(TaskTurn):
 
 
 class RankTurns:
-    """The turns of a site in a rank other than 0, which follow those of rank 0.
+    """Turns of a site in a rank other than 0, which follow those of rank 0.
 
     Args:
         ranks: Store of the site's calls.
@@ -172,7 +172,7 @@ class RankTurns:
         """No effect: rank 0 reports to the server."""
 
     def next(self, call: CallName, timeout: float | None = None) -> RankTurn | None:
-        """Make a call after rank 0; return the turn of the task that this has found, or None."""
+        """Make a call after rank 0; return the turn of its task, or None."""
         if self._is_over:
             return None
         outcome = self._ranks.outcome(call)
@@ -194,5 +194,5 @@ class RankTurns:
         self._is_over = True
 
     def constants(self) -> dict[str, Any]:
-        """Return the facts that are the same in every task."""
+        """Return the facts that stay the same in every task."""
         return self._info.constants(self._site)

@@ -1,4 +1,4 @@
-"""Execution of tasks by a learner: one object in a process, for one site after another."""
+"""Execution of tasks by a learner, for one site after another."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def serve_learner(worker: Worker, code: LearnerCode) -> None:
     """
     info, named = worker.info, code.named
     try:
-        # What sites share is the same in each process.
+        # Draws that sites share are the same in each process.
         seed_everything(start_seed(info.seed, ""))
         learner: Any = make(named, code.arguments)
         check(learner, f"train.learner {named}", Trains, Evaluates)
@@ -92,6 +92,6 @@ def serve_learner(worker: Worker, code: LearnerCode) -> None:
 
 
 def _source(named: str) -> Path:
-    """Return the file that defines a class, to find its lines in a traceback."""
+    """Return the file that defines a class, for its lines in a traceback."""
     where = named.rpartition(":")[0]
     return Path(getattr(sys.modules.get(where), "__file__", None) or where)

@@ -1,4 +1,4 @@
-"""Execution of tasks by a script: run once in a site's process, or once for each site and task."""
+"""Execution of tasks by a script, run once for a site, or for each task."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNANSWERED = "{name} ended without answering the task; send() an FLModel for ea
 
 
 def serve_own_site(worker: Worker, script: ScriptCode) -> None:
-    """Run the script once, in a site's own process; it asks for tasks itself.
+    """Run the script once, in a site's own process; the script asks for tasks.
 
     Args:
         worker: The worker.
@@ -81,7 +81,7 @@ def _words(code: ScriptCode, worker: Worker, session: Session) -> list[str]:
 def run_script(
     session: Session, info: WorkerInfo, script: Path, words: Sequence[str]
 ) -> CodeFailure | None:
-    """Run a script as the interpreter would, in the folder that its site works in.
+    """Run a script as the interpreter does, in its site's working folder.
 
     Rank 0 of a site is to answer all tasks that its session has for it.
 
@@ -123,7 +123,7 @@ def run_script(
 
 
 def _exit_failure(code: object, script: Path) -> CodeFailure | None:
-    """Say how a script ended itself; None if nothing was wrong."""
+    """Describe how a script ended itself; None if nothing was wrong."""
     if code in (None, 0):
         return None
     if isinstance(code, str):
@@ -137,7 +137,7 @@ def _exit_failure(code: object, script: Path) -> CodeFailure | None:
 
 
 def last_line(path: Path, start: int = 0) -> str:
-    """Return the last line of a text file that is not blank; empty without one.
+    """Return the last non-blank line of a text file; empty without one.
 
     Args:
         path: Path of the file.

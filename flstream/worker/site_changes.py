@@ -1,4 +1,4 @@
-"""Filters and codecs of the models that a worker's sites receive, and of their updates."""
+"""Filters and codecs of a worker's sites, for received models and updates."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ class SiteChanges:
 
     @property
     def flaw_beside(self) -> str | None:
-        """The filters or codecs that pass over bodies beside a model; None for none."""
+        """Filters or codecs that do not change bodies beside a model; None for none."""
         if self.update_codecs.lossy or self.model_codecs.lossy:
             return "codecs with a loss"
         return "filters" if self.up or self.down else None
 
     def keep_model(self, kind: TaskKind) -> bool:
-        """Whether the model of a task is kept as it was received."""
+        """Return whether a worker keeps a task's model as it was received."""
         up, down = self._info.codecs_up, self._info.codecs_down
         if self.down or (down.needs_base and kind in ("train", "evaluate")):
             return True
@@ -86,25 +86,21 @@ class SiteChanges:
         return selected
 
     def place(self, layout: Layout) -> MemoryBody | BodyFile:
-        """Return the place where a received model is kept."""
+        """Return the path for a kept received model."""
         if layout.nbytes <= _TINY_BYTES:
             return MemoryBody.allocate(layout)
         return unnamed_file(layout, Path(self._info.sites_folder))
 
     def received(self, model: Source, site: SiteContext) -> Source:
-        """Return a received model as the site's code is to see it."""
+        """Return a received model as the site's code sees it."""
         return filtered(model, self.down, Passage(site.name, site.round, "down", site.seed))
 
     def sent(
         self, update: Source, model: Source | None, answer: FLModel, site: SiteContext
     ) -> Source:
-        """Return an update as it leaves the site's filters.
+        """Return an update after the site's filters.
 
-        Args:
-            update: The update.
-            model: The model as it was received; None if the code has not asked for it.
-            answer: The code's answer.
-            site: The site and its task.
+        ``model`` is as it was received; None if the code has not asked for it.
         """
         base = None
         if any(spec.changes_numbers for spec in self.up):
@@ -115,7 +111,7 @@ class SiteChanges:
     def encoded(
         self, update: Source, model: Source | None, answer: FLModel, site: SiteContext
     ) -> Source:
-        """Return an update as the codec with a loss encodes it, if there is one.
+        """Return an update as the codec with a loss encodes it, if any.
 
         Where the codec leaves numbers out, what it left out before is added, and what it leaves
         out now is kept in the site's state. The arguments are those of :meth:`sent`. The result
@@ -134,7 +130,7 @@ class SiteChanges:
 
 
 def _compared(model: Source | None, answer: FLModel, what: str) -> Source | None:
-    """Return the received model where an answer has weights, and None for differences."""
+    """Return the received model for an answer of weights, None for differences."""
     if answer.params_type != ParamsType.FULL:
         return None
     if model is None:
@@ -165,7 +161,7 @@ def _with_feedback(
 
 
 def _steps_of(answer: FLModel) -> float:
-    """Return the number of steps of a training, if the answer has it; else 1."""
+    """Return the number of a training's steps by its answer; 1 without it."""
     steps = number_of(answer.meta.get(_STEPS, 1))
     if steps is None or not (math.isfinite(steps) and steps > 0):
         raise ClientError(f"meta[{_STEPS!r}] is {answer.meta[_STEPS]}; send a number above 0")

@@ -1,4 +1,4 @@
-"""A site's part of a task: it receives the model, and answers or fails."""
+"""A site's part of a task: received model, and answer or failure."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class SiteTurn(TaskTurn):
         return received
 
     def answer(self, model: FLModel) -> None:
-        """Take the site's answer; in a task for a single site, send it at once."""
+        """Take the site's answer; send it at once if the task is for one site."""
         site = self._current()
         if self.kind != SUBMIT_MODEL:
             halt_at("training" if self.kind == "train" else "evaluation")
@@ -126,7 +126,7 @@ class SiteTurn(TaskTurn):
         self.before_keeping = {}
 
     def _reported(self, model: FLModel, site: SiteContext) -> SiteAnswer:
-        """The answer without its tensors: weight, metrics and meta."""
+        """Return the answer without its tensors: weight, metrics and meta."""
         task, joined = self._model.task, self._model.joined
         unread: list[str] = []
         # Before the answer's values are read, which may be those that were received.
@@ -153,7 +153,7 @@ class SiteTurn(TaskTurn):
     def _with_update(
         self, answer: SiteAnswer, model: FLModel, site: SiteContext
     ) -> tuple[SiteAnswer, Source | None]:
-        """Add what says how to read the tensors of an answer; return these where not in it.
+        """Describe the update's tensors in an answer; return tensors to send apart.
 
         The steps that can fail come first: a failed site keeps no state. An update is offered only
         once the state that belongs to it is durable.
@@ -183,7 +183,7 @@ class SiteTurn(TaskTurn):
         return answer, None if in_answer is not None else update
 
     def _sent_tensors(self, model: FLModel) -> tuple[Params, bool]:
-        """The tensors of an answer, with those of bodies; and whether some are left out."""
+        """Return an answer's tensors, with bodies', and whether some are missing."""
         arrived, task = self._model, self._model.task
         selected, layout, joined = arrived.selected, arrived.layout, arrived.joined
         if self.personal_names:

@@ -1,4 +1,4 @@
-"""A site's own files, kept from training to training such that no crash leaves them half written.
+"""A site's own files, whole after any crash, from training to training.
 
 A training works on a copy of the version that the journal names, and leaves a version of its own:
 see :mod:`flstream.runs.site_states` for what lies where.
@@ -21,14 +21,10 @@ from flstream.text import error_text, printable_path
 class SiteState:
     """The state of one site during one task.
 
-    Nothing is copied, and no folder made, unless the training code asks for it.
-
-    Args:
-        site_folder: Path of the site's folder in the run directory; it need not exist yet.
-        effect: Number of the task's effect, from 1.
-        base: The version to begin with, exactly; None for an empty folder.
-        is_kept: Whether what the task leaves is kept. An evaluation's is not.
-        oldest: Number of the earliest effect that the run may go back to.
+    Nothing is copied, and no folder made, unless the training code asks for it. The task begins
+    with the exact version ``base``, None for an empty folder. Where ``is_kept`` is false, as in an
+    evaluation, the task's changes are lost. ``oldest`` is the number of the earliest effect that
+    the run may go back to.
     """
 
     def __init__(
@@ -54,7 +50,7 @@ class SiteState:
 
     @property
     def path(self) -> Path:
-        """The folder to work in: a copy of the base."""
+        """The folder to work in, a copy of the base."""
         if not self._is_open:
             raise ClientError(
                 f"{self._site} has answered its task of effect {self._effect}, and its state is "
@@ -66,14 +62,11 @@ class SiteState:
         return Path(self._working)
 
     def keep(self) -> StateVersion | None:
-        """Keep what the task left, under the name of its effect.
+        """Keep the files that the task left, under the name of its effect.
 
         The version is durable when this returns. Earlier ones stay beside it as long as the run may
-        go back to them.
-
-        Returns:
-            The version; None if nobody asked for the state, which then stays that of the base, and
-            after an evaluation.
+        go back to them. Returns None after an evaluation, and if nobody asked for the state, which
+        then stays that of the base.
         """
         self._check()
         if self._working is None or not self._is_kept:
@@ -94,7 +87,7 @@ class SiteState:
         return version
 
     def discard(self) -> None:
-        """Remove what the task left: the work came to nothing."""
+        """Remove the files that a task without effect left."""
         self._is_open = False
         if self._working is not None:
             remove_folder(self._working)

@@ -1,4 +1,4 @@
-"""The model of a task, as it arrives at a worker: once, for one site or for several."""
+"""The model of a task at a worker, which receives it once for all of its sites."""
 
 from __future__ import annotations
 
@@ -73,12 +73,8 @@ def received_model(
 ) -> FLModel:
     """Return the model of a task as training code receives it.
 
-    Args:
-        task: The task.
-        site: Name of the site.
-        tensors: The received tensors by name; none where a model is to be submitted.
-        bodies: Those of the bodies that travel with the model, by name of the body.
-        read: Set that takes the names of the values that the code reads; None for nobody's.
+    There are no ``tensors`` where a model is to be submitted. ``bodies`` are the tensors of each
+    body that travels with the model; ``read`` takes the names of the values that the code reads.
     """
     sent, known = unpack_meta(task.meta), set[str]() if read is None else read
     meta = {**sent.meta, **(bodies or {}), "site_name": site, "task": task.kind}
@@ -98,14 +94,14 @@ def received_model(
 
 
 class TaskModel:
-    """The model of a task, with the bodies beside it.
+    """Model of a task, with the bodies beside it.
 
     Attributes:
         task: The task; another one once the peer that offered the model was lost.
         layout: Layout of the model as it was received, since training may break the ties between
             the tensors that it sends; None before.
         joint: The same with the bodies beside it.
-        joined: What these are; None before.
+        joined: Bodies of the joint layout; None before.
         selected: Names of the tensors that are aggregated; None for all.
         held_back: Names of tensors that the current site's code does not receive.
         kept: The received model, of which code gets a copy; None where it gets the model itself.
@@ -130,7 +126,7 @@ class TaskModel:
     def receive(
         self, site: SiteContext, into: Into | None, place: Place | None
     ) -> tuple[Params, Mapping[str, Params]]:
-        """Return the model's tensors for a site, and those of the bodies beside it by name."""
+        """Return the model's tensors for a site, and the tensors of bodies by name."""
         target: Callable[[Layout], Into | None] = place or (lambda layout: into)
         sink_for = partial(self._sink, target)
         whole = _same_for_all_attempts(lambda layout: sink_for(layout, layout))
@@ -159,7 +155,7 @@ class TaskModel:
         return tensors, bodies
 
     def copied_bytes(self) -> int:
-        """Return how much of a mapped model training wrote to, and let go of the mapping."""
+        """Return the written bytes of a mapped model, and release the mapping."""
         mapped, self._mapped = self._mapped, None
         if mapped is None or mapped.layout.nbytes < _LEAST_LOOKED_AT or self.task.kind != "train":
             return 0
@@ -168,7 +164,7 @@ class TaskModel:
     def _sink(
         self, place: Callable[[Layout], Into | None], layout: Layout, part: Layout
     ) -> MemoryBody:
-        """Return where code receives a model, or a part of it."""
+        """Return the memory in which code receives a model, or a part of it."""
         joined = self._note(layout)
         into = place(joined.model)
         if into is None:
@@ -178,12 +174,12 @@ class TaskModel:
         if difference := joined.model.difference(body.layout):
             raise ClientError(f"the model does not fit what it is received into: {difference}")
         whole = joined.beside(body, self._framework)
-        # Of memory in two tensors, what was fetched last is to stay.
+        # Where two tensors share memory, the one fetched last stays.
         whole.is_used = not whole.overlaps
         return whole if part == layout else whole.part(part)
 
     def _arrived(self, seen: Seen) -> MemoryBody | BodyFile | BufferSource:
-        """Return the received model, of which code gets a copy in a place of its own."""
+        """Return the received model, which code gets a copy of."""
         if self.kept is None and self._failure is None:
             try:
                 if self.task.mapped:
@@ -194,7 +190,7 @@ class TaskModel:
                         partial(self._worker.memory.allocate, framework="pytorch")
                     )
                 else:
-                    # What filters leave of a model is none of its bytes.
+                    # A filtered model has none of the model's bytes.
                     self.kept = self._fetch(
                         self._changes.place, None if self._changes.down else seen
                     )
@@ -211,7 +207,7 @@ class TaskModel:
         return self.kept
 
     def _fetch(self, sink_for: Callable[[Layout], BodyT], seen: Seen | None = None) -> BodyT:
-        """Fetch the model; from another peer if the one that offers it is lost.
+        """Fetch the model; from another peer if the offering one is lost.
 
         Where code will see it in another place, memory that it has received a model into before has
         what need not be sent.
@@ -277,9 +273,9 @@ class TaskModel:
         return _as_sent(source, coding)
 
     def _map(self) -> MappedModel:
-        """Map the model's checkpoint, which the server hands over."""
+        """Map the model's checkpoint, by the descriptor that the server sends."""
         worker = self._worker
-        # It is not expected soon that a model is received into memory again.
+        # No model is expected in memory soon.
         worker.memory.release()
         remote = RemoteSource(worker.down, self.task.bodies[MODEL], worker.info.streaming)
         try:
@@ -299,11 +295,11 @@ class TaskModel:
         return model
 
     def _take(self, layout: Layout) -> None:
-        """Take the layout of the received body, and check filters and selection against it."""
+        """Keep the layout of the received body, and check filters and selection."""
         self.selected = self._changes.selected(self._note(layout).model)
 
     def _note(self, layout: Layout) -> JoinedBodies:
-        """Take the layout of what is received, and find in it the model's."""
+        """Keep a received layout, and find the model's layout in it."""
         if self.joined is None:
             names = self.task.joined
             if names and (flaw := self._changes.flaw_beside):
@@ -318,7 +314,7 @@ class TaskModel:
 
 
 def _same_for_all_attempts(sink_for: Callable[[Layout], BodyT]) -> Callable[[Layout], BodyT]:
-    """Return a function that gives every attempt to fetch a model the memory of the first."""
+    """Return a function that reuses the memory of a model's first attempt."""
     sinks: list[BodyT] = []
 
     def first(layout: Layout) -> BodyT:

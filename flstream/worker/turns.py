@@ -1,4 +1,4 @@
-"""The turns of a worker's sites, task after task, and the delivery of their answers."""
+"""Turns of a worker's sites, task after task, and delivery of their answers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from flstream.worker.worker import Worker
 
 
 class SiteTurns:
-    """The turns of a worker's sites, task after task; the answers of a task are sent together.
+    """Turns of a worker's sites, task after task; a task's answers go out together.
 
     Args:
         worker: The worker.
@@ -73,7 +73,7 @@ class SiteTurns:
         self.worker.ready(() if self._ranks is None else self._ranks.other_pids())
 
     def next(self, call: CallName = "receive", timeout: float | None = None) -> SiteTurn | None:
-        """Return the turn that is not over yet, or begin the next one; None if there is none.
+        """Return the unfinished turn, or begin the next one; None without a next one.
 
         A site whose folder cannot be used has no turn. A task is finished after its last site.
         """
@@ -103,7 +103,7 @@ class SiteTurns:
             self.worker.send(Logged(number, name, own_key, plain, at, text))
 
     def fail(self, failure: CodeFailure) -> None:
-        """Report that the training code failed in its turn, or between turns in the process."""
+        """Report that the training code failed, in its turn or between turns."""
         if self._turn is not None and self._turn.site is not None:
             self._turn.fail(failure)
         else:
@@ -115,11 +115,11 @@ class SiteTurns:
             self._ranks.publish(None)
 
     def constants(self) -> dict[str, Any]:
-        """Return the facts about the run and the site that are the same in every task."""
+        """Return the facts about the run and the site that stay the same in every task."""
         return self.worker.info.constants(self._site)
 
     def _has_task(self, timeout: float | None) -> bool:
-        """Finish a task, and wait for the next one; return whether it came."""
+        """Finish a task, and wait for the next one; return whether one came."""
         if self._model is not None:
             self.worker.enter(None)
             self._model.kept = None
@@ -136,7 +136,7 @@ class SiteTurns:
         return True
 
     def _begin(self, site: SiteTask) -> SiteTurn | None:
-        """Begin a site's part of the task; its folder may be of no use, which fails the site."""
+        """Begin a site's part of the task; an unusable folder fails the site."""
         assert self._model is not None
         worker, task = self.worker, self._model.task
         if len(task.sites) > 1:
@@ -171,7 +171,7 @@ class SiteTurns:
             self._deliver(update)
 
     def _deliver(self, update: Source | None) -> None:
-        """Send the answers of the task; wait until the server has used what is not in them."""
+        """Send the answers of the task; wait until the server has used their tensors."""
         assert self._model is not None
         model, task, answers = self._model, self._model.task, self._answers
         self._is_delivered, copied, ref = True, model.copied_bytes(), None
@@ -201,10 +201,8 @@ class SiteTurns:
 def serve_turns(worker: Worker, run: Callable[[SiteTurns, SiteTurn], CodeFailure | None]) -> None:
     """Run training code for one turn after another, until the server stops the worker.
 
-    Args:
-        worker: The worker.
-        run: Function that runs the code for a turn. It returns why the site fails if the code has
-            not answered; None if it always has.
+    ``run`` runs the code for a turn. It returns why the site fails if the code has not answered;
+    None if it always has.
     """
     turns = SiteTurns(worker)
     while (turn := turns.next()) is not None:
@@ -217,7 +215,7 @@ def serve_turns(worker: Worker, run: Callable[[SiteTurns, SiteTurn], CodeFailure
 
 
 def _written(update: Source, path: Path) -> WrittenUpdate:
-    """Write the update of the task's one site to the file from which it will be folded."""
+    """Write the update of a task's one site to the file for its fold."""
     began, digest = time.monotonic(), BodyDigest(update.layout)
     with FileSink(path, update.layout, durable=False) as sink:
         copy(update, sink, digest=digest)

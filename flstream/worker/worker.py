@@ -1,4 +1,4 @@
-"""A worker's connection to the server: tasks arrive, and updates are offered."""
+"""A worker's connection to the server, for tasks and updates."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Worker:
         return SiteChanges(self.info)
 
     def ready(self, others: Sequence[int] = ()) -> None:
-        """Report to the server that the worker is ready, unless that was done before.
+        """Report to the server, once, that the worker is ready.
 
         The memory of the worker's processes at this time counts as its idle memory.
 
@@ -89,7 +89,7 @@ class Worker:
             self.send(Ready(os.getpid(), idle, list(others)))
 
     def expect_imports(self) -> None:
-        """Report again at the next :meth:`ready`, since training code is yet to be imported."""
+        """Report again at the next :meth:`ready`, after training code's imports."""
         self._is_ready = False
 
     def next_task(self, timeout: float | None = None) -> Task | None:
@@ -103,7 +103,7 @@ class Worker:
         """
         if self._stopped:
             return None
-        # What takes long to fetch may be of use for as long.
+        # A model that takes long to fetch stays useful for as long.
         soon = max(_SOON_SECONDS, self._fetching)
         soon = soon if timeout is None else min(timeout, soon)
         if not self._control.has_input(soon):
@@ -122,7 +122,7 @@ class Worker:
         return task
 
     def receive(self, timeout: float | None = None) -> Task | None:
-        """Receive a task, or one again whose host is lost; None once the run is over."""
+        """Receive a task, or a lost host's task again; None once the run is over."""
         message = self._control.receive(timeout)
         if isinstance(message, Stop):
             self._stopped = True
@@ -134,7 +134,7 @@ class Worker:
         self._control.send(message)
 
     def received(self, effect: int, cost: Transfer) -> None:
-        """Report to the server that the model of a task has arrived, and its cost."""
+        """Report to the server that a task's model has arrived, and its cost."""
         self.has_received = True
         self._fetching = cost.seconds if self.info.streaming.reuse else 0.0
         self.send(Progress(effect, "received", cost=cost))
@@ -144,7 +144,7 @@ class Worker:
 
         Args:
             source: Body of the update, which must not change until the ref has settled.
-            encoder: What makes its frames smaller for the server; None for nothing.
+            encoder: Encoder of its frames for the server; None for none.
 
         Returns:
             The ref, which settles once the update was used or rejected.

@@ -1,4 +1,4 @@
-"""Facts about the run and a worker, which the worker is started with."""
+"""Facts about the run and a worker, for the worker's start."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     links: dict[str, NetworkLink] = {}
 
     def context(self, task: Task, site: SiteTask, state_dir: Callable[[], Path]) -> SiteContext:
-        """Return what training code sees of a site's part of a task.
+        """Return a site's part of a task as training code sees it.
 
         Args:
             task: The task.
@@ -95,7 +95,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
         )
 
     def constants(self, context: SiteContext | None) -> dict[str, Any]:
-        """Return the facts that are the same in every task of a site, as training code has them.
+        """Return training code's facts that stay the same in every task of a site.
 
         Args:
             context: The site in a task; None before the first one of its own worker.

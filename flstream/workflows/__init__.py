@@ -42,12 +42,12 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 def workflow(
     name: str, args: type[WorkflowArgs] = WorkflowArgs
 ) -> Callable[[FunctionT], FunctionT]:
-    """Say of a function what workflow it is, and what arguments a job file may give it.
+    """Declare a function as a workflow, with its name and arguments in a job file.
 
     The function itself stays as it is.
 
     Args:
-        name: Of the workflow.
+        name: Name of the workflow.
         args: Section that defines its arguments, with a type, a default and a meaning each.
     """
     if not isinstance(name, str):

@@ -1,4 +1,4 @@
-"""Cross-site evaluation: every site scores every model, as NVFlare's CrossSiteModelEval does."""
+"""Cross-site evaluation: every site scores every model (CrossSiteModelEval)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CrossSiteArgs(WorkflowArgs):
 
 @workflow("cross_site", CrossSiteArgs)
 def cross_site(run: Run, args: CrossSiteArgs) -> Model:
-    """Have every site score the final model, the best one, and the last model of every site.
+    """Score the final model, the best one, and every site's last model at every site.
 
     A site that fails or takes too long is left out of what it failed in; the others count.
     """

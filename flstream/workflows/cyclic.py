@@ -32,7 +32,7 @@ class CyclicArgs(WorkflowArgs):
 
 @workflow("cyclic", CyclicArgs)
 def cyclic(run: Run, args: CyclicArgs) -> Model:
-    """Hand the model on from site to site: each trains what the one before it made of it.
+    """Train the model at one site after another, each on the last one's result.
 
     A site that fails is passed over.
     """

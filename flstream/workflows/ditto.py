@@ -1,4 +1,4 @@
-"""Personal models drawn to the global one (Ditto: Li et al. 2021, arXiv:2012.04221)."""
+"""Personal models near the global one (Ditto: Li et al. 2021, arXiv:2012.04221)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DittoArgs(WorkflowArgs):
 
 @workflow("ditto", DittoArgs)
 def ditto(run: Run, args: DittoArgs) -> Model:
-    """Train a model of its own at each site, near the global one; the latter is that of fedavg."""
+    """Train a site's own model near the global model of fedavg, at every site."""
     model, meta = run.initial_model(), {"ditto_lambda": args.ditto_lambda}
     for number in run.rounds():
         updates = run.train(model, run.sample(number), meta=meta)

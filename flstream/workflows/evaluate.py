@@ -27,13 +27,13 @@ class EvaluateArgs(WorkflowArgs):
     """How long a site may take (duration)."""
 
     def check_clients(self, clients: ClientsSection) -> Iterator[Problem]:
-        """Yield the names of sites that the job has not."""
+        """Yield the names of sites that the job lacks."""
         yield from unknown_sites("participating_sites", self.participating_sites, clients)
 
 
 @workflow("evaluate", EvaluateArgs)
 def evaluate(run: Run, args: EvaluateArgs) -> Model:
-    """Have every site score a model; its mean is that of the run."""
+    """Score a model at every site; the mean is the run's score."""
     model = run.initial_model()
     sites = args.participating_sites or run.all_sites
     scores = run.score(model, sites, timeout=args.eval_task_timeout, owner=FINAL, counts=True)

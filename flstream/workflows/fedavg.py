@@ -23,7 +23,7 @@ class FedAvgArgs(WorkflowArgs):
 
 @workflow("fedavg", FedAvgArgs)
 def fedavg(run: Run, args: FedAvgArgs) -> Model:
-    """Average, round by round, what sampled sites make of the global model.
+    """Average, round by round, the models that sampled sites train.
 
     Updates are weighted by their numbers of examples, unless ``aggregation.method`` says otherwise.
     """

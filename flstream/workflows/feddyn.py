@@ -1,4 +1,4 @@
-"""Federated learning with dynamic regularisation (FedDyn: Acar et al. 2021, arXiv:2111.04263)."""
+"""Dynamic regularisation (FedDyn: Acar et al. 2021, arXiv:2111.04263)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FedDynArgs(WorkflowArgs):
 
 @dataclass(frozen=True)
 class FedDynStep(ServerStep):
-    """The server's part of algorithm 1: ``h -= alpha / m * sum(theta_k - theta)`` over ``m`` sites.
+    """The server's part of algorithm 1: ``h -= alpha / m * sum(theta_k - theta)``.
 
     The next model is ``mean(theta_k) - h / alpha``. What is kept is ``-h / alpha``: alpha cancels
     out.
@@ -48,7 +48,7 @@ class FedDynStep(ServerStep):
 
 @workflow("feddyn", FedDynArgs)
 def feddyn(run: Run, args: FedDynArgs) -> Model:
-    """Average models whose sites correct for the drift of their own losses (algorithm 1)."""
+    """Average models of sites that correct for their losses' drift (algorithm 1)."""
     model, step = run.initial_model(), FedDynStep(len(run.all_sites))
     for number in run.rounds():
         updates = run.train(model, run.sample(number), meta={"feddyn_alpha": args.feddyn_alpha})

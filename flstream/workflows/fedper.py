@@ -1,4 +1,4 @@
-"""Federated learning with personal layers (FedPer: Arivazhagan et al. 2019, arXiv:1912.00818)."""
+"""Personal layers (FedPer: Arivazhagan et al. 2019, arXiv:1912.00818)."""
 
 from __future__ import annotations
 

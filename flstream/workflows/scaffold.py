@@ -7,7 +7,7 @@ from flstream.workflows import FoldRule, Model, Run, workflow
 
 @workflow("scaffold")
 def scaffold(run: Run) -> Model:
-    """Average updates whose drift towards their sites' own data is taken out by control variates.
+    """Average updates, corrected for drift to sites' own data by control variates.
 
     The global control is the mean of those of all sites, of which sampled ones change theirs.
     """

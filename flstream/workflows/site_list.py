@@ -24,13 +24,7 @@ SiteList = Annotated[
 def unknown_sites(
     key: str, names: Sequence[str] | None, clients: ClientsSection
 ) -> Iterator[Problem]:
-    """Yield the names in a list that no site of the job has.
-
-    Args:
-        key: Key of the list.
-        names: The list; None names no site.
-        clients: The job's section of clients.
-    """
+    """Yield the names in the list ``names`` of a key that no site of the job has."""
     sites = clients.site_names
     allowed = f"a site of the job, which are {sites[0]} to {sites[-1]}"
     for name in sorted(set(names or ()).difference(sites)):

@@ -40,7 +40,7 @@ class SwarmArgs(WorkflowArgs):
 
 @workflow("swarm", SwarmArgs)
 def swarm(run: Run, args: SwarmArgs) -> Model:
-    """Have one of the sites, drawn anew in each round, fold what sampled sites make of the model.
+    """Average updates at a site that each round draws anew (swarm learning).
 
     Updates go straight to it, and it offers the next model to its peers: the server coordinates,
     and reads no tensor.

@@ -1,4 +1,4 @@
-"""What the tests of the command line share beside their fixtures."""
+"""Helpers that the tests of the command line share, beside their fixtures."""
 
 import os
 import subprocess

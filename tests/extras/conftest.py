@@ -38,7 +38,7 @@ _HOST = SharedHost(
 
 
 def library_host(job: Job | None = None) -> SharedHost:
-    """What processes of a job start from, or those of a test itself."""
+    """Return the process host with the libraries, prepared for a job."""
     _HOST.prepare({} if job is None else variables_of(job))
     return _HOST
 

@@ -1,4 +1,4 @@
-"""Jobs around patched trainers, small enough for each case, and what came of them."""
+"""Jobs around patched trainers, small enough for each case, and their results."""
 
 import textwrap
 from typing import NamedTuple
@@ -156,7 +156,7 @@ def finished(jobs, script, *how, model=NET):
 
 
 def failure(jobs, script, *how):
-    """Why such a run has failed."""
+    """Run a job that fails, and return its error."""
     run = jobs.run(script, "clients.count=1", *how, model=NET)
     assert run.summary.status == "failed"
     return run.summary.error
@@ -181,16 +181,16 @@ def refusals(jobs, library, cases):
     """Check that each of some lines is refused with its words, all in one run."""
     script = library.head + REFUSED.replace("CODES", repr([*cases]))
     run = jobs.run(script, "clients.count=1", "rounds=1", model=NET)
-    said = [each.text for each in of_kind(run, SiteLog) if each.key == "said"]
-    assert len(said) == len(cases)
-    for text, words in zip(said, cases.values(), strict=True):
+    messages = [log.text for log in of_kind(run, SiteLog) if log.key == "said"]
+    assert len(messages) == len(cases)
+    for text, words in zip(messages, cases.values(), strict=True):
         assert words in text
 
 
 def logged(run, key):
-    """Site, round and value of what was logged, whichever site was first."""
-    values = [each for each in of_kind(run, SiteLog) if each.key == key]
-    return sorted((each.site, each.round, each.value) for each in values)
+    """Site, round and value of each log of a key, whichever site was first."""
+    values = [log for log in of_kind(run, SiteLog) if log.key == key]
+    return sorted((log.site, log.round, log.value) for log in values)
 
 
 def values(run, key):
@@ -199,7 +199,9 @@ def values(run, key):
 
 def losses(run, library):
     """The scores of the models that sites received."""
-    return [each.get(library.loss) for each in run.summary.metrics[: run.summary.rounds_completed]]
+    return [
+        metrics.get(library.loss) for metrics in run.summary.metrics[: run.summary.rounds_completed]
+    ]
 
 
 def bits(run):
@@ -207,4 +209,4 @@ def bits(run):
 
 
 def same(first, second):
-    return all(torch.equal(each, second[name]) for name, each in first.items())
+    return all(torch.equal(tensor, second[name]) for name, tensor in first.items())

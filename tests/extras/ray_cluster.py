@@ -79,7 +79,7 @@ class RayCluster:
         self._holder.stdout.readline()
         self._first = psutil.Process(self._holder.pid).children()[0]
         holders = self._first.children()
-        self._holders = {each.pid for each in (self._first, *holders)}
+        self._holders = {process.pid for process in (self._first, *holders)}
         self._nodes = dict(zip(self.numbers, holders, strict=False))
 
     def start(self) -> None:
@@ -94,9 +94,9 @@ class RayCluster:
             )
             for number in self.numbers
         ]
-        for each in started:
-            out, _ = each.communicate(timeout=60)
-            assert each.returncode == 0, out
+        for starter in started:
+            out, _ = starter.communicate(timeout=60)
+            assert starter.returncode == 0, out
 
     def popen(self, *words: str, node: int | None = None) -> subprocess.Popen[str]:
         """Start a command where the head is, or on a node."""
@@ -126,25 +126,25 @@ class RayCluster:
 
     def processes(self, node: int | None = None) -> list[psutil.Process]:
         """Return the processes of the cluster and of runs, or those of a node."""
-        found = []
+        processes = []
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
                 is_there = _is_in("pid", process, self._first) and process.pid not in self._holders
                 if node is not None:
                     is_there = is_there and _is_in("net", process, self._nodes[node])
                 if is_there and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
     def of_runs(self) -> list[psutil.Process]:
         """Return the processes of runs: of the server's machine, and of nodes."""
-        found = []
+        processes = []
         for process in self.processes():
             with suppress(psutil.Error):
                 words = " ".join(process.cmdline())
                 if "flstream" in words or "NodeHost" in words:
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
     def nothing_of_a_run_lives(self, seconds: float = 10.0) -> bool:
         """Return whether all processes of runs end in time."""
@@ -153,13 +153,13 @@ class RayCluster:
 
     def signal(self, number: signal.Signals, *, words: str = "", node: int | None = None) -> int:
         """Send a signal to all whose command line has some words, or to all; return to how many."""
-        found = 0
+        count = 0
         for process in self.processes(node):
             with suppress(psutil.Error):
                 if words in " ".join(process.cmdline()):
                     process.send_signal(number)
-                    found += 1
-        return found
+                    count += 1
+        return count
 
     def with_pid(self, pid: int, node: int) -> psutil.Process:
         """Return the process that a node knows under a pid."""
@@ -177,7 +177,7 @@ class RayCluster:
             number: os.readlink(f"/proc/{process.pid}/ns/net")
             for number, process in self._nodes.items()
         }
-        return next(number for number, each in networks.items() if each == network)
+        return next(number for number, name in networks.items() if name == network)
 
     def driver(self) -> psutil.Process:
         """Return the driver of a run: a fork of a fork server, with Ray's library."""
@@ -194,7 +194,7 @@ class RayCluster:
         return self.driver().parent().parent()
 
     def silence(self, node: int) -> None:
-        """Have the network carry nothing to and from a node, and nobody be told."""
+        """Cut a node from the network without a sign to anybody."""
         self.run("ip", "link", "set", f"v{node}", "nomaster")
 
     def close(self) -> None:

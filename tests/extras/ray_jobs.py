@@ -1,4 +1,4 @@
-"""Jobs for runs on a Ray cluster, and what came of them."""
+"""Jobs for runs on a Ray cluster, and their results."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def write_job(folder: Path, **files: str) -> Path:
 
 
 class Marks:
-    """What a site that trains for ever has said of itself."""
+    """Marks that a site leaves while it trains for ever."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -86,14 +86,14 @@ def finish(command: subprocess.Popen[str], seconds: float = 150) -> tuple[int, s
 
 
 def summary_of(run: Path) -> dict[str, Any]:
-    """Return what came of a run."""
-    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
-    return found
+    """Return the summary of a run."""
+    summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return summary
 
 
 def sites_of_rounds(run: Path) -> dict[int, list[str]]:
     """Return the sites that failed in each round."""
     failed: dict[int, list[str]] = {}
-    for each in summary_of(run)["failures"]:
-        failed.setdefault(each["round"], []).append(each["site"])
+    for failure in summary_of(run)["failures"]:
+        failed.setdefault(failure["round"], []).append(failure["site"])
     return failed

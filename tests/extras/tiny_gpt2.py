@@ -40,7 +40,7 @@ def opens(folder, state, has_tokenizer):
 
 
 def opens_adapter(folder, base, final):
-    """An exported adapter opens in PEFT, and is what was trained."""
+    """An exported adapter opens in PEFT with the trained tensors."""
     import torch
     from peft import PeftModel, get_peft_model_state_dict
     from safetensors.torch import load_file

@@ -113,8 +113,8 @@ def run_killed(
     with shared_host_for(load_job(JOB, overrides)) as host, KillAt(point, time, kill) as at:
         launcher = host.start("launcher", f"{__name__}:_launch", folder, overrides, resume)
         assert launcher.exit_code(PATIENCE) is not None
-        _, left = psutil.wait_procs(everyone, timeout=PATIENCE)
-        assert left == []
+        _, alive = psutil.wait_procs(everyone, timeout=PATIENCE)
+        assert alive == []
     return at.was_reached
 
 

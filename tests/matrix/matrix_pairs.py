@@ -23,12 +23,12 @@ def pairwise(
         value: [case for rest in product(*others) if allowed(case := (value, *rest))]
         for value in first
     }
-    left = {pair for cases in possible.values() for case in cases for pair in pairs_of(case)}
+    missing = {pair for cases in possible.values() for case in cases for pair in pairs_of(case)}
     for cases in possible.values():
         own = {pair for case in cases for pair in pairs_of(case) if pair[0][0] == 0}
-        while own & left:
-            case = max(cases, key=lambda case: len(pairs_of(case) & left))
-            left -= pairs_of(case)
+        while own & missing:
+            case = max(cases, key=lambda case: len(pairs_of(case) & missing))
+            missing -= pairs_of(case)
             yield case
 
 

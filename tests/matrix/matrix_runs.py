@@ -84,7 +84,7 @@ def ending(folder: Path) -> Ending:
     return {
         "model": summary["model"]["digest"],
         "rounds": summary["rounds_completed"],
-        "accuracy": [each.get("accuracy") for each in summary["metrics"]],
+        "accuracy": [metrics.get("accuracy") for metrics in summary["metrics"]],
         "best": (summary["best"] or {}).get("round"),
         "scores": xxhash.xxh3_64_hexdigest(scores.read_bytes()) if scores.exists() else None,
     }
@@ -92,5 +92,5 @@ def ending(folder: Path) -> Ending:
 
 def recorded(name: str) -> Ending:
     """Look up the ending of a job in the table."""
-    found: Ending = json.loads(DIGESTS.read_text())[name]
-    return found
+    ending: Ending = json.loads(DIGESTS.read_text())[name]
+    return ending

@@ -22,7 +22,7 @@ PATIENCE = 900.0
 
 
 class Mutation(NamedTuple):
-    """What a mistake makes of a text of a file below flstream/, and what of tests/ finds it."""
+    """Mistake in a file below flstream/, and the tests that find the mistake."""
 
     path: str
     tests: list[str]
@@ -42,15 +42,15 @@ def mutations() -> list[Mutation]:
     for block in Path(__file__).with_name("mutations.txt").read_text().split("\n\n")[1:]:
         head, *lines = block.strip("\n").split("\n")
         path, _, tests = head.partition(": ")
-        old, new = ("\n".join(each[1:] for each in lines if each[0] == sign) for sign in "-+")
+        old, new = ("\n".join(line[1:] for line in lines if line[0] == sign) for sign in "-+")
         read.append(Mutation(path, tests.split(), old, new))
     return read
 
 
 def left_out(folder: str, names: list[str]) -> list[str]:
     """Names of a folder that are no part of the checkout: runs of its top, and what is hidden."""
-    made = ["__pycache__", *(["runs"] if Path(folder) == CHECKOUT else [])]
-    return [name for name in names if name.startswith(".") or name in made]
+    generated = ["__pycache__", *(["runs"] if Path(folder) == CHECKOUT else [])]
+    return [name for name in names if name.startswith(".") or name in generated]
 
 
 def finder(checkout: Path, tests: list[str]) -> str:
@@ -59,7 +59,7 @@ def finder(checkout: Path, tests: list[str]) -> str:
     A checkout in which they do not run at all has found nothing.
     """
     line = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
-    line += ["-m", "not nightly and not extras", *(f"tests/{each}" for each in tests)]
+    line += ["-m", "not nightly and not extras", *(f"tests/{name}" for name in tests)]
     # The same cases of the matrix for each mistake: by itself, the draw depends on the code.
     environment = {matrix_draw.DRAW: matrix_draw.draw(), **os.environ, "PYTHONPATH": str(checkout)}
     try:
@@ -89,8 +89,8 @@ def main() -> int:
             test = finder(copy, mutation.tests)
             path.write_text(before)
             missed += not test
-            made = " ".join(mutation.new.split()) or "(gone)"
-            print(f"{number} {mutation.path}: {made}: {test or 'NOT FOUND'}", flush=True)
+            change = " ".join(mutation.new.split()) or "(gone)"
+            print(f"{number} {mutation.path}: {change}: {test or 'NOT FOUND'}", flush=True)
     return int(missed > 0)
 
 

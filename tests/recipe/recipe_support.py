@@ -4,13 +4,13 @@ from flstream.job import load_job
 from flstream.recipe import FedAvgRecipe, SimEnv
 
 
-def recipe(**given):
+def recipe(**changes):
     arguments = {"name": "small", "num_rounds": 2, "min_clients": 2, "model": "model:Net"}
-    return FedAvgRecipe(**{**arguments, "train_script": "client.py", **given})
+    return FedAvgRecipe(**{**arguments, "train_script": "client.py", **changes})
 
 
-def quiet(num_clients=2, **given):
-    return SimEnv(num_clients=num_clients, quiet=True, **given)
+def quiet(num_clients=2, **options):
+    return SimEnv(num_clients=num_clients, quiet=True, **options)
 
 
 def resolved(recipe, env=None):

@@ -51,7 +51,7 @@ def started(time: float = BEGAN, sites: Sequence[str] = ("site-1", "site-2")) ->
     return [
         ProcessReady(process="server", pid=1, idle_rss=100 * MIB, time=time),
         run_started(job="digits", seed=7, clients=len(sites), chunk_size=2 * MIB, time=time),
-        *(ProcessReady(process=each, pid=2, idle_rss=120 * MIB, time=time + 1) for each in sites),
+        *(ProcessReady(process=site, pid=2, idle_rss=120 * MIB, time=time + 1) for site in sites),
         ModelReady(bytes=MODEL, tensors=4, digest="0" * 32, time=time + 1),
     ]  # fmt: skip
 

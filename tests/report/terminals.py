@@ -21,7 +21,7 @@ def frames_of(output: str) -> tuple[list[list[str]], set[str]]:
     frames = list(filter(None, re.sub(r"\x1b\[\?25[lh]", "", live).split("\x1b[H")))
     lines = [_STYLE.sub("", frame).replace("\r", "").split("\n") for frame in frames]
     assert all(line.isprintable() for frame in lines for line in frame)
-    return lines, {each for frame in frames for each in _STYLE.findall(frame)}
+    return lines, {style for frame in frames for style in _STYLE.findall(frame)}
 
 
 def run_on_terminal(
@@ -30,11 +30,11 @@ def run_on_terminal(
     """Run Python code on a terminal of this size, and return what it wrote and its exit status."""
     pid, terminal = pty.fork()
     if pid == 0:
-        kept = {key: value for key, value in os.environ.items() if key not in _OURS}
+        inherited = {key: value for key, value in os.environ.items() if key not in _OURS}
         # Set before anything looks at it.
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
         command = [sys.executable, "-c", code, *arguments]
-        os.execve(sys.executable, command, {**kept, "TERM": "xterm-256color", **environment})
+        os.execve(sys.executable, command, {**inherited, "TERM": "xterm-256color", **environment})
     pieces = []
     while True:
         try:

@@ -27,7 +27,7 @@ OnReply = Callable[[Reply, bytearray], None]
 
 
 def leave(_what: object, _packet: bytearray) -> None:
-    """Let a packet pass as it is."""
+    """Pass a packet unchanged."""
 
 
 class Watch:

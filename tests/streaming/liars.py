@@ -151,8 +151,8 @@ class Sender(Liar):
         if case != "no greeting":
             yield greeting(version=9) if case == "another version" else greeting()
         while True:
-            asked = read_packet(sock).message
-            name, number = asked["type"], asked.get("number", 0)
+            request = read_packet(sock).message
+            name, number = request["type"], request.get("number", 0)
             if name in ("Ping", "Close") and case == "a change at the end":
                 yield message("Refused", number, **self._refusal)
             elif name == "Open":
@@ -161,9 +161,9 @@ class Sender(Liar):
                 yield message("Pong", number, answering=under_way)
             elif name == "Fetch":
                 under_way = number
-                yield from self._frames(asked)
+                yield from self._frames(request)
             elif name == "Close":
-                self.told.put((asked["ok"], asked["reason"]))
+                self.told.put((request["ok"], request["reason"]))
                 yield message("Closed", number)
 
     def _answer(self, number: int) -> Iterator[bytes]:
@@ -176,12 +176,12 @@ class Sender(Liar):
         if self._case != "patience":
             yield message("Opened", number, **self._opened)
 
-    def _frames(self, asked: dict[str, Any]) -> Iterator[bytes]:
-        number, size = asked["number"], asked["chunk_size"]
+    def _frames(self, request: dict[str, Any]) -> Iterator[bytes]:
+        number, size = request["number"], request["chunk_size"]
         frame = FRAMES.get(self._case, lambda *where: packed(FRAME, *where))
         while self._case == "late chatter":
             yield self._again
-        for first, last in asked["ranges"]:
+        for first, last in request["ranges"]:
             for start in range(first, last, size):
                 yield frame(number, start, bytes(min(size, last - start)))
 

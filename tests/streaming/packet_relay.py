@@ -26,7 +26,7 @@ class EndError(Exception):
 
 
 class ResetError(EndError):
-    """It ends without a farewell, as that of a host that is gone."""
+    """End of a connection without a farewell, as of a host that is gone."""
 
 
 class StallError(Exception):
@@ -96,7 +96,7 @@ class Relay:
 
 
 class Harm(NamedTuple):
-    """What befalls one packet of a download."""
+    """Fault of one packet of a download."""
 
     fault: str  # its name in FAULTS
     way: Way  # direction of the packet
@@ -136,8 +136,8 @@ def _lie(**fields: Callable[[Packet, random.Random], Any]) -> Fault:
     """Say what a sender would that has lost its head, with digests that are right."""
 
     def lie(packet: Packet, rng: random.Random) -> list[bytes]:
-        said = {name: getattr(packet, name) for name in ("kind", "number", "start", "payload")}
-        return [packed(**said | {name: field(packet, rng) for name, field in fields.items()})]
+        honest = {name: getattr(packet, name) for name in ("kind", "number", "start", "payload")}
+        return [packed(**honest | {name: field(packet, rng) for name, field in fields.items()})]
 
     return lie
 
@@ -174,7 +174,7 @@ class Script:
         self.begin([])
 
     def begin(self, harms: Sequence[Harm]) -> None:
-        """Forget what was, and count packets from here on."""
+        """Begin with new harms, and count packets from now on."""
         self.hits: list[Harm] = []
         self._harms = list(harms)
         self._counts: Counter[tuple[Way, bool]] = Counter()

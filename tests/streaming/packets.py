@@ -59,7 +59,7 @@ def message(name: str, number: int, **fields: Any) -> bytes:
 
 
 def greeting(instance: bytes | None = None, version: int = VERSION) -> bytes:
-    """What either side says first; by default, as a new process."""
+    """First message of either side; by default, as a new process."""
     instance = os.urandom(16) if instance is None else instance
     return message("Hello", 0, version=version, instance=instance)
 

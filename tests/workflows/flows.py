@@ -119,7 +119,7 @@ class Flows(NamedTuple):
         return {call: tuple(rest) for call, *rest in map(eval, self.seen())}
 
     def seen(self) -> list[str]:
-        """What the workflow has seen since this was asked last, a line each."""
+        """Lines that the workflow has written since the last call."""
         path = self.jobs.folder / "seen.txt"
         lines = path.read_text().splitlines() if path.exists() else []
         path.unlink(missing_ok=True)
@@ -137,9 +137,9 @@ def records(run) -> list[EffectDone]:
     return of_kind(run, EffectDone)
 
 
-def shape(found: Sequence[EffectDone]) -> list[str]:
+def shape(records: Sequence[EffectDone]) -> list[str]:
     """Number and kind of each record."""
-    return [f"{record.effect} {record.name}" for record in found]
+    return [f"{record.effect} {record.name}" for record in records]
 
 
 def numbered(*kinds: str) -> list[str]:
@@ -148,7 +148,7 @@ def numbered(*kinds: str) -> list[str]:
 
 
 def result(record: EffectDone):
-    """What a record says came of its effect."""
+    """Result of an effect, from its record."""
     return decode_exact(record.result)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints in zip archives: arrays of ``np.savez``, and files of ``torch.save``.
+"""Checkpoints in zip archives: ``np.savez`` arrays and ``torch.save`` files.
 
 Neither is unpickled in a way that runs code: arrays are read as numbers, and files of torch are
 mapped and loaded as weights only.

@@ -88,7 +88,7 @@ class CheckpointFile:
 
 
 def open_checkpoint(path: Path) -> CheckpointFile:
-    """Open a checkpoint by its name's ending: a file of one of five kinds, or an index.
+    """Open a checkpoint: ``.safetensors``, ``.pt``, ``.pth``, ``.bin``, ``.npz``, or an index.
 
     An index is a ``.json`` file that names shards, as ``model.safetensors.index.json`` does. A file
     of any other name is opened as safetensors, such as a ``.tmp`` file. The tensors of ``.pt`` are

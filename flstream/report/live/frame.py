@@ -115,7 +115,7 @@ def _facts(run: LiveRun, start: RunStarted, width: int) -> Text:
 
 
 def _bars(run: LiveRun, planned: int, width: int) -> list[Text | Grid]:
-    """Return the bars of the job's and the present task's progress."""
+    """Return the bars of the job's and of the present task's progress."""
     over = max(run.round - 1, run.history.last_round or 0)
     text, pace, now = f"{over:,} of {planned:,}", run.seconds_a_round, run.now
     if pace is not None:
@@ -141,7 +141,7 @@ def _bars(run: LiveRun, planned: int, width: int) -> list[Text | Grid]:
 
 
 def _bar(label: str, share: float | None, text: str, width: int) -> Text | Grid:
-    """Return a bar with a label before and a text after it; where it has no room, these alone."""
+    """Return a bar between a label and a text; without room, label and text alone."""
     # The columns of the text do not change, so that no bar moves.
     beside = _BESIDE_WIDE if width >= _WIDE else _BESIDE
     length = width - _LABEL - len(GAP) - beside
@@ -157,7 +157,7 @@ def _bar(label: str, share: float | None, text: str, width: int) -> Text | Grid:
 
 
 def _workers(run: LiveRun, memory: LiveMemory, now: float, room: int) -> Table:
-    """Return the table of workers: the failed sites, then workers at work, then the others."""
+    """Return the table of workers: failed sites, workers at work, then the others."""
     lines = max(room - 1, 0)
     most_failures = max(lines // 2, lines - len(run.names))
     failures = dict(islice(reversed(run.failures.items()), most_failures))
@@ -191,7 +191,7 @@ def _workers(run: LiveRun, memory: LiveMemory, now: float, room: int) -> Table:
 
 
 def _activity(run: LiveRun, name: str, work: WorkerActivity | None, now: float) -> dict[str, Cell]:
-    """Return the cells of a worker's state, its site, its progress or metrics, and its time."""
+    """Return the cells of a worker's state, site, progress or metrics, and time."""
     if work is None:
         return {"state": "idle" if name in run.ready else "starting"}
     cells: dict[str, Cell] = {"state": work.state, "site": work.site or None}

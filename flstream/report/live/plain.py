@@ -1,4 +1,4 @@
-"""Progress of a run as lines of text, for pipes, files and logs: a line for each result."""
+"""Progress of a run as lines of text, for pipes, files and logs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ANNOUNCED_AFTER_SECONDS = 1.0
 
 
 class PlainView:
-    """Listener of a run that prints a line for each important event, with the elapsed time."""
+    """Listener that prints a line for each important event, with the elapsed time."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -65,7 +65,7 @@ class PlainView:
         self._console.out(f"{clock}  {shortened(line, MOST_ON_A_LINE)}", highlight=False)
 
     def _announce(self, event: events.AnyEvent) -> None:
-        """Print that a round has begun, once it has taken long enough; it may ask sites twice."""
+        """Print that a round has begun, once it has taken long enough."""
         if isinstance(event, events.RoundStarted):
             if event.round != self._round:
                 self._round, self._asked, self._begun = event.round, 0, event.time

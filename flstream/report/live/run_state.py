@@ -1,4 +1,4 @@
-"""A run as its live view shows it: the server's last snapshot, beside the run's history.
+"""A run in its live view: the server's last snapshot, beside the run's history.
 
 It knows no terminal.
 """
@@ -16,7 +16,7 @@ _UNREADABLE_SECONDS = 0.5  # of a round: nobody could read what goes on in a qui
 
 
 class LiveRun:
-    """State of a run for its live view; an event costs the same with four sites and a million."""
+    """State of a run for its live view; an event's cost does not grow with sites."""
 
     def __init__(self, began: float) -> None:
         self.began, self.phase, self.round = began, "starting", 0
@@ -30,7 +30,7 @@ class LiveRun:
 
     @property
     def start(self) -> events.RunStarted | None:
-        """Event that the run began with; None before."""
+        """Event of the run's start; None before it."""
         return self.history.facts if self.history.facts.job else None
 
     @property
@@ -41,19 +41,19 @@ class LiveRun:
 
     @property
     def is_quick(self) -> bool:
-        """Whether rounds are over before anybody could read what goes on in them."""
+        """Whether rounds end before anybody can read what happens in them."""
         pace = self.seconds_a_round
         return pace is not None and pace < _UNREADABLE_SECONDS and self.phase not in _ENDED
 
     def seconds_left(self, now: float) -> float | None:
-        """Return the predicted seconds until the end of the job; None if they are not known."""
+        """Return the predicted seconds until the job's end; None while unknown."""
         pace = self.seconds_a_round
         if pace is None or self.start is None or self.phase in _ENDED:
             return None
         return max(pace - (now - self._begins[-1]), 0.0) + (self.start.rounds - self.round) * pace
 
     def apply(self, event: events.AnyEvent) -> None:
-        """Take one event, in the order in which they happened."""
+        """Apply an event, in the order of events."""
         self.history.apply(event)
         match event:
             case events.Snapshot():

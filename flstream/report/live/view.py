@@ -1,4 +1,4 @@
-"""Display of a run's progress: a live view on a terminal and in a notebook, else lines of text.
+"""Display of a run's progress: live on a terminal or in a notebook, else as lines.
 
 Events only update the state; a thread draws it at a fixed rate, so that many events neither slow
 the run down nor make the view flicker.
@@ -58,7 +58,7 @@ def watching(console: Console, *, has_screen: bool = True) -> Iterator[Listener 
 
 
 class LiveView:
-    """The live view of a run, which rich renders as of now, for any console.
+    """Live view of a run at this moment, for any console of rich.
 
     It is shared by the thread that runs the job and the one that draws.
     """

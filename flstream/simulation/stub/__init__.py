@@ -1,1 +1,1 @@
-"""The file that a command runs, in a folder of its own: Python finds modules beside it first."""
+"""Folder of the file that a command runs, apart from modules that it could shadow."""

@@ -1,4 +1,4 @@
-"""Start of a process of ``train.command``: ``launcher flstream_rank.py script.py arguments``.
+"""Start of a rank of ``train.command``: ``flstream_rank.py script.py arguments``.
 
 A launcher runs it as a file, so what is imported here is found as any script finds it.
 """
@@ -18,6 +18,6 @@ def _start() -> int:
     return rank_main(Path(sys.argv[1]), sys.argv[2:])
 
 
-# What the script starts by other methods than fork may import this file, and must not run it.
+# Processes that the script starts, but does not fork, may import this file.
 if __name__ == "__main__":
     sys.exit(_start())

@@ -22,7 +22,7 @@ def train():
     control = flare.ScaffoldControl(net, model) if "control" in model.meta else None
     regulariser = flare.DynamicRegulariser(net)
     path = flare.get_state_dir() / "kept.json"
-    kept = json.loads(path.read_text()) if path.exists() else 0
+    trained = json.loads(path.read_text()) if path.exists() else 0
     for _ in range(2):
         loss = loss_of(net, aims) + flare.proximal_term(net) + regulariser.term()
         optimizer.zero_grad()
@@ -30,9 +30,9 @@ def train():
         if control is not None:
             control.correct()
         optimizer.step()
-    move_buffers(net, index + kept)
-    path.write_text(json.dumps(kept % 7 + 1))
-    return control, kept
+    move_buffers(net, index + trained)
+    path.write_text(json.dumps(trained % 7 + 1))
+    return control, trained
 
 
 while flare.is_running():
@@ -45,12 +45,12 @@ while flare.is_running():
         with flare.own_model(net):
             train()
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    control, kept = train()
+    control, trained = train()
     meta = {"num_examples": 3 + index}
     if control is not None:
         meta["control"] = control.difference(0.125)
     params, kind = net.state_dict(), "FULL"
     if "--diff" in sys.argv:
         params, kind = {name: params[name] - before[name] for name in params}, "DIFF"
-    answer = flare.FLModel(params=params, params_type=kind, metrics={"kept": kept}, meta=meta)
+    answer = flare.FLModel(params=params, params_type=kind, metrics={"kept": trained}, meta=meta)
     flare.send(answer)

@@ -18,12 +18,12 @@ class Line(flare.Learner):
     def train(self, model):
         """Train in place; the noise is the task's own."""
         path = self.site.state_dir / "kept.json"
-        kept = json.loads(path.read_text()) if path.exists() else 0
+        trained = json.loads(path.read_text()) if path.exists() else 0
         base = model.params["base"].numpy()
         aim = np.resize(self.aim, base.shape).astype(base.dtype)
         base += (aim - base) / 4 + np.random.randint(-8, 9, base.shape).astype(base.dtype) / 256
-        model.params["wide"] += kept / 8
-        path.write_text(json.dumps(kept + 1))
+        model.params["wide"] += trained / 8
+        path.write_text(json.dumps(trained + 1))
         return flare.FLModel(model.params, meta={"num_examples": 3 + self.site.index})
 
     def evaluate(self, model):

@@ -34,21 +34,21 @@ def buffered(run, args):
         buffer = []
         while len(buffer) < 3:
             while len(busy) < 2:
-                site = draw.choice([each for each in run.sites if each not in busy])
+                site = draw.choice([site for site in run.sites if site not in busy])
                 run.start(site, model)
                 busy.append(site)
             if order == "arrival":
                 answer = run.next()
             else:
-                due = busy[0] if order == "oldest" else next(names)
-                while due not in early:
+                expected = busy[0] if order == "oldest" else next(names)
+                while expected not in early:
                     answer = run.next()
                     early[answer.site] = answer
-                answer = early.pop(due)
+                answer = early.pop(expected)
             busy.remove(answer.site)
             if answer.ok:
                 buffer.append(answer)
-        weights = [(1 + model.version - each.base.version) ** -0.5 for each in buffer]
+        weights = [(1 + model.version - answer.base.version) ** -0.5 for answer in buffer]
         model = run.fold(model, buffer, FoldRule(weights, scale=1 / len(weights), base="own"))
         run.evaluate(model)
     return model
