@@ -80,7 +80,7 @@ def test_a_learner_is_imported_and_has_to_train_or_to_evaluate(flstream_here, wr
     assert flstream_here("validate", path, *take).returncode == 0
     done = flstream_here("validate", path, *take, "--set", "train.args.depth=3")
     assert done.returncode == 2
-    assert "mine:Net does not take train.args" in done.stderr
+    assert "mine.py:Net does not take train.args" in done.stderr
 
 
 def test_code_of_ones_own_is_imported_whatever_it_prints_and_starts(flstream_here, write_job):
