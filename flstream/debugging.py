@@ -73,7 +73,7 @@ def debugged_site() -> DebuggedSite | None:
 
 @contextmanager
 def debugging(site: DebuggedSite) -> Iterator[None]:
-    """Have the inline run of this block end once a site has trained."""
+    """End the inline run of this block once a site has trained."""
     global _debugged
     _debugged = site
     try:

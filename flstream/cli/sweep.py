@@ -93,7 +93,7 @@ def sweep(
         console.out(f"note: {note}")
 
     def tell(record: SweepRecord, point: PointRecord) -> None:
-        over = sum(each.status in ("finished", "pruned", "failed") for each in record.points)
+        over = sum(other.status in ("finished", "pruned", "failed") for other in record.points)
         console.out(f"{over:>{len(str(count))}}/{count} {point_line(record, point)}")
 
     was_stopped, record = whole.run(parallel, tell), whole.record

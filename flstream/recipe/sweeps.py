@@ -40,8 +40,8 @@ class SweepResult(Sequence[RunResult]):
         self.best: Mapping[str, Any] | None = next(
             (row["values"] for row in self.settings if row["best"]), None
         )
-        self.failures = {each.name: each.error for each in record.points if each.error}
-        paths = [folder / each.name for each in record.points]
+        self.failures = {point.name: point.error for point in record.points if point.error}
+        paths = [folder / point.name for point in record.points]
         self._runs = [RunResult(path) for path in paths if (path / "summary.json").exists()]
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -114,14 +114,14 @@ def sweep(
         values = {**settings, **point.values, **own}
         if not isinstance(job, FedJob):
             return load_job(path, (), values)
-        given = {key: value for key, value in values.items() if value is not None}
+        named = {key: value for key, value in values.items() if value is not None}
         root = Path("runs") if env is None else env.workspace_root
-        return job.resolve(given, root / "models")[0]
+        return job.resolve(named, root / "models")[0]
 
     whole = Sweep(None if run_dir is None else Path(run_dir), job_of, vary, seeds, prune=prune)
     console = make_console()
     console.quiet = env is not None and env.quiet
-    was_stopped = whole.run(parallel, lambda sweep, each: console.out(point_line(sweep, each)))
+    was_stopped = whole.run(parallel, lambda sweep, point: console.out(point_line(sweep, point)))
     write_results(whole.folder, whole.record)
     if was_stopped:
         raise KeyboardInterrupt

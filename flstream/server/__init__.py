@@ -1,1 +1,1 @@
-"""What a workflow runs on: tasks given to workers, results collected, updates folded."""
+"""The server of a run: tasks for workers, collected answers, folds, models and the journal."""

@@ -50,9 +50,9 @@ def check_scored(model: object, *, counts: bool) -> None:
     """Refuse what cannot be scored."""
     if isinstance(model, Model) or (isinstance(model, SiteModel) and not counts):
         return
-    given = "the model of a site with counts=True" if counts else f"a {type(model).__name__}"
+    scored = "the model of a site with counts=True" if counts else f"a {type(model).__name__}"
     raise WorkflowError(
-        f"run.score() was given {given}; give it what run.initial_model(), run.fold() or "
+        f"run.score() was given {scored}; give it what run.initial_model(), run.fold() or "
         "run.adopt() returned, or, without counts, a model of run.collect()"
     )
 
@@ -193,15 +193,15 @@ def _check_step(job: Job, step: object) -> None:
 
 def check_adopted(job: Job, updates: Sequence[Update]) -> list[Update]:
     """Return the update of one site that is to become the next model."""
-    found = list(updates)
-    if len(found) != 1:
+    adopted = list(updates)
+    if len(adopted) != 1:
         raise WorkflowError(
-            f"run.adopt() takes the update of one site, and was given {len(found)}; "
+            f"run.adopt() takes the update of one site, and was given {len(adopted)}; "
             "use run.fold() for several, and skip the round where there is none"
         )
     does = "run.adopt() makes an update the next model as it is"
     check_not_private(job, does, "run.fold()")
-    return found
+    return adopted
 
 
 def check_not_private(job: Job, does: str, instead: str) -> None:
@@ -235,35 +235,35 @@ def fold_rules(
         WorkflowError: One is no rule, of no body, or missing.
         MisfitError: The job's way to combine updates is not the mean, or has weights of its own.
     """
-    found: dict[str, FoldRule] = {}
-    for body, given in {**({} if rule is None else {MAIN: rule}), **rules}.items():
-        if not isinstance(given, FoldRule):
+    fold_rules: dict[str, FoldRule] = {}
+    for body, body_rule in {**({} if rule is None else {MAIN: rule}), **rules}.items():
+        if not isinstance(body_rule, FoldRule):
             name = f"{body}=" if body else ""
             raise WorkflowError(
-                f"run.fold({name}...) was given a {type(given).__name__} as a rule; give it a "
+                f"run.fold({name}...) was given a {type(body_rule).__name__} as a rule; give it a "
                 "FoldRule"
             )
-        found[body] = given
-    if unknown := sorted(found.keys() - {MAIN, *bodies}):
+        fold_rules[body] = body_rule
+    if unknown := sorted(fold_rules.keys() - {MAIN, *bodies}):
         raise WorkflowError(
             f"run.fold() was given a rule for the body {unknown[0]!r}, which the model does not "
             f'have; begin with run.initial_model({unknown[0]}="zeros")'
         )
-    if missing := [body for body in bodies if body not in found]:
+    if missing := [body for body in bodies if body not in fold_rules]:
         raise WorkflowError(
             f"run.fold() has no rule for the body {missing[0]!r} beside the model; give it "
             f"{missing[0]}=FoldRule(...)"
         )
     aggregation = job.aggregation
     method = METHODS.get(aggregation.method)
-    if found and (method is None or not method.is_weighted):
+    if fold_rules and (method is None or not method.is_weighted):
         raise MisfitError(
             "run.fold() was given rules, which are sums, and aggregation.method is "
             f"{aggregation.method}; set it to mean"
         )
-    if MAIN in found and found[MAIN].weights is not None and aggregation.weights:
+    if MAIN in fold_rules and fold_rules[MAIN].weights is not None and aggregation.weights:
         raise MisfitError(
             "run.fold() was given a rule with weights, and aggregation.weights has others; leave "
             "out one of the two"
         )
-    return found
+    return fold_rules

@@ -112,7 +112,7 @@ class CohortFold:
         self._done = 0
 
     def train(self, training: SiteTraining) -> TaskRun:
-        """Have the sites of a training train, and fold what can be folded already."""
+        """Train the sites of a training, and add updates to a sum as they come."""
         run, plan = self.update_store.begin(training, is_read=False)
         self._run = run
         if plan.group:
@@ -126,7 +126,7 @@ class CohortFold:
 
     def make(self, round_number: int) -> ModelRecord:
         """Fold what is not part of a sum yet, and write the next model, durably."""
-        began, updates = time.monotonic(), self.left()
+        began, updates = time.monotonic(), self.updates_left()
         if self._sums is not None:
             self._add(self._sums, updates)
             updates = ()
@@ -159,45 +159,45 @@ class CohortFold:
         step = self._step(sound)
         while True:
             try:
-                sources = [each.source(step) for each in sound]
+                sources = [update.source(step) for update in sound]
                 if self._keeper is not None:
-                    last = {each.site: each for each in sources}
+                    last = {source.site: source for source in sources}
                     sources = [
-                        self._keeper.keep(each, step) if each is last[each.site] else each
-                        for each in sources
+                        self._keeper.keep(source, step) if source is last[source.site] else source
+                        for source in sources
                     ]
-                made = fold(updates=[self.rule.weighted(each) for each in sources], step=step)
+                folded = fold(updates=[self.rule.weighted(source) for source in sources], step=step)
             except UpdateRefusedError as error:
-                for refused in [each for each in sound if each.answer.site == error.site]:
+                for refused in [update for update in sound if update.answer.site == error.site]:
                     sound.remove(refused)
                     refused.release(str(error))
                 self._leave_out(SiteLost.by(error.site, self.context.pool.explain(error)))
             else:
                 break
         self._take(sound)
-        return sound, made
+        return sound, folded
 
     def progress(self, done: int) -> None:
         """Tell how many bytes of the model are done."""
         self.context.expect_on()
         self.context.picture.fold(done, self._base.layout.nbytes, self._remote_sites)
 
-    def left(self) -> Sequence[CollectedUpdate]:
+    def updates_left(self) -> Sequence[CollectedUpdate]:
         """The updates that are not part of a sum yet, in order; lost ones are made again."""
-        left: list[CollectedUpdate] = []
+        updates_left: list[CollectedUpdate] = []
         done = {answer.site for answer in self.answers} | self.refused.keys()
         for training in self.to_fold.trainings:
             members = [
                 (place, site)
-                for place, (each, site) in enumerate(self.to_fold.members)
-                if each is training and site not in done
+                for place, (origin, site) in enumerate(self.to_fold.members)
+                if origin is training and site not in done
             ]
             if training is self.to_fold.unread:
                 lost = [site for _, site in members if site not in training.bodies]
                 failures = self.update_store.train_again(training, lost) if lost else {}
                 for site, reason in failures.items():
                     self._leave_out(SiteLost(site, reason))
-                members = [each for each in members if each[1] not in failures]
+                members = [member for member in members if member[1] not in failures]
                 updates = [training.bodies[site] for _, site in members]
             else:
                 updates = list(self.update_store.updates(training, [site for _, site in members]))
@@ -205,14 +205,16 @@ class CohortFold:
                 update.place = place
                 is_other = training.base.version != self.model.version
                 update.base = update.form.model if is_other else None
-            left += updates
-        left.sort(key=lambda update: update.place)
+            updates_left += updates
+        updates_left.sort(key=lambda update: update.place)
         if self._adopts:
             # Multiplied by a weight and divided by it again, a float64 need not be what it was.
-            for update in left:
+            for update in updates_left:
                 update.answer = msgspec.structs.replace(update.answer, weight=1.0)
-        self._remote_sites = [each.answer.site for each in left if isinstance(each, RemoteUpdate)]
-        return left
+        self._remote_sites = [
+            update.answer.site for update in updates_left if isinstance(update, RemoteUpdate)
+        ]
+        return updates_left
 
     def _adopted_whole(
         self, updates: Sequence[CollectedUpdate], round_number: int
@@ -238,19 +240,19 @@ class CohortFold:
 
     def _take(self, updates: Sequence[CollectedUpdate]) -> None:
         """Take note of updates that are part of the model."""
-        self.unchanged += [each.answer.site for each in updates if not each.has_changed]
-        self.clipped += [each.answer.site for each in updates if each.is_clipped]
-        self.answers += [each.answer for each in updates]
-        self.cost = sum((each.cost for each in updates), start=self.cost)
+        self.unchanged += [update.answer.site for update in updates if not update.has_changed]
+        self.clipped += [update.answer.site for update in updates if update.is_clipped]
+        self.answers += [update.answer for update in updates]
+        self.cost = sum((update.cost for update in updates), start=self.cost)
 
     def _step(self, updates: Sequence[CollectedUpdate]) -> int:
-        other_models = {id(each.base) for each in updates if each.base is not None}
+        other_models = {id(update.base) for update in updates if update.base is not None}
         return plan_step(
             self._base.layout,
             self.rule,
             updates=len(updates),
             memory_budget=self.context.job.aggregation.memory_budget,
-            buffered=sum(each.is_buffered for each in updates) + len(other_models),
+            buffered=sum(update.is_buffered for update in updates) + len(other_models),
             summing=self._sums is not None,
         )
 
@@ -267,7 +269,7 @@ class CohortFold:
         collector = run.collector
         settled, results = collector.settled, collector.answers
         ready = [results.get(site) for site in collector.cohort[self._done : settled]]
-        updates = [each for each in ready if each is not None]
+        updates = [update for update in ready if update is not None]
         # Where so many have failed that the window has no group in it, workers would wait for ever.
         is_full = settled - self._done >= 2 * self._group
         if len(updates) >= self._group or is_full:

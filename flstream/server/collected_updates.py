@@ -73,7 +73,7 @@ class CollectedUpdate:
         )
 
     def confirm(self) -> None:
-        """Make sure that what was read of it is what the site has sent."""
+        """Check that the bytes read of the update are those that its site offered."""
 
     def _note_change(self) -> None:
         self.has_changed = True
@@ -85,7 +85,7 @@ class CollectedUpdate:
         return self.body
 
     def release(self, failure: str = "") -> None:
-        """Let go of it: it is in a model that is durable, or, for a reason, in none."""
+        """Release the update: its model is durable, or for a reason it is in none."""
 
 
 def check_fits(answer: SiteAnswer, layout: Layout, form: UpdateForm) -> None:
@@ -130,7 +130,7 @@ class RemoteUpdate(CollectedUpdate):
 
     @property
     def cost(self) -> Transfer:
-        """Of fetching it so far."""
+        """Cost of fetching the update so far."""
         return self._remote.cost
 
     @property
@@ -142,11 +142,11 @@ class RemoteUpdate(CollectedUpdate):
         return self._remote.open(step)
 
     def confirm(self) -> None:
-        """Have the worker say so."""
+        """Check with the worker that it offers what was read."""
         self._remote.confirm()
 
     def release(self, failure: str = "") -> None:
-        """Let the worker go on."""
+        """Tell the worker that its update is settled."""
         # One that has died since is noticed when it is asked again.
         with suppress(StreamingError):
             self._remote.close(failure)

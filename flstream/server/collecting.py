@@ -39,7 +39,7 @@ _ASKED_FOR = {"submit_model_name": "best_model"}
 
 
 class CollectResult(msgspec.Struct, frozen=True):
-    """What came of a collection, as the journal keeps it.
+    """Result of a collection in the journal.
 
     Attributes:
         models: By site, the digest of its model.
@@ -86,8 +86,8 @@ class ModelCollection:
         tasks = state.tasks.new("submit_model", sites, state.round)
 
         def do(number: int) -> tuple[CollectResult, None]:
-            asked = state.asked.submitters(sites) if not self._context.job.filters.up else []
-            of_asked = {site: tasks[site] for site in asked}
+            submitters = state.asked.submitters(sites) if not self._context.job.filters.up else []
+            of_asked = {site: tasks[site] for site in submitters}
             return self._collected(number, base, sites, of_asked, seconds), None
 
         done = state.journal.once("collect", state.round, request, arguments, do, CollectResult)

@@ -95,10 +95,10 @@ class ResultCollector:
         self.answers.pop(site, None)
         if len(self.answers) < self.least:
             self._enough_at = None
-        left = len(self.cohort) - len(self.failures) - len(self.spared)
-        if left < self.least:
+        able = len(self.cohort) - len(self.failures) - len(self.spared)
+        if able < self.least:
             raise SimulationError(
-                f"{left} of {len(self.cohort)} sites are left to {self.task}, and "
+                f"{able} of {len(self.cohort)} sites are left to {self.task}, and "
                 f"{self.least} have to (clients.min_updates): {self.reasons()}"
             )
 

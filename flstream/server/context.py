@@ -1,4 +1,4 @@
-"""What every part of a server shares."""
+"""The context that all parts of a server share."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ServerContext:
     hints: set[str] = field(default_factory=set)
 
     def hint(self, name: str, message: str) -> None:
-        """Emit a warning, unless one of that name was emitted before."""
+        """Emit a warning once for each name."""
         if name not in self.hints:
             self.hints.add(name)
             self.emit(Warned(message=message))
@@ -71,10 +71,10 @@ class ServerContext:
 
     @cached_property
     def update_codecs(self) -> CodecChain:
-        """What encodes updates."""
+        """Codecs of updates."""
         return chain_of(self.job.streaming.codecs.of_updates)
 
     @cached_property
     def model_codecs(self) -> CodecChain:
-        """What encodes models on their way to sites."""
+        """Codecs of models on their way to sites."""
         return chain_of(self.job.streaming.codecs.of_models)

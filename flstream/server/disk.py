@@ -114,9 +114,9 @@ def check_round(
     if room is None or need - present <= room:
         return
     spelt = ", ".join(f"{what} {format_bytes(size)}" for what, size in parts.items())
-    there = f"; {format_bytes(present)} of it are there already" if present else ""
+    present_words = f"; {format_bytes(present)} of it are there already" if present else ""
     raise SimulationError(
-        f"round {round_number} needs {format_bytes(need)} of disk ({spelt}{there}), and "
+        f"round {round_number} needs {format_bytes(need)} of disk ({spelt}{present_words}), and "
         f"{format_bytes(room)} are free in {folder}; make room for "
         f"{format_bytes(need - present - room)} more, then go on with --resume"
     )
@@ -161,7 +161,7 @@ def check_run(
     if more <= lasts:
         return None
     need = more * (plan.model + plan.optimizer_state)
-    kept = f" and {format_bytes(states)} for states of the sites" if states else ""
+    state_words = f" and {format_bytes(states)} for states of the sites" if states else ""
     # Two more than keep exist at one time: the best one, and the one that is being written.
     fitting = lasts + stored - 2
     advice = "as even keep = 1 takes more"
@@ -169,7 +169,8 @@ def check_run(
         advice = f"or set checkpoints.keep = {fitting}"
     return (
         f"{_counted(plan.rounds - done, 'round')} to come with checkpoints.keep = {plan.keep} "
-        f"take up to {format_bytes(need)} of disk for {_counted(more, 'more checkpoint')}{kept}, "
+        f"take up to {format_bytes(need)} of disk for {_counted(more, 'more checkpoint')}"
+        f"{state_words}, "
         f"{format_bytes(room)} are free in {folder}, and round {plan.first_short(done, lasts)} may "
         f"be the first that does not fit; make room, {advice}"
     )

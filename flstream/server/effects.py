@@ -69,7 +69,7 @@ class EffectJournal:
         *,
         is_provisional: bool = False,
     ) -> Effect[ResultT]:
-        """Do an effect, or look up what came of it.
+        """Do an effect, or return its result from the journal.
 
         Args:
             kind: Kind of the effect, such as ``fold``.

@@ -1,4 +1,4 @@
-"""Which sites have failed, how often in a row, and which are asked no more."""
+"""Failures of sites: counted in a row, until a site is asked no more."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ class FailureRecord:
             for site in set(contributed) - self._failed:
                 self._in_a_row.pop(site, None)
             self._failed.clear()
-        due = [
+        benched_now = [
             site
             for site, count in self._in_a_row.items()
             if self._most and count >= self._most and site not in self.benched
         ]
-        self.benched += due
-        return due
+        self.benched += benched_now
+        return benched_now

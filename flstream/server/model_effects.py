@@ -97,9 +97,9 @@ class ModelEffects:
         """Make one site's update the next model; see :meth:`flstream.server.run.Run.adopt`."""
         state = self._state
         state.check_round("adopt")
-        found = check_adopted(state.context.job, updates)
-        to_fold = UpdatesToFold.of(found, "adopt")
-        model = found[0].base
+        adopted = check_adopted(state.context.job, updates)
+        to_fold = UpdatesToFold.of(adopted, "adopt")
+        model = adopted[0].base
         if beside := state.store.bodies(model):
             raise WorkflowError(
                 f"run.adopt() was given an update of a model with the body {beside[0]!r} beside "
@@ -172,8 +172,8 @@ class ModelEffects:
         )
         if result.metrics and self._is_score(fold.model, to_fold):
             # Before the record that makes it final, so that it counts as soon as that does.
-            found = {answer.site: answer.metrics for answer in fold.answers}
-            columns = columns_of(context.job.clients.site_names, found)
+            metrics = {answer.site: answer.metrics for answer in fold.answers}
+            columns = columns_of(context.job.clients.site_names, metrics)
             context.emit(received_score(fold.model, result.metrics, columns))
         state.warn(self._unchanged.warnings(state.round, fold.unchanged))
         if not fold.is_link:
@@ -186,7 +186,7 @@ class ModelEffects:
         They are that of the model that they were trained from.
         """
         state = self._state
-        is_of_it = all(each.base.version == model.version for each in to_fold.trainings)
+        is_of_it = all(training.base.version == model.version for training in to_fold.trainings)
         return is_of_it and state.asked.is_received and state.scores.is_received(model, state.round)
 
     def _take(self, done: Effect[FoldResult], base: Model, to_fold: UpdatesToFold) -> Model:
@@ -210,7 +210,7 @@ class ModelEffects:
             state.totals.add_model(replace(result, metrics={}) if is_received else result)
         if training is not None:
             # What sites kept in this effect that were refused goes back to what it was before, too.
-            state.tasks.left({site: training.tasks[site].state for site in result.refused})
+            state.tasks.set_states({site: training.tasks[site].state for site in result.refused})
         state.note_failures(result.refused)
         state.settle_failures(result.weights)
         state.update_store.settle(to_fold, state.round, state.oldest_round)

@@ -87,7 +87,7 @@ class ModelStore:
         return self.handle(record.version)
 
     def handle(self, version: int) -> Model:
-        """What a workflow sees of a model: one object for as long as it refers to it."""
+        """Handle of a model for workflows: the same object as long as one refers to it."""
         handle = self._handles.get(version)
         if handle is None:
             record = self._models[version].record
@@ -161,7 +161,7 @@ class ModelStore:
     def encoder(
         self, digest: str, source: Source, lossy: LossyCodec | None = None
     ) -> EncoderFor | None:
-        """What makes frames of a model smaller for sites; None for nothing.
+        """Encoder that makes frames of a model smaller for sites; None for none.
 
         Args:
             digest: Digest of the model.
@@ -202,12 +202,12 @@ class ModelStore:
         return FileSource(self.path(record)).layout
 
     def path(self, record: ModelRecord) -> Path:
-        """Where the file of a model lies."""
+        """Path of a model's file."""
         return self._run.model_file(record)
 
     def next_record(self, round_number: int) -> tuple[int, int]:
         """The version and the step of the next model, if it is made in a round."""
-        step = sum(each.record.round == round_number for each in self._models)
+        step = sum(model.record.round == round_number for model in self._models)
         return len(self._models), step
 
     def writing(
@@ -282,8 +282,8 @@ class ModelStore:
         _, step = self.next_record(round_number)
         path = self._run.step_checkpoint(round_number, step)
         if (round_number, step) not in self._written:
-            for each in (path, *(body_file(path, body) for body in (OPTIMIZER, *bodies))):
-                self._set_aside(each)
+            for taken in (path, *(body_file(path, body) for body in (OPTIMIZER, *bodies))):
+                self._set_aside(taken)
         return path
 
     def finish(self, make_durable: Callable[[], dict[str, str]], round_number: int) -> ModelRecord:
@@ -329,13 +329,13 @@ class ModelStore:
             self._models[version].close()
             self._opened.discard(version)
 
-    def _remove_all_but(self, kept: Container[int]) -> None:
+    def _remove_all_but(self, staying: Container[int]) -> None:
         """Remove the models of versions that are not kept, but for the last rounds' last ones."""
         last, present, self._present = self.newest.record.round, self._present, []
         for stored in present:
             record, is_last = stored.record, self._is_last(stored.record)
             is_recent = is_last and record.round >= self.retention.oldest(last)
-            if is_recent or record.version in kept:
+            if is_recent or record.version in staying:
                 self._present.append(stored)
                 continue
             is_gone, warnings = self.retention.remove(self._files_of(record, is_last=is_last))
@@ -352,7 +352,7 @@ class ModelStore:
             SimulationError: The disk refused it, or a file of somebody else cannot be moved away.
         """
         stored = next(
-            (each for each in reversed(self._models) if each.record.round <= number), None
+            (model for model in reversed(self._models) if model.record.round <= number), None
         )
         if stored is None or stored.record.round != number:
             return
@@ -382,8 +382,8 @@ class ModelStore:
 
     def superseded_bytes(self, last: int) -> int:
         """Bytes of models up to a round that need not stay once the next one is begun, at most."""
-        records = [each.record for each in self._present]
-        going = [each for each in records if each.round < self.retention.oldest(last)]
+        records = [model.record for model in self._present]
+        going = [record for record in records if record.round < self.retention.oldest(last)]
         paths = [self.path(record) for record in going]
         beside = [
             body_file(path, body)
@@ -414,7 +414,7 @@ class ModelStore:
         return [*beside, *reversed(names)]
 
     def state_of(self, model: Model) -> Path | None:
-        """Where the server optimizer's state beside a model lies, verified once; None for none.
+        """Path of the optimizer's state beside a model, verified once; None for none.
 
         Raises:
             UnsoundModelError: It is damaged or gone.
@@ -428,13 +428,13 @@ class ModelStore:
         """Move a file that this run has not made out of the way: nothing of others is deleted."""
         if not os.path.lexists(path):
             return
-        found = unused_name(path)
+        aside = unused_name(path)
         try:
-            path.rename(found)
+            path.rename(aside)
         except OSError as error:
             raise SimulationError(
                 f"{path} was not made by this run, going by its journal, and cannot be renamed: "
                 f"{error.strerror}; move it out of the run directory, and go on with --resume"
             ) from error
-        warning = f"{path} was not made by this run, going by its journal; it is {found.name} now"
+        warning = f"{path} was not made by this run, going by its journal; it is {aside.name} now"
         self._context.emit(Warned(message=warning))

@@ -53,7 +53,7 @@ def fold_at(
                 for site, update in training.bodies.items()
                 if not isinstance(update, RemoteUpdate) or update.worker.lives
             }
-        updates = fold.left()
+        updates = fold.updates_left()
         # Before a worker is started for it, another site folds whose worker is there.
         site = min(sites, key=lambda name: pool.living(context.worker_of(name)) is None)
         sites.remove(site)

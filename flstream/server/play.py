@@ -99,7 +99,7 @@ def play(
         FlstreamError: The job failed; the message says why.
     """
     journal = EffectJournal(records, context.emit)
-    store = ModelStore(context, [each.model for each in records if each.model is not None])
+    store = ModelStore(context, [record.model for record in records if record.model is not None])
     effects = RunEffects(RunState(context, journal, store))
     if effects.state.private is not None:
         effects.state.private.check_first_round()
@@ -119,8 +119,8 @@ def play(
             )
         _finish(effects.state, version)
     except UnsoundModelError as error:
-        made = store.round_of(error.effect)
-        last = (effects.state.round if made is None else made) - 1
+        of_round = store.round_of(error.effect)
+        last = (effects.state.round if of_round is None else of_round) - 1
         whole = [number for number in context.run.stored_rounds if number <= last]
         before = f", or go back with --resume --from-round {max(whole)}" if whole else ""
         # Nothing was done since the run resumed: it is as it was.
@@ -206,8 +206,8 @@ def _check_disk(
 ) -> None:
     """Warn where the rounds to come will not all have the disk that they need."""
     job, keep = context.job, context.job.checkpoints.keep
-    kept = job.planned_rounds if keep == "all" else keep
-    newest = [each.model for each in records if each.model is not None]
+    staying = job.planned_rounds if keep == "all" else keep
+    newest = [record.model for record in records if record.model is not None]
     done = newest[-1].round if newest else 0
     layout = store.layout(newest[-1] if newest else initial)
     warning = check_run(
@@ -217,7 +217,7 @@ def _check_disk(
         stored=len(context.run.stored_rounds),
         present=store.present_bytes(done + 1) + store.superseded_bytes(done),
         # One for each model that stays, the one before them, and one that is being made.
-        states=state_bytes(context.run, job.clients.site_names, kept + 2),
+        states=state_bytes(context.run, job.clients.site_names, staying + 2),
     )
     if warning is not None:
         context.emit(Warned(message=warning))

@@ -136,7 +136,7 @@ class PooledWorker:
                     return
 
     def do(self, queue: SiteQueue, batch: SiteBatch, task: PoolTask, put: Put) -> None:
-        """Do a task; if the process is lost, its sites fail, or go back into the queue."""
+        """Do a task; if the process is lost, fail its sites or queue them again."""
         settled: set[str] = set()
 
         def report(event: Event, *sites: str) -> None:
@@ -153,19 +153,19 @@ class PooledWorker:
             raise  # not the worker's failure
         except FlstreamError as failure:
             error = self.lose(failure)
-            left = [site for site in batch if site not in settled]
+            unsettled = [site for site in batch if site not in settled]
             if not is_ready and not self.own:
                 # The sites have not failed: another worker takes them.
-                queue.give_back(left)
+                queue.give_back(unsettled)
                 if not self._is_ending:
                     self._count_failed_start(error)
             elif self._is_repeatable(error):
                 self._note_loss(error)
-                queue.give_back(left)
+                queue.give_back(unsettled)
             else:
                 if is_ready:
                     self._lost_in_a_row = 0
-                for site in _culprits(queue, batch, left, error):
+                for site in _culprits(queue, batch, unsettled, error):
                     put(partial(task.lose, SiteLost.by(site, error)))
 
     def ready_handle(self) -> WorkerHandle:
@@ -277,15 +277,15 @@ class PooledWorker:
 
 
 def _culprits(
-    queue: SiteQueue, batch: SiteBatch, left: Sequence[str], error: FlstreamError
+    queue: SiteQueue, batch: SiteBatch, unsettled: Sequence[str], error: FlstreamError
 ) -> Sequence[str]:
     """The sites that ended their worker; if they are unknown, all are put back one by one."""
     culprit = error.site if isinstance(error, WorkerLostError) else None
     if len(batch) == 1:
-        return left
-    if culprit is not None and culprit in left and isinstance(error.__cause__, DeadlineError):
-        queue.give_back([site for site in left if site != culprit])
+        return unsettled
+    if culprit is not None and culprit in unsettled and isinstance(error.__cause__, DeadlineError):
+        queue.give_back([site for site in unsettled if site != culprit])
         return [culprit]
-    for site in reversed(left):
+    for site in reversed(unsettled):
         queue.give_back([site])
     return []

@@ -1,4 +1,4 @@
-"""The privacy of a run: the mechanism of each fold, and what all of them have spent."""
+"""The privacy of a run: the mechanism of each fold, and the epsilon spent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class FoldPrivacy(msgspec.Struct, frozen=True):
-    """What a fold has spent, and what the next one begins with, as the journal keeps it.
+    """Privacy of a fold in the journal: epsilon spent, and the next clipping norm.
 
     Attributes:
         clip_norm: Clipping norm of the fold.
@@ -51,7 +51,7 @@ class FoldPrivacy(msgspec.Struct, frozen=True):
 
     @property
     def spent(self) -> PrivacySpent:
-        """What is reported of a round that ends with it."""
+        """Epsilon, clipping norm and clipped fraction for the event of its round."""
         return PrivacySpent(self.epsilon, self.clip_norm, self.clipped)
 
 
@@ -102,11 +102,11 @@ class PrivateFolds:
         if self._has_warned:
             return []
         self._has_warned = True
-        kept = _kept_tensors(rule, layout)
-        if not kept:
+        unchanged = _kept_tensors(rule, layout)
+        if not unchanged:
             return []
         return [
-            f"{brief_names(kept)} keep the values of the initial model, since privacy.type is "
+            f"{brief_names(unchanged)} keep the values of the initial model, since privacy.type is "
             "central, and only floats get noise; aggregation.exclude says so of them without this "
             "warning"
         ]

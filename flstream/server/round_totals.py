@@ -1,4 +1,4 @@
-"""What the current round has cost and brought so far, for the event that ends it."""
+"""Costs and results of the current round, for the event that ends it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flstream.telemetry.events import ModelRecord, PrivacySpent, RoundFinished, 
 
 
 class FoldResult(msgspec.Struct, frozen=True):
-    """What came of a fold or an adoption beside its model, as the journal keeps it.
+    """Result of a fold or an adoption in the journal, beside its model.
 
     Attributes:
         weights: By site, the weight of its update.
@@ -96,7 +96,9 @@ class RoundTotals:
             return dict(self._metrics[0][1])
         means = {}
         for name in sorted({name for _, metrics in self._metrics for name in metrics}):
-            having = [(weight, each[name]) for weight, each in self._metrics if name in each]
+            having = [
+                (weight, metrics[name]) for weight, metrics in self._metrics if name in metrics
+            ]
             total = sum(weight for weight, _ in having)
             means[name] = sum(weight * value for weight, value in having) / total
         return means

@@ -92,7 +92,7 @@ class Run:
 
     @property
     def idle(self) -> list[str]:
-        """Those of :attr:`sites` without a training in flight, in their fixed order."""
+        """Sites of :attr:`sites` without a training in flight, in their fixed order."""
         return [site for site in self.sites if site not in self._state.in_flight]
 
     @property
@@ -103,8 +103,8 @@ class Run:
     @property
     def best(self) -> BestModel | None:
         """The best evaluation so far by the key metric; None before there is one."""
-        found = self._state.scores.best
-        return None if found is None else BestModel(found.round, found.value)
+        best = self._state.scores.best
+        return None if best is None else BestModel(best.round, best.value)
 
     @property
     def best_model(self) -> Model | None:
@@ -190,21 +190,21 @@ class Run:
         sites = self.sites
         if not isinstance(order, str):
             self._state.check_sites("order", order)
-            found = [site for site in order if site in set(sites)]
+            names = [site for site in order if site in set(sites)]
         elif order == "fixed":
-            found = sites
+            names = sites
         elif order in _ORDERS:
             generator = random.Random(f"flstream/order/{self._state.context.job.seed}/{number}")
-            found = generator.sample(sites, len(sites))
-            repeats = found[:1] == [self._last_ordered] and len(found) > 1
+            names = generator.sample(sites, len(sites))
+            repeats = names[:1] == [self._last_ordered] and len(names) > 1
             if order == "random_without_same_in_a_row" and repeats:
-                found.insert(generator.randrange(1, len(found)), found.pop(0))
+                names.insert(generator.randrange(1, len(names)), names.pop(0))
         else:
             raise WorkflowError(
                 f"run.order() knows {', '.join(_ORDERS)} and lists of sites, and not {order!r}"
             )
-        self._last_ordered = found[-1] if found else None
-        return found
+        self._last_ordered = names[-1] if names else None
+        return names
 
     @uncatchable
     def random(self, name: str) -> random.Random:
@@ -232,7 +232,7 @@ class Run:
         meta: Mapping[str, Any] | None = None,
         optimizer_params: Mapping[str, Any] | None = None,
     ) -> Updates:
-        """Have sites train a model; they begin once the updates are read or folded.
+        """Train a model at sites, which begin once the updates are read or folded.
 
         Args:
             model: What they start from.
@@ -421,7 +421,7 @@ class Run:
         owner: str = "",
         counts: bool = False,
     ) -> SiteScores:
-        """Have sites score a model, each for itself.
+        """Score a model at sites, each by itself.
 
         Args:
             model: A model of the run, or one of :meth:`collect`.

@@ -159,8 +159,8 @@ class RunState:
         """The sites of an effect that are still asked, and the seconds that each may take."""
         check_sites_and_timeout(method, sites, timeout)
         self.check_sites(method, sites)
-        asked, default = set(self.sites), self.context.job.clients.round_timeout
-        names = [site for site in sites if site in asked]
+        still_asked, default = set(self.sites), self.context.job.clients.round_timeout
+        names = [site for site in sites if site in still_asked]
         return names, default if timeout is None else float(timeout)
 
     @property

@@ -1,4 +1,4 @@
-"""Which sites take part in a round, and how they are seeded and named."""
+"""Sampling of a round's sites, and seeds of their tasks."""
 
 from __future__ import annotations
 

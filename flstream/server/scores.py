@@ -1,4 +1,4 @@
-"""What sites found in a round and what it weighs, and which of a run's models is the best by it."""
+"""Scores of a run's models, and the best of them."""
 
 from __future__ import annotations
 
@@ -59,8 +59,10 @@ class Scores:
 
     @property
     def best_versions(self) -> set[int]:
-        """Versions of the best model, and of that which is the best if the run has more rounds."""
-        return {each for each in (self.best_version, self._earlier_best) if each is not None}
+        """Versions of the best model, now and if the run is given more rounds."""
+        return {
+            version for version in (self.best_version, self._earlier_best) if version is not None
+        }
 
     def is_received(self, model: Model, number: int) -> bool:
         """Whether metrics that come with updates may be the score of the model.

@@ -33,7 +33,7 @@ _TRAINS_TO_EVALUATE = (
 
 
 class ScoreResult(msgspec.Struct, frozen=True):
-    """What sites have found of a model, as the journal keeps it.
+    """Scores of a model in the journal.
 
     Attributes:
         metrics: The mean of each metric, weighted by the sites' own weights.
@@ -59,7 +59,7 @@ class ScoringEffects:
     def evaluate(
         self, model: Model, meta: Mapping[str, Any] | None, *, is_provisional: bool
     ) -> dict[str, float]:
-        """Have all sites score a model; see :meth:`flstream.server.run.Run.evaluate`."""
+        """Score a model at all sites; see :meth:`flstream.server.run.Run.evaluate`."""
         check_values("evaluate", "meta", meta)
         state, message = self._state, pack_values(meta, None) if meta else b""
         sites, clients = state.evaluators, state.context.job.clients
@@ -102,7 +102,7 @@ class ScoringEffects:
         *,
         counts: bool,
     ) -> SiteScores:
-        """Have sites score a model; see :meth:`flstream.server.run.Run.score`."""
+        """Score a model at sites; see :meth:`flstream.server.run.Run.score`."""
         check_scored(model, counts=counts)
         check_name("score", owner)
         state = self._state
@@ -199,18 +199,18 @@ class ScoringEffects:
     ) -> TaskRun:
         """Ask sites to score a model."""
         state = self._state
-        context, asked = state.context, state.asked
+        context, kinds_asked = state.context, state.asked
         plan = plan_task(context.job, spec.model.layout, len(spec.sites))
         run = TaskRun(context, spec, plan, collector)
         run.run()
         state.update_store.check_states(spec.sites, collector.failures)
-        is_expected = is_due and asked.source == "auto"
+        is_expected = is_due and kinds_asked.source == "auto"
         unaware = [
             site
-            for site, kinds in asked.first_kinds(run.answers.values()).items()
+            for site, kinds in kinds_asked.first_kinds(run.answers.values()).items()
             if is_expected and EVALUATE not in kinds
         ]
-        trained = [site for site, each in run.answers.items() if each.has_params]
+        trained = [site for site, answer in run.answers.items() if answer.has_params]
         if not self._has_warned and set(trained) - set(unaware):
             self._has_warned = True
             context.emit(Warned(message=_TRAINS_TO_EVALUATE))
@@ -251,7 +251,7 @@ class ScoringEffects:
 
 
 def _meta_of(owner: str) -> dict[str, str]:
-    """What sites find in the received model's ``meta``, by NVFlare's names."""
+    """Values in the ``meta`` of a model to score, by NVFlare's names."""
     return {"model_owner": owner, "validate_type": "model_validate"}
 
 
@@ -262,13 +262,16 @@ def weighted_metrics(answers: Sequence[SiteAnswer]) -> dict[str, float]:
         Means by name of the metric.
     """
     names = sorted({name for answer in answers for name in answer.metrics})
-    return {name: _mean([each for each in answers if name in each.metrics], name) for name in names}
+    return {
+        name: _mean([answer for answer in answers if name in answer.metrics], name)
+        for name in names
+    }
 
 
 def _mean(answers: Sequence[SiteAnswer], name: str) -> float:
-    total = sum(each.weight for each in answers)
-    mean = sum(each.weight * each.metrics[name] for each in answers) / total
+    total = sum(answer.weight for answer in answers)
+    mean = sum(answer.weight * answer.metrics[name] for answer in answers) / total
     if math.isfinite(mean):
         return mean
     # Where a product alone is too large for a float, shares of the whole are not.
-    return sum(each.weight / total * each.metrics[name] for each in answers)
+    return sum(answer.weight / total * answer.metrics[name] for answer in answers)

@@ -1,4 +1,4 @@
-"""What sites' code has asked and read, which decides who scores models and what to warn of."""
+"""Questions and reads of sites' code, by which models are scored and warnings given."""
 
 from __future__ import annotations
 

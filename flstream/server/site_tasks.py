@@ -42,7 +42,7 @@ class SiteTasks:
         """The parts of a task that is begun now, after others may have changed sites' states."""
         return with_states(tasks, self._states)
 
-    def left(self, states: Mapping[str, StateVersion | None]) -> None:
+    def set_states(self, states: Mapping[str, StateVersion | None]) -> None:
         """Take the versions of their states that sites have left.
 
         Args:

@@ -57,7 +57,7 @@ class StoredModel:
     host: str = ""
 
     def close(self) -> None:
-        """Let go of its files; they are opened again when they are needed."""
+        """Close the model's files; they are opened again when they are needed."""
         self.source = self.beside = self.joined = None
 
 

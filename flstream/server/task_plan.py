@@ -112,7 +112,7 @@ def plan_disk(
     """
     rule = rule_for(job.aggregation)
     optimizer = optimizer_for(job.server_optimizer)
-    moments = [each.moments for each in (optimizer, *programs) if each is not None]
+    moments = [step.moments for step in (optimizer, *programs) if step is not None]
     if plan is None:
         plan = plan_task(job, layout, cohort, is_ranked=rule.is_ranked)
     waiting = cohort if plan.in_files else 0
@@ -120,9 +120,9 @@ def plan_disk(
     if plan.group:
         waiting = 2 * plan.group
         sums = 8 * sum(spec.elements for spec in layout.tensors)
-    states = [state_layout(each, layout, rule).nbytes for each in moments]
+    states = [state_layout(step, layout, rule).nbytes for step in moments]
     # Each site's, and the one that takes the place of an earlier one.
-    of_sites = job.clients.count + 1 if any(each.collected for each in programs) else 0
+    of_sites = job.clients.count + 1 if any(program.collected for program in programs) else 0
     return DiskPlan(
         job.planned_rounds,
         job.checkpoints.keep,

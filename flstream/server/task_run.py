@@ -164,7 +164,7 @@ class TaskRun:
             pass
 
     def progress(self) -> Iterator[None]:
-        """Do what :meth:`run` does, and yield whenever something has happened."""
+        """Run the task as :meth:`run` does, and yield after each event."""
         spec, began = self._spec, time.monotonic()
         self._picture.begin(_AT_WORK[spec.kind], spec.task.round, len(spec.cohort), self.activities)
         workers = self._workers()
@@ -232,24 +232,28 @@ class TaskRun:
         if self._spec.kind == "train":
             self._copied[answer.sites[0].site] = answer.copied
         sent, others = list[SiteAnswer](), list[SiteAnswer]()
-        for each in answer.sites:
-            (sent if each.has_params and self._spec.has_updates else others).append(each)
+        for site_answer in answer.sites:
+            (sent if site_answer.has_params and self._spec.has_updates else others).append(
+                site_answer
+            )
         if others:
-            plain: list[_Result] = [(each, None) for each in others]
-            report(partial(self._deliver, plain, 0.0), *(each.site for each in others))
+            plain: list[_Result] = [(site_answer, None) for site_answer in others]
+            report(
+                partial(self._deliver, plain, 0.0), *(site_answer.site for site_answer in others)
+            )
         if not sent:
             return
         began, results = time.monotonic(), list[_Result]()
-        for each in sent:
+        for site_answer in sent:
             try:
-                update = self._collect(worker, each)
+                update = self._collect(worker, site_answer)
                 self._expect_sound(update)
             except UpdateRefusedError as error:
-                report(partial(self.lose, SiteLost(each.site, str(error))), each.site)
+                report(partial(self.lose, SiteLost(site_answer.site, str(error))), site_answer.site)
             else:
                 results.append((update.answer, update))
         deliver = partial(self._deliver, results, time.monotonic() - began)
-        report(deliver, *(each.site for each, _ in results))
+        report(deliver, *(site_answer.site for site_answer, _ in results))
 
     def _ask(self, worker: WorkerHandle, sites: SiteBatch, report: Report) -> Answered:
         """Give a worker the task for some sites, and wait for the answer."""
@@ -376,10 +380,13 @@ class TaskRun:
             self._context.emit(
                 *(
                     SiteUpdate(
-                        round=number, site=each.site, weight=each.weight, metrics=each.metrics
+                        round=number,
+                        site=site_answer.site,
+                        weight=site_answer.weight,
+                        metrics=site_answer.metrics,
                     )
-                    for each in taken
-                    if each.has_params
+                    for site_answer in taken
+                    if site_answer.has_params
                 )
             )
 
@@ -396,12 +403,12 @@ class TaskRun:
         if not late:
             return
         self.collector.spare(self._queue.close())
-        asked = [site for site in late if not self.collector.is_settled(site)]
+        waited_for = [site for site in late if not self.collector.is_settled(site)]
         for name, sites in self._queue.taken.items():
-            if set(sites) & set(asked):
+            if set(sites) & set(waited_for):
                 self._context.pool.end(name)
         waited = f"{self.collector.patience:g} s"
-        for site in asked:
+        for site in waited_for:
             reason = f"it was not ready {waited} after enough others (clients.wait_after_min)"
             self.fail(site, reason, late=True)
 
@@ -425,11 +432,15 @@ def _next_offer(offers: Generator[ModelOffer]) -> ModelOffer:
 def _check(spec: TaskSpec, answer: Answered, sites: set[str]) -> None:
     if answer.effect != spec.task.effect:
         raise WorkerLostError(f"it answered task {answer.effect}, which it was not given")
-    if {each.site for each in answer.sites} != sites or len(answer.sites) != len(sites):
+    if {site_answer.site for site_answer in answer.sites} != sites or len(answer.sites) != len(
+        sites
+    ):
         raise WorkerLostError("it answered for sites that it was not asked for")
-    for each in answer.sites:  # what it runs may have had a hand in that
-        if not is_weight(each.weight):
-            raise WorkerLostError(f"it gave the update of {each.site} the weight {each.weight:g}")
-    for each in answer.sites if spec.has_updates else ():
-        if each.update is None and (each.has_params or spec.kind == "train"):
+    for site_answer in answer.sites:  # what it runs may have had a hand in that
+        if not is_weight(site_answer.weight):
+            raise WorkerLostError(
+                f"it gave the update of {site_answer.site} the weight {site_answer.weight:g}"
+            )
+    for site_answer in answer.sites if spec.has_updates else ():
+        if site_answer.update is None and (site_answer.has_params or spec.kind == "train"):
             raise WorkerLostError(f"it answered a {spec.kind} task without a model")

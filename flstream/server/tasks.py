@@ -108,8 +108,8 @@ def offers_by_server(
         delivery = ref.deliveries[worker.receiver]
         yield ModelOffer(ref.token, None, delivery, is_mapped(context, sent), layout)
     finally:
-        for each in refs:
-            each.abort("the task is over")
+        for ref in refs:
+            ref.abort("the task is over")
 
 
 def offers_by_peers(
@@ -164,7 +164,7 @@ class TaskSpec:
 
     @property
     def kind(self) -> TaskKind:
-        """What the sites do."""
+        """Kind of the task."""
         return self.task.kind
 
     @property

@@ -1,4 +1,4 @@
-"""Trainings that a workflow has asked for: their tasks, what came of them, and their updates."""
+"""Trainings of a workflow: their tasks, results and updates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TaskCost(NamedTuple):
-    """What a task cost.
+    """Cost of a task.
 
     Where workers do several sites, seconds are what a worker has spent on average.
 
@@ -39,7 +39,7 @@ class TaskCost(NamedTuple):
 
 
 class UpdateRecord(NamedTuple):
-    """What the journal says of the file of an update that waits to be folded.
+    """Record in the journal of the file of an update that waits to be folded.
 
     Attributes:
         digest: Digest of its body, as it was sent.
@@ -55,7 +55,7 @@ class UpdateRecord(NamedTuple):
 
 
 class TrainResult(msgspec.Struct, frozen=True, dict=True):
-    """What came of a training, as the journal keeps it.
+    """Result of a training in the journal.
 
     Attributes:
         sites: The sites with an update, in the cohort's order.
@@ -103,15 +103,17 @@ class TrainResult(msgspec.Struct, frozen=True, dict=True):
         """The result of a task that is over."""
         messages = {
             meta: place
-            for place, meta in enumerate(dict.fromkeys(each.meta for each in answers.values()))
+            for place, meta in enumerate(dict.fromkeys(answer.meta for answer in answers.values()))
         }
         return cls(
             sites=list(answers),
-            weights=[each.weight for each in answers.values()],
-            metrics=[each.metrics for each in answers.values()],
+            weights=[answer.weight for answer in answers.values()],
+            metrics=[answer.metrics for answer in answers.values()],
             messages=list(messages),
-            meta=[messages[each.meta] for each in answers.values()],
-            states={each.site: each.state for each in answers.values() if each.state is not None},
+            meta=[messages[answer.meta] for answer in answers.values()],
+            states={
+                answer.site: answer.state for answer in answers.values() if answer.state is not None
+            },
             failures=dict(failures),
             late=list(late),
             cost=cost,
@@ -131,7 +133,7 @@ class TrainResult(msgspec.Struct, frozen=True, dict=True):
 
 
 class NextResult(msgspec.Struct, frozen=True):
-    """What came of one of the trainings in flight, as the journal keeps it.
+    """Result of a training in flight in the journal.
 
     Attributes:
         start: Number of the effect that started it.
@@ -225,5 +227,5 @@ class SiteTraining:
         ]
 
     def failures(self) -> Mapping[str, str]:
-        """Why each site that has no update has none; the sites train now if they have not."""
+        """Reason of each site without an update; the sites train now if they have not."""
         return self.settled().failures

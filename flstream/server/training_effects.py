@@ -282,7 +282,7 @@ class TrainingEffects:
         if result.answers:
             state.sent.note(training.meta, state.store.bodies(training.base))
         training.tasks = with_states(training.tasks, result.bases)
-        state.tasks.left(result.states)
+        state.tasks.set_states(result.states)
         if result.files:
             state.update_store.keep_files(training, state.round)
         state.asked.record(result.asks)

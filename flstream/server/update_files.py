@@ -44,7 +44,7 @@ class UpdateFile(CollectedUpdate):
 
     @property
     def record(self) -> UpdateRecord:
-        """What the journal says of a file that stays."""
+        """Record in the journal of a file that stays."""
         answer = self.answer
         return UpdateRecord(self.digest, answer.params_type, answer.partial, self._cost)
 
@@ -109,7 +109,7 @@ class UpdateFiles:
         return UpdateFile(update.answer, path, digest.hexdigest(), update.cost, self._form)
 
     def keep(self, updates: Mapping[str, CollectedUpdate]) -> dict[str, UpdateRecord]:
-        """Have the files of updates stay; where these are durable, so are their names on return.
+        """Keep the files of updates; where they are durable, so are their names on return.
 
         Returns:
             What the journal is to say of each, by site.

@@ -110,7 +110,11 @@ class UpdateStore:
 
     def waiting_bases(self) -> set[int]:
         """Versions of the models that updates start from of which none was folded yet."""
-        waits = [each for each in self._waiting if each.wait is not None and not each.wait.until]
+        waits = [
+            training
+            for training in self._waiting
+            if training.wait is not None and not training.wait.until
+        ]
         return {training.base.version for training in waits}
 
     def updates(self, training: SiteTraining, sites: Sequence[str]) -> Sequence[CollectedUpdate]:
@@ -212,7 +216,7 @@ class UpdateStore:
         """
         self.sync_updates()
         waits = [*self._kept, *self._dropped]
-        waiting = [each.training for each in waits if each.until > each.since or not each.until]
+        waiting = [wait.training for wait in waits if wait.until > wait.since or not wait.until]
         self._context.run.discard_updates(but=waiting)
 
     def _kept_bytes(self) -> int:

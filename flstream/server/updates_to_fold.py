@@ -1,4 +1,4 @@
-"""The updates that a fold was given: of which trainings, and of which of their sites."""
+"""The updates of one fold, by training and site."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class UpdatesToFold:
 
     @classmethod
     def of(cls, updates: Sequence[Update], method: str = "fold") -> UpdatesToFold:
-        """What a workflow passes to ``run.fold``."""
+        """Check the updates that a workflow passes to ``run.fold``, and return them."""
         # Whether it was read follows from the program, so it is the same on replay.
         if isinstance(updates, Updates) and not updates.is_read:
             _check_is_there(updates.training, method)
@@ -93,7 +93,7 @@ class UpdatesToFold:
 
     @property
     def arguments(self) -> list[object]:
-        """What identifies the updates in the arguments of an effect."""
+        """Identity of the updates in the arguments of an effect."""
         if self.chosen is None:
             return [training.arguments for training in self.trainings]
         return [[training.number, site] for training, site in self.chosen]
@@ -137,7 +137,7 @@ class UpdatesToFold:
         """The trainings that a site's updates came of."""
         if self.chosen is None:
             return self.trainings
-        return [training for training, each in self.chosen if each == site]
+        return [training for training, owner in self.chosen if owner == site]
 
 
 def _check_is_there(training: SiteTraining, method: str) -> None:

@@ -71,7 +71,7 @@ class WorkerPool:
 
     def free_first(self, count: int) -> Sequence[str]:
         """Names of so many workers, those without a task first."""
-        busy = {name: each.turn.locked() for name, each in self._workers.items()}
+        busy = {name: worker.turn.locked() for name, worker in self._workers.items()}
         return sorted(self.names, key=busy.__getitem__)[:count]
 
     def living(self, name: str) -> WorkerHandle | None:
@@ -132,7 +132,7 @@ class WorkerPool:
             worker.prepare(put, lose)
             self._expect_others(worker)
 
-        for _ in self._together([partial(prepare, each) for each in self._workers.values()]):
+        for _ in self._together([partial(prepare, worker) for worker in self._workers.values()]):
             pass
 
     def perform(self, queue: SiteQueue, task: PoolTask, workers: Sequence[str]) -> Iterator[bool]:
@@ -192,7 +192,7 @@ class WorkerPool:
         def stop(worker: PooledWorker, _: Put) -> None:
             worker.stop(seconds)
 
-        for _ in self._together([partial(stop, each) for each in self._workers.values()]):
+        for _ in self._together([partial(stop, worker) for worker in self._workers.values()]):
             pass
 
     def close(self) -> None:

@@ -41,7 +41,7 @@ def ignore_interrupts() -> None:
 
 
 def refuse_breakpoints(site: str) -> None:
-    """Have ``breakpoint()`` say how it works, as this process has no terminal."""
+    """Replace ``breakpoint()``, which needs a terminal, by an error that says how to debug."""
 
     def refuse(*_: object, **__: object) -> None:
         raise ClientError(

@@ -96,7 +96,7 @@ class SweepRecord(msgspec.Struct):
             raise UsageError(
                 f"{path} cannot be read: {error}; name another folder with --run-dir"
             ) from error
-        known, names = {each.name: each for each in before.points}, {p.name for p in self.points}
+        known, names = {point.name: point for point in before.points}, {p.name for p in self.points}
         gone = [name for name in known if name not in names]
         for is_other, what in (
             (before.job != self.job, f"of the job {before.job}"),

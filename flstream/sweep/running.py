@@ -142,7 +142,7 @@ class Sweep:
         halvings = min((len(settings) - 1).bit_length(), total.bit_length() - 1)
         for rung in range(halvings, -1, -1):
             rounds = -(-total // (1 << rung))
-            yield rounds if rung else None, [each for members in settings for each in members]
+            yield rounds if rung else None, [point for members in settings for point in members]
             if rung:
                 settings = self._better_half(settings, rounds)
 
@@ -155,14 +155,14 @@ class Sweep:
         sign = -1 if self.record.mode == "max" else 1
 
         def place(members: Sequence[PointRecord]) -> float:
-            scores = [each.score for each in members if each.score is not None]
+            scores = [point.score for point in members if point.score is not None]
             return sign * mean(scores) if scores else float("inf")
 
         ranked = sorted(settings, key=place)
         count = -(-len(ranked) // 2)
         for members in ranked[count:]:
-            for each in members:
-                each.status, each.pruned_at = "pruned", rounds
+            for point in members:
+                point.status, point.pruned_at = "pruned", rounds
         self.record.write(self._file)
         return ranked[:count]
 
@@ -176,7 +176,7 @@ class Sweep:
         on_point: OnPoint,
     ) -> None:
         """Run points, some at a time, until all have ended or the sweep is to stop."""
-        waiting = [each for each in records if not self._is_done(each, rounds)][::-1]
+        waiting = [record for record in records if not self._is_done(record, rounds)][::-1]
         running: list[_Running] = []
         while waiting or running:
             while waiting and len(running) < parallel and not stop.is_set():
@@ -187,12 +187,12 @@ class Sweep:
                 running.append(self._start(record, job, hosts))
             if stop.is_set():
                 waiting.clear()
-                for each in running:
-                    each.process.send(signal.SIGTERM)
-            for each in _ended(running, stop, _STOP_SECONDS if stop.is_set() else None):
-                running.remove(each)
-                self._take(each)
-                on_point(self.record, each.record)
+                for run in running:
+                    run.process.send(signal.SIGTERM)
+            for run in _ended(running, stop, _STOP_SECONDS if stop.is_set() else None):
+                running.remove(run)
+                self._take(run)
+                on_point(self.record, run.record)
 
     def _is_done(self, record: PointRecord, rounds: int | None) -> bool:
         if record.status != "finished":
@@ -243,7 +243,7 @@ class _Hosts:
         return self._hosts[key]
 
     def close(self) -> None:
-        """End all of them."""
+        """End all fork servers."""
         for host in self._hosts.values():
             host.close()
 
@@ -254,26 +254,26 @@ def _ended(running: Sequence[_Running], stop: Signal, seconds: float | None) -> 
     Where seconds are given, the sweep is stopping: all that have not ended by then count as ended.
     """
     poll, deadline = select.poll(), None if seconds is None else time.monotonic() + seconds
-    left = list(running)
-    for each in left:
-        poll.register(each.process.fileno(), select.POLLIN)
+    going_on = list(running)
+    for run in going_on:
+        poll.register(run.process.fileno(), select.POLLIN)
     if deadline is None:
         poll.register(stop.fileno(), select.POLLIN)
         ready = {fd for fd, _ in poll.poll()}
-        return [each for each in left if each.process.fileno() in ready]
-    while left and (rest := deadline - time.monotonic()) > 0:
+        return [run for run in going_on if run.process.fileno() in ready]
+    while going_on and (rest := deadline - time.monotonic()) > 0:
         ready = {fd for fd, _ in poll.poll(rest * 1e3)}
-        for each in [each for each in left if each.process.fileno() in ready]:
-            poll.unregister(each.process.fileno())
-            left.remove(each)
+        for run in [run for run in going_on if run.process.fileno() in ready]:
+            poll.unregister(run.process.fileno())
+            going_on.remove(run)
     return list(running)
 
 
 def _settings(records: Sequence[PointRecord]) -> list[list[PointRecord]]:
     """Return the points of each setting, which differ in their seed alone."""
     settings: dict[str, list[PointRecord]] = {}
-    for each in records:
-        settings.setdefault(repr(each.values), []).append(each)
+    for record in records:
+        settings.setdefault(repr(record.values), []).append(record)
     return list(settings.values())
 
 
